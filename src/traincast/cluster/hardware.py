@@ -1,0 +1,113 @@
+"""What training runs on: devices, the links between them, and clusters of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
+InterTopology: TypeAlias = Literal["fat-tree", "rail-optimized", "dragonfly", "torus", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One kind of accelerator, as its datasheet has it.
+
+    Rates are dense (no structured sparsity), in FLOP/s per dtype name; ``memory_bandwidth`` in
+    bytes/s. ``achievable`` holds fractions of those rates that were measured on this device, by the
+    name the analytical cost model gives them; what is absent follows the architecture.
+    """
+
+    name: str
+    vendor: str
+    architecture: str
+    peak_flops: Mapping[str, float] = field(hash=False)
+    memory_bytes: float
+    memory_bandwidth: float
+    l2_bytes: float
+    num_sms: int
+    clock_hz: float
+    tdp_w: float
+    price_per_hour: float
+    achievable: Mapping[str, float] = field(default=MappingProxyType({}), hash=False)
+
+    def peak(self, dtype: str) -> float:
+        """Peak FLOP/s in ``dtype``; a dtype the device lacks runs at the rate of the next wider one."""
+        for name in _WIDER[dtype]:
+            if name in self.peak_flops:
+                return self.peak_flops[name]
+        raise KeyError(f"{self.name} states no peak rate for {dtype} or any wider dtype")
+
+    def supports(self, dtype: str) -> bool:
+        """Whether the device states a rate for ``dtype`` itself."""
+        return dtype in self.peak_flops
+
+
+_WIDER: dict[str, tuple[str, ...]] = {
+    "nvfp4": ("nvfp4", "fp8", "bf16", "fp16", "tf32", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "tf32", "fp32"),
+    "bf16": ("bf16", "fp16", "tf32", "fp32"),
+    "fp16": ("fp16", "bf16", "tf32", "fp32"),
+    "tf32": ("tf32", "fp32"),
+    "fp32": ("fp32",),
+    "fp64": ("fp64", "fp32"),
+    "int64": ("fp32",),
+    "int32": ("fp32",),
+    "int16": ("fp32",),
+    "int8": ("fp32",),
+    "bool": ("fp32",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A way for bytes to leave a device: ``bandwidth`` in bytes/s per direction, ``latency_s`` per message.
+
+    Inside a node the bandwidth is one device's; between nodes it is one NIC's.
+    """
+
+    name: str
+    bandwidth: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Nodes of one kind, joined by a network.
+
+    ``launch_s`` is what the host pays to launch one kernel. ``oversubscription`` is how much less
+    bandwidth the network's upper tier has than its edge (1 = none). ``inter_node`` is one NIC of
+    ``nics_per_node``.
+    """
+
+    name: str
+    device: Device
+    num_nodes: int
+    devices_per_node: int
+    intra_node: Link
+    inter_node: Link
+    nics_per_node: int
+    intra_topology: IntraTopology
+    inter_topology: InterTopology
+    oversubscription: float = 1.0
+    launch_s: float = 5e-6
+    host_memory_bytes: float = 1e12
+    storage_bandwidth: float = 2e9
+    price_per_node_hour: float = 0.0
+    node_power_w: float = 0.0
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all nodes."""
+        return self.num_nodes * self.devices_per_node
+
+    def with_nodes(self, num_nodes: int) -> Cluster:
+        """The same cluster with another number of nodes."""
+        return replace(self, num_nodes=num_nodes)
+
+    @property
+    def nic_bandwidth_per_device(self) -> float:
+        """A device's fair share of its node's NICs, in bytes/s per direction."""
+        return self.inter_node.bandwidth * self.nics_per_node / self.devices_per_node

@@ -1,0 +1,158 @@
+"""One tensor operation of a model, and the graph they form."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+from traincast.graph import work_amount
+from traincast.graph.tensor import TensorSpec
+
+Scalar: TypeAlias = int | float | str | bool
+NO_ATTRIBUTES: Mapping[str, Scalar] = MappingProxyType({})
+
+
+class Phase(enum.Enum):
+    """When in a step an operator runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class OpKind(enum.Enum):
+    """What an operator does to the hardware: operators of a kind share one cost formula."""
+
+    GEMM = "gemm"  # out[m, n] = a[m, k] · b[k, n]
+    BATCHED_GEMM = "batched_gemm"  # the same, `b` times
+    GROUPED_GEMM = "grouped_gemm"  # one GEMM per expert, rows shared out among them
+    ATTENTION = "attention"  # fused softmax(q·kᵀ)·v
+    CONV = "conv"
+    DEPTHWISE_CONV = "depthwise_conv"
+    RNN = "rnn"  # a fused recurrent layer
+    BATCH_NORM = "batch_norm"
+    LAYER_NORM = "layer_norm"  # also RMS, group and instance norm
+    SOFTMAX = "softmax"
+    LOSS = "loss"  # softmax cross-entropy and other criteria
+    ACTIVATION = "activation"  # ReLU, GELU, SiLU …
+    ELEMENTWISE = "elementwise"
+    DROPOUT = "dropout"
+    POOL = "pool"
+    REDUCTION = "reduction"
+    EMBEDDING = "embedding"
+    GATHER = "gather"  # index, scatter, sort, top-k
+    COPY = "copy"  # concat, transpose, cast, pad, fill
+    RESIZE = "resize"  # up-sampling
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One tensor operation, with all that its cost depends on.
+
+    ``inputs`` are in canonical order for its kind (GEMM: a, b; convolution: input, weight;
+    attention: q, k, v; their backwards put the incoming gradient first). ``parameters`` are the
+    model's weights among the inputs, ``saved`` the tensors this operator first keeps for backward.
+    """
+
+    name: str
+    kind: OpKind
+    phase: Phase
+    scope: str = ""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    parameters: tuple[TensorSpec, ...] = ()
+    saved: tuple[TensorSpec, ...] = ()
+    attributes: Mapping[str, Scalar] = field(default=NO_ATTRIBUTES, hash=False)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations (a multiply-add counts two)."""
+        return work_amount.flops(self)
+
+    @property
+    def bytes_read(self) -> float:
+        """Bytes that must be read from device memory."""
+        return work_amount.bytes_read(self)
+
+    @property
+    def bytes_written(self) -> float:
+        """Bytes that must be written to device memory."""
+        return work_amount.bytes_written(self)
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes moved to and from device memory."""
+        return self.bytes_read + self.bytes_written
+
+    def with_batch(self, batch: int) -> Operator:
+        """The same operator on ``batch`` samples."""
+        if batch == 1:
+            return self
+        return replace(
+            self,
+            inputs=tuple(t.with_batch(batch) for t in self.inputs),
+            outputs=tuple(t.with_batch(batch) for t in self.outputs),
+            saved=tuple(t.with_batch(batch) for t in self.saved),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A run of operators that stands ``count`` times in a row in the model.
+
+    Indices point into :attr:`OperatorGraph.operators`; each phase in its own execution order.
+    ``boundary`` are the activations that cross to the next block.
+    """
+
+    scope: str
+    count: int
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    optimizer: tuple[int, ...]
+    boundary: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorGraph:
+    """The operators of one training step on one sample, repeated blocks stored once.
+
+    ``edges`` are (producer, consumer) pairs of operator indices; ``forward_of[i]`` is the forward
+    operator that backward operator ``i`` differentiates, or -1. ``tokens_per_sample`` is the
+    sequence length for language models and 0 otherwise.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    edges: tuple[tuple[int, int], ...]
+    forward_of: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    tokens_per_sample: int = 0
+    attributes: Mapping[str, Scalar] = field(default=NO_ATTRIBUTES, hash=False)
+
+    def __iter__(self) -> Iterator[tuple[Operator, int]]:
+        """Every distinct operator with the number of times the model runs it."""
+        for block in self.blocks:
+            for index in (*block.forward, *block.backward, *block.optimizer):
+                yield self.operators[index], block.count
+
+    @property
+    def num_operators(self) -> int:
+        """Operators of a step, repeats counted."""
+        return sum((len(b.forward) + len(b.backward) + len(b.optimizer)) * b.count for b in self.blocks)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable parameters: what the optimizer updates."""
+        return sum(
+            op.parameters[0].numel * count if op.parameters else 0
+            for op, count in self
+            if op.phase is Phase.OPTIMIZER
+        )
+
+    def flops(self, phase: Phase | None = None) -> float:
+        """FLOPs for one sample, of one phase or of all."""
+        return sum(op.flops * count for op, count in self if phase is None or op.phase is phase)

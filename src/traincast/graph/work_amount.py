@@ -1,0 +1,150 @@
+"""FLOPs and bytes of an operator, from its shapes alone: one place for each formula.
+
+A multiply-add counts two FLOPs. Bytes are the compulsory traffic of a kernel that reads every input
+once and writes every output once; what a real kernel moves beyond that is the cost model's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traincast.graph.operator import Operator
+
+
+def gemm_dims(op: Operator) -> tuple[int, int, int, int]:
+    """``(b, m, n, k)`` of a GEMM kind: ``b`` products of [m, k] by [k, n]."""
+    a, b = op.inputs[0].shape, op.inputs[1].shape
+    batch = math.prod(a[:-2]) if len(a) > 2 else 1
+    return batch, a[-2], b[-1], a[-1]
+
+
+def grouped_gemm_dims(op: Operator) -> tuple[int, int, int, int]:
+    """``(experts, rows, n, k)`` of a grouped GEMM: ``rows`` in all, shared out among the experts.
+
+    Forward has inputs [rows, k] and [experts, k, n]; the gradient of the weights has [rows, k] and
+    [rows, n] and writes [experts, k, n].
+    """
+    a, b = op.inputs[0].shape, op.inputs[1].shape
+    if len(b) == 3:
+        return b[0], a[-2], b[-1], a[-1]
+    experts = op.outputs[0].shape[0]
+    return experts, a[-2], b[-1], a[-1]
+
+
+def attention_dims(op: Operator) -> tuple[int, int, int, int, int, int]:
+    """``(batch, heads, queries, keys, head dim of q and k, head dim of v)`` of an attention."""
+    q, k, v = (t.shape for t in op.inputs[-3:])
+    return q[0], q[1], q[2], k[2], q[3], v[3]
+
+
+def attention_fraction(op: Operator) -> float:
+    """Share of the score matrix that is really computed: causal and sliding-window masks skip the rest."""
+    _, _, queries, keys, _, _ = attention_dims(op)
+    if not op.attributes.get("causal", False):
+        return 1.0
+    window = float(op.attributes.get("window", 0)) or float(keys)
+    if window >= keys:
+        return (keys - queries / 2 + 0.5) / keys if keys >= queries else 0.5
+    return (window * queries - window * (window - 1) / 2) / (queries * keys)
+
+
+def conv_macs(op: Operator) -> float:
+    """Multiply-adds of a convolution's forward, from the shapes of its input, weight and output."""
+    transposed = bool(op.attributes.get("transposed", False))
+    if op.name.endswith("backward"):
+        grad, data, weight = op.inputs[0].shape, op.inputs[1].shape, op.inputs[2].shape
+    else:
+        data, weight = op.inputs[0].shape, op.inputs[1].shape
+        grad = op.outputs[0].shape
+    spatial = math.prod((data if transposed else grad)[2:])
+    return float(grad[0]) * spatial * math.prod(weight)
+
+
+def _gemm(op: Operator) -> float:
+    b, m, n, k = gemm_dims(op)
+    return 2.0 * b * m * n * k
+
+
+def _grouped_gemm(op: Operator) -> float:
+    _, rows, n, k = grouped_gemm_dims(op)
+    return 2.0 * rows * n * k
+
+
+def _attention(op: Operator) -> float:
+    b, h, sq, sk, dq, dv = attention_dims(op)
+    forward = 2.0 * b * h * sq * sk * (dq + dv) * attention_fraction(op)
+    # Backward recomputes the scores and makes four more products: 2.5 times the forward.
+    return 2.5 * forward if op.name.endswith("backward") else forward
+
+
+def _conv(op: Operator) -> float:
+    per_product = 2.0 * conv_macs(op)
+    return per_product * float(op.attributes.get("products", 1))
+
+
+def _rnn(op: Operator) -> float:
+    return float(op.attributes["flops_per_sample"]) * op.inputs[0].shape[op.inputs[0].batch_dim or 0]
+
+
+def _per_element(factor: float) -> Callable[[Operator], float]:
+    def amount(op: Operator) -> float:
+        tensors = (*op.outputs, *op.inputs)
+        return factor * max((t.numel for t in tensors if t.dtype.is_floating), default=0)
+
+    return amount
+
+
+def _none(op: Operator) -> float:
+    return 0.0
+
+
+_FLOPS: dict[str, Callable[[Operator], float]] = {
+    "gemm": _gemm,
+    "batched_gemm": _gemm,
+    "grouped_gemm": _grouped_gemm,
+    "attention": _attention,
+    "conv": _conv,
+    "depthwise_conv": _conv,
+    "rnn": _rnn,
+    "batch_norm": _per_element(5.0),
+    "layer_norm": _per_element(5.0),
+    "softmax": _per_element(5.0),
+    "loss": _per_element(5.0),
+    "activation": _per_element(1.0),
+    "elementwise": _per_element(1.0),
+    "dropout": _per_element(2.0),
+    "pool": _per_element(1.0),
+    "reduction": _per_element(1.0),
+    "embedding": _none,
+    "gather": _none,
+    "copy": _none,
+    "resize": _per_element(4.0),
+    "optimizer": _per_element(12.0),
+}
+
+
+def flops(op: Operator) -> float:
+    """Floating-point operations of ``op``."""
+    return _FLOPS[op.kind.value](op)
+
+
+MATRIX_KINDS = frozenset(
+    {"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn"}
+)
+"""Kinds whose FLOPs count towards model FLOPs (MFU): the products, not the point-wise rest."""
+
+
+def bytes_read(op: Operator) -> float:
+    """Bytes ``op`` must read."""
+    if op.kind.value == "embedding" and op.phase.value == "forward":
+        # A look-up reads the rows it returns, not the whole table.
+        return op.inputs[-1].nbytes + op.outputs[0].nbytes
+    return sum(t.nbytes for t in op.inputs)
+
+
+def bytes_written(op: Operator) -> float:
+    """Bytes ``op`` must write."""
+    return sum(t.nbytes for t in op.outputs)

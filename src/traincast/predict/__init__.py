@@ -1,0 +1,5 @@
+"""How long one piece takes: cost models of operators, collectives and transfers."""
+
+from traincast.predict.estimate import SOURCES, CostModel, Estimates
+
+__all__ = ["SOURCES", "CostModel", "Estimates"]

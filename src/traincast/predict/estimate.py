@@ -1,0 +1,41 @@
+"""How long one piece takes: the protocol every cost model follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster
+from traincast.work import Work
+
+SOURCES: Final = ("measured", "learned", "analytical")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Seconds of works, in their order: the expected time, a 90 % interval, and where each comes from.
+
+    ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats.
+    """
+
+    seconds: npt.NDArray[np.float64]
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+    source: npt.NDArray[np.int8]
+    warnings: tuple[str, ...] = ()
+
+
+class CostModel(Protocol):
+    """Estimates the time of works on a cluster, all of a plan in one call.
+
+    Called by the simulation with the *distinct* works of a plan. A cost model has no state that a
+    call changes: the same works on the same cluster give the same estimates.
+    """
+
+    def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:
+        """Seconds, interval and source of every work, in order; never NaN, never negative."""
+        ...

@@ -1,0 +1,76 @@
+"""Units at the edge: SI inside (seconds, bytes, FLOP), people's units only when reading and showing."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from traincast.errors import RequestError
+
+KIB: Final = 1024
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+GB: Final = 1e9
+MICRO: Final = 1e-6
+HOUR: Final = 3600.0
+DAY: Final = 86400.0
+
+_SUFFIX: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_NUMBER: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([kKmMgGbBtT]?)\s*$")
+
+
+def parse_count(text: str, *, what: str) -> int:
+    """Read a positive whole number such as ``256``, ``1e12``, ``15T`` or ``4k``."""
+    match = _NUMBER.match(text)
+    if match is None:
+        raise RequestError(f"{what} is {text!r}: expected a positive number such as 256, 1e12 or 15T")
+    value = float(match.group(1)) * _SUFFIX[match.group(2).lower()]
+    if not math.isfinite(value) or value < 1 or value > 1e18:
+        raise RequestError(f"{what} is {text!r}: expected a whole number from 1 to 1e18")
+    if value != math.floor(value):
+        raise RequestError(f"{what} is {text!r}: expected a whole number")
+    return int(value)
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits with the unit a person would use: ``12.3 ms``, ``4.56 s``, ``3.2 d``."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    magnitude = abs(seconds)
+    for limit, scale, unit in (
+        (1e-3, 1e-6, "µs"),
+        (1.0, 1e-3, "ms"),
+        (180.0, 1.0, "s"),
+        (2 * HOUR, 60.0, "min"),
+        (2 * DAY, HOUR, "h"),
+    ):
+        if magnitude < limit:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / DAY:.4g} d"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Binary multiples, as memory is sold and reported: ``79.2 GiB``."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < KIB:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= KIB
+    return f"{value:.2f} TiB"
+
+
+def format_count(value: float) -> str:
+    """Decimal multiples: ``8.03 B`` parameters, ``1.25 M`` tokens/s."""
+    for limit, scale, unit in ((1e3, 1.0, ""), (1e6, 1e3, " k"), (1e9, 1e6, " M"), (1e12, 1e9, " B")):
+        if abs(value) < limit:
+            return f"{value / scale:.3g}{unit}"
+    return f"{value / 1e12:.4g} T"
+
+
+def format_flops(flops: float) -> str:
+    """Floating-point work: ``41.3 TFLOP``."""
+    for limit, scale, unit in ((1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T"), (1e18, 1e15, "P")):
+        if abs(flops) < limit:
+            return f"{flops / scale:.3g} {unit}FLOP"
+    return f"{flops / 1e18:.4g} EFLOP"

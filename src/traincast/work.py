@@ -1,0 +1,54 @@
+"""Works: the things that take time. A strategy makes them, a cost model estimates them.
+
+They stand below both, so that neither needs to know the other. Works are values: two tasks that do
+the same thing share one work, and it is estimated once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from traincast.graph import Operator
+
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective among ``num_ranks`` ranks that span ``num_nodes`` nodes evenly.
+
+    ``nbytes`` follows nccl-tests: all_reduce and broadcast the buffer, all_gather the whole output,
+    reduce_scatter the whole input, all_to_all the send buffer of a rank. ``sharing`` is how many such
+    groups use a node's NICs at the same time.
+    """
+
+    kind: CollectiveKind
+    nbytes: float
+    num_ranks: int
+    num_nodes: int = 1
+    sharing: int = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Members of the group on one node."""
+        return -(-self.num_ranks // self.num_nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A message from one rank to another; ``sharing`` counts the pairs that use a node's NICs at once."""
+
+    nbytes: float
+    crosses_nodes: bool = False
+    sharing: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the host does before a device can start: ``kernels`` kernel launches' worth of time."""
+
+    kernels: float
+
+
+Work: TypeAlias = Operator | Collective | Transfer | Launch
