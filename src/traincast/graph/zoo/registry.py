@@ -1,0 +1,141 @@
+"""The catalog of known models: one TOML file each, and a builder per family.
+
+A model file has ``family``, ``description``, ``[parameters]`` (keyword arguments of the family's
+builder), and ``[published]`` (``parameters``, ``flops`` where known, ``source``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from traincast.errors import RequestError, UnknownNameError
+from traincast.graph.operator import Scalar
+
+if TYPE_CHECKING:
+    from traincast.graph.zoo.traceable import Traceable
+
+FAMILIES: Final[dict[str, str]] = {
+    "gpt": "traincast.graph.zoo.transformer:gpt",
+    "llama": "traincast.graph.zoo.transformer:llama",
+    "mpt": "traincast.graph.zoo.transformer:mpt",
+    "bert": "traincast.graph.zoo.transformer:bert",
+    "moe": "traincast.graph.zoo.transformer:moe",
+    "deepseek": "traincast.graph.zoo.transformer:deepseek",
+    "gpt-oss": "traincast.graph.zoo.transformer:gpt_oss",
+    "vit": "traincast.graph.zoo.transformer:vit",
+    "t5": "traincast.graph.zoo.t5:t5",
+    "transformer-xl": "traincast.graph.zoo.transformer_xl:transformer_xl",
+    "nmt": "traincast.graph.zoo.nmt:nmt",
+    "alexnet": "traincast.graph.zoo.plain_cnn:alexnet",
+    "vgg": "traincast.graph.zoo.plain_cnn:vgg",
+    "squeezenet": "traincast.graph.zoo.plain_cnn:squeezenet",
+    "googlenet": "traincast.graph.zoo.inception:googlenet",
+    "inception-v3": "traincast.graph.zoo.inception:inception_v3",
+    "resnet": "traincast.graph.zoo.resnet:resnet",
+    "resnet-cifar": "traincast.graph.zoo.resnet:resnet_cifar",
+    "mobilenet-v1": "traincast.graph.zoo.mobile:mobilenet_v1",
+    "mobilenet-v2": "traincast.graph.zoo.mobile:mobilenet_v2",
+    "mobilenet-v3": "traincast.graph.zoo.mobile:mobilenet_v3",
+    "mnasnet": "traincast.graph.zoo.mobile:mnasnet",
+    "proxylessnas": "traincast.graph.zoo.mobile:proxylessnas",
+    "efficientnet": "traincast.graph.zoo.mobile:efficientnet",
+    "shufflenet-v2": "traincast.graph.zoo.shufflenet:shufflenet_v2",
+    "densenet": "traincast.graph.zoo.densenet:densenet",
+    "nasbench": "traincast.graph.zoo.nasbench:nasbench",
+    "ssd": "traincast.graph.zoo.ssd:ssd300",
+    "unet": "traincast.graph.zoo.unet:unet",
+}
+"""Family name to the function that builds it; imported only when asked for, because it needs PyTorch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What is known about a model before it is traced."""
+
+    name: str
+    family: str
+    description: str
+    parameters: Mapping[str, Any] = field(hash=False)
+    published: Mapping[str, Scalar] = field(hash=False)
+
+
+@cache
+def _cards() -> dict[str, ModelCard]:
+    cards = {}
+    for entry in resources.files("traincast.graph.zoo").joinpath("models").iterdir():
+        if entry.name.endswith(".toml"):
+            data = tomllib.loads(entry.read_text(encoding="utf-8"))
+            name = entry.name.removesuffix(".toml")
+            cards[name] = ModelCard(
+                name=name,
+                family=data["family"],
+                description=data["description"],
+                parameters=data.get("parameters", {}),
+                published=data.get("published", {}),
+            )
+    return dict(sorted(cards.items()))
+
+
+def names() -> list[str]:
+    """Names of all models of the zoo."""
+    return list(_cards())
+
+
+def card(spec: str) -> ModelCard:
+    """The card of a zoo name (``resnet50``) or of a family with dimensions (``gpt:layers=24,hidden=2048``)."""
+    if ":" not in spec:
+        cards = _cards()
+        if spec not in cards:
+            raise UnknownNameError("model", spec, cards, hint="`traincast models` lists all")
+        return cards[spec]
+    family, _, text = spec.partition(":")
+    if family not in FAMILIES:
+        raise UnknownNameError("model family", family, FAMILIES)
+    return ModelCard(
+        name=spec,
+        family=family,
+        description=f"{family} by its dimensions",
+        parameters=_dimensions(spec, text),
+        published={},
+    )
+
+
+def _dimensions(spec: str, text: str) -> dict[str, Scalar]:
+    parameters: dict[str, Scalar] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise RequestError(f"model {spec!r}: {item!r} is not of the form name=value")
+        parameters[key.strip()] = _scalar(value.strip())
+    return parameters
+
+
+def _scalar(text: str) -> Scalar:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def build(spec: str, *, seq: int | None = None) -> Traceable:
+    """Build a model of the zoo on the ``meta`` device, with ``seq`` tokens per sample where that applies."""
+    known = card(spec)
+    module_name, _, function_name = FAMILIES[known.family].partition(":")
+    builder: Callable[..., Traceable] = getattr(importlib.import_module(module_name), function_name)
+    parameters = dict(known.parameters)
+    if seq is not None:
+        parameters["seq"] = seq
+    try:
+        return builder(**parameters)
+    except TypeError as error:
+        raise RequestError(f"model {spec!r}: {str(error).replace('()', '')}") from error

@@ -1,0 +1,25 @@
+"""What capture needs from a model: a module, example inputs for any batch, and a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traceable:
+    """A module that can be traced without weights and without a GPU.
+
+    ``inputs(batch)`` makes example inputs for ``batch`` samples on the module's device; ``loss``
+    turns the module's output into a scalar (``None``: the sum of its floating-point outputs).
+    """
+
+    module: torch.nn.Module
+    inputs: Callable[[int], tuple[torch.Tensor, ...]]
+    loss: Callable[[Any], torch.Tensor] | None = None
+    tokens_per_sample: int = 0
+    optimizer: str = "adamw"
