@@ -1,5 +1,25 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
+from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
+from traincast.cluster.interconnect import find_node
+from traincast.cluster.match import find_device
+from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops
 
-__all__ = ["Cluster", "Device", "InterTopology", "IntraTopology", "Link"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "InterTopology",
+    "IntraTopology",
+    "Link",
+    "cluster_names",
+    "device_names",
+    "effective_inter_bandwidth",
+    "effective_intra_bandwidth",
+    "find_device",
+    "find_node",
+    "hops",
+    "load_cluster",
+    "load_device",
+    "node_names",
+]

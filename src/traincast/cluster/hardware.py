@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
@@ -17,7 +16,8 @@ class Device:
 
     Rates are dense (no structured sparsity), in FLOP/s per dtype name; ``memory_bandwidth`` in
     bytes/s. ``achievable`` holds fractions of those rates that were measured on this device, by the
-    name the analytical cost model gives them; what is absent follows the architecture.
+    name the analytical cost model gives them; what is absent follows the architecture. ``source`` names
+    the documents behind the figures.
     """
 
     name: str
@@ -31,7 +31,8 @@ class Device:
     clock_hz: float
     tdp_w: float
     price_per_hour: float
-    achievable: Mapping[str, float] = field(default=MappingProxyType({}), hash=False)
+    achievable: Mapping[str, float] = field(default_factory=dict, hash=False)
+    source: str = ""
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s in ``dtype``; a dtype the device lacks runs at the rate of the next wider one."""
@@ -80,6 +81,12 @@ class Cluster:
     ``launch_s`` is what the host pays to launch one kernel. ``oversubscription`` is how much less
     bandwidth the network's upper tier has than its edge (1 = none). ``inter_node`` is one NIC of
     ``nics_per_node``.
+
+    ``domain_nodes`` consecutive nodes share one domain of ``intra_node`` links (18 trays of four in an
+    NVL72 rack; 1 for a plain server). ``group_nodes`` nodes share the network's first tier (a leaf
+    switch, a dragonfly group). ``subset_bandwidth`` has, for the first 2, 3, … devices of a node, the
+    bytes/s per direction that each can send to the others where that depends on how many take part
+    (meshes, NVLink bridges); beyond its end ``intra_node.bandwidth`` holds.
     """
 
     name: str
@@ -97,11 +104,20 @@ class Cluster:
     storage_bandwidth: float = 2e9
     price_per_node_hour: float = 0.0
     node_power_w: float = 0.0
+    domain_nodes: int = 1
+    group_nodes: int = 1
+    subset_bandwidth: tuple[float, ...] = ()
+    source: str = ""
 
     @property
     def num_devices(self) -> int:
         """Devices in all nodes."""
         return self.num_nodes * self.devices_per_node
+
+    @property
+    def domain_devices(self) -> int:
+        """Devices that reach one another over ``intra_node`` links, without a NIC."""
+        return self.devices_per_node * min(self.domain_nodes, self.num_nodes)
 
     def with_nodes(self, num_nodes: int) -> Cluster:
         """The same cluster with another number of nodes."""

@@ -66,7 +66,7 @@ class Operator:
     outputs: tuple[TensorSpec, ...]
     parameters: tuple[TensorSpec, ...] = ()
     saved: tuple[TensorSpec, ...] = ()
-    attributes: Mapping[str, Scalar] = field(default=NO_ATTRIBUTES, hash=False)
+    attributes: Mapping[str, Scalar] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
 
     @property
     def flops(self) -> float:
@@ -131,7 +131,7 @@ class OperatorGraph:
     forward_of: tuple[int, ...]
     blocks: tuple[Block, ...]
     tokens_per_sample: int = 0
-    attributes: Mapping[str, Scalar] = field(default=NO_ATTRIBUTES, hash=False)
+    attributes: Mapping[str, Scalar] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
 
     def __iter__(self) -> Iterator[tuple[Operator, int]]:
         """Every distinct operator with the number of times the model runs it."""
@@ -148,9 +148,7 @@ class OperatorGraph:
     def num_parameters(self) -> int:
         """Trainable parameters: what the optimizer updates."""
         return sum(
-            op.parameters[0].numel * count if op.parameters else 0
-            for op, count in self
-            if op.phase is Phase.OPTIMIZER
+            op.parameters[0].numel * count if op.parameters else 0 for op, count in self if op.phase is Phase.OPTIMIZER
         )
 
     def flops(self, phase: Phase | None = None) -> float:

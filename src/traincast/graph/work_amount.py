@@ -131,9 +131,7 @@ def flops(op: Operator) -> float:
     return _FLOPS[op.kind.value](op)
 
 
-MATRIX_KINDS = frozenset(
-    {"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn"}
-)
+MATRIX_KINDS = frozenset({"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn"})
 """Kinds whose FLOPs count towards model FLOPs (MFU): the products, not the point-wise rest."""
 
 

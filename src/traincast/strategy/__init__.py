@@ -1,1 +1,36 @@
-"""..."""
+"""How training is spread: strategies, runtimes, plans, and lowering to them."""
+
+from traincast.strategy.lower import Lowered, Request, lower
+from traincast.strategy.memory import Memory
+from traincast.strategy.mesh import Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
+from traincast.strategy.precision import PRECISIONS, Precision, load_precision
+from traincast.strategy.runtime import Runtime, find_runtime, load_runtime, runtime_names
+from traincast.strategy.schedules import SCHEDULES, Slot
+from traincast.strategy.strategy import Strategy, parse_strategy, with_micro_batch
+
+__all__ = [
+    "NUM_STREAMS",
+    "PRECISIONS",
+    "SCHEDULES",
+    "Category",
+    "Group",
+    "Lowered",
+    "Memory",
+    "Mesh",
+    "Plan",
+    "Precision",
+    "Request",
+    "Runtime",
+    "Segment",
+    "Slot",
+    "Strategy",
+    "Stream",
+    "find_runtime",
+    "load_precision",
+    "load_runtime",
+    "lower",
+    "parse_strategy",
+    "runtime_names",
+    "with_micro_batch",
+]

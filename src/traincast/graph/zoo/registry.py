@@ -88,7 +88,7 @@ def names() -> list[str]:
 
 
 def card(spec: str) -> ModelCard:
-    """The card of a zoo name (``resnet50``) or of a family with dimensions (``gpt:layers=24,hidden=2048``)."""
+    """The card of a zoo name (``resnet50``) or of a family by its dimensions (``gpt:layers=24,hidden=2048``)."""
     if ":" not in spec:
         cards = _cards()
         if spec not in cards:

@@ -1,0 +1,106 @@
+"""Which device of the catalog a text means, however its author spelt it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple, cast
+
+from traincast.cluster.catalog import device_names, device_table, load_device
+from traincast.cluster.hardware import Device
+from traincast.errors import RequestError, UnknownNameError
+
+_GIB: Final = 1024**3
+_MEMORY_TOLERANCE: Final = 0.12
+_MAX_TEXT: Final = 1000
+# A word may be glued to a vendor's or series' name before it, and to a form or a memory size after it.
+_BEFORE: Final = r"(?:^|(?<=[^a-z0-9])|(?<=\dx)|nvidia|tesla|geforce|gtx|rtx|quadro|instinct|amd|intel|nv|aws)"
+_AFTER: Final = r"(?=$|[^a-z0-9]|sxm|pcie|pci|hbm|nvl|x\d|\d+\s*gi?b)"
+_RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)
+_MEMORY: Final = re.compile(r"(?<![0-9.])(\d+(?:\.\d+)?)\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
+
+
+class _Entry(NamedTuple):
+    """What a device answers to: words for its model, words for its form, and its place among equals."""
+
+    name: str
+    memory_bytes: float
+    model: tuple[tuple[str, re.Pattern[str]], ...]
+    form: tuple[re.Pattern[str], ...]
+    rank: int
+
+
+def find_device(text: str, memory_gb: float | None = None, form: str | None = None) -> Device:
+    """The device that ``text`` means, for instance ``NVIDIA_H100_80GB_HBM3`` or ``Tesla V100``.
+
+    ``memory_gb`` and ``form`` (``PCIe``, ``SXM4``, or a machine such as ``DGX-2``) settle what the text
+    leaves open; what stays open falls to the variant seen most (A100: SXM4 80 GB; V100: SXM2 16 GB).
+    """
+    if len(text) > _MAX_TEXT or len(form or "") > _MAX_TEXT:
+        raise RequestError(f"a device name of {len(text)} characters: give at most {_MAX_TEXT}")
+    return _find(text, memory_gb, form or "")
+
+
+@lru_cache(maxsize=4096)
+def _find(text: str, memory_gb: float | None, form: str) -> Device:
+    plain = normalise(text)
+    if plain.replace(" ", "-") in device_names():
+        return load_device(plain.replace(" ", "-"))
+    best_length, candidates = 0, list[_Entry]()
+    for entry in _entries():
+        length = max((len(word) for word, pattern in entry.model if pattern.search(plain)), default=0)
+        if length > best_length:
+            best_length, candidates = length, [entry]
+        elif length == best_length and length:
+            candidates.append(entry)
+    if not candidates:
+        hint = "add one of your own in a TOML file with a [device] table"
+        raise UnknownNameError("device", text.strip(), device_names(), hint=hint)
+    memory = memory_gb if memory_gb else _stated_memory(text)
+    if memory is not None:
+        candidates = [entry for entry in candidates if _has_memory(entry, memory)] or candidates
+    said = f"{plain} {normalise(form)}"
+    best = min(candidates, key=lambda entry: (-sum(bool(word.search(said)) for word in entry.form), entry.rank))
+    return load_device(best.name)
+
+
+def normalise(text: str) -> str:
+    """Lower case, without trade marks, with single spaces for all punctuation."""
+    lower = re.sub(r"\((?:r|tm|c)\)|[®™]", " ", text.lower())
+    return re.sub(r"[^a-z0-9]+", " ", lower).strip()
+
+
+@lru_cache(maxsize=4096)
+def word_pattern(word: str) -> re.Pattern[str]:
+    """Finds ``word`` in a normalised text, however its parts are spaced, but not inside a longer word."""
+    parts = r"\s*".join(re.escape(part) for part in normalise(word).split())
+    return re.compile(f"{_BEFORE}{parts}{_AFTER}")
+
+
+@lru_cache(maxsize=1)
+def _entries() -> tuple[_Entry, ...]:
+    entries = []
+    for name in device_names():
+        table = device_table(name)
+        aliases = cast("dict[str, tuple[str, ...]]", table.get("aliases", {}))
+        words = (*aliases.get("model", ()), name)
+        entries.append(
+            _Entry(
+                name=name,
+                memory_bytes=cast("float", table["memory_bytes"]),
+                model=tuple((normalise(word).replace(" ", ""), word_pattern(word)) for word in words),
+                form=tuple(word_pattern(word) for word in aliases.get("form", ())),
+                rank=cast("int", aliases.get("rank", 1)),
+            )
+        )
+    return tuple(entries)
+
+
+def _stated_memory(text: str) -> float | None:
+    match = _MEMORY.search(_RATE.sub(" ", text.replace("_", " ")))
+    return float(match.group(1)) if match else None
+
+
+def _has_memory(entry: _Entry, memory_gb: float) -> bool:
+    nearest = min(abs(entry.memory_bytes / unit - memory_gb) for unit in (1e9, _GIB))
+    return nearest <= _MEMORY_TOLERANCE * memory_gb

@@ -1,0 +1,69 @@
+"""What a network's shape does to bandwidth and latency, as pure functions of a cluster.
+
+``g`` is ``cluster.group_nodes`` (nodes below one leaf switch or in one dragonfly group), ``n`` the nodes that
+take part, ``s`` the oversubscription, ``d`` = 3 the dims of a torus and ``k`` = n^(1/d) its side.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from traincast.cluster.hardware import Cluster
+
+_TORUS_DIMS: Final = 3
+_SWITCH_SHARE: Final = 0.1
+"""What one more switch adds to a latency, as a share of ``inter_node.latency_s``: 0.2 to 0.4 µs of 3."""
+
+
+def effective_intra_bandwidth(cluster: Cluster, num_devices: int) -> float:
+    """Bytes/s per direction that each of the first ``num_devices`` of a node can send to the others.
+
+    ``subset_bandwidth[num_devices - 2]`` where the node states it (meshes, NVLink bridges), else
+    ``intra_node.bandwidth``.
+    """
+    index = num_devices - 2
+    if 0 <= index < len(cluster.subset_bandwidth):
+        return cluster.subset_bandwidth[index]
+    return cluster.intra_node.bandwidth
+
+
+def inter_bandwidth_factor(cluster: Cluster, num_nodes_spanned: int) -> float:
+    """Share of a NIC's bandwidth that is left when all of ``n`` nodes send to all others, in (0, 1].
+
+    Fat tree, rail-optimized and dragonfly: a node sends (n − g)/(n − 1) of its bytes out of its group,
+    through links with 1/s of the bandwidth: min(1, (n − 1) / (s (n − g))) for n > g, else 1.
+    Torus: bisection over demand, min(1, 4 / (d k)). None: 1.
+    """
+    n = num_nodes_spanned
+    if n <= 1 or cluster.inter_topology == "none":
+        return 1.0
+    if cluster.inter_topology == "torus":
+        return min(1.0, 4.0 / (_TORUS_DIMS * float(n) ** (1 / _TORUS_DIMS)))
+    beyond = n - cluster.group_nodes
+    return 1.0 if beyond <= 0 else min(1.0, (n - 1) / (cluster.oversubscription * beyond))
+
+
+def effective_inter_bandwidth(cluster: Cluster, num_nodes_spanned: int) -> float:
+    """Bytes/s per direction that one NIC keeps when ``num_nodes_spanned`` nodes exchange all with all."""
+    return cluster.inter_node.bandwidth * inter_bandwidth_factor(cluster, num_nodes_spanned)
+
+
+def hops(cluster: Cluster, nodes: int) -> float:
+    """What ``inter_node.latency_s`` is multiplied by between two far ones of ``nodes`` nodes; 1 in a group.
+
+    1 + 0.1 (switches − 1). Fat tree and rail-optimized: 2 t − 1 switches for t = ⌈log_g n⌉ tiers, at most
+    three tiers; dragonfly: 3 between groups; torus: d k / 4 on average.
+    """
+    if nodes <= 1 or cluster.inter_topology == "none":
+        return 1.0
+    if cluster.inter_topology == "torus":
+        switches = max(1.0, _TORUS_DIMS * float(nodes) ** (1 / _TORUS_DIMS) / 4)
+    elif nodes <= cluster.group_nodes:
+        switches = 1.0
+    elif cluster.inter_topology == "dragonfly":
+        switches = 3.0
+    else:
+        tiers = math.log(nodes) / math.log(max(cluster.group_nodes, 16))
+        switches = 2.0 * min(3, max(2, math.ceil(tiers))) - 1.0
+    return 1.0 + _SWITCH_SHARE * (switches - 1.0)

@@ -1,0 +1,185 @@
+"""From traced records to a graph: blocks found, repetitions merged, indices made dense."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from traincast.graph.operator import Block, Operator, OperatorGraph, Phase
+from traincast.graph.repeats import Repeat
+from traincast.graph.tensor import TensorSpec
+
+_NONE: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One traced operator: who made its inputs, and which forward record it differentiates."""
+
+    operator: Operator
+    producers: tuple[int, ...]
+    forward: int
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A block under construction; record indices per phase."""
+
+    scope: str
+    count: int
+    forward: list[int]
+    backward: list[int]
+    optimizer: list[int]
+
+
+def assemble(
+    *, name: str, records: Sequence[Record], repeats: Sequence[Repeat], tokens_per_sample: int
+) -> OperatorGraph:
+    """Group ``records`` into blocks and merge the two traced repetitions of each run where they are equal."""
+    crossing = _crossing(records)
+    drafts, block_of = _forward_blocks(records, repeats, crossing)
+    _place_backward(records, drafts, block_of)
+    _place_optimizer(records, drafts, block_of)
+    same_as = _merge_repeats(records, drafts, repeats)
+
+    kept = [d for d in drafts if d.count]
+    order = [i for d in kept for i in d.forward]
+    order += [i for d in reversed(kept) for i in d.backward]
+    order += [i for d in kept for i in d.optimizer]
+    dense = {record: position for position, record in enumerate(order)}
+    index = {i: dense[same_as.get(i, i)] for i in range(len(records))}
+    edges = {(index[p], index[i]) for i, record in enumerate(records) for p in record.producers}
+    blocks = tuple(
+        Block(
+            scope=d.scope,
+            count=d.count,
+            forward=tuple(index[i] for i in d.forward),
+            backward=tuple(index[i] for i in d.backward),
+            optimizer=tuple(index[i] for i in d.optimizer),
+            boundary=_boundary(records, crossing, d.forward[-1]),
+        )
+        for d in kept
+    )
+    return OperatorGraph(
+        name=name,
+        operators=tuple(records[i].operator for i in order),
+        edges=tuple(sorted(edges)),
+        forward_of=tuple(index[records[i].forward] if records[i].forward >= 0 else _NONE for i in order),
+        blocks=blocks,
+        tokens_per_sample=tokens_per_sample,
+    )
+
+
+def _crossing(records: Sequence[Record]) -> dict[int, set[int]]:
+    """For each forward position, the producers whose batch-sized output is still needed after it."""
+    last_use: dict[int, int] = {}
+    forward = [i for i, r in enumerate(records) if r.operator.phase is Phase.FORWARD]
+    for i in forward:
+        for producer in records[i].producers:
+            last_use[producer] = i
+    alive: set[int] = set()
+    crossing: dict[int, set[int]] = {}
+    for i in forward:
+        if any(t.batch_dim is not None for t in records[i].operator.outputs):
+            alive.add(i)
+        alive = {p for p in alive if last_use.get(p, -1) > i}
+        crossing[i] = set(alive)
+    return crossing
+
+
+def _boundary(records: Sequence[Record], crossing: dict[int, set[int]], last: int) -> tuple[TensorSpec, ...]:
+    return tuple(
+        next(t for t in records[p].operator.outputs if t.batch_dim is not None) for p in sorted(crossing[last])
+    )
+
+
+def _repetition(scope: str, repeats: Sequence[Repeat]) -> tuple[int, int] | None:
+    """``(run, 0 or 1)`` of the traced repetition that ``scope`` lies in, if any."""
+    for run, repeat in enumerate(repeats):
+        for which in (0, 1):
+            if any(scope == root or scope.startswith(root + ".") for root in repeat.scopes[which]):
+                return run, which
+    return None
+
+
+def _forward_blocks(
+    records: Sequence[Record], repeats: Sequence[Repeat], crossing: dict[int, set[int]]
+) -> tuple[list[_Draft], dict[int, int]]:
+    """Cut the forward pass at repetitions and, between them, wherever a single tensor crosses."""
+    drafts: list[_Draft] = []
+    block_of: dict[int, int] = {}
+    current: tuple[int, int] | None = None
+    open_block = False
+    for i in crossing:
+        where = _repetition(records[i].operator.scope, repeats)
+        if not open_block or where != current:
+            scope = records[i].operator.scope
+            if where is not None:
+                scope = ",".join(repeats[where[0]].scopes[where[1]])
+            drafts.append(_Draft(scope, 1, [], [], []))
+            current, open_block = where, True
+        drafts[-1].forward.append(i)
+        block_of[i] = len(drafts) - 1
+        if where is None and len(crossing[i]) <= 1:
+            open_block = False
+    return drafts, block_of
+
+
+def _place_backward(records: Sequence[Record], drafts: list[_Draft], block_of: dict[int, int]) -> None:
+    """A backward operator belongs to its forward's block; one without a forward follows its neighbour."""
+    block = len(drafts) - 1
+    for i, record in enumerate(records):
+        if record.operator.phase is Phase.BACKWARD:
+            block = block_of[record.forward] if record.forward >= 0 else block
+            drafts[block].backward.append(i)
+
+
+def _place_optimizer(records: Sequence[Record], drafts: list[_Draft], block_of: dict[int, int]) -> None:
+    """An update belongs to the block of the first forward operator that uses the parameter's module."""
+    home: dict[str, int] = {}
+    for i, block in block_of.items():
+        scope = records[i].operator.scope
+        while scope and scope not in home:
+            home[scope] = block
+            scope = scope.rpartition(".")[0]
+    for i, record in enumerate(records):
+        if record.operator.phase is Phase.OPTIMIZER:
+            scope = record.operator.scope
+            while scope and scope not in home:
+                scope = scope.rpartition(".")[0]
+            drafts[home.get(scope, len(drafts) - 1)].optimizer.append(i)
+
+
+def _merge_repeats(records: Sequence[Record], drafts: list[_Draft], repeats: Sequence[Repeat]) -> dict[int, int]:
+    """Give each run's blocks their counts; records of an equal second repetition map to the first's.
+
+    A repetition whose operators differ from the first's (as the first layer may from the rest) stays,
+    and stands for all but one.
+    """
+    same_as: dict[int, int] = {}
+    for repeat in repeats:
+        first, second = ([d for d in drafts if d.scope == ",".join(repeat.scopes[which])] for which in (0, 1))
+        if len(first) != 1 or len(second) != 1:
+            # The block's operators do not stand together: keep both, and count the second for the rest.
+            for draft in second:
+                draft.count = repeat.count - 1
+            continue
+        pairs = list(zip(_records_of(first[0]), _records_of(second[0]), strict=False))
+        equal = len(_records_of(first[0])) == len(_records_of(second[0])) and all(
+            _without_scope(records[a].operator) == _without_scope(records[b].operator) for a, b in pairs
+        )
+        if equal:
+            first[0].count, second[0].count = repeat.count, 0
+            same_as |= {b: a for a, b in pairs}
+        else:
+            second[0].count = repeat.count - 1
+    return same_as
+
+
+def _records_of(draft: _Draft) -> list[int]:
+    return [*draft.forward, *draft.backward, *draft.optimizer]
+
+
+def _without_scope(operator: Operator) -> Operator:
+    return replace(operator, scope="")

@@ -1,0 +1,369 @@
+"""Capture: the operators of one training step of a PyTorch module, without weights and without a GPU.
+
+The module runs once, forward, backward and optimizer, on fake tensors under a dispatch mode that sees
+every operator. Three tricks make it exact and fast:
+
+* the batch is a large prime, so that a dim divisible by it is one that grows with the batch;
+* autograd's sequence numbers tie each backward operator to the forward one it differentiates;
+* runs of equal blocks are cut to two before tracing (:mod:`traincast.graph.repeats`), compared, and
+  stored once with a count.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from traincast.errors import CaptureError, MissingDependencyError, TraincastError
+from traincast.graph.assemble import Record, assemble
+from traincast.graph.aten import FREE, KIND_OF
+from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
+from traincast.graph.repeats import fold
+from traincast.graph.tensor import DType, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from traincast.graph.repeats import Repeat
+    from traincast.graph.zoo.traceable import Traceable
+
+_NO_SEQUENCE: Final = -1
+BATCH: Final = 10007
+"""The traced number of samples: a prime larger than the prime factors of layer widths."""
+
+_DTYPES: Final = {
+    "float64": DType.FP64,
+    "float32": DType.FP32,
+    "float16": DType.FP16,
+    "bfloat16": DType.BF16,
+    "float8_e4m3fn": DType.FP8,
+    "float8_e5m2": DType.FP8,
+    "int64": DType.INT64,
+    "int32": DType.INT32,
+    "int16": DType.INT16,
+    "int8": DType.INT8,
+    "uint8": DType.INT8,
+    "bool": DType.BOOL,
+    "complex64": DType.FP64,
+}
+
+
+def require_torch() -> None:
+    """Say how to install PyTorch where it is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("PyTorch", "tracing a model", extra="torch") from error
+
+
+def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
+    """Trace one training step of ``traceable`` and return its operators for one sample."""
+    require_torch()
+    try:
+        return _trace(traceable, name=name, folded=True)
+    except _NotRepeatableError:
+        return _trace(traceable, name=name, folded=False)
+    except TraincastError:
+        raise
+    except Exception as folded_error:  # the module's own code may raise anything
+        try:
+            return _trace(traceable, name=name, folded=False)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise CaptureError(
+                f"tracing {name!r} failed: {type(error).__name__}: {reason}; the module must run on any batch "
+                f"size with fake tensors (no .item(), no data-dependent shapes)"
+            ) from folded_error
+
+
+class _NotRepeatableError(Exception):
+    """Two traced repetitions of a block took different inputs, so one cannot stand for all."""
+
+
+def _trace(traceable: Traceable, *, name: str, folded: bool) -> OperatorGraph:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    module = copy.deepcopy(traceable.module)
+    repeats: list[Repeat] = fold(module) if folded else []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+        module.to_empty(device="cpu")
+        module.train()
+        recorder = _Recorder(module, repeats)
+        inputs = tuple(t.to("cpu") if t.device.type != "cpu" else t for t in traceable.inputs(BATCH))
+        recorder.mark_inputs(inputs)
+        with recorder.watching():
+            output = module(*inputs)
+            loss = traceable.loss(output) if traceable.loss is not None else _sum_of(output)
+            if not loss.requires_grad:
+                raise CaptureError(f"model {name!r} has no trainable parameter that reaches its output")
+            recorder.phase = Phase.BACKWARD
+            loss.backward()
+        if not recorder.repeats_agree():
+            raise _NotRepeatableError
+        _record_optimizer(recorder, module, traceable.optimizer)
+    graph = assemble(
+        name=name,
+        records=recorder.records,
+        repeats=repeats,
+        tokens_per_sample=traceable.tokens_per_sample,
+    )
+    if not graph.operators:
+        raise CaptureError(f"model {name!r} runs no operator")
+    return graph
+
+
+def _sum_of(output: Any) -> torch.Tensor:
+    """A stand-in loss for modules that come without one: the sum of all floating-point outputs."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    scalars = [t for t in tensors if t.ndim == 0 and t.requires_grad]
+    if scalars:
+        return scalars[0]
+    if not tensors:
+        raise CaptureError("the module returns no floating-point tensor, so there is no loss to differentiate")
+    total: torch.Tensor = sum((t.sum() for t in tensors[1:]), tensors[0].sum())
+    return total
+
+
+class _Recorder:
+    """Turns dispatched operators into records; knows which storage is a parameter and who wrote it."""
+
+    def __init__(self, module: torch.nn.Module, repeats: list[Repeat]) -> None:
+        self.records: list[Record] = []
+        self.phase = Phase.FORWARD
+        self._names = {id(child): path for path, child in module.named_modules()}
+        self._stack: list[tuple[str, torch.nn.Module]] = [("", module)]
+        self._keep_alive: list[object] = []
+        self._parameters = {p.untyped_storage()._cdata for p in module.parameters()}
+        self._producer: dict[int, int] = {}
+        self._saved: set[int] = set(self._parameters)
+        self._saved_by: dict[int, list[TensorSpec]] = {}
+        self._by_sequence: dict[int, int] = {}
+        self._repeat_scopes = {s: (r, 0) for r, repeat in enumerate(repeats) for s in repeat.scopes[0]}
+        self._repeat_scopes |= {s: (r, 1) for r, repeat in enumerate(repeats) for s in repeat.scopes[1]}
+        self._block_inputs: dict[tuple[int, int], list[tuple[tuple[int, ...], ...]]] = {}
+
+    def mark_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
+        """The batch itself is given, not produced, and stays in memory anyway."""
+        for tensor in inputs:
+            self._keep_alive.append(tensor)
+            self._saved.add(tensor.untyped_storage()._cdata)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record every operator that runs inside."""
+        from torch.autograd.graph import saved_tensors_hooks
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
+
+        enter = register_module_forward_pre_hook(self._enter)
+        leave = register_module_forward_hook(self._leave)
+        try:
+            with _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
+                yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+    def _enter(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        import torch
+
+        scope = self._names.get(id(module), self._stack[-1][0])
+        self._stack.append((scope, module))
+        if scope in self._repeat_scopes:
+            shapes = tuple(tuple(t.shape) for t in inputs if isinstance(t, torch.Tensor))
+            self._block_inputs.setdefault(self._repeat_scopes[scope], []).append(shapes)
+
+    def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
+        self._stack.pop()
+
+    def repeats_agree(self) -> bool:
+        """Whether both traced repetitions of each run took inputs of the same shapes."""
+        runs = {run for run, _ in self._repeat_scopes.values()}
+        return all(self._block_inputs.get((r, 0)) == self._block_inputs.get((r, 1)) for r in runs)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._saved:
+            self._saved.add(storage._cdata)
+            self._keep_alive.append(tensor)
+            spec = self.spec(tensor)
+            if spec.nbytes * BATCH != storage.nbytes() and spec.batch_dim is not None:
+                # A view of something larger is kept alive by it whole.
+                spec = TensorSpec((int(storage.nbytes() / spec.dtype.nbytes) // BATCH,), spec.dtype, 0)
+            self._saved_by.setdefault(torch._C._autograd._get_sequence_nr(), []).append(spec)
+        return tensor
+
+    def spec(self, tensor: torch.Tensor) -> TensorSpec:
+        """Shape and dtype for one sample."""
+        shape = tuple(int(size) for size in tensor.shape)
+        dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."), DType.FP32)
+        for dim, size in enumerate(shape):
+            if size and size % BATCH == 0:
+                return TensorSpec((*shape[:dim], size // BATCH, *shape[dim + 1 :]), dtype, dim)
+        return TensorSpec(shape, dtype)
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        """Add one dispatched operator."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        name = func._schema.name.split("::")[-1]
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        self._keep_alive.extend(outputs)
+        if self.phase is Phase.FORWARD:
+            sequence = torch._C._autograd._get_sequence_nr()
+        else:
+            node = torch._C._current_autograd_node()
+            sequence = node._sequence_nr() + 1 if node is not None else _NO_SEQUENCE
+            if node is not None and node.name().endswith("AccumulateGrad"):
+                return  # the first gradient is taken over, not copied; later ones are the strategy's business
+        if name in FREE or name.startswith("sym_") or not outputs:
+            if self.phase is Phase.FORWARD and self.records:
+                # The gradient of a view belongs to whoever made what is viewed.
+                self._by_sequence.setdefault(sequence, self._maker_of(inputs))
+            return
+        phase = self.phase
+        index = len(self.records)
+        if phase is Phase.FORWARD:
+            self._by_sequence[sequence] = index
+            scope, module = self._stack[-1]
+        else:
+            scope, module = "", None
+        forward = self._by_sequence.get(sequence, -1) if phase is Phase.BACKWARD else -1
+        producers = {self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer}
+        kind, ordered, attributes = _describe(name, args, inputs, outputs)
+        if module is not None:
+            attributes["module"] = type(module).__name__
+            if kind is OpKind.ATTENTION:
+                window = next(
+                    (getattr(m, "window", None) for _, m in reversed(self._stack) if hasattr(m, "window")),
+                    None,
+                )
+                if isinstance(window, int) and window > 0:
+                    attributes["window"] = window
+        elif forward >= 0:
+            source = self.records[forward]
+            scope = source.operator.scope
+            attributes |= {k: v for k, v in source.operator.attributes.items() if k in ("module", "window")}
+        operator = Operator(
+            name=name,
+            kind=kind,
+            phase=phase,
+            scope=scope,
+            inputs=tuple(self.spec(t) for t in ordered),
+            outputs=tuple(self.spec(t) for t in outputs),
+            parameters=tuple(self.spec(t) for t in inputs if t.untyped_storage()._cdata in self._parameters),
+            attributes=attributes,
+        )
+        self.records.append(Record(operator=operator, producers=tuple(sorted(producers)), forward=forward))
+        for tensor in outputs:
+            self._producer[tensor.untyped_storage()._cdata] = index
+
+    def _maker_of(self, inputs: list[torch.Tensor]) -> int:
+        made = [self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer]
+        return max(made, default=len(self.records) - 1)
+
+    def attach_saved(self) -> None:
+        """Give each forward operator the tensors it was the first to keep for backward."""
+        from dataclasses import replace
+
+        ordered = sorted(self._by_sequence)
+        for sequence, specs in self._saved_by.items():
+            index = self._by_sequence.get(sequence)
+            if index is None:
+                later = next((s for s in ordered if s >= sequence), ordered[-1])
+                index = self._by_sequence[later]
+            record = self.records[index]
+            operator = replace(record.operator, saved=(*record.operator.saved, *specs))
+            self.records[index] = replace(record, operator=operator)
+
+
+def _dispatch_mode(recorder: _Recorder) -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if func.namespace != "prim":
+                recorder.record(func, args, kwargs or {}, out)
+            return out
+
+    return Watch()
+
+
+def _describe(
+    name: str, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> tuple[OpKind, list[torch.Tensor], dict[str, Scalar]]:
+    """Kind, inputs in canonical order, and the attributes that cost depends on."""
+    attributes: dict[str, Scalar] = {}
+    kind = KIND_OF.get(name)
+    if kind is None:
+        kind = OpKind.ELEMENTWISE
+        attributes["unknown"] = True
+    match kind:
+        case OpKind.GEMM if name in ("addmm", "addmv"):
+            inputs = [inputs[1], inputs[2], inputs[0]]
+        case OpKind.BATCHED_GEMM if name == "baddbmm":
+            inputs = [inputs[1], inputs[2], inputs[0]]
+        case OpKind.ATTENTION:
+            flags = [a for a in args if isinstance(a, bool)]
+            attributes["causal"] = bool(flags[0]) if flags else False
+            if name.endswith("backward"):
+                inputs = [inputs[0], inputs[4], *inputs[1:4]]
+            else:
+                inputs = inputs[:3]
+        case OpKind.CONV:
+            backward = name.endswith("backward")
+            offset = 1 if backward else 0
+            weight = inputs[1 + offset]
+            stride, transposed, groups = args[3 + offset], args[6 + offset], args[8 + offset]
+            attributes |= {
+                "stride": int(stride[0]),
+                "kernel": int(weight.shape[-1]),
+                "groups": int(groups),
+                "transposed": bool(transposed),
+            }
+            if backward:
+                attributes["products"] = int(args[10][0]) + int(args[10][1])
+            if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
+                kind = OpKind.DEPTHWISE_CONV
+        case OpKind.LAYER_NORM | OpKind.BATCH_NORM if name.endswith("backward"):
+            inputs = inputs[:3]
+        case OpKind.GATHER | OpKind.COPY if name in ("copy_", "index_put_", "scatter_add_", "index_add_"):
+            inputs = inputs[1:] or inputs
+        case _:
+            pass
+    return kind, inputs, attributes
+
+
+def _record_optimizer(recorder: _Recorder, module: torch.nn.Module, optimizer: str) -> None:
+    """One update per parameter tensor, as a fused optimizer does it."""
+    recorder.attach_saved()
+    states = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}.get(optimizer)
+    if states is None:
+        raise CaptureError(f"unknown optimizer {optimizer!r}: known are adamw, adam, lamb, sgd, sgd-plain")
+    for path, parameter in module.named_parameters():
+        if parameter.grad is None:
+            continue
+        spec = recorder.spec(parameter)
+        operator = Operator(
+            name=optimizer,
+            kind=OpKind.OPTIMIZER,
+            phase=Phase.OPTIMIZER,
+            scope=path.rpartition(".")[0],
+            inputs=(spec,) * (2 + states),
+            outputs=(spec,) * (1 + states),
+            parameters=(spec,),
+        )
+        recorder.records.append(Record(operator=operator, producers=(), forward=-1))

@@ -1,0 +1,113 @@
+"""Repeated blocks: found in a module before it is traced, so that each is traced twice, not ninety-six times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+_MIN_COUNT: Final = 3
+_MAX_PERIOD: Final = 8
+_POSITIONAL: Final = frozenset({"layer_idx", "layer_id", "layer_number", "layer_index", "idx", "index", "training"})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """A run in a container: ``period`` children from ``start`` on stand ``count`` times in a row.
+
+    Two repetitions stay in the module and are traced; ``scopes`` are the paths of those children,
+    first repetition and second.
+    """
+
+    container: str
+    start: int
+    period: int
+    count: int
+    scopes: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def find_runs(signatures: Sequence[T]) -> list[tuple[int, int, int]]:
+    """``(start, period, count)`` of each run of equal consecutive groups, the longest first found.
+
+    >>> find_runs("abababc")
+    [(0, 2, 3)]
+    >>> find_runs("abbbbb")
+    [(1, 1, 5)]
+    """
+    runs = []
+    position = 0
+    while position < len(signatures):
+        best = (0, 0)
+        for period in range(1, _MAX_PERIOD + 1):
+            group = signatures[position : position + period]
+            count = 1
+            while (
+                signatures[position + count * period : position + (count + 1) * period] == group
+                and len(group) == period
+            ):
+                count += 1
+            if count >= _MIN_COUNT and count * period > best[0] * best[1]:
+                best = (period, count)
+        if best[1]:
+            runs.append((position, *best))
+            position += best[0] * best[1]
+        else:
+            position += 1
+    return runs
+
+
+def fold(module: torch.nn.Module) -> list[Repeat]:
+    """Cut every run of structurally equal children of ``module`` down to two, in place, and say which."""
+    import torch
+
+    repeats: list[Repeat] = []
+
+    def visit(parent: torch.nn.Module, path: str) -> None:
+        children = list(parent.named_children())
+        folded: set[str] = set()
+        if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential):
+            for start, period, count in find_runs([_signature(child) for _, child in children]):
+                names = [name for name, _ in children[start : start + period * count]]
+                if len({id(child) for _, child in children[start : start + period * count]}) < period * count:
+                    continue
+                kept = [f"{path}.{name}" if path else name for name in names[: 2 * period]]
+                repeats.append(
+                    Repeat(
+                        container=path,
+                        start=start,
+                        period=period,
+                        count=count,
+                        scopes=(tuple(kept[:period]), tuple(kept[period:])),
+                    )
+                )
+                for name in names[2 * period :]:
+                    del parent._modules[name]
+                folded.update(names)
+        for name, child in children:
+            if name not in folded:
+                visit(child, f"{path}.{name}" if path else name)
+
+    visit(module, "")
+    return repeats
+
+
+def _signature(module: torch.nn.Module) -> object:
+    """Everything that could make two modules trace differently: classes, shapes, plain settings."""
+    settings = tuple(
+        sorted(
+            (name, value)
+            for name, value in vars(module).items()
+            if isinstance(value, int | float | str | bool | None)
+            and not name.startswith("_")
+            and name not in _POSITIONAL
+        )
+    )
+    own = tuple((n, tuple(p.shape), p.dtype) for n, p in module.named_parameters(recurse=False))
+    buffers = tuple((n, tuple(b.shape), b.dtype) for n, b in module.named_buffers(recurse=False))
+    children = tuple((n, _signature(c)) for n, c in module.named_children())
+    return (type(module).__qualname__, module.extra_repr(), settings, own, buffers, children)

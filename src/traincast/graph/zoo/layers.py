@@ -1,0 +1,343 @@
+"""The blocks that sequence models are made of: norms, rotary positions, attention, MLPs, experts.
+
+Every block runs on meta and fake tensors for any batch: no data-dependent shapes and no ``.item()``.
+Projections that frameworks fuse are fused here: one GEMM for q, k and v, one for gate and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from traincast.errors import RequestError
+from traincast.graph.zoo.kernels import attention, grouped_mm, rms_norm, rotary
+
+LIMITS: Final[Mapping[str, int]] = {
+    "layers": 10_000,
+    "first_dense": 10_000,
+    "experts": 2**16,
+    "heads": 2**16,
+    "kv_heads": 2**16,
+    "vocab": 2**26,
+    "seq": 2**24,
+    "max_positions": 2**24,
+    "window": 2**24,
+}
+"""Largest size that is believed; every size that is not named here may be up to ``LARGEST``."""
+LARGEST: Final = 2**20
+
+
+def check_sizes(family: str, sizes: Mapping[str, object], *, may_be_zero: frozenset[str] = frozenset()) -> None:
+    """Refuse sizes that are not whole numbers, not positive, or beyond what any machine could hold."""
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{family}: {name}={value!r} is not a whole number")
+        low = 0 if name in may_be_zero else 1
+        high = LIMITS.get(name, LARGEST)
+        if not low <= value <= high:
+            raise RequestError(f"{family}: {name}={value} must be between {low} and {high:,}")
+
+
+def check_divides(family: str, *, whole: tuple[str, int], parts: tuple[str, int], remedy: str) -> None:
+    """Refuse a size that cannot be shared out evenly."""
+    if whole[1] % parts[1]:
+        raise RequestError(
+            f"{family}: {whole[0]}={whole[1]} is not divisible by {parts[0]}={parts[1]} "
+            f"(remainder {whole[1] % parts[1]}); {remedy}"
+        )
+
+
+def token_ids(module: nn.Module, batch: int, seq: int) -> torch.Tensor:
+    """Token ids of ``batch`` samples, [batch, seq], on the module's device."""
+    return torch.empty(batch, seq, dtype=torch.int64, device=next(module.parameters()).device)
+
+
+def cross_entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy over the last dim, every other position having one target."""
+    flat = logits.reshape(-1, logits.shape[-1])
+    return functional.cross_entropy(flat, torch.empty(flat.shape[0], dtype=torch.int64, device=flat.device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the MLP (Shazeer et al. 2017, arXiv:1701.06538).
+
+    ``ffn`` is the width of one expert, ``shared_ffn`` of the MLP that every token passes (0: none).
+    A ``sigmoid`` router has DeepSeek-V3's balancing offset per expert, which is no trained parameter.
+    """
+
+    count: int
+    top_k: int
+    ffn: int
+    shared_ffn: int = 0
+    router: str = "softmax"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): low-rank q and joint k, v.
+
+    A head's query and key have ``nope_dim`` plus ``rope_dim`` elements, its value ``v_dim``;
+    ``q_rank`` 0 projects queries directly.
+    """
+
+    q_rank: int
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """One transformer layer: everything that its cost depends on."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    seq: int
+    norm: str = "layernorm"
+    norm_bias: bool = True
+    post_norm: bool = False
+    parallel: bool = False
+    activation: str = "gelu"
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    rope_dim: int = 0
+    causal: bool = True
+    window: int = 0
+    qk_norm: bool = False
+    sinks: bool = False
+    latent: Latent | None = None
+    experts: Experts | None = None
+
+
+class RMSNorm(nn.Module):  # type: ignore[misc]
+    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv:1910.07467) as one operator."""
+
+    def __init__(self, size: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x / rms(x) · weight`` over the last dim."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+def norm(kind: str, size: int, *, bias: bool = True) -> nn.Module:
+    """The norm named ``kind`` over the last dim of ``size`` elements."""
+    return RMSNorm(size) if kind == "rmsnorm" else nn.LayerNorm(size, bias=bias)
+
+
+class Rotary(nn.Module):  # type: ignore[misc]
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864) on the first ``size`` elements of each head."""
+
+    def __init__(self, *, size: int, seq: int, theta: float = 10000.0) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(seq), theta ** (torch.arange(0, size, 2) / -size))
+        self.register_buffer("cos", angles.cos()[:, None], persistent=False)
+        self.register_buffer("sin", angles.sin()[:, None], persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate ``x`` [batch, seq, heads, head dim]."""
+        return rotary(x, self.cos, self.sin)
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Multi-head or grouped-query attention (Vaswani et al. 2017; Ainslie et al. 2023, arXiv:2305.13245).
+
+    ALiBi's bias and the mask of a sliding ``window`` are applied inside a fused kernel, so neither
+    shows as an operator: a cost model reads ``window`` (0: none) from this module.
+    """
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        c = config
+        self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
+        self.causal, self.window = c.causal, c.window if c.window < c.seq else 0
+        self.qkv = nn.Linear(c.hidden, (c.heads + 2 * c.kv_heads) * c.head_dim, bias=c.qkv_bias)
+        self.q_norm = RMSNorm(c.head_dim) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim) if c.qk_norm else None
+        self.rotary = Rotary(size=c.rope_dim, seq=c.seq) if c.rope_dim else None
+        self.sinks = nn.Parameter(torch.zeros(c.heads)) if c.sinks else None
+        self.out = nn.Linear(c.heads * c.head_dim, c.hidden, bias=c.out_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend within ``x`` [batch, seq, hidden]."""
+        batch, seq, _ = x.shape
+        joint = self.qkv(x).view(batch, seq, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = joint.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        mixed = functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=self.causal,
+            enable_gqa=self.kv_heads != self.heads,
+        ).transpose(1, 2)
+        if self.sinks is not None:
+            # The exact factor is sigmoid(logsumexp(scores) - sink): same operator, same cost.
+            mixed = mixed * torch.sigmoid(-self.sinks)[:, None]
+        return self.out(mixed.reshape(batch, seq, self.heads * self.head_dim))
+
+
+class LatentAttention(nn.Module):  # type: ignore[misc]
+    """Attention through low-rank latents (DeepSeek-AI 2024, arXiv:2405.04434), as in training.
+
+    Its value heads are narrower than its query heads, which PyTorch's fused CPU kernel refuses and GPU
+    kernels support: hence an attention operator of our own.
+    """
+
+    def __init__(self, config: LayerConfig, latent: Latent) -> None:
+        super().__init__()
+        self.heads, self.causal, self.window = config.heads, config.causal, 0
+        self.rope_dim, self.nope_dim, self.v_dim = latent.rope_dim, latent.nope_dim, latent.v_dim
+        self.kv_rank = latent.kv_rank
+        qk_dim = latent.nope_dim + latent.rope_dim
+        hidden, rank = config.hidden, latent.q_rank
+        self.q_down = nn.Linear(hidden, rank, bias=False) if rank else None
+        self.q_norm = RMSNorm(rank) if rank else None
+        self.q_up = nn.Linear(rank or hidden, config.heads * qk_dim, bias=False)
+        self.kv_down = nn.Linear(hidden, latent.kv_rank + latent.rope_dim, bias=False)
+        self.kv_norm = RMSNorm(latent.kv_rank)
+        self.kv_up = nn.Linear(latent.kv_rank, config.heads * (latent.nope_dim + latent.v_dim), bias=False)
+        self.rotary = Rotary(size=latent.rope_dim, seq=config.seq)
+        self.out = nn.Linear(config.heads * latent.v_dim, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend within ``x`` [batch, seq, hidden]."""
+        batch, seq, _ = x.shape
+        latent = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
+        q = self.q_up(latent).view(batch, seq, self.heads, self.nope_dim + self.rope_dim)
+        q_nope, q_rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
+        compressed, k_rope = self.kv_down(x).split([self.kv_rank, self.rope_dim], dim=-1)
+        kv = self.kv_up(self.kv_norm(compressed)).view(batch, seq, self.heads, self.nope_dim + self.v_dim)
+        k_nope, v = kv.split([self.nope_dim, self.v_dim], dim=-1)
+        k_rope = self.rotary(k_rope[:, :, None]).expand(batch, seq, self.heads, self.rope_dim)
+        q = torch.cat((q_nope, self.rotary(q_rope)), dim=-1)
+        k = torch.cat((k_nope, k_rope), dim=-1)
+        mixed = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.causal)
+        return self.out(mixed.transpose(1, 2).reshape(batch, seq, self.heads * self.v_dim))
+
+
+def gated(activation: str) -> bool:
+    """Whether ``activation`` multiplies by a gate (GLU variants, Shazeer 2020, arXiv:2002.05202)."""
+    return activation in ("swiglu", "geglu")
+
+
+def activate(activation: str, x: torch.Tensor) -> torch.Tensor:
+    """Apply ``activation``; the gated ones halve the last dim, whose first half is the gate."""
+    match activation:
+        case "swiglu":
+            gate, up = x.chunk(2, dim=-1)
+            return functional.silu(gate) * up
+        case "geglu":
+            gate, up = x.chunk(2, dim=-1)
+            return functional.gelu(gate) * up
+        case "relu":
+            return functional.relu(x)
+        case _:
+            return functional.gelu(x)
+
+
+class MLP(nn.Module):  # type: ignore[misc]
+    """Two linear layers with an activation, or a gated unit, between."""
+
+    def __init__(self, *, hidden: int, ffn: int, activation: str, bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = nn.Linear(hidden, 2 * ffn if gated(activation) else ffn, bias=bias)
+        self.down = nn.Linear(ffn, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``x`` [..., hidden] to the same shape."""
+        return self.down(activate(self.activation, self.up(x)))
+
+
+class MoE(nn.Module):  # type: ignore[misc]
+    """Dropless mixture of experts: rows sorted by expert, grouped GEMMs, rows summed back.
+
+    As in MegaBlocks (Gale et al. 2022, arXiv:2211.15841), without padding to a capacity.
+    """
+
+    def __init__(self, *, hidden: int, experts: Experts, activation: str) -> None:
+        super().__init__()
+        e = experts
+        self.experts, self.top_k, self.routing, self.activation = e.count, e.top_k, e.router, activation
+        width = 2 * e.ffn if gated(activation) else e.ffn
+        self.router = nn.Linear(hidden, e.count, bias=e.bias)
+        self.up = nn.Parameter(torch.empty(e.count, hidden, width))
+        self.down = nn.Parameter(torch.empty(e.count, e.ffn, hidden))
+        self.up_bias = nn.Parameter(torch.empty(e.count, width)) if e.bias else None
+        self.down_bias = nn.Parameter(torch.empty(e.count, hidden)) if e.bias else None
+        if e.router == "sigmoid":
+            self.register_buffer("balance", torch.zeros(e.count))
+        self.shared = MLP(hidden=hidden, ffn=e.shared_ffn, activation=activation, bias=False) if e.shared_ffn else None
+
+    def _route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and experts of each row, both [rows, top k]."""
+        logits = self.router(rows)
+        if self.routing == "sigmoid":
+            scores = logits.sigmoid()
+            choice = (scores + self.balance).topk(self.top_k, dim=-1).indices
+            weights = scores.gather(-1, choice)
+        else:
+            weights, choice = logits.softmax(dim=-1).topk(self.top_k, dim=-1)
+        return weights / weights.sum(dim=-1, keepdim=True), choice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``x`` [batch, seq, hidden] to the same shape, each token through ``top_k`` experts."""
+        rows = x.reshape(-1, x.shape[-1])
+        weights, choice = self._route(rows)
+        expert, order = choice.reshape(-1).sort(stable=True)
+        token = order // self.top_k
+        ends = torch.searchsorted(expert, torch.arange(self.experts, device=x.device), right=True)
+        inner = grouped_mm(rows.index_select(0, token), self.up, ends)
+        if self.up_bias is not None:
+            inner = inner + self.up_bias.index_select(0, expert)
+        outer = grouped_mm(activate(self.activation, inner), self.down, ends)
+        if self.down_bias is not None:
+            outer = outer + self.down_bias.index_select(0, expert)
+        outer = outer * weights.reshape(-1).index_select(0, order)[:, None]
+        combined = torch.zeros_like(rows).index_add(0, token, outer).view(x.shape)
+        return combined if self.shared is None else combined + self.shared(x)
+
+
+class Layer(nn.Module):  # type: ignore[misc]
+    """Attention and MLP with residuals; norm before (GPT-2), after (BERT), or both in parallel (GPT-NeoX)."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        c = config
+        self.post_norm, self.parallel = c.post_norm, c.parallel
+        self.norm1 = norm(c.norm, c.hidden, bias=c.norm_bias)
+        self.attention = Attention(c) if c.latent is None else LatentAttention(c, c.latent)
+        self.norm2 = norm(c.norm, c.hidden, bias=c.norm_bias)
+        self.mlp = (
+            MLP(hidden=c.hidden, ffn=c.ffn, activation=c.activation, bias=c.mlp_bias)
+            if c.experts is None
+            else MoE(hidden=c.hidden, experts=c.experts, activation=c.activation)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``x`` [batch, seq, hidden] to the same shape."""
+        if self.post_norm:
+            x = self.norm1(x + self.attention(x))
+            return self.norm2(x + self.mlp(x))
+        if self.parallel:
+            return x + self.attention(self.norm1(x)) + self.mlp(self.norm2(x))
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))

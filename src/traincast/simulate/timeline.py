@@ -1,0 +1,84 @@
+"""What happens when: a plan with durations, executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.predict import Estimates
+from traincast.simulate.executor import execute
+from traincast.strategy.plan import NUM_STREAMS, Plan, Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Start and end of every task of a plan, in seconds from the start of the step."""
+
+    plan: Plan
+    start: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+
+    @property
+    def step_s(self) -> float:
+        """When the last task ends."""
+        return float(self.end.max()) if len(self.end) else 0.0
+
+    def spans(self) -> Spans:
+        """One row per task and lane it holds, in program order."""
+        plan = self.plan
+        task = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
+        return Spans(
+            task=task,
+            row=plan.lanes // NUM_STREAMS,
+            stream=plan.lanes % NUM_STREAMS,
+            start=self.start[task],
+            end=self.end[task],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Columns of a timeline: which task held which stream of which row, and when."""
+
+    task: npt.NDArray[np.int64]
+    row: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.int64]
+    start: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+
+    def on(self, row: int, stream: Stream) -> Spans:
+        """The spans of one lane, in order of time."""
+        chosen = np.flatnonzero((self.row == row) & (self.stream == int(stream)))
+        chosen = chosen[np.argsort(self.start[chosen], kind="stable")]
+        return Spans(
+            task=self.task[chosen],
+            row=self.row[chosen],
+            stream=self.stream[chosen],
+            start=self.start[chosen],
+            end=self.end[chosen],
+        )
+
+
+def simulate(plan: Plan, seconds: npt.NDArray[np.float64]) -> Timeline:
+    """Execute ``plan`` with the given seconds of its works."""
+    duration = plan.costs(seconds)[plan.cost]
+    start, end = execute(
+        duration,
+        lane_start=plan.lane_start,
+        lanes=plan.lanes,
+        predecessor_start=plan.predecessor_start,
+        predecessors=plan.predecessors,
+        num_lanes=plan.num_lanes,
+    )
+    return Timeline(plan=plan, start=start, end=end)
+
+
+def interval(plan: Plan, estimates: Estimates) -> tuple[float, float]:
+    """Step time when every work takes the low, and the high, end of its interval.
+
+    Errors of one cost model go together (a fraction that is too high is too high everywhere), so the
+    ends are not averaged out.
+    """
+    return simulate(plan, estimates.low).step_s, simulate(plan, estimates.high).step_s

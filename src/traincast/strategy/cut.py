@@ -1,0 +1,110 @@
+"""Cutting one operator: the share of it that one rank of a tensor or context group runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from traincast.graph import Operator, OpKind, Phase, TensorSpec
+from traincast.graph.work_amount import gemm_dims
+from traincast.strategy.sharding import Role
+
+_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+
+
+def cut_operator(
+    op: Operator, role: Role, forward: Operator | None, *, tp: int, cp: int, sequence_parallel: bool
+) -> Operator:
+    """The share of ``op`` (whose forward operator is ``forward``) that one rank runs."""
+    if cp > 1:
+        op = _attention_heads(op, cp) if op.kind is OpKind.ATTENTION else _each(op, lambda t: tokens(t, cp))
+    if tp == 1:
+        return op
+    match role:
+        case Role.WHOLE:
+            return _each(op, lambda t: tokens(t, tp)) if sequence_parallel else op
+        case Role.INSIDE:
+            if op.kind is OpKind.ATTENTION:
+                return _attention_heads(op, tp)
+            return _each(op, lambda t: width(t, tp))
+        case Role.COLUMN | Role.ROW | Role.VOCAB if op.kind in _LINEAR:
+            source = forward if forward is not None and forward.kind in _LINEAR else op
+            return _linear(op, source, column=role is not Role.ROW, tp=tp)
+        case Role.VOCAB if op.kind is OpKind.EMBEDDING:
+            if op.phase is Phase.FORWARD:
+                return replace(op, inputs=(_divide(op.inputs[0], 0, tp), *op.inputs[1:]))
+            return replace(op, outputs=(_divide(op.outputs[0], 0, tp),))
+        case _:
+            return _each(op, lambda t: width(t, tp))
+
+
+def saved_fraction(op: Operator, role: Role, *, tp: int, cp: int, sequence_parallel: bool) -> float:
+    """Share of what ``op`` keeps for backward that one rank holds.
+
+    What lies inside a sharded region is held in shares; the inputs of column layers and everything
+    outside are whole, unless sequence parallelism splits them by tokens.
+    """
+    inside = role in (Role.INSIDE, Role.ROW) or (role is Role.VOCAB and op.kind not in _LINEAR)
+    return (1.0 / tp if inside or sequence_parallel else 1.0) / cp
+
+
+def tokens(spec: TensorSpec, ways: int) -> TensorSpec:
+    """``spec`` with its tokens split: the outermost dim that divides, never the last."""
+    if spec.batch_dim is None or len(spec.shape) < 2:
+        return _divide(spec, 0, ways) if spec.batch_dim == 0 else spec
+    dims = [d for d in range(len(spec.shape) - 1) if spec.shape[d] % ways == 0]
+    return _divide(spec, dims[-1] if dims else spec.batch_dim, ways)
+
+
+def width(spec: TensorSpec, ways: int) -> TensorSpec:
+    """``spec`` with its features or heads split; tensors that do not grow with the batch stay whole."""
+    if spec.batch_dim is None or len(spec.shape) < 2:
+        return spec
+    dims = [d for d in range(len(spec.shape)) if d != spec.batch_dim and spec.shape[d] % ways == 0]
+    if len(spec.shape) == 4 and 1 in dims:
+        return _divide(spec, 1, ways)
+    return _divide(spec, dims[-1] if dims else len(spec.shape) - 1, ways)
+
+
+def _divide(spec: TensorSpec, dim: int, ways: int) -> TensorSpec:
+    return spec.scaled(dim % len(spec.shape), 1.0 / ways)
+
+
+def _each(op: Operator, change: Callable[[TensorSpec], TensorSpec]) -> Operator:
+    return replace(op, inputs=tuple(map(change, op.inputs)), outputs=tuple(map(change, op.outputs)))
+
+
+def _attention_heads(op: Operator, ways: int) -> Operator:
+    return _each(op, lambda t: _divide(t, 1, ways) if len(t.shape) >= 3 else t)
+
+
+def _linear(op: Operator, source: Operator, *, column: bool, tp: int) -> Operator:
+    """A share of a linear layer's product: which of m, n and k shrinks depends on the product.
+
+    Forward y[m,n] = x[m,k]·w[k,n]: a column layer cuts n, a row layer k. Its gradients by data
+    (dy·wᵀ) contract over n, those by weights have n and k as their outer dims.
+    """
+    if op.phase is Phase.FORWARD:
+        return _cut_product(op, "n" if column else "k", tp)
+    if op.parameters:
+        return _cut_product(op, "k" if column else "n", tp)
+    _, m, n, _ = gemm_dims(op)
+    size = source.inputs[1].shape[-1 if column else -2]
+    if column:
+        return _cut_product(op, "m" if m == size else "n", tp)
+    return _cut_product(op, "n" if n == size else "m", tp)
+
+
+def _cut_product(op: Operator, dim: str, tp: int) -> Operator:
+    a, b, *rest = op.inputs
+    out, *more = op.outputs
+    match dim:
+        case "m":
+            a, out = _divide(a, -2, tp), _divide(out, -2, tp)
+        case "n":
+            b, out = _divide(b, -1, tp), _divide(out, -1, tp)
+            rest = [_divide(t, -1, tp) for t in rest]
+        case _:
+            a, b = _divide(a, -1, tp), _divide(b, -2, tp)
+    return replace(op, inputs=(a, b, *rest), outputs=(out, *more))

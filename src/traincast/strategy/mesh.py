@@ -1,0 +1,110 @@
+"""The mesh of ranks: which ranks form a group along an axis, and which links such a group crosses.
+
+Ranks are numbered with the tensor axis fastest, then context, data and pipeline, so that tensor
+groups share a node where they can (the order of Megatron-LM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster
+from traincast.errors import StrategyError
+from traincast.strategy.strategy import Strategy
+from traincast.work import Collective, CollectiveKind
+
+Axis: TypeAlias = Literal["tp", "cp", "dp", "pp"]
+AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """How the groups along some axes lie on the nodes: size, nodes crossed, groups per node's NICs."""
+
+    num_ranks: int
+    num_nodes: int
+    sharing: int
+
+    def collective(self, kind: CollectiveKind, nbytes: float) -> Collective:
+        """A collective of such a group."""
+        return Collective(
+            kind=kind, nbytes=nbytes, num_ranks=self.num_ranks, num_nodes=self.num_nodes, sharing=self.sharing
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Ranks of a strategy placed on a cluster, packed node by node."""
+
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    devices_per_node: int
+
+    @classmethod
+    def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
+        """Place ``strategy`` on ``cluster``, which must have exactly as many devices as ranks are asked for."""
+        if strategy.num_ranks != cluster.num_devices:
+            product = f"dp·cp·tp·pp = {strategy.dp}·{strategy.cp}·{strategy.tp}·{strategy.pp} = {strategy.num_ranks}"
+            others = strategy.cp * strategy.tp * strategy.pp
+            remedy = (
+                f"set dp={cluster.num_devices // others}"
+                if cluster.num_devices % others == 0
+                else f"choose degrees whose product is {cluster.num_devices}"
+            )
+            raise StrategyError(
+                f"{product} ranks, but {cluster.name} has {cluster.num_nodes} × {cluster.devices_per_node} = "
+                f"{cluster.num_devices} devices; {remedy}, or another number of nodes"
+            )
+        return cls(
+            dp=strategy.dp,
+            tp=strategy.tp,
+            pp=strategy.pp,
+            cp=strategy.cp,
+            devices_per_node=cluster.devices_per_node,
+        )
+
+    def degree(self, axis: Axis) -> int:
+        """Number of ranks along ``axis``."""
+        return {"tp": self.tp, "cp": self.cp, "dp": self.dp, "pp": self.pp}[axis]
+
+    def stride(self, axis: Axis) -> int:
+        """Distance in rank number between neighbours along ``axis``."""
+        return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}[axis]
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    def rank(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
+        """The rank at these coordinates."""
+        return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
+
+    def coordinate(self, rank: int, axis: Axis) -> int:
+        """Where ``rank`` stands along ``axis``."""
+        return rank // self.stride(axis) % self.degree(axis)
+
+    def group(self, rank: int, *axes: Axis) -> npt.NDArray[np.int64]:
+        """All ranks that share with ``rank`` every coordinate but those along ``axes``."""
+        members = np.array([rank], dtype=np.int64)
+        for axis in axes:
+            base = members - self.coordinate(rank, axis) * self.stride(axis)
+            members = (base[:, None] + np.arange(self.degree(axis)) * self.stride(axis)).ravel()
+        return np.sort(members)
+
+    def span(self, *axes: Axis) -> Span:
+        """How groups along ``axes`` lie on the nodes; the group of rank 0 stands for all.
+
+        ``sharing`` is how many such groups have members on one node: they use its NICs together.
+        """
+        members = self.group(0, *axes)
+        nodes, counts = np.unique(members // self.devices_per_node, return_counts=True)
+        on_node = min(self.devices_per_node, self.num_ranks)
+        sharing = max(1, on_node // int(counts.max())) if len(nodes) > 1 else 1
+        return Span(num_ranks=len(members), num_nodes=len(nodes), sharing=sharing)

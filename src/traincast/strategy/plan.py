@@ -1,0 +1,148 @@
+"""A plan: all tasks of a step, as columns, without durations.
+
+Tasks stand in program order: every task after what it waits for. A task refers to a *cost*, not to
+a time. Costs 0 … W-1 are the distinct works; then each segment adds three: the host's lead before
+the device can start, the device's work, and the host's tail (see :class:`Segment`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.strategy.mesh import Mesh
+from traincast.work import Collective, Transfer, Work
+
+Ints = npt.NDArray[np.int64]
+
+
+class Stream(enum.IntEnum):
+    """The lanes of a rank; each is first in, first out."""
+
+    HOST = 0
+    COMPUTE = 1
+    COMMUNICATION = 2  # collectives that compute waits for
+    DATA = 3  # gradient and parameter traffic that may overlap compute
+    SEND_FORWARD = 4
+    SEND_BACKWARD = 5
+
+
+NUM_STREAMS: Final = len(Stream)
+
+
+class Category(enum.IntEnum):
+    """What a task's time counts as in a breakdown."""
+
+    HOST = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    COMMUNICATION = 4
+
+
+class Group(enum.IntEnum):
+    """Which ranks take part in a task together."""
+
+    RANK = 0  # one rank
+    TENSOR = 1
+    CONTEXT = 2
+    DATA = 3  # data and context ranks share gradients
+    ALL = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A run of works on one rank in which each needs its launch and nothing else.
+
+    With launches h₁…hₙ on the host and works d₁…dₙ on the device, the device ends at
+    max(device + Σd, host + maxᵢ(h₁+…+hᵢ + dᵢ+…+dₙ)). Three tasks reproduce this exactly: the host runs
+    ``lead`` = maxᵢ(Σ_{j≤i} h − Σ_{j<i} d), then the device may run Σd, and the host goes on for Σh − lead.
+    """
+
+    launches: Ints
+    works: Ints
+
+    def costs(self, seconds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+        """``(lead, device, tail)`` for given seconds of the works."""
+        host = np.cumsum(seconds[self.launches])
+        device = np.cumsum(seconds[self.works])
+        lead = float(np.max(host - device + seconds[self.works]))
+        return lead, float(device[-1]), float(max(0.0, host[-1] - lead))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Tasks of one step in program order.
+
+    ``lanes`` and ``predecessors`` are ragged: task i has ``lanes[lane_start[i]:lane_start[i+1]]`` and so
+    on. A lane is ``row * NUM_STREAMS + stream``; ``ranks[row]`` is the rank that row stands for. In a
+    folded plan a row stands for all ranks that do the same; in an expanded one for itself.
+    """
+
+    mesh: Mesh
+    works: tuple[Work, ...]
+    segments: tuple[Segment, ...]
+    ranks: Ints
+    cost: npt.NDArray[np.int32]
+    lane_start: npt.NDArray[np.int64]
+    lanes: npt.NDArray[np.int64]
+    predecessor_start: npt.NDArray[np.int64]
+    predecessors: npt.NDArray[np.int64]
+    category: npt.NDArray[np.int8]
+    group: npt.NDArray[np.int8]
+    label: npt.NDArray[np.int32]
+    microbatch: npt.NDArray[np.int32]
+    labels: tuple[str, ...]
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of the plan."""
+        return len(self.cost)
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of the plan."""
+        return len(self.ranks) * NUM_STREAMS
+
+    @property
+    def num_costs(self) -> int:
+        """Size of the cost table: works, and three per segment."""
+        return len(self.works) + 3 * len(self.segments)
+
+    def costs(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds of every cost, from the seconds of the works."""
+        table = np.empty(self.num_costs)
+        table[: len(self.works)] = seconds
+        at = len(self.works)
+        for segment in self.segments:
+            table[at : at + 3] = segment.costs(seconds)
+            at += 3
+        return table
+
+    def shares(self, seconds: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+        """Seconds within every cost that fall to the ``chosen`` works."""
+        part = np.where(chosen, seconds, 0.0)
+        table = np.zeros(self.num_costs)
+        table[: len(self.works)] = part
+        at = len(self.works)
+        for segment in self.segments:
+            table[at + 1] = part[segment.works].sum()
+            at += 3
+        return table
+
+    def communicates(self) -> npt.NDArray[np.bool_]:
+        """Which works are communication."""
+        return np.array([isinstance(w, Collective | Transfer) for w in self.works], dtype=bool)
+
+
+def ragged(parts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Starts and values of a ragged column."""
+    start = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(p) for p in parts], out=start[1:])
+    values = np.fromiter((v for p in parts for v in p), dtype=np.int64, count=int(start[-1]))
+    return start, values

@@ -1,0 +1,140 @@
+"""The habits of a training framework: what it fuses, overlaps, buckets and holds in memory. One TOML each."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from traincast.errors import FileFormatError, RequestError, UnknownNameError
+
+Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
+Attention: TypeAlias = Literal["flash", "unfused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What a framework does with a strategy.
+
+    Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
+    ``backward_launches`` per backward one (autograd's are cheaper), ``collective_launches`` per
+    collective, ``block_launches`` of bookkeeping per block and pass, ``microbatch_launches`` per
+    microbatch and pass. ``context_bytes`` is what the driver holds, ``allocator_overhead`` the fraction
+    of tensors lost to fragmentation, ``buffer_bytes`` what each communicator holds.
+    """
+
+    name: str
+    description: str
+    frameworks: tuple[str, ...] = ()
+    fusions: tuple[Fusion, ...] = ()
+    attention: Attention = "flash"
+    operator_launches: float = 2.0
+    backward_launches: float = 1.2
+    collective_launches: float = 6.0
+    block_launches: float = 0.0
+    microbatch_launches: float = 0.0
+    step_s: float = 0.0
+    bucket_bytes: float = 25e6
+    overlap_gradients: bool = True
+    overlap_sends: bool = False
+    gradient_dtype: str = ""
+    recompute: Literal["none", "selective", "full"] = "none"
+    zero: Literal[0, 1, 2, 3] = 0
+    sequence_parallel: bool = False
+    prefetch_blocks: int = 1
+    context_bytes: float = 0.6e9
+    allocator_overhead: float = 0.05
+    buffer_bytes: float = 0.15e9
+
+
+_DIRECTORY: Final = "runtimes"
+
+
+@cache
+def runtime_names() -> tuple[str, ...]:
+    """Names of the bundled runtimes."""
+    entries = resources.files("traincast.strategy").joinpath(_DIRECTORY).iterdir()
+    return tuple(sorted(e.name.removesuffix(".toml") for e in entries if e.name.endswith(".toml")))
+
+
+def load_runtime(spec: str) -> Runtime:
+    """A bundled runtime by name, or a user's own from a ``.toml`` file (which may ``extends`` a bundled one)."""
+    if spec.endswith(".toml"):
+        return _user_runtime(Path(spec))
+    return _bundled(spec)
+
+
+@cache
+def _bundled(name: str) -> Runtime:
+    if name not in runtime_names():
+        raise UnknownNameError("runtime", name, runtime_names(), hint="or give a .toml file")
+    text = resources.files("traincast.strategy").joinpath(_DIRECTORY, f"{name}.toml").read_text(encoding="utf-8")
+    return _read(tomllib.loads(text), name=name, where=name)
+
+
+def _user_runtime(path: Path) -> Runtime:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileFormatError(f"cannot read runtime file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"runtime file {path} is not valid TOML: {error}") from error
+    return _read(data, name=path.stem, where=str(path))
+
+
+def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
+    known = {f.name: f for f in fields(Runtime)}
+    parent = data.pop("extends", None)
+    for key in data:
+        if key not in known:
+            raise UnknownNameError(f"setting in runtime {where}", key, known)
+    base = _bundled(str(parent)) if parent is not None else Runtime(name=name, description="")
+    values = {key: _checked(key, value, getattr(base, key), where) for key, value in data.items()}
+    return replace(base, **{"name": name, **values})
+
+
+_CHOICES: Final[dict[str, tuple[object, ...]]] = {
+    "attention": get_args(Attention),
+    "recompute": ("none", "selective", "full"),
+    "zero": (0, 1, 2, 3),
+    "gradient_dtype": ("", "fp32", "bf16", "fp16"),
+    "fusions": get_args(Fusion),
+}
+
+
+def _checked(key: str, value: Any, default: object, where: str) -> Any:
+    """One value of a runtime file, of the type its default has and within sane bounds."""
+    expected = type(default)
+    if expected is tuple:
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise RequestError(f"{key} in runtime {where} is {value!r}: expected a list of strings")
+        if key == "fusions" and not set(value) <= set(_CHOICES[key]):
+            raise RequestError(f"fusions in runtime {where} are {value}: known are {list(_CHOICES[key])}")
+        return tuple(value)
+    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not expected:
+        raise RequestError(f"{key} in runtime {where} is {value!r}: expected {expected.__name__}")
+    if key in _CHOICES and value not in _CHOICES[key]:
+        raise RequestError(f"{key} in runtime {where} is {value!r}: known are {list(_CHOICES[key])}")
+    if isinstance(value, float | int) and not (math.isfinite(value) and 0 <= value <= 1e15):
+        raise RequestError(f"{key} in runtime {where} is {value!r}: expected a number from 0 to 1e15")
+    return value
+
+
+def find_runtime(framework: str) -> Runtime:
+    """The bundled runtime that says it covers ``framework``, as a measured table spells it."""
+    wanted = "".join(c for c in framework.lower() if c.isalnum())
+    best: tuple[int, str] | None = None
+    for name in runtime_names():
+        for spelling in (name, *_bundled(name).frameworks):
+            plain = "".join(c for c in spelling.lower() if c.isalnum())
+            if plain and plain in wanted and (best is None or len(plain) > best[0]):
+                best = (len(plain), name)
+    if best is None:
+        raise UnknownNameError("framework", framework, runtime_names())
+    return _bundled(best[1])

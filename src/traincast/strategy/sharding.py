@@ -1,0 +1,224 @@
+"""Tensor parallelism: which linear layers are cut by column, which by row, and what lies between.
+
+The pairing is found in the captured graph, so it works for any model whose blocks have the shape
+linear → point-wise or attention → linear: a linear layer whose output reaches another linear layer
+only through operators that keep its last dim apart is cut by column, the layer it reaches by row
+(Shoeybi et al. 2019, Megatron-LM). A user's rules override what is found.
+"""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+from traincast.errors import StrategyError
+from traincast.graph import Operator, OperatorGraph, OpKind, Phase
+from traincast.strategy.strategy import ShardRule
+
+_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+_KEEPS_SHARDS: Final = frozenset(
+    {
+        OpKind.ACTIVATION,
+        OpKind.ELEMENTWISE,
+        OpKind.DROPOUT,
+        OpKind.ATTENTION,
+        OpKind.COPY,
+        OpKind.SOFTMAX,
+        OpKind.BATCHED_GEMM,
+        OpKind.LAYER_NORM,
+    }
+)
+
+
+class Role(enum.Enum):
+    """What a rank of a tensor group does of an operator."""
+
+    WHOLE = "whole"  # all of it (or, with sequence parallelism, its share of the tokens)
+    COLUMN = "column"  # its share of the outputs of a linear layer
+    ROW = "row"  # its share of the inputs of a linear layer: the results must be summed
+    INSIDE = "inside"  # its share of what lies between a column and a row
+    VOCAB = "vocab"  # its share of the vocabulary: embedding, output projection and loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """Roles of all operators, and the points where the group must talk.
+
+    ``enters``: forward operators after which a sharded region begins (their input gradient is summed
+    in backward); ``leaves``: forward operators whose output is a partial sum.
+    """
+
+    roles: tuple[Role, ...]
+    enters: frozenset[int]
+    leaves: frozenset[int]
+
+
+def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sharding:
+    """Roles of the operators of ``graph``, found from its edges and overridden by ``rules``."""
+    producers: dict[int, list[int]] = defaultdict(list)
+    for source, target in graph.edges:
+        producers[target].append(source)
+    given = _given(graph, rules)
+    roles = [Role.WHOLE] * len(graph.operators)
+    fresh: dict[int, set[int]] = {}  # operator -> linear layers whose sharded output its output is
+    columns: set[int] = set()
+    rows: set[int] = set()
+    forward = [i for block in graph.blocks for i in block.forward]
+    position = {i: p for p, i in enumerate(forward)}
+    for i in forward:
+        op = graph.operators[i]
+        before = [p for p in producers[i] if position.get(p, 1 << 60) < position[i]]
+        reached = set().union(*(fresh.get(p, set()) for p in before)) if before else set()
+        if op.kind in _LINEAR and op.parameters:
+            if given.get(i) is Role.ROW or (reached and given.get(i) is None and _last_dim_flows(op)):
+                rows.add(i)
+                columns |= reached
+            elif given.get(i) is not Role.WHOLE:
+                fresh[i] = {i}
+                if given.get(i) is Role.COLUMN:
+                    columns.add(i)
+        elif op.kind in _KEEPS_SHARDS and reached and _all_fresh(graph, op, before, fresh):
+            fresh[i] = reached
+    for i in rows:
+        roles[i] = Role.ROW
+    for i in columns:
+        roles[i] = Role.COLUMN
+    for i, sources in fresh.items():
+        if graph.operators[i].kind not in _LINEAR and sources <= columns:
+            roles[i] = Role.INSIDE
+    _vocabulary(graph, roles, forward, producers, given)
+    _backward(graph, roles)
+    enters = _first_of_each_input(graph, roles, forward, producers)
+    leaves = frozenset(
+        i for i in forward if roles[i] is Role.ROW or (roles[i] is Role.VOCAB and _is_embedding(graph.operators[i]))
+    )
+    return Sharding(roles=tuple(roles), enters=enters, leaves=leaves)
+
+
+def check_shardable(graph: OperatorGraph, sharding: Sharding, tp: int) -> None:
+    """Refuse a tensor degree that the model's sharded dims cannot carry, with the numbers."""
+    if tp == 1:
+        return
+    if Role.COLUMN not in sharding.roles:
+        raise StrategyError(
+            f"tp={tp}, but no pair of column and row shards was found in {graph.name}: "
+            f"give rules with --shard 'MODULE=column' and --shard 'MODULE=row', or set tp=1"
+        )
+    for op, role in zip(graph.operators, sharding.roles, strict=True):
+        if op.phase is not Phase.FORWARD:
+            continue
+        if op.kind is OpKind.ATTENTION and role is Role.INSIDE and op.inputs[0].shape[1] % tp:
+            raise StrategyError(
+                f"tp={tp} does not divide the {op.inputs[0].shape[1]} attention heads of {op.scope or graph.name}; "
+                f"choose a divisor of {op.inputs[0].shape[1]}"
+            )
+        if role is Role.COLUMN and op.inputs[1].shape[-1] % tp:
+            raise StrategyError(
+                f"tp={tp} does not divide the {op.inputs[1].shape[-1]} outputs of {op.scope}; "
+                f"choose a divisor of {op.inputs[1].shape[-1]}"
+            )
+
+
+def _given(graph: OperatorGraph, rules: tuple[ShardRule, ...]) -> dict[int, Role]:
+    given: dict[int, Role] = {}
+    names = {"column": Role.COLUMN, "row": Role.ROW, "replicate": Role.WHOLE}
+    for pattern, what in rules:
+        matched = [
+            i
+            for i, op in enumerate(graph.operators)
+            if op.phase is Phase.FORWARD and op.kind in _LINEAR and fnmatch.fnmatchcase(op.scope, pattern)
+        ]
+        if not matched:
+            linear = sorted({op.scope for op in graph.operators if op.kind in _LINEAR and op.phase is Phase.FORWARD})
+            raise StrategyError(
+                f"shard rule {pattern}={what} matches no linear layer of {graph.name}; there are "
+                f"{', '.join(linear[:8])}{', …' if len(linear) > 8 else ''}"
+            )
+        given |= dict.fromkeys(matched, names[what])
+    return given
+
+
+def _last_dim_flows(op: Operator) -> bool:
+    return op.inputs[0].batch_dim is not None
+
+
+def _all_fresh(graph: OperatorGraph, op: Operator, before: list[int], fresh: dict[int, set[int]]) -> bool:
+    """Whether every batch-sized operand comes out of the sharded region: a residual does not."""
+    if op.kind is OpKind.LAYER_NORM:
+        # A norm over the last dim mixes shards, unless it is per head (q and k norms): narrower than its input layer.
+        widths = [graph.operators[p].outputs[0].shape[-1] for p in before if p in fresh]
+        return bool(widths) and op.inputs[0].shape[-1] < max(widths) and len(op.inputs[0].shape) == 4
+    for p in before:
+        if p in fresh:
+            continue
+        if any(t.batch_dim is not None for t in graph.operators[p].outputs):
+            return False
+    return True
+
+
+def _is_embedding(op: Operator) -> bool:
+    return op.kind is OpKind.EMBEDDING
+
+
+def _vocabulary(
+    graph: OperatorGraph,
+    roles: list[Role],
+    forward: list[int],
+    producers: dict[int, list[int]],
+    given: dict[int, Role],
+) -> None:
+    """The token embedding, the projection that feeds the loss, and the loss are cut by vocabulary."""
+    tables = [i for i in forward if _is_embedding(graph.operators[i])]
+    if not tables:
+        return
+    width = max(graph.operators[i].inputs[0].shape[0] for i in tables)
+    for i in tables:
+        if graph.operators[i].inputs[0].shape[0] == width:
+            roles[i] = Role.VOCAB
+    losses = {OpKind.LOSS, OpKind.SOFTMAX}
+    for i in forward:
+        op = graph.operators[i]
+        if (op.kind is OpKind.GEMM and op.inputs[1].shape[-1] == width and given.get(i) is not Role.WHOLE) or (op.kind in losses and op.inputs[0].shape[-1] == width) or (op.kind in (OpKind.COPY, OpKind.ELEMENTWISE) and op.outputs[0].shape[-1:] == (width,)):
+            roles[i] = Role.VOCAB
+
+
+def _backward(graph: OperatorGraph, roles: list[Role]) -> None:
+    """A backward operator has its forward's role; one without a forward has its predecessor's."""
+    for block in graph.blocks:
+        role = Role.WHOLE
+        for i in block.backward:
+            source = graph.forward_of[i]
+            op = graph.operators[i]
+            if source >= 0:
+                role = roles[source]
+                if role in (Role.ROW, Role.COLUMN) and op.kind not in _LINEAR:
+                    role = _side_role(op, graph.operators[source], role)
+            roles[i] = role
+
+
+def _side_role(op: Operator, source: Operator, role: Role) -> Role:
+    """Point-wise work in a linear layer's backward is sharded where it touches the sharded side."""
+    inner = source.inputs[1].shape[-1] if role is Role.COLUMN else source.inputs[1].shape[-2]
+    outer = source.inputs[1].shape[-2] if role is Role.COLUMN else source.inputs[1].shape[-1]
+    tokens = max(1, source.inputs[0].numel // max(1, source.inputs[0].shape[-1]))
+    width = max((t.numel for t in (*op.inputs, *op.outputs)), default=1) // tokens
+    return Role.WHOLE if width == outer and width != inner else Role.INSIDE
+
+
+def _first_of_each_input(
+    graph: OperatorGraph, roles: list[Role], forward: list[int], producers: dict[int, list[int]]
+) -> frozenset[int]:
+    """Of the column layers that read one tensor (q, k, v), the first: one all-reduce serves them all."""
+    seen: set[tuple[int, ...]] = set()
+    enters = set()
+    for i in forward:
+        op = graph.operators[i]
+        if roles[i] is Role.COLUMN or (roles[i] is Role.VOCAB and op.kind is OpKind.GEMM):
+            key = tuple(sorted(p for p in producers[i] if graph.operators[p].phase is Phase.FORWARD))
+            if key not in seen:
+                seen.add(key)
+                enters.add(i)
+    return frozenset(enters)
