@@ -60,6 +60,4 @@ class MissingDependencyError(RequestError):
     """An optional package is needed and not installed."""
 
     def __init__(self, package: str, purpose: str, *, extra: str) -> None:
-        super().__init__(
-            f"{purpose} needs {package}, which is not installed: pip install 'traincast[{extra}]'"
-        )
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'traincast[{extra}]'")

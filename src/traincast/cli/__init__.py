@@ -1,1 +1,1 @@
-"""..."""
+"""Who asks: one file per verb. The only place that prints."""

@@ -39,9 +39,12 @@ schema: SI units throughout (bytes, bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidth
     num_nodes = 16                    # default 1
     oversubscription = 2.0            # also name, inter_topology, group_nodes, source
 
-``latency_s`` is what a small message takes from one device's memory to another's, network card included
-and library excluded. A changed [device] without a name of its own is called ``BASE~FILE``, so that nothing
-fitted to the real one is taken for it; changing only price, power or ``achievable`` keeps the name.
+``peak_flops`` are those of the fastest unit that multiplies matrices in that dtype (tensor or matrix cores;
+for fp32 on NVIDIA, the CUDA cores). ``price_per_hour`` in the catalog is a public on-demand price, with its
+date beside it, good for an order of magnitude. ``latency_s`` is what a small message takes from one device's
+memory to another's, network card included and library excluded. A changed [device] without a name of its own
+is called ``BASE~FILE``, so that nothing fitted to the real one is taken for it; changing only price, power or
+``achievable`` keeps the name.
 """
 
 from __future__ import annotations

@@ -77,10 +77,9 @@ def find_node(
     of the NICs, fewer devices get their part. Rates that ``interconnect`` states (``8x HDR200 IB``,
     ``1600Gbps RoCE``) replace the type's own.
     """
-    count = int(devices_per_node)
-    if count != devices_per_node or not 1 <= count <= _MAX_DEVICES:
+    if not 1 <= devices_per_node <= _MAX_DEVICES or devices_per_node != int(devices_per_node):
         raise RequestError(f"{devices_per_node} devices per node: expected a whole number from 1 to {_MAX_DEVICES}")
-    return _find_node(device, count, (interconnect or "")[:1000], (system or "")[:1000])
+    return _find_node(device, int(devices_per_node), (interconnect or "")[:1000], (system or "")[:1000])
 
 
 @lru_cache(maxsize=4096)

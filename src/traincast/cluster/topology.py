@@ -39,7 +39,7 @@ def inter_bandwidth_factor(cluster: Cluster, num_nodes_spanned: int) -> float:
     if n <= 1 or cluster.inter_topology == "none":
         return 1.0
     if cluster.inter_topology == "torus":
-        return min(1.0, 4.0 / (_TORUS_DIMS * float(n) ** (1 / _TORUS_DIMS)))
+        return min(1.0, 4.0 / (_TORUS_DIMS * math.pow(n, 1 / _TORUS_DIMS)))
     beyond = n - cluster.group_nodes
     return 1.0 if beyond <= 0 else min(1.0, (n - 1) / (cluster.oversubscription * beyond))
 
@@ -58,7 +58,7 @@ def hops(cluster: Cluster, nodes: int) -> float:
     if nodes <= 1 or cluster.inter_topology == "none":
         return 1.0
     if cluster.inter_topology == "torus":
-        switches = max(1.0, _TORUS_DIMS * float(nodes) ** (1 / _TORUS_DIMS) / 4)
+        switches = max(1.0, _TORUS_DIMS * math.pow(nodes, 1 / _TORUS_DIMS) / 4)
     elif nodes <= cluster.group_nodes:
         switches = 1.0
     elif cluster.inter_topology == "dragonfly":

@@ -33,7 +33,7 @@ _NAMES: Final[dict[OpKind, str]] = {
         "_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward "
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward "
         "_scaled_dot_product_fused_attention_overrideable "
-        "_scaled_dot_product_fused_attention_overrideable_backward"
+        "_scaled_dot_product_fused_attention_overrideable_backward attention attention_backward"
     ),
     OpKind.CONV: "convolution convolution_backward _convolution mkldnn_convolution cudnn_convolution",
     OpKind.RNN: "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward",
@@ -44,7 +44,7 @@ _NAMES: Final[dict[OpKind, str]] = {
     ),
     OpKind.LAYER_NORM: (
         "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
-        "_fused_rms_norm _fused_rms_norm_backward rms_norm"
+        "_fused_rms_norm _fused_rms_norm_backward rms_norm rms_norm_backward"
     ),
     OpKind.SOFTMAX: ("_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp"),
     OpKind.LOSS: (
@@ -96,7 +96,7 @@ _NAMES: Final[dict[OpKind, str]] = {
         "ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not logical_xor floor ceil round "
         "trunc remainder fmod floor_divide erf isnan isinf isfinite nan_to_num complex view_as_complex "
         "view_as_real polar conj_physical _conj bitwise_xor __and__ __or__ fmax fmin sigmoid_grad expm1 "
-        "atan2 copysign hypot logit erfinv special_erfcx prelu digamma lgamma"
+        "rotary rotary_backward atan2 copysign hypot logit erfinv special_erfcx prelu digamma lgamma"
     ),
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast.errors import FileFormatError, RequestError
 from traincast.graph.operator import Scalar
 
 DEFAULT_SEQ: Final = 4096
@@ -54,10 +54,8 @@ def from_config(data: Mapping[str, object]) -> Reading:
     model_type = data.get("model_type")
     if model_type is None:
         raise RequestError("the configuration has no model_type; is it a Hugging Face config.json?")
-    if not isinstance(model_type, str):
-        raise RequestError(f"model_type {_show(model_type)} is not a word; known are {', '.join(READERS)}")
-    if model_type not in READERS:
-        raise UnknownNameError("model_type", model_type[:_MAX_SHOWN], READERS, hint=f"known are {', '.join(READERS)}")
+    if not isinstance(model_type, str) or model_type not in READERS:
+        raise RequestError(f"unknown model_type {_show(model_type)}: known are {', '.join(READERS)}")
     return READERS[model_type](Fields(model_type, data))
 
 
@@ -124,9 +122,7 @@ class Fields:
 
     def section(self, name: str) -> Fields:
         """The object under ``name``, empty where it is missing."""
-        value = self._data.get(name)
-        if value is None:
-            value = {}
+        value = self._data.get(name) or {}
         if not isinstance(value, Mapping):
             raise self._refuse(name, f"{_show(value)} is not an object")
         return Fields(f"{self.model_type} {name}", value)
@@ -319,9 +315,7 @@ def _qwen3_moe(fields: Fields) -> Reading:
 def _deepseek(fields: Fields) -> Reading:
     fields.require("moe_layer_freq", 1, why="every layer after the first dense ones must have experts")
     common = _decoder(fields)
-    shared = {name: common[name] for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")}
-    router = "softmax" if fields.model_type == "deepseek_v2" else "sigmoid"
-    return "deepseek", shared | {
+    return "deepseek", {name: common[name] for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")} | {
         "experts": fields.size("n_routed_experts"),
         "top_k": fields.size("num_experts_per_tok"),
         "expert_ffn": fields.size("moe_intermediate_size"),
@@ -332,7 +326,7 @@ def _deepseek(fields: Fields) -> Reading:
         "rope_dim": fields.size("qk_rope_head_dim"),
         "nope_dim": fields.size("qk_nope_head_dim"),
         "v_dim": fields.size("v_head_dim"),
-        "router": router,
+        "router": "softmax" if fields.model_type == "deepseek_v2" else "sigmoid",
         "tied": fields.flag("tie_word_embeddings", default=False),
     }
 

@@ -2,40 +2,268 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from traincast.cluster import Cluster
-from traincast.graph import Operator, OpKind
-from traincast.predict.collectives import collective_seconds, transfer_seconds
+from traincast.graph import Operator, OpKind, Phase
+from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
+from traincast.predict.collectives import collective_seconds, crosses_nics, transfer_seconds
+from traincast.predict.efficiency import (
+    ARCHITECTURES,
+    INTERVALS,
+    MEMORY_SHARE,
+    UNMEASURED_WIDENING,
+    achievable,
+)
 from traincast.predict.estimate import SOURCES, Estimates
+from traincast.predict.roofline import (
+    SHARPNESS,
+    Column,
+    Machine,
+    attention_compute_seconds,
+    gemm_compute_seconds,
+    join,
+    memory_seconds,
+)
 from traincast.work import Collective, Launch, Transfer, Work
 
-_MATRIX = {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.ATTENTION, OpKind.CONV, OpKind.RNN}
+GROUPED_SHARE: Final = 0.65
+"""What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
+RNN_SHARE: Final = 0.2
+"""What a fused recurrent layer reaches of a large GEMM: its time steps wait for one another."""
+DEPTHWISE_SHARE: Final = 0.25
+"""What a depthwise convolution reaches of the fp32 peak: it has no product to tile."""
+WINOGRAD_GAIN: Final = 1.4
+"""Speed of 3 × 3 convolutions of stride 1 in fp32 over their multiply-adds (Lavin and Gray, 2016)."""
+MIN_CHANNELS: Final = 16
+"""Input channels that a tensor-core convolution computes at least."""
+CAST_BYTES: Final = {"fp8": 7.0, "nvfp4": 3.0}
+"""Traffic per element of ``a`` to scale and cast it to a narrow dtype, in passes of their own."""
+CAST_S: Final = 4.5e-6
+"""Seconds that those passes take at least."""
+ATTENTION_S: Final = 6e-6
+"""What the shortest fused attention takes beyond the shortest kernel."""
+ATTENTION_SHARPNESS: Final = 1.0
+CONV_SHARPNESS: Final = 2.0
+"""As :data:`traincast.predict.roofline.SHARPNESS`, for attention and convolutions: less overlap."""
+FUSED_FLOOR: Final = 0.1
+"""Share of a kernel's floor that one tensor of a fused optimizer pays."""
+
+_FAMILIES: Final = tuple(INTERVALS)
+_FAMILY_OF_KIND: Final = {
+    OpKind.GEMM: "gemm",
+    OpKind.BATCHED_GEMM: "gemm",
+    OpKind.GROUPED_GEMM: "grouped_gemm",
+    OpKind.ATTENTION: "attention",
+    OpKind.CONV: "conv",
+    OpKind.DEPTHWISE_CONV: "conv",
+    OpKind.RNN: "rnn",
+}
+_ANALYTICAL: Final = SOURCES.index("analytical")
 
 
 @dataclass(frozen=True, slots=True)
 class AnalyticalCostModel:
-    """Estimates every work from datasheet rates and a few achievable fractions."""
+    """Estimates every work from datasheet rates and a few fractions of them that are achievable.
+
+    Operators of narrow dtypes (fp8, nvfp4) include the cast of their activations. Intervals hold 90 % of
+    the measurements that the fractions were fitted on, and are wider for hardware without measurements.
+    """
 
     def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:
-        """Seconds, interval and source of every work, in order."""
-        seconds = np.array([self._seconds(work, cluster) for work in works], dtype=np.float64)
-        source = np.full(len(works), SOURCES.index("analytical"), dtype=np.int8)
-        return Estimates(seconds=seconds, low=0.7 * seconds, high=1.4 * seconds, source=source)
+        """Seconds, interval and source of every work, in order; never NaN, never negative."""
+        seconds = np.zeros(len(works))
+        family = np.zeros(len(works), dtype=np.intp)
+        operators = _Operators(cluster)
+        collectives: list[int] = []
+        transfers: list[int] = []
+        for i, work in enumerate(works):
+            if isinstance(work, Operator):
+                family[i] = operators.add(i, work)
+            elif isinstance(work, Collective):
+                collectives.append(i)
+                family[i] = _FAMILIES.index("inter" if crosses_nics(work.num_nodes, cluster) else "intra")
+            elif isinstance(work, Transfer):
+                transfers.append(i)
+                family[i] = _FAMILIES.index("inter" if work.crosses_nodes else "intra")
+            elif isinstance(work, Launch):
+                seconds[i] = max(0.0, work.kernels) * cluster.launch_s
+                family[i] = _FAMILIES.index("launch")
+            else:
+                raise TypeError(f"a work is a {type(work).__name__}: known are {Work}")
+        seconds += operators.seconds(len(works))
+        seconds[collectives] = collective_seconds([works[i] for i in collectives], cluster)  # type: ignore[misc]
+        seconds[transfers] = transfer_seconds([works[i] for i in transfers], cluster)  # type: ignore[misc]
+        low, high = _bounds(family, measured=operators.reach.measured)
+        return Estimates(
+            seconds=seconds,
+            low=seconds * low,
+            high=seconds * high,
+            source=np.full(len(works), _ANALYTICAL, dtype=np.int8),
+            warnings=tuple(operators.warnings),
+        )
 
-    def _seconds(self, work: Work, cluster: Cluster) -> float:
-        if isinstance(work, Operator):
-            device = cluster.device
-            fraction = 0.75 if work.kind in _MATRIX else 1.0
-            dtype = work.inputs[0].dtype.value if work.kind in _MATRIX and work.inputs else "fp32"
-            compute = work.flops / (fraction * device.peak(dtype))
-            return max(compute, work.nbytes / (0.8 * device.memory_bandwidth)) + 3e-6
-        if isinstance(work, Collective):
-            return collective_seconds(work, cluster)
-        if isinstance(work, Transfer):
-            return transfer_seconds(work, cluster)
-        assert isinstance(work, Launch)
-        return work.kernels * cluster.launch_s
+
+def _bounds(family: np.ndarray[tuple[int], np.dtype[np.intp]], *, measured: bool) -> tuple[Column, Column]:
+    factors = np.array(list(INTERVALS.values())) ** (1.0 if measured else UNMEASURED_WIDENING)
+    return factors[family, 0], factors[family, 1]
+
+
+class _Operators:
+    """The operators of one call, gathered as rows for each formula and costed together."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        device = cluster.device
+        self.device = device
+        self.reach = achievable(device)
+        self.machine = Machine(
+            num_sms=float(device.num_sms),
+            bandwidth=device.memory_bandwidth * self.reach.memory,
+            l2_bytes=device.l2_bytes,
+            floor_s=self.reach.floor_s,
+        )
+        self.warnings: dict[str, None] = {}
+        if device.architecture not in ARCHITECTURES:
+            self._warn(
+                f"no measurements of architecture {device.architecture!r}: operators on {device.name} use "
+                "default fractions of its peaks, with wide intervals"
+            )
+        self._rates: dict[tuple[str, str], float] = {}
+        self._products: list[tuple[float, ...]] = []
+        self._attentions: list[tuple[float, ...]] = []
+        self._traffic: list[tuple[float, ...]] = []
+
+    def add(self, index: int, op: Operator) -> int:
+        """Take ``op`` as work ``index``; the family of its interval."""
+        match op.kind:
+            case OpKind.GEMM | OpKind.BATCHED_GEMM:
+                self._add_gemm(index, op, gemm_dims(op), 1.0)
+            case OpKind.GROUPED_GEMM:
+                experts, rows, n, k = grouped_gemm_dims(op)
+                per_expert = rows / experts
+                of_weight = len(op.inputs[1].shape) < 3
+                dims = (experts, k, n, per_expert) if of_weight else (experts, per_expert, n, k)
+                self._add_gemm(index, op, dims, GROUPED_SHARE)
+            case OpKind.ATTENTION:
+                self._add_attention(index, op)
+            case OpKind.CONV:
+                self._add_conv(index, op)
+            case _:
+                self._add_traffic(index, op)
+        name = _FAMILY_OF_KIND.get(op.kind, "memory")
+        if name == "gemm" and op.inputs[0].dtype.value in CAST_BYTES:
+            name = "narrow_gemm"
+        return _FAMILIES.index(name)
+
+    def _warn(self, text: str) -> None:
+        self.warnings[text] = None
+
+    def _rate(self, family: str, dtype: str) -> float:
+        """Achievable FLOP/s of ``family`` in ``dtype``."""
+        rate = self._rates.get((family, dtype))
+        if rate is None:
+            if dtype in CAST_BYTES and not self.device.supports(dtype):
+                self._warn(f"{self.device.name} has no {dtype} rate: computed at that of a wider dtype")
+            fraction = {
+                "gemm": self.reach.gemm_fraction(dtype),
+                "conv": self.reach.conv_fraction(dtype),
+                "attention": self.reach.attention,
+                "attention_backward": self.reach.attention_backward,
+            }[family]
+            rate = self._rates[family, dtype] = fraction * self.device.peak(dtype)
+        return rate
+
+    def _add_gemm(self, index: int, op: Operator, dims: tuple[float, float, float, float], share: float) -> None:
+        dtype = op.inputs[0].dtype.value
+        cast = CAST_BYTES.get(dtype, 0.0) * op.inputs[0].numel
+        rate = share * self._rate("gemm", dtype)
+        self._products.append((index, *dims, rate, op.outputs[0].dtype.nbytes, op.nbytes, cast, SHARPNESS))
+
+    def _add_conv(self, index: int, op: Operator) -> None:
+        dtype = op.inputs[0].dtype.value
+        rate = self._rate("conv", dtype)
+        products = _conv_products(op, narrow=dtype not in ("fp32", "fp64"))
+        weight = op.inputs[2 if op.name.endswith("backward") else 1].shape
+        if dtype == "fp32" and tuple(weight[2:]) == (3, 3) and op.attributes.get("stride", 1) == 1:
+            rate *= WINOGRAD_GAIN
+        nbytes = op.nbytes / len(products)
+        for dims in products:
+            out_bytes = op.outputs[0].dtype.nbytes
+            self._products.append((index, *dims, rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS))
+
+    def _add_attention(self, index: int, op: Operator) -> None:
+        backward = op.name.endswith("backward")
+        batch, heads, queries, keys, dims_qk, dims_v = attention_dims(op)
+        rate = self._rate("attention_backward" if backward else "attention", op.inputs[0].dtype.value)
+        # Backward makes five products where forward makes two.
+        passes = batch * heads * (2.5 if backward else 1.0)
+        seen = keys * attention_fraction(op)
+        self._attentions.append((index, passes, queries, seen, dims_qk + dims_v, rate, op.nbytes))
+
+    def _add_traffic(self, index: int, op: Operator) -> None:
+        kind = op.kind
+        share = MEMORY_SHARE.get((kind, op.phase is Phase.BACKWARD), 1.0)
+        compute, floor = 0.0, self.machine.floor_s
+        if kind is OpKind.DEPTHWISE_CONV:
+            compute = op.flops / (DEPTHWISE_SHARE * self.device.peak("fp32"))
+        elif kind is OpKind.RNN:
+            compute = op.flops / (RNN_SHARE * self._rate("gemm", op.inputs[0].dtype.value))
+        elif kind is OpKind.OPTIMIZER:
+            floor *= FUSED_FLOOR
+        self._traffic.append((index, op.nbytes, share, compute, floor))
+
+    def seconds(self, count: int) -> Column:
+        """Seconds of works 0 to ``count`` - 1; zero for those that are no operators."""
+        total = np.zeros(count)
+        machine = self.machine
+        if self._products:
+            index, b, m, n, k, rate, out_bytes, nbytes, cast, sharpness = _columns(self._products)
+            compute = gemm_compute_seconds(b, m, n, k, rate=rate, out_bytes=out_bytes, machine=machine)
+            spent = join(compute, memory_seconds(nbytes, machine), sharpness) + machine.floor_s
+            spent += np.where(cast > 0, CAST_S + memory_seconds(cast, machine), 0.0)
+            np.add.at(total, index.astype(np.intp), spent)
+        if self._attentions:
+            index, passes, queries, keys, dims, rate, nbytes = _columns(self._attentions)
+            compute = attention_compute_seconds(
+                passes, queries, keys, dims, rate=rate, extra_dims=self.reach.extra_dims, machine=machine
+            )
+            spent = join(compute, memory_seconds(nbytes, machine), ATTENTION_SHARPNESS)
+            np.add.at(total, index.astype(np.intp), spent + machine.floor_s + ATTENTION_S)
+        if self._traffic:
+            index, nbytes, share, compute, floor = _columns(self._traffic)
+            spent = join(compute, memory_seconds(nbytes, machine, share)) + floor
+            np.add.at(total, index.astype(np.intp), spent)
+        return total
+
+
+def _columns(rows: list[tuple[float, ...]]) -> Column:
+    return np.array(rows, dtype=np.float64).T
+
+
+def _conv_products(op: Operator, *, narrow: bool) -> list[tuple[float, float, float, float]]:
+    """The GEMMs (b, m, n, k) that a convolution amounts to (implicit GEMM, Chetlur et al., "cuDNN", 2014).
+
+    Forward multiplies [batch · positions, channels · window] by the weight, once per group of channels;
+    the gradients of data and weight are products of the same three sizes.
+    """
+    backward = op.name.endswith("backward")
+    data, weight = (op.inputs[1].shape, op.inputs[2].shape) if backward else (op.inputs[0].shape, op.inputs[1].shape)
+    result = op.inputs[0].shape if backward else op.outputs[0].shape
+    transposed = bool(op.attributes.get("transposed", False))
+    groups = max(1, int(op.attributes.get("groups", 1)))
+    positions = float(data[0]) * math.prod((data if transposed else result)[2:])
+    out_channels, in_channels, window = weight[0] / groups, float(weight[1]), float(math.prod(weight[2:]))
+    if narrow:
+        in_channels = max(in_channels, MIN_CHANNELS)
+    m, n, k = positions, out_channels, in_channels * window
+    if transposed != backward:
+        n, k = k, n
+    if not backward:
+        return [(groups, m, n, k)]
+    of_weight = (groups, out_channels, in_channels * window, positions)
+    return [(groups, m, n, k), of_weight] if op.attributes.get("products", 2) == 2 else [of_weight]

@@ -1,40 +1,39 @@
 """Fractions of datasheet rates that kernels reach, per architecture, and how sure we are of them.
 
-Fitted on the operator measurements named in NOTICE (``benchmarks/operators.py`` shows the residuals). A
-device's own ``achievable`` mapping wins, by these names:
+Fitted on published operator measurements; ``benchmarks/operators.py`` shows what is left. A device's own
+``achievable`` mapping wins, by these names:
 
-``gemm``                what a large GEMM reaches of the peak of its dtype
-``gemm_<dtype>``        the same for one dtype (``gemm_fp32``, ``gemm_fp8``, ``gemm_nvfp4``, …)
-``attention``           fused attention, forward, head dim 128, long sequences
-``attention_backward``  the same, backward
-``conv``                implicit-GEMM convolutions
-``memory``              device memory, large tensors
-``kernel_floor_s``      seconds of the shortest kernel (not a fraction)
+- ``gemm``: what a large GEMM reaches of its dtype's peak; ``gemm_fp32``, ``gemm_fp8``, …: of that dtype's
+- ``conv``, ``conv_fp32``, …: the same for convolutions
+- ``attention``, ``attention_backward``: fused attention with head dim 128 and long sequences
+- ``memory``: device memory, large tensors
+- ``intra_link``, ``inter_link``: see :mod:`traincast.predict.collectives`
+- ``kernel_floor_s``: seconds of the shortest kernel (not a fraction)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from traincast.cluster import Device
-from traincast.graph import OpKind, Phase
+from traincast.graph import OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Achievable:
-    """What an architecture reaches of its peaks; ``gemm`` by dtype, with ``gemm[""]`` for the others.
+    """What an architecture reaches of its peaks; ``gemm`` and ``conv`` by dtype, with "" for all others.
 
-    ``extra_dims`` is the cost of a score's exponential in head dims; ``measured`` is whether the
+    ``extra_dims`` is the cost of a score's exponential, in head dims. ``measured`` says whether the
     fractions come from measurements of the architecture itself.
     """
 
     gemm: Mapping[str, float] = field(hash=False)
+    conv: Mapping[str, float] = field(hash=False)
     attention: float
     attention_backward: float
     extra_dims: float
-    conv: float
     memory: float
     floor_s: float
     measured: bool = True
@@ -43,32 +42,177 @@ class Achievable:
         """Fraction of the peak in ``dtype`` that a large GEMM reaches."""
         return self.gemm.get(dtype, self.gemm[""])
 
+    def conv_fraction(self, dtype: str) -> float:
+        """Fraction of the peak in ``dtype`` that a large convolution reaches."""
+        return self.conv.get(dtype, self.conv[""])
 
-DEFAULT: Final = Achievable(
-    gemm={"": 0.7},
-    attention=0.5,
-    attention_backward=0.4,
-    extra_dims=30.0,
-    conv=0.55,
-    memory=0.8,
-    floor_s=4e-6,
+
+def _of(
+    gemm: Mapping[str, float],
+    conv: Mapping[str, float],
+    *,
+    attention: tuple[float, float, float],
+    memory: float,
+    floor_us: float,
+    measured: bool = True,
+) -> Achievable:
+    forward, backward, extra_dims = attention
+    return Achievable(
+        gemm=gemm,
+        conv=conv,
+        attention=forward,
+        attention_backward=backward,
+        extra_dims=extra_dims,
+        memory=memory,
+        floor_s=floor_us * 1e-6,
+        measured=measured,
+    )
+
+
+DEFAULT: Final = _of(
+    {"": 0.7, "fp32": 0.85},
+    {"": 0.5, "fp32": 0.8},
+    attention=(0.5, 0.4, 30.0),
+    memory=0.82,
+    floor_us=4.0,
     measured=False,
+)
+"""For an architecture that nobody has measured."""
+
+_CDNA: Final = _of(
+    {"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 30.0), memory=0.85, floor_us=4.0, measured=False
 )
 
 ARCHITECTURES: Final[dict[str, Achievable]] = {
-    "ampere": Achievable(
-        gemm={"": 0.80, "fp32": 0.95}, attention=0.62, attention_backward=0.50, extra_dims=30.0, conv=0.6, memory=0.80, floor_s=3.5e-6
+    "kepler": _of({"": 0.7}, {"": 0.30}, attention=(0.3, 0.25, 30.0), memory=0.72, floor_us=8.0),
+    "maxwell": _of({"": 0.75}, {"": 0.70}, attention=(0.3, 0.25, 30.0), memory=0.75, floor_us=6.0),
+    "pascal": _of(
+        {"": 0.95, "fp16": 0.5}, {"": 1.0, "fp16": 0.6}, attention=(0.3, 0.25, 30.0), memory=0.76, floor_us=5.0
     ),
-    "hopper": Achievable(
-        gemm={"": 0.83, "fp32": 0.78, "fp8": 0.69}, attention=0.62, attention_backward=0.50, extra_dims=60.0, conv=0.5, memory=0.92, floor_s=2.5e-6
+    "volta": _of(
+        {"": 0.85, "fp32": 0.98}, {"": 0.7, "fp32": 1.1}, attention=(0.45, 0.35, 30.0), memory=0.86, floor_us=4.5
     ),
+    "turing": _of(
+        {"": 0.72, "fp32": 0.75}, {"": 0.6, "fp32": 0.8}, attention=(0.4, 0.3, 30.0), memory=0.84, floor_us=4.5
+    ),
+    "ampere": _of(
+        {"": 0.80, "fp32": 0.95}, {"": 0.6, "fp32": 1.0}, attention=(0.62, 0.50, 30.0), memory=0.84, floor_us=3.6
+    ),
+    "ada": _of(
+        {"": 0.67, "fp8": 0.6, "fp32": 0.6},
+        {"": 0.5, "fp32": 0.6},
+        attention=(0.48, 0.38, 10.0),
+        memory=0.86,
+        floor_us=1.5,
+    ),
+    "hopper": _of(
+        {"": 0.83, "fp8": 0.69, "fp32": 0.78},
+        {"": 0.5, "fp32": 0.8},
+        attention=(0.58, 0.48, 50.0),
+        memory=0.92,
+        floor_us=2.5,
+    ),
+    "blackwell": _of(
+        {"": 0.72, "fp8": 0.56, "nvfp4": 0.49, "fp32": 0.75},
+        {"": 0.45, "fp32": 0.8},
+        attention=(0.46, 0.36, 90.0),
+        memory=0.88,
+        floor_us=2.1,
+    ),
+    "blackwell-ultra": _of(
+        {"": 0.80, "fp8": 0.63, "nvfp4": 0.355, "fp32": 0.75},
+        {"": 0.45, "fp32": 0.8},
+        attention=(0.55, 0.42, 80.0),
+        memory=0.88,
+        floor_us=2.1,
+    ),
+    "cdna1": _of({"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 30.0), memory=0.85, floor_us=4.0),
+    "cdna2": _of({"": 0.6, "fp32": 0.68}, {"": 0.4}, attention=(0.4, 0.3, 30.0), memory=0.85, floor_us=4.0),
+    "cdna3": _CDNA,
+    "cdna4": _CDNA,
+    "gcn5": _of({"": 0.70}, {"": 0.9}, attention=(0.3, 0.2, 30.0), memory=0.7, floor_us=12.0),
+    "xe2": _of({"": 0.95}, {"": 0.6}, attention=(0.55, 0.4, 0.0), memory=1.0, floor_us=25.0),
 }
+
+DEVICES: Final[dict[str, Mapping[str, float]]] = {
+    "t4": {"gemm": 0.64, "gemm_fp32": 0.53, "conv_fp32": 0.65},
+    "l4": {"gemm": 0.45, "gemm_fp32": 0.32, "memory": 0.79},
+    "p4": {"gemm": 0.60, "conv": 0.9},
+    "rtx-pro-6000": {"gemm": 0.85, "gemm_fp8": 0.83, "gemm_nvfp4": 0.80, "attention": 0.55, "memory": 0.98},
+}
+"""Measured devices that differ from their architecture: cards short of power, and Blackwell without HBM."""
 
 
 def achievable(device: Device) -> Achievable:
-    """What ``device`` reaches: its own measured fractions over its architecture's."""
+    """What ``device`` reaches: its own measured fractions, else ours of it, else its architecture's."""
     base = ARCHITECTURES.get(device.architecture, DEFAULT)
-    own = device.achievable
+    own = {**DEVICES.get(device.name, {}), **device.achievable}
     if not own:
         return base
-    return replace(base, memory=own.get("memory", base.memory))
+    return Achievable(
+        gemm=_by_dtype(base.gemm, own, "gemm"),
+        conv=_by_dtype(base.conv, own, "conv"),
+        attention=own.get("attention", base.attention),
+        attention_backward=own.get("attention_backward", base.attention_backward),
+        extra_dims=base.extra_dims,
+        memory=own.get("memory", base.memory),
+        floor_s=own.get("kernel_floor_s", base.floor_s),
+        measured=base.measured or "gemm" in own,
+    )
+
+
+def _by_dtype(base: Mapping[str, float], own: Mapping[str, float], name: str) -> dict[str, float]:
+    fractions = dict.fromkeys(base, own[name]) if name in own else dict(base)
+    prefix = f"{name}_"
+    return fractions | {key.removeprefix(prefix): v for key, v in own.items() if key.startswith(prefix)}
+
+
+MEMORY_SHARE: Final[dict[tuple[OpKind, bool], float]] = {
+    (OpKind.DEPTHWISE_CONV, False): 0.40,
+    (OpKind.DEPTHWISE_CONV, True): 0.20,
+    (OpKind.BATCH_NORM, False): 0.60,
+    (OpKind.BATCH_NORM, True): 0.60,
+    (OpKind.LAYER_NORM, False): 0.65,
+    (OpKind.LAYER_NORM, True): 0.40,
+    (OpKind.SOFTMAX, False): 0.85,
+    (OpKind.SOFTMAX, True): 0.55,
+    (OpKind.LOSS, False): 0.50,
+    (OpKind.LOSS, True): 0.70,
+    (OpKind.ACTIVATION, False): 0.95,
+    (OpKind.ACTIVATION, True): 0.95,
+    (OpKind.DROPOUT, False): 0.85,
+    (OpKind.DROPOUT, True): 0.95,
+    (OpKind.POOL, False): 0.60,
+    (OpKind.POOL, True): 0.45,
+    (OpKind.REDUCTION, False): 0.80,
+    (OpKind.EMBEDDING, False): 0.50,
+    (OpKind.EMBEDDING, True): 0.25,
+    (OpKind.GATHER, False): 0.40,
+    (OpKind.GATHER, True): 0.30,
+    (OpKind.COPY, False): 0.75,
+    (OpKind.COPY, True): 0.75,
+    (OpKind.RESIZE, False): 0.50,
+    (OpKind.RESIZE, True): 0.35,
+}
+"""Share of the achievable bandwidth per kind and whether it is a backward; 1 where absent.
+
+Kernels that read their input twice (norms, softmax of long rows), scatter (embedding and gather) or have
+little parallelism stay below a plain element-wise one.
+"""
+
+INTERVALS: Final[dict[str, tuple[float, float]]] = {
+    "gemm": (0.85, 1.25),
+    "narrow_gemm": (0.80, 1.50),
+    "grouped_gemm": (0.60, 2.00),
+    "attention": (0.75, 1.55),
+    "conv": (0.55, 1.80),
+    "rnn": (0.40, 2.50),
+    "memory": (0.70, 1.45),
+    "launch": (0.70, 1.40),
+    "intra": (0.75, 1.40),
+    "inter": (0.70, 2.50),
+}
+"""Measured over predicted time, 5th and 95th percentile over the rows of the fits, per family."""
+
+UNMEASURED_WIDENING: Final = 2.0
+"""Power of those factors on an architecture without measurements."""

@@ -44,7 +44,7 @@ HOT_PART: Final = 5.0
 """A working set below this part of the L2 cache is found there again."""
 QUERY_BLOCK: Final = 128.0
 """Queries that one thread block of a fused attention handles."""
-DIAGONAL_KEYS: Final = 64.0
+DIAGONAL_KEYS: Final = 128.0
 """Keys that a causal mask's diagonal blocks compute in vain, and the start of the loop over keys."""
 ATTENTION_QUANTISATION: Final = 0.5
 """As :data:`QUANTISATION`, for fused attention."""
@@ -105,7 +105,14 @@ def gemm_compute_seconds(
 
 
 def attention_compute_seconds(
-    batch_heads: Column, queries: Column, keys: Column, dims: Column, *, rate: Column, extra_dims: float, machine: Machine
+    batch_heads: Column,
+    queries: Column,
+    keys: Column,
+    dims: Column,
+    *,
+    rate: Column,
+    extra_dims: float,
+    machine: Machine,
 ) -> Column:
     """Seconds that the SMs need for a fused attention (Dao, "FlashAttention-2", 2023).
 

@@ -1,5 +1,6 @@
 """How training is spread: strategies, runtimes, plans, and lowering to them."""
 
+from traincast.strategy.choose import choose_micro_batch, choose_strategy
 from traincast.strategy.lower import Lowered, Request, lower
 from traincast.strategy.memory import Memory
 from traincast.strategy.mesh import Mesh
@@ -26,6 +27,8 @@ __all__ = [
     "Slot",
     "Strategy",
     "Stream",
+    "choose_micro_batch",
+    "choose_strategy",
     "find_runtime",
     "load_precision",
     "load_runtime",

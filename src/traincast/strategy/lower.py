@@ -57,19 +57,30 @@ class Lowered:
 
 
 @lru_cache(maxsize=64)
-def _prepared(
+def _fused(
     graph: OperatorGraph, fusions: tuple[str, ...], rules: tuple[ShardRule, ...]
 ) -> tuple[OperatorGraph, Sharding]:
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
     return fused, find_sharding(fused, rules)
 
 
-def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
-    """Lay out one training step as a folded plan: one row per pipeline stage."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """What a plan and its memory are made from."""
+
+    mesh: Mesh
+    precision: Precision
+    programs: list[BlockProgram]
+    stages: list[Stage]
+    schedule: list[list[Slot]]
+    micro_batch: int
+
+
+def _prepare(request: Request) -> _Prepared:
     strategy, runtime, cluster = request.strategy, request.runtime, request.cluster
     _check(request)
     mesh = Mesh.of(strategy, cluster)
-    graph, sharding = _prepared(request.graph, runtime.fusions, strategy.shard_rules)
+    graph, sharding = _fused(request.graph, runtime.fusions, strategy.shard_rules)
     check_shardable(graph, sharding, strategy.tp)
     precision = request.precision
     if runtime.gradient_dtype and precision.master is not None:
@@ -84,27 +95,58 @@ def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
         micro_batch=strategy.micro_batch(request.global_batch),
     )
     programs = [builder.build(block) for block in graph.blocks]
-    num_chunks = strategy.pp * strategy.virtual_stages
     stages = cut_stages(
         graph,
-        num_chunks,
+        strategy.pp * strategy.virtual_stages,
         costs=[_rough_seconds(p, cluster) for p in programs],
         sends=[p.boundary_bytes / cluster.nic_bandwidth_per_device for p in programs],
     )
     schedule = load_schedule(strategy.schedule)(strategy.pp, strategy.num_microbatches, strategy.virtual_stages)
-    layout = _Layout(request=request, mesh=mesh, precision=precision, programs=programs, stages=stages, grain=grain)
-    plan = layout.plan(merge(schedule, strategy.virtual_stages))
-    memory = tuple(
+    return _Prepared(
+        mesh=mesh,
+        precision=precision,
+        programs=programs,
+        stages=stages,
+        schedule=schedule,
+        micro_batch=builder.micro_batch,
+    )
+
+
+def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
+    """Lay out one training step as a folded plan: one row per pipeline stage."""
+    prepared = _prepare(request)
+    layout = _Layout(
+        request=request,
+        mesh=prepared.mesh,
+        precision=prepared.precision,
+        programs=prepared.programs,
+        stages=prepared.stages,
+        grain=grain,
+    )
+    plan = layout.plan(merge(prepared.schedule, request.strategy.virtual_stages))
+    return Lowered(
+        plan=plan, memory=_memory(request, prepared), stages=tuple(prepared.stages), micro_batch=prepared.micro_batch
+    )
+
+
+def memory_only(request: Request) -> float:
+    """Peak memory of the fullest rank, in bytes, without laying out a plan."""
+    return max(m.total for m in _memory(request, _prepare(request)))
+
+
+def _memory(request: Request, prepared: _Prepared) -> tuple[Memory, ...]:
+    strategy = request.strategy
+    chunks = len(prepared.stages)
+    return tuple(
         memory_of(
-            [programs[b] for chunk in range(stage, num_chunks, strategy.pp) for b in stages[chunk].blocks],
-            in_flight=_in_flight(schedule[stage]),
+            [prepared.programs[b] for c in range(stage, chunks, strategy.pp) for b in prepared.stages[c].blocks],
+            in_flight=_in_flight(prepared.schedule[stage]),
             strategy=strategy,
-            runtime=runtime,
-            precision=precision,
+            runtime=request.runtime,
+            precision=prepared.precision,
         )
         for stage in range(strategy.pp)
     )
-    return Lowered(plan=plan, memory=memory, stages=tuple(stages), micro_batch=builder.micro_batch)
 
 
 def _check(request: Request) -> None:
@@ -292,7 +334,7 @@ class _Layout:
         return [Run(items=items)] if items else []
 
     def _update(self, blocks: list[int], parameters: float) -> list[Item]:
-        strategy, runtime = self.request.strategy, self.request.runtime
+        strategy = self.request.strategy
         first = self.programs[next(b for b in blocks if self.programs[b].num_parameters)]
         owned = parameters / self._replicas if strategy.zero else parameters
         spec = TensorSpec((max(1, int(owned)),), DType.FP32)

@@ -38,13 +38,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Ranks of a strategy placed on a cluster, packed node by node."""
+    """Ranks of a strategy placed on a cluster, packed node by node.
+
+    ``devices_per_node`` counts the devices that share one domain of fast links: those of ``domain_nodes``
+    nodes.
+    """
 
     dp: int
     tp: int
     pp: int
     cp: int
     devices_per_node: int
+    domain_nodes: int = 1
 
     @classmethod
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
@@ -66,7 +71,8 @@ class Mesh:
             tp=strategy.tp,
             pp=strategy.pp,
             cp=strategy.cp,
-            devices_per_node=cluster.devices_per_node,
+            devices_per_node=cluster.domain_devices,
+            domain_nodes=cluster.domain_devices // cluster.devices_per_node,
         )
 
     def degree(self, axis: Axis) -> int:
@@ -106,5 +112,5 @@ class Mesh:
         members = self.group(0, *axes)
         nodes, counts = np.unique(members // self.devices_per_node, return_counts=True)
         on_node = min(self.devices_per_node, self.num_ranks)
-        sharing = max(1, on_node // int(counts.max())) if len(nodes) > 1 else 1
+        sharing = max(1, on_node // int(counts.max()) // self.domain_nodes) if len(nodes) > 1 else 1
         return Span(num_ranks=len(members), num_nodes=len(nodes), sharing=sharing)

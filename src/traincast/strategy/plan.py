@@ -66,6 +66,7 @@ class Segment:
 
     launches: Ints
     works: Ints
+    labels: Ints
 
     def costs(self, seconds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
         """``(lead, device, tail)`` for given seconds of the works."""

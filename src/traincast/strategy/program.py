@@ -72,7 +72,7 @@ class ProgramBuilder:
         forward = list(self._forward(block))
         backward = list(self._backward(block))
         recompute = self._recomputes(block)
-        boundary = sum(t.with_batch(self.micro_batch).numel for t in block.boundary)
+        boundary = float(sum(t.with_batch(self.micro_batch).numel for t in block.boundary))
         boundary *= self.precision.activations.nbytes / self.strategy.cp
         if self.strategy.sequence_parallel:
             boundary /= self.strategy.tp
@@ -219,7 +219,7 @@ class ProgramBuilder:
     def _context(self, kind: CollectiveKind, i: int, what: str) -> Item:
         """Context parallelism: every rank sees the whole sequence's keys and values of its heads."""
         _, keys, values = self.graph.operators[i].inputs[-3:]
-        nbytes = sum(t.with_batch(self.micro_batch).numel for t in (keys, values)) / self.strategy.tp
+        nbytes = float(sum(t.with_batch(self.micro_batch).numel for t in (keys, values))) / self.strategy.tp
         nbytes *= self.precision.activations.nbytes
         return self._collective(Group.CONTEXT, kind, nbytes, what)
 

@@ -181,7 +181,11 @@ def _vocabulary(
     losses = {OpKind.LOSS, OpKind.SOFTMAX}
     for i in forward:
         op = graph.operators[i]
-        if (op.kind is OpKind.GEMM and op.inputs[1].shape[-1] == width and given.get(i) is not Role.WHOLE) or (op.kind in losses and op.inputs[0].shape[-1] == width) or (op.kind in (OpKind.COPY, OpKind.ELEMENTWISE) and op.outputs[0].shape[-1:] == (width,)):
+        if (
+            (op.kind is OpKind.GEMM and op.inputs[1].shape[-1] == width and given.get(i) is not Role.WHOLE)
+            or (op.kind in losses and op.inputs[0].shape[-1] == width)
+            or (op.kind in (OpKind.COPY, OpKind.ELEMENTWISE) and op.outputs[0].shape[-1:] == (width,))
+        ):
             roles[i] = Role.VOCAB
 
 

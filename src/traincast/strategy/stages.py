@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -87,4 +88,4 @@ def _balanced(units: list[int], num_chunks: int, costs: Sequence[float], sends: 
     for k in range(num_chunks, 0, -1):
         cuts.append(int(choice[k, cuts[-1]]))
     cuts.reverse()
-    return [Stage(blocks=tuple(units[a:b])) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [Stage(blocks=tuple(units[a:b])) for a, b in pairwise(cuts)]

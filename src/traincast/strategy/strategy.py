@@ -103,8 +103,7 @@ _SHORT: Final = {
 def parse_strategy(text: str, *, global_batch: int) -> Strategy:
     """Read ``dp=8,tp=4,pp=2,sp,zero=1,micro_batch=2``.
 
-    ``micro_batch`` fixes the samples per microbatch and derives how many microbatches there are;
-    without it and without ``num_microbatches`` there are enough to fill the pipeline.
+    ``micro_batch`` fixes the samples per microbatch and derives how many microbatches there are.
     """
     known = {f.name: f for f in fields(Strategy) if f.name != "shard_rules"}
     values: dict[str, int | str | bool] = {}
@@ -127,9 +126,13 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
     strategy = Strategy(**values)  # type: ignore[arg-type]
     if micro_batch is not None:
         return with_micro_batch(strategy, int(micro_batch), global_batch)
-    if "num_microbatches" not in values and strategy.pp > 1:
-        return replace(strategy, num_microbatches=_fill_pipeline(strategy, global_batch))
     return strategy
+
+
+def says_micro_batch(text: str) -> bool:
+    """Whether a strategy's text fixes the microbatches, one way or the other."""
+    keys = {item.partition("=")[0].strip() for item in text.split(",")}
+    return not keys.isdisjoint({"micro_batch", "mbs", "num_microbatches", "microbatches"})
 
 
 def with_micro_batch(strategy: Strategy, micro_batch: int, global_batch: int) -> Strategy:
@@ -141,16 +144,6 @@ def with_micro_batch(strategy: Strategy, micro_batch: int, global_batch: int) ->
             f"choose a micro_batch that divides {global_batch}/{strategy.dp}"
         )
     return replace(strategy, num_microbatches=global_batch // whole)
-
-
-def _fill_pipeline(strategy: Strategy, global_batch: int) -> int:
-    """As many microbatches as the replica's batch allows, up to four per stage: a bubble below a fifth."""
-    per_replica = max(1, global_batch // strategy.dp)
-    wanted = 4 * strategy.pp * strategy.virtual_stages
-    choices = [n for n in range(1, per_replica + 1) if per_replica % n == 0 and n <= wanted]
-    if strategy.virtual_stages > 1:
-        choices = [n for n in choices if n % strategy.pp == 0] or choices
-    return max(choices)
 
 
 def _degree(key: str, value: str) -> int:

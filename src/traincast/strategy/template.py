@@ -87,7 +87,7 @@ class PlanBuilder:
         self._grain = grain
         self._runtime = runtime
         self._works: dict[Work, int] = {}
-        self._segments: list[tuple[list[int], list[int]]] = []
+        self._segments: list[Segment] = []
         self._labels: dict[str, int] = {}
         self._templates: dict[int, _Columns] = {}
         self._placed: list[tuple[_Columns, int, int]] = []  # columns, row, microbatch
@@ -171,10 +171,14 @@ class PlanBuilder:
         return start
 
     def _run_as_segment(self, template: Template, run: Run, kind: int, backward: bool) -> int:
-        launches = [self.work(Launch(kernels=item.launches)) for item in run.items]
-        works = [self.work(item.work) for item in run.items]
         number = len(self._segments)
-        self._segments.append((launches, works))
+        self._segments.append(
+            Segment(
+                launches=np.array([self.work(Launch(kernels=item.launches)) for item in run.items], dtype=np.int64),
+                works=np.array([self.work(item.work) for item in run.items], dtype=np.int64),
+                labels=np.array([self._label(item.label) for item in run.items], dtype=np.int64),
+            )
+        )
         name = "optimizer" if kind == Category.OPTIMIZER else "backward" if backward else "forward"
         # Costs of segments come after those of the works, whose number is not known yet: store them negative.
         base = -1 - 3 * number
@@ -268,10 +272,7 @@ class PlanBuilder:
         return Plan(
             mesh=mesh,
             works=tuple(self._works),
-            segments=tuple(
-                Segment(launches=np.array(h, dtype=np.int64), works=np.array(w, dtype=np.int64))
-                for h, w in self._segments
-            ),
+            segments=tuple(self._segments),
             ranks=np.array([mesh.rank(pp=stage) for stage in range(mesh.pp)], dtype=np.int64),
             cost=cost,
             lane_start=lane_start,

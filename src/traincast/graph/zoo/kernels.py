@@ -111,7 +111,9 @@ def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     ctx.save_for_backward(x, weight, output[1])
 
 
-def _differentiate_rms_norm(ctx: Any, grad: torch.Tensor, _: object) -> tuple[Any, ...]:
+def _differentiate_rms_norm(ctx: Any, grad: torch.Tensor | None, _: object) -> tuple[Any, ...]:
+    if grad is None:
+        return None, None, None
     return (*_rms_norm_backward_op(grad, *ctx.saved_tensors), None)
 
 
@@ -129,7 +131,9 @@ def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tenso
     ctx.save_for_backward(q, k, v, *output)
 
 
-def _differentiate_attention(ctx: Any, grad: torch.Tensor, _: object) -> tuple[Any, ...]:
+def _differentiate_attention(ctx: Any, grad: torch.Tensor | None, _: object) -> tuple[Any, ...]:
+    if grad is None:
+        return None, None, None, None
     return (*_attention_backward_op(grad, *ctx.saved_tensors, ctx.causal), None)
 
 

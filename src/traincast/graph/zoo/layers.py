@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traincast.errors import RequestError
+from traincast.errors import RequestError, UnknownNameError
 from traincast.graph.zoo.kernels import attention, grouped_mm, rms_norm, rotary
 
 LIMITS: Final[Mapping[str, int]] = {
-    "layers": 10_000,
-    "first_dense": 10_000,
+    "layers": 2_000,
+    "first_dense": 2_000,
     "experts": 2**16,
     "heads": 2**16,
     "kv_heads": 2**16,
@@ -30,6 +30,13 @@ LIMITS: Final[Mapping[str, int]] = {
 }
 """Largest size that is believed; every size that is not named here may be up to ``LARGEST``."""
 LARGEST: Final = 2**20
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "norm": ("layernorm", "rmsnorm"),
+    "activation": ("gelu", "relu", "swiglu", "geglu"),
+    "positions": ("learned", "rope", "alibi", "none"),
+    "router": ("softmax", "sigmoid"),
+}
+"""The words that a setting may have; a setting that is not named here is true or false."""
 
 
 def check_sizes(family: str, sizes: Mapping[str, object], *, may_be_zero: frozenset[str] = frozenset()) -> None:
@@ -41,6 +48,16 @@ def check_sizes(family: str, sizes: Mapping[str, object], *, may_be_zero: frozen
         high = LIMITS.get(name, LARGEST)
         if not low <= value <= high:
             raise RequestError(f"{family}: {name}={value} must be between {low} and {high:,}")
+
+
+def check_choices(family: str, choices: Mapping[str, object]) -> None:
+    """Refuse a setting that is not one of its known words, or a flag that is neither true nor false."""
+    for name, value in choices.items():
+        known = CHOICES.get(name, ())
+        if known and isinstance(value, str) and value not in known:
+            raise UnknownNameError(f"{family} {name}", value, known)
+        if not isinstance(value, str if known else bool):
+            raise RequestError(f"{family}: {name}={value!r} must be {' or '.join(known or ('true', 'false'))}")
 
 
 def check_divides(family: str, *, whole: tuple[str, int], parts: tuple[str, int], remedy: str) -> None:

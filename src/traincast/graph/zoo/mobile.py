@@ -206,22 +206,14 @@ PROXYLESS_GPU: Final[tuple[Row, ...]] = (
 )
 
 
-def _chain(
-    stem: int,
-    blocks: Sequence[Block],
-    head: int,
-    *,
-    activation: Activation,
-    classes: int,
-    resolution: int,
-    dropout: float,
-) -> Traceable:
+def _chain(blocks: Sequence[Block], head: int, *, classes: int, resolution: int, dropout: float) -> Traceable:
     """Stem of stride 2, stages of inverted residuals, 1×1 convolution to ``head`` channels, classifier."""
+    first, last = blocks[0], blocks[-1]
     with torch.device("meta"):
         module = nn.Sequential(
-            conv_norm(3, stem, stride=2, activation=activation),
+            conv_norm(3, first.inputs, stride=2, activation=first.activation),
             *_stages(blocks),
-            conv_norm(blocks[-1].outputs, head, 1, activation=activation),
+            conv_norm(last.outputs, head, 1, activation=last.activation),
             *_classifier(head, classes, dropout=dropout),
         )
     return image_model(module, resolution=resolution)
@@ -229,43 +221,21 @@ def _chain(
 
 def mobilenet_v2(*, width: float = 1.0, classes: int = 1000, resolution: int = 224) -> Traceable:
     """MobileNetV2 (Sandler et al. 2018)."""
-    stem, act = divisible(32 * width), nn.ReLU6
-    return _chain(
-        stem,
-        _repeated(MOBILENET_V2, stem, width=width, activation=act),
-        divisible(1280 * max(1.0, width)),
-        activation=act,
-        classes=classes,
-        resolution=resolution,
-        dropout=0.2,
-    )
+    blocks = _repeated(MOBILENET_V2, divisible(32 * width), width=width, activation=nn.ReLU6)
+    head = divisible(1280 * max(1.0, width))
+    return _chain(blocks, head, classes=classes, resolution=resolution, dropout=0.2)
 
 
 def mnasnet(*, width: float = 1.0, classes: int = 1000, resolution: int = 224) -> Traceable:
     """MnasNet-B1, the searched network without squeeze-and-excitation (Tan et al. 2019)."""
-    stem = divisible(32 * width)
-    return _chain(
-        stem,
-        _repeated(MNASNET_B1, stem, width=width),
-        1280,
-        activation=nn.ReLU,
-        classes=classes,
-        resolution=resolution,
-        dropout=0.2,
-    )
+    blocks = _repeated(MNASNET_B1, divisible(32 * width), width=width)
+    return _chain(blocks, 1280, classes=classes, resolution=resolution, dropout=0.2)
 
 
 def proxylessnas(*, classes: int = 1000, resolution: int = 224) -> Traceable:
     """ProxylessNAS searched for GPU latency (Cai et al. 2019, figure 4)."""
-    return _chain(
-        40,
-        _repeated(PROXYLESS_GPU, 40, activation=nn.ReLU6),
-        1728,
-        activation=nn.ReLU6,
-        classes=classes,
-        resolution=resolution,
-        dropout=0.0,
-    )
+    blocks = _repeated(PROXYLESS_GPU, 40, activation=nn.ReLU6)
+    return _chain(blocks, 1728, classes=classes, resolution=resolution, dropout=0.0)
 
 
 V3Row = tuple[int, int, int, bool, bool, int]
@@ -387,15 +357,7 @@ def efficientnet(
     """EfficientNet (Tan & Le 2019) scaled by ``width`` and ``depth``, or EfficientNetV2-S (Tan & Le 2021)."""
     if version not in EFFICIENTNET:
         raise UnknownNameError("version of efficientnet", version, EFFICIENTNET)
-    base, rows = EFFICIENTNET[version]
-    stem = divisible(base * width)
-    blocks = _repeated(rows, stem, width=width, depth=depth, activation=nn.SiLU, efficient=True)
-    return _chain(
-        stem,
-        blocks,
-        4 * blocks[-1].outputs if version == "v1" else 1280,
-        activation=nn.SiLU,
-        classes=classes,
-        resolution=resolution,
-        dropout=dropout,
-    )
+    stem, rows = EFFICIENTNET[version]
+    blocks = _repeated(rows, divisible(stem * width), width=width, depth=depth, activation=nn.SiLU, efficient=True)
+    head = 4 * blocks[-1].outputs if version == "v1" else 1280
+    return _chain(blocks, head, classes=classes, resolution=resolution, dropout=dropout)

@@ -8,13 +8,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traincast.errors import UnknownNameError
-from traincast.graph.zoo.layers import MLP, RMSNorm, check_divides, check_sizes, cross_entropy, token_ids
+from traincast.graph.zoo.layers import (
+    MLP,
+    RMSNorm,
+    check_choices,
+    check_divides,
+    check_sizes,
+    cross_entropy,
+    token_ids,
+)
 from traincast.graph.zoo.traceable import Traceable
 
 _BUCKETS = 32
 _FARTHEST = 128
-_ACTIVATIONS = ("relu", "gelu", "geglu", "swiglu")
 
 
 class RelativeBias(nn.Module):  # type: ignore[misc]
@@ -182,8 +188,7 @@ def t5(
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab, "seq": seq}
     optional = {"decoder_layers": decoder_layers, "head_dim": head_dim, "ffn": ffn, "target_seq": target_seq}
     check_sizes("t5", sizes | {name: size for name, size in optional.items() if size is not None})
-    if activation not in _ACTIVATIONS:
-        raise UnknownNameError("t5 activation", str(activation), _ACTIVATIONS)
+    check_choices("t5", {"activation": activation, "tied": tied})
     if head_dim is None:
         remedy = "choose heads that divide hidden, or give head_dim"
         check_divides("t5", whole=("hidden", hidden), parts=("heads", heads), remedy=remedy)
@@ -200,7 +205,7 @@ def t5(
             seq=seq,
             target_seq=targets,
             activation=activation,
-            tied=bool(tied),
+            tied=tied,
         )
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from traincast.errors import RequestError, UnknownNameError
-from traincast.graph.zoo.layers import Experts, Latent, LayerConfig, check_divides, check_sizes
+from traincast.errors import RequestError
+from traincast.graph.zoo.layers import (
+    Experts,
+    Latent,
+    LayerConfig,
+    check_choices,
+    check_divides,
+    check_sizes,
+)
 from traincast.graph.zoo.stack import TransformerConfig, traceable
 from traincast.graph.zoo.traceable import Traceable
 
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "norm": ("layernorm", "rmsnorm"),
-    "activation": ("gelu", "relu", "swiglu", "geglu"),
-    "positions": ("learned", "rope", "alibi", "none"),
-    "router": ("softmax", "sigmoid"),
-}
 _MAY_BE_ZERO: Final = frozenset(
     {"window", "window_period", "first_dense", "shared_ffn", "shared_experts", "q_lora", "predictions"}
 )
-
-
-def _check_choices(family: str, choices: Mapping[str, object]) -> None:
-    """Refuse a setting that is not one of its known words, or a flag that is neither true nor false."""
-    for name, value in choices.items():
-        known = _CHOICES.get(name, ())
-        if known and isinstance(value, str) and value not in known:
-            raise UnknownNameError(f"{family} {name}", value, known)
-        if not isinstance(value, str if known else bool):
-            raise RequestError(f"{family}: {name}={value!r} must be {' or '.join(known or ('true', 'false'))}")
 
 
 def _layer(
@@ -102,8 +92,8 @@ def gpt(
     A table of learned positions has ``max_positions`` rows (default ``seq``), and never fewer than
     ``seq``; ALiBi (Press et al. 2021, arXiv:2108.12409) costs nothing beside its fused kernel.
     """
-    _check_choices("gpt", {"positions": positions, "norm": norm, "activation": activation})
-    _check_choices("gpt", {"bias": bias, "tied": tied, "parallel": parallel})
+    check_choices("gpt", {"positions": positions, "norm": norm, "activation": activation})
+    check_choices("gpt", {"bias": bias, "tied": tied, "parallel": parallel})
     rope = rope_fraction if positions == "rope" else 0.0
     layer = _layer("gpt", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=rope)
     table = seq if max_positions is None else max_positions
@@ -171,8 +161,8 @@ def llama(
     ``ffn`` defaults to two thirds of 4·hidden, rounded up to a multiple of 256. With a sliding
     ``window``, every ``window_period``-th layer attends to everything (0: none does).
     """
-    _check_choices("llama", {"activation": activation, "qk_norm": qk_norm, "tied": tied})
-    _check_choices("llama", {"qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias})
+    check_choices("llama", {"activation": activation, "qk_norm": qk_norm, "tied": tied})
+    check_choices("llama", {"qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias})
     sizes = {"layers": layers, "vocab": vocab, "window": window, "window_period": window_period}
     check_sizes("llama", sizes, may_be_zero=_MAY_BE_ZERO)
     layer = _layer(
@@ -254,7 +244,7 @@ def _experts(
     family: str, *, count: int, top_k: int, ffn: int, shared_ffn: int, router: str, bias: bool = False
 ) -> Experts:
     """The experts of a layer, checked."""
-    _check_choices(family, {"router": router})
+    check_choices(family, {"router": router})
     sizes = {"experts": count, "top_k": top_k, "expert_ffn": ffn, "shared_ffn": shared_ffn}
     check_sizes(family, sizes, may_be_zero=_MAY_BE_ZERO)
     if top_k > count:
@@ -282,7 +272,7 @@ def moe(
     tied: bool = False,
 ) -> Traceable:
     """Llama with experts: Mixtral (Jiang et al. 2024, arXiv:2401.04088), Qwen3-MoE (arXiv:2505.09388)."""
-    _check_choices("moe", {"qk_norm": qk_norm, "tied": tied})
+    check_choices("moe", {"qk_norm": qk_norm, "tied": tied})
     sizes = {"layers": layers, "vocab": vocab, "first_dense": first_dense}
     check_sizes("moe", sizes, may_be_zero=_MAY_BE_ZERO)
     layer = _layer("moe", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=1.0)
@@ -316,7 +306,7 @@ def deepseek(
 
     Without V3's multi-token-prediction module; its expert-balancing bias is no trained parameter.
     """
-    _check_choices("deepseek", {"tied": tied})
+    check_choices("deepseek", {"tied": tied})
     sizes = {"layers": layers, "vocab": vocab, "first_dense": first_dense, "shared_experts": shared_experts}
     ranks = {"q_lora": q_lora, "kv_lora": kv_lora, "rope_dim": rope_dim, "nope_dim": nope_dim, "v_dim": v_dim}
     check_sizes("deepseek", sizes | ranks, may_be_zero=_MAY_BE_ZERO)

@@ -180,6 +180,8 @@ def transformer_xl(
     check_sizes("transformer-xl", sizes | {"seq": seq, "ffn": width, "divisor": divisor})
     check_sizes("transformer-xl", {"memory": memory}, may_be_zero=frozenset({"memory"}))
     check_divides("transformer-xl", whole=("hidden", hidden), parts=("pair", 2), remedy="sine and cosine pair up")
+    if not isinstance(cutoffs, list | tuple):
+        raise RequestError(f"transformer-xl: cutoffs={cutoffs!r} must be a list of whole numbers")
     bounds = (0, *cutoffs, vocab)
     if any(not isinstance(b, int) for b in bounds) or list(bounds) != sorted(set(bounds)):
         raise RequestError(f"transformer-xl: cutoffs {list(cutoffs)} must rise from above 0 to below vocab={vocab}")

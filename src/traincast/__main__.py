@@ -1,0 +1,5 @@
+"""``python -m traincast``."""
+
+from traincast.cli.main import main
+
+main()

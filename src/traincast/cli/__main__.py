@@ -1,0 +1,5 @@
+"""``python -m traincast.cli``."""
+
+from traincast.cli.main import main
+
+main()

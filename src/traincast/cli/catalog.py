@@ -1,0 +1,157 @@
+"""``traincast models | clusters | devices | runtimes``: what is known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from traincast.cli.output import print_json, print_table
+from traincast.units import format_bytes, format_count, format_seconds
+
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+_name = click.argument("name", required=False)
+
+
+def _show_one(title: str, facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    print_table(title, ("what", "value"), [(key, _text(value)) for key, value in facts.items()])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_text(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(v) for v in value) or "–"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if value != "" else "–"
+
+
+@click.command(short_help="List the models of the zoo, or show one.")
+@_name
+@_json
+def models(name: str | None, as_json: bool) -> None:
+    """List the models of the zoo, or show the one called NAME."""
+    from traincast.graph import zoo
+
+    if name is not None:
+        card = zoo.card(name)
+        facts: dict[str, Any] = {
+            "name": card.name,
+            "family": card.family,
+            "description": card.description,
+            "dimensions": dict(card.parameters),
+            "published": dict(card.published),
+        }
+        _show_one(card.name, facts, as_json=as_json)
+        return
+    cards = [zoo.card(n) for n in zoo.names()]
+    if as_json:
+        print_json([{"name": c.name, "family": c.family, "description": c.description} for c in cards])
+        return
+    rows = [(c.name, c.family, _parameters(c.published.get("parameters")), c.description) for c in cards]
+    print_table(f"{len(rows)} models", ("model", "family", "parameters", "description"), rows, right=(2,))
+
+
+def _parameters(value: object) -> str:
+    return format_count(float(value)) if isinstance(value, int | float) else "–"
+
+
+@click.command(short_help="List the known devices, or show one.")
+@_name
+@_json
+def devices(name: str | None, as_json: bool) -> None:
+    """List the known devices, or show the one called NAME (or in a .toml file)."""
+    from traincast.cluster import device_names, load_device
+
+    if name is not None:
+        device = load_device(name)
+        facts = {**asdict(device), "peak_flops": dict(device.peak_flops), "achievable": dict(device.achievable)}
+        _show_one(device.name, facts, as_json=as_json)
+        return
+    known = [load_device(n) for n in device_names()]
+    if as_json:
+        print_json([{**asdict(d), "peak_flops": dict(d.peak_flops), "achievable": dict(d.achievable)} for d in known])
+        return
+    rows = [
+        (
+            d.name,
+            d.architecture,
+            f"{d.peak('bf16') / 1e12:.0f}",
+            format_bytes(d.memory_bytes),
+            f"{d.memory_bandwidth / 1e12:.2f}",
+            f"{d.tdp_w:.0f} W",
+            f"${d.price_per_hour:.2f}",
+        )
+        for d in known
+    ]
+    columns = ("device", "architecture", "half TFLOP/s", "memory", "TB/s", "power", "per hour")
+    print_table(f"{len(rows)} devices", columns, rows, right=(2, 3, 4, 5, 6))
+
+
+@click.command(short_help="List the known clusters and node types, or show one.")
+@_name
+@_json
+def clusters(name: str | None, as_json: bool) -> None:
+    """List the known clusters and node types, or show the one called NAME[:NODES] (or in a .toml file)."""
+    from traincast.cluster import Cluster, cluster_names, load_cluster, node_names
+
+    def facts(cluster: Cluster) -> dict[str, Any]:
+        data: dict[str, Any] = {k: v for k, v in _fields(cluster).items() if k != "device"}
+        return {**data, "device": cluster.device.name, "num_devices": cluster.num_devices}
+
+    if name is not None:
+        cluster = load_cluster(name)
+        _show_one(cluster.name, facts(cluster), as_json=as_json)
+        return
+    known = [load_cluster(n) for n in (*cluster_names(), *node_names())]
+    if as_json:
+        print_json([facts(c) for c in known])
+        return
+    rows = [
+        (
+            c.name,
+            f"{c.num_nodes} × {c.devices_per_node} {c.device.name}",
+            f"{c.intra_node.name} {c.intra_node.bandwidth / 1e9:.0f} GB/s ({c.intra_topology})",
+            f"{c.nics_per_node} × {c.inter_node.bandwidth * 8 / 1e9:.0f} Gb/s ({c.inter_topology})",
+            format_seconds(c.launch_s),
+            f"${c.price_per_node_hour:.2f}",
+        )
+        for c in known
+    ]
+    columns = ("cluster", "devices", "inside a node, per device", "between nodes", "launch", "node-hour")
+    print_table(f"{len(rows)} clusters and node types", columns, rows, right=(4, 5))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """A dataclass as a dict, one level of nested links written out."""
+    from dataclasses import fields, is_dataclass
+
+    found = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if field.name != "device" and is_dataclass(item) and not isinstance(item, type):
+            item = asdict(item)
+        found[field.name] = item
+    return found
+
+
+@click.command(short_help="List the known training frameworks, or show one.")
+@_name
+@_json
+def runtimes(name: str | None, as_json: bool) -> None:
+    """List the known runtimes (habits of training frameworks), or show the one called NAME (or in a .toml file)."""
+    from traincast.strategy import load_runtime, runtime_names
+
+    if name is not None:
+        _show_one(load_runtime(name).name, asdict(load_runtime(name)), as_json=as_json)
+        return
+    known = [load_runtime(n) for n in runtime_names()]
+    if as_json:
+        print_json([asdict(r) for r in known])
+        return
+    print_table(f"{len(known)} runtimes", ("runtime", "description"), [(r.name, r.description) for r in known])

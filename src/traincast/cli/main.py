@@ -1,0 +1,76 @@
+"""The command line: one verb per file, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+from traincast import __version__
+from traincast.errors import RequestError, TraincastError
+
+VERBS: Final = {
+    "predict": ("traincast.cli.predict", "Forecast a training step, and the whole job."),
+    "capture": ("traincast.cli.capture", "Trace a model and save its operator graph."),
+    "models": ("traincast.cli.catalog", "List the models of the zoo, or show one."),
+    "clusters": ("traincast.cli.catalog", "List the known clusters and node types, or show one."),
+    "devices": ("traincast.cli.catalog", "List the known devices, or show one."),
+    "runtimes": ("traincast.cli.catalog", "List the known training frameworks, or show one."),
+    "validate": ("traincast.cli.validate", "Compare forecasts with a table of measured runs."),
+}
+
+
+class Verbs(click.Group):
+    """The group of verbs; a verb's module is imported when the verb is called, not for ``--help``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of that name."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="traincast")
+def app() -> None:
+    """Forecast distributed deep-learning training: step time and why, memory, timeline, job time and cost."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits 0, 2 for a wrong request with one clear line, 1 for a failure."""
+    try:
+        code = app.main(args=arguments, prog_name="traincast", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        _fail("interrupted", 130)
+    except click.ClickException as error:
+        hint = " (traincast --help shows the verbs)" if isinstance(error, click.UsageError) and not error.ctx else ""
+        _fail(" ".join(error.format_message().split()) + hint, 2)
+    except RequestError as error:
+        _fail(str(error), 2)
+    except TraincastError as error:
+        _fail(str(error), 1)
+    except RecursionError:
+        _fail("the request is nested too deeply", 2)
+    except MemoryError:
+        _fail("out of memory: ask for fewer ranks or microbatches", 1)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def _fail(message: str, code: int) -> None:
+    line = " ".join(message.split())
+    click.echo(f"traincast: {line}", err=True)
+    sys.exit(code)

@@ -1,0 +1,53 @@
+"""What all verbs share: tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that does not wrap figures when its output is a file."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not made.is_terminal:
+        made.width = max(made.width, 120)
+    return made
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on standard output; numbers that JSON lacks become null."""
+    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
+) -> None:
+    """A table for people; ``right`` are the columns aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)

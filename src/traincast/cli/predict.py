@@ -1,0 +1,207 @@
+"""``traincast predict``: the forecast of one training step, and of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from traincast.cli.output import console, print_json
+from traincast.errors import RequestError
+from traincast.units import HOUR, format_bytes, format_count, format_seconds, parse_count
+
+if TYPE_CHECKING:
+    from traincast.forecast import Forecast
+    from traincast.report import Report
+
+_EXPANDED_RANKS = 64
+_EXPANDED_TASKS = 400_000
+
+
+@click.command(short_help="Forecast a training step, and the whole job.")
+@click.argument("model")
+@click.option("--cluster", required=True, metavar="NAME[:NODES]", help="Cluster or node type, or a .toml file.")
+@click.option("--strategy", metavar="dp=8,tp=4,…", help="How to spread it; chosen to fit when left out.")
+@click.option("--global-batch", required=True, metavar="N", help="Samples per step, over all devices.")
+@click.option("--seq", metavar="N", help="Tokens per sample, for sequence models.")
+@click.option("--precision", metavar="NAME", help="fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4.")
+@click.option("--runtime", metavar="NAME", help="Training framework, or a .toml file; see `traincast runtimes`.")
+@click.option("--shard", metavar="MODULE=ROLE", multiple=True, help="Tensor-shard rule: column, row or replicate.")
+@click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
+@click.option("--samples", metavar="N", help="Length of the job in samples.")
+@click.option("--steps", metavar="N", help="Length of the job in steps.")
+@click.option("--trace", metavar="FILE", help="Write a Chrome trace (.json or .json.gz); opens in Perfetto.")
+@click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def predict(
+    model: str,
+    cluster: str,
+    strategy: str | None,
+    global_batch: str,
+    seq: str | None,
+    precision: str | None,
+    runtime: str | None,
+    shard: tuple[str, ...],
+    tokens: str | None,
+    samples: str | None,
+    steps: str | None,
+    trace: str | None,
+    html: str | None,
+    no_cache: bool,
+    as_json: bool,
+) -> None:
+    """Forecast one training step of MODEL on a cluster.
+
+    MODEL is a name of the zoo (`traincast models`), a family by its dimensions
+    (gpt:layers=24,hidden=2048,heads=16), a Hugging Face config.json, a saved graph, or
+    package.module:factory.
+    """
+    from traincast.forecast import predict as forecast_step
+
+    for target in (trace, html):
+        if target is not None and not Path(target).resolve().parent.is_dir():
+            raise RequestError(f"cannot write {target}: the folder {Path(target).resolve().parent} does not exist")
+    result = forecast_step(
+        model,
+        cluster=cluster,
+        strategy=strategy,
+        global_batch=parse_count(global_batch, what="--global-batch"),
+        seq=None if seq is None else parse_count(seq, what="--seq"),
+        precision=precision,
+        runtime=runtime,
+        shard=tuple(_rule(text) for text in shard),
+        tokens=None if tokens is None else parse_count(tokens, what="--tokens"),
+        samples=None if samples is None else parse_count(samples, what="--samples"),
+        steps=None if steps is None else parse_count(steps, what="--steps"),
+        use_cache=not no_cache,
+    )
+    written = _write(result, trace=trace, html=html)
+    if as_json:
+        print_json(result.report.as_dict())
+        return
+    _show(result.report, chosen=strategy is None)
+    for what, path in written:
+        console().print(f"{what}: {path}")
+
+
+def _rule(text: str) -> tuple[str, str]:
+    module, equals, role = text.rpartition("=")
+    if not equals or not module:
+        raise RequestError(f"--shard {text!r}: expected MODULE=column, MODULE=row or MODULE=replicate")
+    return module, role
+
+
+def _write(result: Forecast, *, trace: str | None, html: str | None) -> list[tuple[str, str]]:
+    """Write the files asked for; a trace has every rank as long as that stays readable."""
+    written = []
+    if trace is not None:
+        from traincast.report.trace import write_trace
+
+        plan = result.lowered.plan
+        ranks = plan.mesh.num_ranks
+        expanded = ranks <= _EXPANDED_RANKS and plan.num_tasks * ranks // len(plan.ranks) <= _EXPANDED_TASKS
+        write_trace(result.detailed(all_ranks=expanded), Path(trace))
+        shown = f"{ranks} ranks" if expanded else f"one rank of each of {len(plan.ranks)} stages"
+        written.append((f"trace of {shown}, for Perfetto", trace))
+    if html is not None:
+        from traincast.report.page import write_page
+
+        write_page(result.report, result.timeline, Path(html))
+        written.append(("page", html))
+    return written
+
+
+def _show(report: Report, *, chosen: bool) -> None:
+    from rich import box
+    from rich.table import Table
+
+    out = console()
+    out.print(f"[bold]{report.model}[/bold] on {report.cluster}", highlight=False)
+    how = " (chosen)" if chosen else ""
+    out.print(
+        f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
+        f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
+        f"{report.precision} · {report.runtime} · {format_count(report.num_parameters)} parameters"
+    )
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column()
+    spread = f"{format_seconds(report.low_s)} … {format_seconds(report.high_s)} (90 % interval)"
+    table.add_row("step", f"[bold]{format_seconds(report.step_s)}[/bold]", spread)
+    rate = f"{format_count(report.samples_per_s)} samples/s"
+    if report.tokens_per_s:
+        each = format_count(report.tokens_per_s / report.num_devices)
+        table.add_row(
+            "throughput", f"{format_count(report.tokens_per_s)} tokens/s", f"{rate}, {each} tokens/s per device"
+        )
+    else:
+        table.add_row("throughput", rate, "")
+    table.add_row("MFU", f"{report.mfu:.1%}", "of the peak rate, model FLOPs only")
+    table.add_section()
+    for name, seconds in (
+        ("compute", report.compute_s),
+        ("exposed communication", report.exposed_communication_s),
+        ("bubble", report.bubble_s),
+        ("optimizer", report.optimizer_s),
+        ("overhead", report.overhead_s),
+    ):
+        table.add_row(name, format_seconds(seconds), f"{_bar(seconds / report.step_s)} {seconds / report.step_s:.1%}")
+    table.add_section()
+    verdict = "fits" if report.fits else "[bold red]does not fit[/bold red]"
+    table.add_row(
+        "memory",
+        format_bytes(report.peak_memory_bytes),
+        f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}",
+    )
+    for name, nbytes in report.memory.as_dict().items():
+        table.add_row(f"  {name}", format_bytes(nbytes), "")
+    table.add_section()
+    sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
+    table.add_row("estimated by", sources, "")
+    _show_job(table, report)
+    out.print(table)
+    _show_path(report)
+    for warning in report.warnings:
+        out.print(f"[yellow]warning:[/yellow] {warning}")
+
+
+def _show_job(table: object, report: Report) -> None:
+    from rich.table import Table
+
+    assert isinstance(table, Table)
+    job = report.job
+    if job is None:
+        return
+    table.add_section()
+    table.add_row("job", f"[bold]{format_seconds(job.job_s)}[/bold]", f"{job.num_steps:,} steps")
+    for name, seconds in (
+        ("start-up", job.startup_s),
+        ("data loading", job.data_loading_s),
+        ("steps", job.steps_s),
+        ("checkpoints", job.checkpoints_s),
+        ("evaluation", job.evaluation_s),
+    ):
+        table.add_row(f"  {name}", format_seconds(seconds), "")
+    table.add_row("cost", f"${job.cost:,.0f}", f"{job.job_s / HOUR * report.num_devices:,.0f} device-hours")
+    table.add_row("energy", f"{job.energy_j / 3.6e9:,.2f} MWh", "")
+
+
+def _show_path(report: Report) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="critical path", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    for entry in report.critical_path[:8]:
+        table.add_row(entry.label, format_seconds(entry.seconds), f"{entry.share:.1%}")
+    console().print(table)
+
+
+def _bar(share: float, width: int = 24) -> str:
+    filled = round(max(0.0, min(1.0, share)) * width)
+    return "█" * filled + "·" * (width - filled)

@@ -1,0 +1,85 @@
+"""The critical path: the chain of tasks that decides when the step ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.simulate import Timeline
+from traincast.strategy.plan import Category
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathEntry:
+    """Time on the critical path that falls to tasks of one label."""
+
+    label: str
+    seconds: float
+    share: float
+    count: int
+
+
+def critical_tasks(timeline: Timeline) -> Ints:
+    """Tasks of one longest chain, first to last: each starts when the one before it ends.
+
+    A task starts when its lanes are free and its predecessors have ended, so one of those ended exactly
+    then; going back along it from the last task gives the chain.
+    """
+    plan, start, end = timeline.plan, timeline.start, timeline.end
+    if not plan.num_tasks:
+        return np.zeros(0, dtype=np.int64)
+    before = _previous_on_lane(plan.lanes, np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start)))
+    path = []
+    task = int(np.argmax(end))
+    while True:
+        path.append(task)
+        lanes = before[plan.lane_start[task] : plan.lane_start[task + 1]]
+        others = plan.predecessors[plan.predecessor_start[task] : plan.predecessor_start[task + 1]]
+        candidates = np.concatenate([others, lanes[lanes >= 0]])
+        if not len(candidates) or start[task] <= 0.0:
+            break
+        task = int(candidates[np.argmax(end[candidates])])
+    return np.array(path[::-1], dtype=np.int64)
+
+
+def summarize(timeline: Timeline, tasks: Ints, seconds: Floats) -> list[PathEntry]:
+    """Time on the path per label, the largest first; launches count together.
+
+    A segment on the path is written out as the works it stands for, whose ``seconds`` are given.
+    """
+    plan = timeline.plan
+    duration = timeline.end[tasks] - timeline.start[tasks]
+    launches = plan.category[tasks] == Category.HOST
+    inside = plan.cost[tasks] >= len(plan.works)
+    time = np.zeros(len(plan.labels) + 1)
+    count = np.zeros(len(plan.labels) + 1, dtype=np.int64)
+    time[-1], count[-1] = duration[launches].sum(), launches.sum()
+    plain = ~launches & ~inside
+    np.add.at(time, plan.label[tasks[plain]], duration[plain])
+    np.add.at(count, plan.label[tasks[plain]], 1)
+    numbers, times = np.unique((plan.cost[tasks[inside & ~launches]] - len(plan.works)) // 3, return_counts=True)
+    for number, repeats in zip(numbers, times, strict=True):
+        segment = plan.segments[number]
+        np.add.at(time, segment.labels, repeats * seconds[segment.works])
+        np.add.at(count, segment.labels, repeats)
+    total = max(timeline.step_s, 1e-30)
+    names = (*plan.labels, "host launches")
+    return [
+        PathEntry(label=names[i], seconds=float(time[i]), share=float(time[i]) / total, count=int(count[i]))
+        for i in np.argsort(-time, kind="stable")
+        if count[i]
+    ]
+
+
+def _previous_on_lane(lanes: Ints, task: Ints) -> Ints:
+    """For every entry of the lanes column, the task that held that lane before, or -1."""
+    order = np.argsort(lanes, kind="stable")
+    before = np.full(len(lanes), -1, dtype=np.int64)
+    same = lanes[order][1:] == lanes[order][:-1]
+    before[order[1:][same]] = task[order[:-1][same]]
+    return before

@@ -1,0 +1,93 @@
+"""The whole job: steps, and all that is not steps; its cost and energy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from traincast.cluster import Cluster
+from traincast.units import HOUR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """What a job does beside its steps.
+
+    ``startup_s`` is scheduling, process start and communicator set-up on one node; it grows with the
+    logarithm of the nodes. A checkpoint writes weights, master weights and optimizer states.
+    """
+
+    startup_s: float = 60.0
+    startup_per_doubling_s: float = 15.0
+    checkpoint_every_s: float = 1800.0
+    evaluate_every_steps: int = 1000
+    evaluation_steps: int = 20
+    bytes_per_token: float = 4.0
+    bytes_per_sample: float = 120e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobForecast:
+    """Seconds of a job by part, what it costs (US dollars) and what it draws (joules)."""
+
+    num_steps: int
+    startup_s: float
+    data_loading_s: float
+    steps_s: float
+    checkpoints_s: float
+    evaluation_s: float
+    cost: float
+    energy_j: float
+
+    @property
+    def job_s(self) -> float:
+        """All parts together."""
+        return self.startup_s + self.data_loading_s + self.steps_s + self.checkpoints_s + self.evaluation_s
+
+    def as_dict(self) -> dict[str, float]:
+        """Parts by name, with the sum."""
+        return {**asdict(self), "job_s": self.job_s}
+
+
+def forecast_job(
+    *,
+    num_steps: int,
+    step_s: float,
+    busy: float,
+    forward_share: float,
+    state_bytes: float,
+    samples_per_step: int,
+    tokens_per_sample: int,
+    cluster: Cluster,
+    settings: JobSettings,
+) -> JobForecast:
+    """Time, cost and energy of ``num_steps`` steps.
+
+    ``busy`` is the share of a step in which devices compute, ``state_bytes`` the whole job's state to
+    checkpoint. Loading overlaps the step; only what is slower than the step shows.
+    """
+    doublings = max(0, (cluster.num_nodes - 1).bit_length())
+    startup = settings.startup_s + settings.startup_per_doubling_s * doublings
+    startup += state_bytes / (cluster.storage_bandwidth * cluster.num_nodes)
+    per_sample = tokens_per_sample * settings.bytes_per_token if tokens_per_sample else settings.bytes_per_sample
+    loading = samples_per_step * per_sample / (cluster.storage_bandwidth * cluster.num_nodes)
+    steps = num_steps * step_s
+    checkpoints = max(1.0, steps / settings.checkpoint_every_s)
+    evaluations = num_steps // settings.evaluate_every_steps
+    job = JobForecast(
+        num_steps=num_steps,
+        startup_s=startup,
+        data_loading_s=loading + num_steps * max(0.0, loading - step_s),
+        steps_s=steps,
+        checkpoints_s=checkpoints * state_bytes / (cluster.storage_bandwidth * cluster.num_nodes),
+        evaluation_s=evaluations * settings.evaluation_steps * step_s * forward_share,
+        cost=0.0,
+        energy_j=0.0,
+    )
+    devices = cluster.num_devices
+    per_hour = cluster.price_per_node_hour * cluster.num_nodes or cluster.device.price_per_hour * devices
+    host_power = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
+    # A device draws about a third of its rating when it waits.
+    power = devices * cluster.device.tdp_w * (0.3 + 0.7 * busy) + host_power
+    return JobForecast(
+        **{**asdict(job), "cost": per_hour * job.job_s / HOUR, "energy_j": power * job.job_s},
+    )

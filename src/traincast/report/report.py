@@ -1,0 +1,181 @@
+"""The report: everything a forecast says about one training step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from traincast.graph import OperatorGraph, Phase
+from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.predict import SOURCES, Estimates
+from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdown
+from traincast.report.critical_path import PathEntry, critical_tasks, summarize
+from traincast.report.job import JobForecast
+from traincast.simulate import Timeline, interval
+from traincast.strategy import Category, Lowered, Memory, Request
+
+_SHOWN: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One pipeline stage's rank (all replicas of it do the same): its time and memory."""
+
+    rank: int
+    stage: int
+    breakdown: Breakdown
+    memory: Memory
+
+    @property
+    def utilization(self) -> float:
+        """Share of the step in which its device computes."""
+        total = self.breakdown.total_s
+        return (self.breakdown.compute_s + self.breakdown.optimizer_s) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a forecast says; seconds, bytes, and shares from 0 to 1."""
+
+    model: str
+    cluster: str
+    strategy: str
+    runtime: str
+    precision: str
+    num_devices: int
+    global_batch: int
+    micro_batch: int
+    tokens_per_sample: int
+    num_parameters: int
+    step_s: float
+    low_s: float
+    high_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    mfu: float
+    compute_s: float
+    exposed_communication_s: float
+    bubble_s: float
+    optimizer_s: float
+    overhead_s: float
+    peak_memory_bytes: float
+    memory_capacity_bytes: float
+    memory: Memory
+    fits: bool
+    estimated_by: dict[str, float] = field(hash=False)
+    ranks: tuple[RankReport, ...]
+    critical_path: tuple[PathEntry, ...]
+    warnings: tuple[str, ...]
+    job: JobForecast | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        data = asdict(self)
+        data["memory"] = self.memory.as_dict()
+        data["ranks"] = [
+            {
+                "rank": r.rank,
+                "stage": r.stage,
+                "utilization": r.utilization,
+                **asdict(r.breakdown),
+                "peak_memory_bytes": r.memory.total,
+            }
+            for r in self.ranks
+        ]
+        data["job"] = self.job.as_dict() if self.job else None
+        data["job_s"] = self.job.job_s if self.job else None
+        data["cost"] = self.job.cost if self.job else None
+        data["energy_j"] = self.job.energy_j if self.job else None
+        return data
+
+
+def model_flops(graph: OperatorGraph) -> float:
+    """FLOPs of forward and backward products for one sample, nothing recomputed: what MFU counts."""
+    return sum(
+        op.flops * count for op, count in graph if op.kind.value in MATRIX_KINDS and op.phase is not Phase.OPTIMIZER
+    )
+
+
+def make_report(
+    request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline, *, strategy_text: str = ""
+) -> Report:
+    """Put together what ``timeline`` and ``lowered`` say about ``request``."""
+    plan = timeline.plan
+    spans = timeline.spans()
+    communication = plan.shares(estimates.seconds, plan.communicates())
+    ranks = tuple(
+        RankReport(
+            rank=int(plan.ranks[row]),
+            stage=row,
+            breakdown=breakdown_of_row(timeline, spans, row, communication),
+            memory=lowered.memory[row],
+        )
+        for row in range(len(plan.ranks))
+    )
+    step_s = timeline.step_s
+    low_s, high_s = interval(plan, estimates)
+    mean = mean_breakdown([r.breakdown for r in ranks])
+    fullest = max(lowered.memory, key=lambda m: m.total)
+    device = request.cluster.device
+    samples = request.global_batch / step_s if step_s else 0.0
+    graph = request.graph
+    peak = device.peak(request.precision.linear.value) * request.cluster.num_devices
+    return Report(
+        model=graph.name,
+        cluster=f"{request.cluster.name} ({request.cluster.num_nodes} × {request.cluster.devices_per_node} {device.name})",
+        strategy=strategy_text or str(request.strategy),
+        runtime=request.runtime.name,
+        precision=request.precision.name,
+        num_devices=request.cluster.num_devices,
+        global_batch=request.global_batch,
+        micro_batch=lowered.micro_batch,
+        tokens_per_sample=graph.tokens_per_sample,
+        num_parameters=graph.num_parameters,
+        step_s=step_s,
+        low_s=low_s,
+        high_s=high_s,
+        samples_per_s=samples,
+        tokens_per_s=samples * graph.tokens_per_sample,
+        mfu=model_flops(graph) * samples / peak,
+        **asdict(mean),
+        peak_memory_bytes=fullest.total,
+        memory_capacity_bytes=device.memory_bytes,
+        memory=fullest,
+        fits=fullest.total <= device.memory_bytes,
+        estimated_by=_sources(timeline, estimates),
+        ranks=ranks,
+        critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
+        warnings=_warnings(request, estimates, fullest),
+    )
+
+
+def _sources(timeline: Timeline, estimates: Estimates) -> dict[str, float]:
+    """Share of all time of works, by where the estimate came from."""
+    plan = timeline.plan
+    device = plan.cost[plan.category != Category.HOST]
+    counts = np.bincount(device, minlength=plan.num_costs)
+    seconds = {
+        name: float(counts @ plan.shares(estimates.seconds, estimates.source == number))
+        for number, name in enumerate(SOURCES)
+    }
+    total = sum(seconds.values()) or 1.0
+    return {name: value / total for name, value in seconds.items()}
+
+
+def _warnings(request: Request, estimates: Estimates, fullest: Memory) -> tuple[str, ...]:
+    warnings = list(estimates.warnings)
+    capacity = request.cluster.device.memory_bytes
+    if fullest.total > capacity:
+        warnings.append(
+            f"does not fit: {fullest.total / 2**30:.1f} GiB needed, {capacity / 2**30:.1f} GiB there; "
+            f"try a smaller micro_batch, recompute=full, more tp or pp, or zero=1"
+        )
+    unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
+    if unknown:
+        warnings.append(f"operators without a formula of their own, taken as element-wise: {', '.join(unknown)}")
+    dtype = request.precision.linear.value
+    if not request.cluster.device.supports(dtype):
+        warnings.append(f"{request.cluster.device.name} has no {dtype}: taken at the rate of the next wider dtype")
+    return tuple(warnings)

@@ -1,0 +1,353 @@
+"""Traces: a timeline as Chrome events, for Perfetto and for HolisticTraceAnalysis (HTA).
+
+The events are those of PyTorch's profiler: a host thread with an operator and a ``cudaLaunchKernel``
+per launch, and one lane per device stream with the kernels, tied to their launches by ``correlation``.
+HTA knows communication by names that match ``^nccl.*Kernel``, a step by ``ProfilerStep#0``, and the
+rank of a file by the first line with ``"rank": ``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import FileFormatError, RequestError
+from traincast.graph import Operator
+from traincast.simulate import Timeline
+from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
+from traincast.work import Collective, Launch, Transfer, Work
+
+Ints = npt.NDArray[np.int64]
+
+STREAM_NAMES: Final[dict[Stream, str]] = {
+    Stream.HOST: "host",
+    Stream.COMPUTE: "compute",
+    Stream.COMMUNICATION: "communication",
+    Stream.DATA: "data",
+    Stream.SEND_FORWARD: "send forward",
+    Stream.SEND_BACKWARD: "send backward",
+}
+
+_KERNELS: Final[dict[str, str]] = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "all_to_all": "AllToAll",
+    "broadcast": "Broadcast",
+}
+# Words by which HTA takes a kernel for something else than compute; it minds their case.
+_RESERVED: Final = re.compile(r"^nccl|^dma|Sync|Memcpy|Memset")
+_COMPRESSION: Final = 3
+_CHUNK: Final = 20_000
+
+
+def write_trace(timeline: Timeline, path: Path, *, backend: str = "nccl", ranks: Sequence[int] | None = None) -> int:
+    """Write one trace of the chosen ranks, a process each, and return the number of events.
+
+    Without ``ranks``, those that the plan has rows for: all of an expanded plan, one per stage of a
+    folded one. In a folded plan any rank may be asked for; it does what its stage's row does.
+    """
+    source = _Source(timeline)
+    chosen = source.check(ranks)
+    return source.write(path, chosen, backend=backend, unit_ns=1)
+
+
+def write_traces(
+    timeline: Timeline, directory: Path, *, backend: str = "nccl", ranks: Sequence[int] | None = None
+) -> list[Path]:
+    """Write one trace per rank into ``directory``, which is made if only it is missing: what HTA reads.
+
+    Times are whole microseconds here: of a fraction HTA rounds starts up and ends down, and so would
+    take a microsecond off every kernel.
+    """
+    source = _Source(timeline)
+    chosen = source.check(ranks)
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise FileFormatError(f"cannot write traces to {str(directory)!r}: {_reason(error)}") from error
+    digits = len(str(source.plan.mesh.num_ranks - 1))
+    paths = [directory / f"rank{rank:0{digits}d}.json.gz" for rank in chosen]
+    for path, rank in zip(paths, chosen, strict=True):
+        source.write(path, [rank], backend=backend, unit_ns=1000)
+    return paths
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A text file that takes the place of ``path`` only when all of it is written; ``.gz`` is compressed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as raw:
+                if path.suffix == ".gz":
+                    with (
+                        gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed,
+                        io.TextIOWrapper(packed, encoding="utf-8") as text,
+                    ):
+                        yield text
+                else:
+                    with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
+                        yield text
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileFormatError(f"cannot write {str(path)!r}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "its directory does not exist; make it first, or choose another"
+    return (error.strerror or str(error)).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What all events of tasks with one cost, label and category have in common, as JSON."""
+
+    name: str
+    label: str
+    args: str
+
+
+class _Source:
+    """A timeline laid out by rank, ready to be written."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        plan = timeline.plan
+        self.plan = plan
+        self._timeline = timeline
+        self._task, self._stream, self._row_start = _by_row(plan)
+        self._launched = _launched(plan)
+        distinct, self._kind_of = np.unique(
+            np.stack([plan.cost, plan.label, plan.category]), axis=1, return_inverse=True
+        )
+        self._kinds = [_kind(plan, int(cost), int(label), int(category)) for cost, label, category in distinct.T]
+
+    def check(self, ranks: Sequence[int] | None) -> list[int]:
+        """The ranks asked for, in order, each once."""
+        world = self.plan.mesh.num_ranks
+        chosen = [int(r) for r in self.plan.ranks] if ranks is None else sorted(set(ranks))
+        wrong = [r for r in chosen if not 0 <= r < world]
+        if wrong or not chosen:
+            asked = f"rank {wrong[0]}" if wrong else "no rank"
+            raise RequestError(f"trace of {asked}: the plan has ranks 0 to {world - 1}")
+        return chosen
+
+    def write(self, path: Path, ranks: list[int], *, backend: str, unit_ns: int) -> int:
+        """Write the events of ``ranks`` to ``path``, in multiples of ``unit_ns``; returns their number."""
+        if not path.name.endswith((".json", ".json.gz")):
+            raise FileFormatError(f"trace {str(path)!r}: expected a name that ends in .json or .json.gz")
+        count = 0
+        with replacing(path) as file:
+            file.write(self._header(path.name, ranks, backend))
+            first = 1
+            for number, rank in enumerate(ranks):
+                lines = self._metadata(rank)
+                kernels, events = self._events(rank, first, unit_ns)
+                first += kernels
+                file.write(",\n" if number else "")
+                file.write(",\n".join(lines))
+                for chunk in _chunks(events):
+                    file.write(",\n")
+                    file.write(",\n".join(chunk))
+                    count += len(chunk)
+            file.write("\n]\n}\n")
+        return count
+
+    def _header(self, name: str, ranks: list[int], backend: str) -> str:
+        mesh = self.plan.mesh
+        devices = sorted({rank % mesh.devices_per_node for rank in ranks})
+        values = {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": device, "name": "predicted by Traincast"} for device in devices],
+            "distributedInfo": {"backend": backend, "rank": ranks[0], "world_size": mesh.num_ranks},
+            "displayTimeUnit": "ms",
+            "traceName": name,
+            "baseTimeNanoseconds": 0,
+        }
+        lines = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in values.items())
+        return "{\n" + lines + '"traceEvents": [\n'
+
+    def _row(self, rank: int) -> int:
+        """The row that shows what ``rank`` does."""
+        plan = self.plan
+        rows = np.flatnonzero(plan.ranks == rank)
+        return int(rows[0]) if len(rows) else plan.mesh.coordinate(rank, "pp")
+
+    def _metadata(self, rank: int) -> list[str]:
+        row = self._row(rank)
+        used = np.unique(self._stream[self._row_start[row] : self._row_start[row + 1]]).tolist()
+        stage = self.plan.mesh.coordinate(rank, "pp")
+        values: list[tuple[str, int, dict[str, Any]]] = [
+            ("process_name", 0, {"name": f"rank {rank} (stage {stage})"}),
+            ("process_sort_index", 0, {"sort_index": rank}),
+        ]
+        for stream in sorted({int(Stream.HOST), *used}):
+            values.append(("thread_name", stream, {"name": STREAM_NAMES[Stream(stream)]}))
+            values.append(("thread_sort_index", stream, {"sort_index": stream}))
+        return [
+            json.dumps({"ph": "M", "name": name, "pid": rank, "tid": tid, "ts": 0, "args": args})
+            for name, tid, args in values
+        ]
+
+    def _events(self, rank: int, first: int, unit_ns: int) -> tuple[int, Iterator[str]]:
+        """The number of kernels of ``rank``, and all its events; kernels are numbered from ``first``."""
+        plan, row = self.plan, self._row(rank)
+        part = slice(self._row_start[row], self._row_start[row + 1])
+        task, stream = self._task[part], self._stream[part]
+        host = plan.category[task] == Category.HOST
+        kernel, launch = task[~host], task[host]
+        number = np.full(plan.num_tasks + 1, -1, dtype=np.int64)  # the last entry stands for "launches nothing"
+        number[kernel] = np.arange(first, first + len(kernel))
+        step = _times(np.array([0.0]), np.array([self._timeline.step_s]), unit_ns)[1][0]
+
+        def events() -> Iterator[str]:
+            yield (
+                f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#0","pid":{rank},"tid":0,"ts":0,"dur":{step}}}'
+            )
+            yield from self._host_events(rank, launch, number[self._launched[launch]].tolist(), unit_ns)
+            yield from self._kernel_events(rank, kernel, stream[~host].tolist(), first, unit_ns)
+
+        return len(kernel), events()
+
+    def _host_events(self, rank: int, task: Ints, launched: list[int], unit_ns: int) -> Iterator[str]:
+        kinds = self._kinds
+        own = self._kind_of[task].tolist()
+        target = self._kind_of[np.minimum(self._launched[task], self.plan.num_tasks - 1)].tolist()
+        starts, durations = self._spans(task, unit_ns)
+        for mine, other, number, ts, dur in zip(own, target, launched, starts, durations, strict=True):
+            at = f'"pid":{rank},"tid":0,"ts":{ts},"dur":{dur}'
+            if number < 0:
+                if dur > 0:
+                    yield f'{{"ph":"X","cat":"cpu_op","name":{kinds[mine].label},{at},"args":{{{kinds[mine].args}}}}}'
+                continue
+            yield (
+                f'{{"ph":"X","cat":"cpu_op","name":{kinds[other].label},{at},'
+                f'"args":{{"External id":{number},{kinds[mine].args}}}}}'
+            )
+            yield (
+                f'{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel",{at},'
+                f'"args":{{"External id":{number},"correlation":{number}}}}}'
+            )
+
+    def _kernel_events(self, rank: int, task: Ints, stream: list[int], first: int, unit_ns: int) -> Iterator[str]:
+        kinds = self._kinds
+        device = rank % self.plan.mesh.devices_per_node
+        starts, durations = self._spans(task, unit_ns)
+        columns = zip(
+            range(first, first + len(task)),
+            self._kind_of[task].tolist(),
+            stream,
+            self.plan.microbatch[task].tolist(),
+            starts,
+            durations,
+            strict=True,
+        )
+        for number, kind, lane, microbatch, ts, dur in columns:
+            yield (
+                f'{{"ph":"X","cat":"kernel","name":{kinds[kind].name},"pid":{rank},"tid":{lane},"ts":{ts},"dur":{dur},'
+                f'"args":{{"External id":{number},"correlation":{number},"device":{device},"stream":{lane},'
+                f'"microbatch":{microbatch},{kinds[kind].args}}}}}'
+            )
+
+    def _spans(self, task: Ints, unit_ns: int) -> tuple[list[float], list[float]]:
+        return _times(self._timeline.start[task], self._timeline.end[task], unit_ns)
+
+
+def _times(
+    start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], unit_ns: int
+) -> tuple[list[float], list[float]]:
+    """Starts and durations in microseconds, rounded so that spans which touch still touch."""
+    left = np.rint(start * (1e9 / unit_ns)).astype(np.int64)
+    right = np.rint(end * (1e9 / unit_ns)).astype(np.int64)
+    if unit_ns == 1000:
+        return left.tolist(), (right - left).tolist()
+    scale = 1000 / unit_ns
+    return (left / scale).tolist(), ((right - left) / scale).tolist()
+
+
+def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for line in lines:
+        chunk.append(line)
+        if len(chunk) == _CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _by_row(plan: Plan) -> tuple[Ints, Ints, Ints]:
+    """Task and stream of every (task, row) pair in order of row, and where each row starts.
+
+    A task that holds several lanes of a row stands on one: communication on the lane it has beside
+    compute, anything else on compute.
+    """
+    task = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
+    row, stream = np.divmod(plan.lanes, NUM_STREAMS)
+    order = np.argsort((row * plan.num_tasks + task) * NUM_STREAMS + stream)
+    task, row, stream = task[order], row[order], stream[order]
+    opens = np.ones(len(task), dtype=bool)
+    opens[1:] = (task[1:] != task[:-1]) | (row[1:] != row[:-1])
+    closes = np.append(opens[1:], True)[: len(task)]
+    keep = np.where(plan.category[task] == Category.COMMUNICATION, closes, opens)
+    starts = np.zeros(len(plan.ranks) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(row[keep], minlength=len(plan.ranks)), out=starts[1:])
+    return task[keep], stream[keep], starts
+
+
+def _launched(plan: Plan) -> Ints:
+    """For every task, the task on the device that it launches; ``num_tasks`` where there is none."""
+    target = np.repeat(np.arange(plan.num_tasks), np.diff(plan.predecessor_start))
+    host = plan.category == Category.HOST
+    edge = host[plan.predecessors] & ~host[target]
+    launched = np.full(plan.num_tasks, plan.num_tasks, dtype=np.int64)
+    launched[plan.predecessors[edge]] = target[edge]
+    return launched
+
+
+def _kind(plan: Plan, cost: int, label: int, category: int) -> _Kind:
+    work = plan.works[cost] if cost < len(plan.works) else None
+    text = plan.labels[label]
+    args = {"label": text, "category": Category(category).name.lower(), **_amounts(work)}
+    return _Kind(name=json.dumps(_name(work, text, category)), label=json.dumps(text), args=json.dumps(args)[1:-1])
+
+
+def _name(work: Work | None, label: str, category: int) -> str:
+    """The kernel's name, of a form that HTA sorts into communication and computation as we do."""
+    if category != Category.COMMUNICATION:
+        return _RESERVED.sub(lambda match: match[0].upper(), label)
+    kernel = "SendRecv" if isinstance(work, Transfer) else _KERNELS[work.kind] if isinstance(work, Collective) else ""
+    return f"ncclDevKernel_{kernel}({label})"
+
+
+def _amounts(work: Work | None) -> dict[str, float | str]:
+    """How much there is to do, in bytes and FLOP."""
+    match work:
+        case Operator():
+            return {"kind": work.kind.value, "flops": work.flops, "bytes": work.nbytes}
+        case Collective():
+            return {
+                "Collective name": work.kind.replace("_", ""),
+                "Group size": work.num_ranks,
+                "bytes": work.nbytes,
+            }
+        case Transfer():
+            return {"bytes": work.nbytes}
+        case Launch():
+            return {"kernels": work.kernels}
+        case _:
+            return {}

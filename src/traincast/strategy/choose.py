@@ -1,0 +1,107 @@
+"""A sensible strategy when none is given, and a micro batch when only degrees are.
+
+Not a search: the habits of the field, tried from the simplest on, and the first that fits in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from traincast.cluster import Cluster
+from traincast.errors import StrategyError
+from traincast.strategy.lower import Request, memory_only
+from traincast.strategy.strategy import Recompute, Strategy
+
+_MAX_TENSOR: Final = 8
+
+
+def choose_strategy(request: Request) -> Strategy:
+    """The first strategy that fits, from plain data parallelism to tensor and pipeline groups.
+
+    If none fits, the one that needs least memory: the report then says what is missing.
+    """
+    best: tuple[float, Strategy] | None = None
+    reason: StrategyError | None = None
+    for degrees in _candidates(request.cluster, request.global_batch, request.runtime.sequence_parallel):
+        for recompute in _recomputes(request):
+            try:
+                chosen, need = _with_largest_micro_batch(request, replace(degrees, recompute=recompute))
+            except StrategyError as error:
+                reason = error
+                continue
+            if need <= request.cluster.device.memory_bytes:
+                return chosen
+            if best is None or need < best[0]:
+                best = (need, chosen)
+    if best is None:
+        raise StrategyError(
+            f"no strategy found for global batch {request.global_batch} on {request.cluster.num_devices} devices"
+            + (f": {reason}" if reason else "")
+        )
+    return best[1]
+
+
+def choose_micro_batch(request: Request) -> Strategy:
+    """The request's strategy with the largest micro batch that fits, up to what fills the device."""
+    return _with_largest_micro_batch(request, request.strategy)[0]
+
+
+def _recomputes(request: Request) -> tuple[Recompute, ...]:
+    first = request.runtime.recompute
+    return (first,) if first == "full" else (first, "full")
+
+
+def _candidates(cluster: Cluster, global_batch: int, sequence_parallel: bool) -> Iterator[Strategy]:
+    devices = cluster.num_devices
+    inside = cluster.domain_devices
+    for pp in _divisors(devices):
+        for tp in (t for t in _divisors(min(inside, _MAX_TENSOR)) if devices % (t * pp) == 0):
+            dp = devices // (tp * pp)
+            if dp > global_batch or global_batch % dp or (pp > 1 and tp < min(inside, _MAX_TENSOR)):
+                continue
+            for zero in (0, 1) if dp > 1 else (0,):
+                yield Strategy(dp=dp, tp=tp, pp=pp, zero=zero, sequence_parallel=sequence_parallel and tp > 1)  # type: ignore[arg-type]
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0] if number <= 4096 else _powers(number)
+
+
+def _powers(number: int) -> list[int]:
+    return [1 << k for k in range(number.bit_length()) if number % (1 << k) == 0]
+
+
+def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Strategy, float]:
+    """Try micro batches from large to small; returns the first that fits and the memory it needs."""
+    if request.global_batch % strategy.dp:
+        strategy.micro_batch(request.global_batch)
+    per_replica = request.global_batch // strategy.dp
+    capacity = request.cluster.device.memory_bytes
+    last: tuple[Strategy, float] | None = None
+    for size in _micro_batches(request, strategy, per_replica):
+        chosen = replace(strategy, num_microbatches=per_replica // size)
+        need = memory_only(replace(request, strategy=chosen))
+        last = (chosen, need)
+        if need <= capacity:
+            return last
+    if last is None:
+        raise StrategyError(
+            f"{per_replica} samples per replica cannot be cut into microbatches for pp={strategy.pp}, "
+            f"virtual_stages={strategy.virtual_stages}; choose a global batch that is a multiple of dp·pp = "
+            f"{strategy.dp * strategy.pp}"
+        )
+    return last
+
+
+def _micro_batches(request: Request, strategy: Strategy, per_replica: int) -> list[int]:
+    """Sizes worth trying: divisors, few enough to keep a pipeline full, no more tokens than fill a device."""
+    tokens = request.graph.tokens_per_sample
+    most = max(1, 16384 // tokens) if tokens else per_replica
+    if strategy.pp > 1:
+        most = min(most, max(1, per_replica // (4 * strategy.pp)))
+    sizes = [s for s in _divisors(per_replica) if s <= most] or [1]
+    if strategy.virtual_stages > 1:
+        sizes = [s for s in sizes if (per_replica // s) % strategy.pp == 0]
+    return sorted(sizes, reverse=True)

@@ -1,0 +1,122 @@
+"""Measured data-parallel steps of other models (``validate dp-steps``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from traincast.cluster import Cluster, find_device, find_node
+from traincast.forecast import forecast
+from traincast.graph import OperatorGraph
+from traincast.graph.load import load_model
+from traincast.predict import CostModel
+from traincast.strategy import Request, Strategy, find_runtime, load_precision
+from traincast.validate.outcome import Outcome, Validation, judge
+from traincast.validate.steps import precision_name, zoo_name
+from traincast.validate.tables import Row, RowError, number, read_table, text, whole
+
+_NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
+_ALIASES: Final = {
+    "resnet50v15": "resnet50",
+    "resnext10132x4d": "resnext101-32x4d",
+    "unetmedical": "unet",
+    "unetindustrial": "unet-industrial",
+    "efficientnetwideseb0": "efficientnet-b0",
+    "efficientnetwideseb4": "efficientnet-b4",
+    "nnunet": "nnunet-2d",
+}
+_SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
+
+
+def validate_dp_steps(
+    path: Path, *, cost_model: CostModel | None = None, progress: Callable[[int, int], None] | None = None
+) -> Validation:
+    """Forecast every row of a table of measured data-parallel steps and compare."""
+    rows = read_table(path, needs=_NEEDS)
+    return judge(
+        rows,
+        lambda index, row: forecast_row(index, row, cost_model=cost_model),
+        source=source_of,
+        with_memory=False,
+        progress=(lambda done: progress(done, len(rows))) if progress else None,
+    )
+
+
+def source_of(row: Row) -> str:
+    """What the errors are grouped by: the family of the model."""
+    return text(row, "family") or text(row, "source") or "unknown"
+
+
+def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -> Outcome:
+    """The forecast of one measured step; where accumulation is not stated, of one microbatch."""
+    request = request_of(row)
+    stated = number(row, "grad_accum") is not None
+    measured = number(row, "step_time_s" if stated or "microstep_time_s" not in row else "microstep_time_s")
+    if not measured or measured <= 0:
+        raise RowError("no step time is stated")
+    report = forecast(request, cost_model=cost_model).report
+    return Outcome(
+        index=index,
+        source=source_of(row),
+        measured=measured,
+        predicted=report.step_s,
+        low=report.low_s,
+        high=report.high_s,
+        fits=report.fits,
+        predicted_memory=report.peak_memory_bytes,
+    )
+
+
+def request_of(row: Row) -> Request:
+    """What a row measured, as a request."""
+    if "embedding" in text(row, "parallelism"):
+        raise RowError(f"{text(row, 'parallelism')}: not a data-parallel run")
+    devices = whole(row, "n_gpus")
+    batch = whole(row, "batch_per_gpu")
+    accumulate = whole(row, "grad_accum", 1)
+    return Request(
+        graph=_graph(row),
+        cluster=_cluster(row, devices),
+        strategy=Strategy(dp=devices, num_microbatches=accumulate),
+        runtime=find_runtime(text(row, "framework") or "pytorch"),
+        precision=load_precision(precision_name(text(row, "precision"))),
+        global_batch=batch * devices * accumulate,
+    )
+
+
+def _cluster(row: Row, devices: int) -> Cluster:
+    nodes = number(row, "n_nodes")
+    per_node = number(row, "gpus_per_node") or (devices / nodes if nodes else min(devices, 8))
+    whole_per_node = max(1, min(devices, round(per_node)))
+    if devices % whole_per_node:
+        raise RowError(f"{devices} GPUs do not fill nodes of {whole_per_node}")
+    memory = number(row, "gpu_mem_gb")
+    return _node(text(row, "gpu_model"), memory, whole_per_node, text(row, "system")).with_nodes(
+        math.ceil(devices / whole_per_node)
+    )
+
+
+@lru_cache(maxsize=256)
+def _node(gpu: str, memory_gb: float | None, per_node: int, system: str) -> Cluster:
+    device = find_device(gpu, memory_gb, system or None)
+    return find_node(device, per_node, None, system=system or None)
+
+
+def _graph(row: Row) -> OperatorGraph:
+    written = text(row, "model")
+    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*?\)", "", written).lower())
+    name = _ALIASES.get(plain) or zoo_name(written)
+    if name is None:
+        raise RowError(f"model {written!r} is not in the zoo")
+    seq = number(row, "seq_len")
+    uses_tokens = any(word in name for word in _SEQUENCE)
+    return _model(name, int(seq) if seq and uses_tokens else None)
+
+
+@lru_cache(maxsize=512)
+def _model(spec: str, seq: int | None) -> OperatorGraph:
+    return load_model(spec, seq=seq, use_cache=True)

@@ -1,0 +1,69 @@
+"""How wrong we are: error figures over rows of (measured, predicted)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Errors of a set of forecasts; shares from 0 to 1 except where it says per cent.
+
+    ``mape`` and ``median_ape`` are absolute errors relative to the measurement in per cent, ``bias`` the
+    median of predicted/measured minus one in per cent, ``coverage_90`` the share of measurements inside
+    the 90 % interval.
+    """
+
+    n: int
+    mape: float
+    median_ape: float
+    bias: float
+    spearman: float
+    coverage_90: float
+
+
+def summarize(
+    measured: Sequence[float], predicted: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> Summary:
+    """Error figures of forecasts against measurements, all in seconds."""
+    truth, guess = np.asarray(measured, dtype=float), np.asarray(predicted, dtype=float)
+    if not len(truth):
+        return Summary(n=0, mape=np.nan, median_ape=np.nan, bias=np.nan, spearman=np.nan, coverage_90=np.nan)
+    error = np.abs(guess / truth - 1) * 100
+    return Summary(
+        n=len(truth),
+        mape=float(error.mean()),
+        median_ape=float(np.median(error)),
+        bias=float((np.median(guess / truth) - 1) * 100),
+        spearman=spearman(truth, guess),
+        coverage_90=float(((np.asarray(low) <= truth) & (truth <= np.asarray(high))).mean()),
+    )
+
+
+def spearman(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    """Rank correlation; NaN for fewer than two rows or constant columns."""
+    if len(a) < 2:
+        return float("nan")
+    ranks_a, ranks_b = _ranks(a), _ranks(b)
+    if ranks_a.std() == 0 or ranks_b.std() == 0:
+        return float("nan")
+    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])
+
+
+def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Ranks with ties averaged."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: npt.NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
+    return ranks
+
+
+def f1(actual: Sequence[bool], predicted: Sequence[bool]) -> float:
+    """F1 of a yes/no forecast; NaN where nothing is or was said to be true."""
+    both = sum(a and p for a, p in zip(actual, predicted, strict=True))
+    said, was = sum(predicted), sum(actual)
+    return 2 * both / (said + was) if said + was else float("nan")

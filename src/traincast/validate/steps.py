@@ -1,0 +1,202 @@
+"""Measured steps of language models (``validate steps``): each row becomes a request by its own columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from traincast.cluster import Cluster, find_device, find_node
+from traincast.errors import StrategyError
+from traincast.forecast import forecast
+from traincast.graph import OperatorGraph, zoo
+from traincast.graph.load import load_model
+from traincast.predict import CostModel
+from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision
+from traincast.units import GB
+from traincast.validate.outcome import Outcome, Validation, judge
+from traincast.validate.tables import Row, RowError, number, read_table, text, whole
+
+_NEEDS: Final = ("source", "gpu", "n_gpus", "dp", "tp", "pp", "micro_batch", "seq", "step_time_s")
+_FAMILY_WORDS: Final = (
+    ("llama", "llama"),
+    ("mistral", "llama"),
+    ("qwen", "llama"),
+    ("mpt", "mpt"),
+    ("bert", "bert"),
+    ("opt", "gpt"),
+    ("gpt", "gpt"),
+    ("megatron", "gpt"),
+)
+
+
+def validate_steps(
+    path: Path, *, cost_model: CostModel | None = None, progress: Callable[[int, int], None] | None = None
+) -> Validation:
+    """Forecast every row of a table of measured steps and compare."""
+    rows = read_table(path, needs=_NEEDS)
+    return judge(
+        rows,
+        lambda index, row: forecast_row(index, row, cost_model=cost_model),
+        source=lambda row: text(row, "source") or "unknown",
+        with_memory=True,
+        progress=(lambda done: progress(done, len(rows))) if progress else None,
+    )
+
+
+def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -> Outcome:
+    """The forecast of one measured step.
+
+    A run that failed, and that the strategy itself rules out, counts as forecast not to fit.
+    """
+    ran = not text(row, "status").lower().startswith("failed")
+    measured = number(row, "step_time_s") if ran else None
+    memory = number(row, "mem_gb")
+    outcome = Outcome(index=index, source=text(row, "source") or "unknown", measured=measured, ran=ran)
+    request = request_of(row)
+    try:
+        report = forecast(request, cost_model=cost_model).report
+    except StrategyError as error:
+        if ran:
+            raise
+        return _with(outcome, fits=False, reason=str(error))
+    return _with(
+        outcome,
+        predicted=report.step_s,
+        low=report.low_s,
+        high=report.high_s,
+        fits=report.fits,
+        measured_memory=memory * GB if memory and ran else None,
+        predicted_memory=report.peak_memory_bytes,
+    )
+
+
+def _with(outcome: Outcome, **changes: object) -> Outcome:
+    from dataclasses import replace
+
+    return replace(outcome, **changes)  # type: ignore[arg-type]
+
+
+def request_of(row: Row) -> Request:
+    """What a row measured, as a request: model, cluster, runtime and strategy from its own columns."""
+    runtime = find_runtime(text(row, "framework") or "pytorch")
+    micro_batch = whole(row, "micro_batch")
+    dp = whole(row, "dp")
+    global_batch = number(row, "global_batch")
+    accumulate = number(row, "grad_accum")
+    if accumulate is None:
+        accumulate = 1.0 if global_batch is None else global_batch / (dp * micro_batch)
+    if accumulate < 1 or accumulate != int(accumulate):
+        raise RowError(f"global batch {global_batch:g} is not a multiple of dp·micro_batch = {dp * micro_batch}")
+    return Request(
+        graph=_graph(row),
+        cluster=_cluster(row),
+        strategy=_strategy(row, runtime, dp, int(accumulate)),
+        runtime=runtime,
+        precision=load_precision(precision_name(text(row, "precision"))),
+        global_batch=dp * micro_batch * int(accumulate),
+        optimizer="no optimizer" not in text(row, "notes").lower(),
+    )
+
+
+def precision_name(written: str) -> str:
+    """The precision that a table's spelling means: ``amp_bf16``, ``MXFP8``, ``FP8-CS``, ``NVFP4`` …"""
+    plain = written.lower()
+    for word, name in (("fp4", "nvfp4"), ("fp8", "fp8"), ("tf32", "tf32"), ("fp32", "fp32")):
+        if word in plain:
+            return name
+    automatic = "amp" in plain
+    if "fp16" in plain or "half" in plain:
+        return "amp" if automatic else "fp16"
+    return "amp-bf16" if automatic else "bf16"
+
+
+def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Strategy:
+    tp, pp = whole(row, "tp"), whole(row, "pp")
+    zero = number(row, "zero")
+    sequence_parallel = number(row, "sp")
+    recompute = text(row, "recompute") or runtime.recompute
+    chosen_zero = runtime.zero if zero is None else int(zero)
+    virtual = whole(row, "vp", 1) if pp > 1 else 1
+    return Strategy(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=whole(row, "cp", 1),
+        ep=whole(row, "ep", 1),
+        virtual_stages=virtual,
+        num_microbatches=num_microbatches,
+        schedule="1f1b" if virtual == 1 else "interleaved",
+        zero=(min(chosen_zero, 1) if pp > 1 else chosen_zero),  # type: ignore[arg-type]
+        sequence_parallel=tp > 1
+        and (runtime.sequence_parallel if sequence_parallel is None else sequence_parallel > 0),
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+
+
+def _cluster(row: Row) -> Cluster:
+    devices = whole(row, "n_gpus")
+    per_node = min(devices, whole(row, "gpus_per_node", 8))
+    return _node(text(row, "gpu"), per_node, text(row, "interconnect"), text(row, "hardware")).with_nodes(
+        -(-devices // per_node)
+    )
+
+
+@lru_cache(maxsize=256)
+def _node(gpu: str, per_node: int, interconnect: str, system: str) -> Cluster:
+    device = find_device(gpu)
+    return find_node(device, per_node, interconnect or None, system=system or None)
+
+
+def _graph(row: Row) -> OperatorGraph:
+    layers, hidden, heads = number(row, "n_layers"), number(row, "hidden"), number(row, "heads")
+    name = text(row, "model")
+    seq = whole(row, "seq")
+    if not layers or not hidden or not heads:
+        known = zoo_name(name)
+        if known is None:
+            raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
+        return _model(known, seq)
+    kv_heads, ffn, vocab = number(row, "kv_heads"), number(row, "ffn"), number(row, "vocab")
+    family = _family(name, ffn, hidden)
+    parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
+    if family == "llama":
+        parts["kv_heads"] = kv_heads
+    spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
+    stated = number(row, "params_b")
+    if family == "llama" and stated and vocab and _closer_tied(row, stated):
+        spec += ",tied=true"
+    return _model(spec, seq)
+
+
+def _family(name: str, ffn: float | None, hidden: float) -> str:
+    lower = name.lower()
+    for word, family in _FAMILY_WORDS:
+        if word in lower:
+            return family
+    return "llama" if ffn and ffn != 4 * hidden else "gpt"
+
+
+def _closer_tied(row: Row, stated_b: float) -> bool:
+    """Whether the stated parameter count is that of a Llama with one embedding table rather than two."""
+    layers, hidden, ffn, vocab = (number(row, k) or 0.0 for k in ("n_layers", "hidden", "ffn", "vocab"))
+    heads = number(row, "heads") or 1.0
+    kv = (number(row, "kv_heads") or heads) / heads
+    body = layers * (hidden * hidden * (2 + 2 * kv) + 3 * hidden * ffn)
+    one, two = (body + vocab * hidden) / 1e9, (body + 2 * vocab * hidden) / 1e9
+    return abs(one - stated_b) < abs(two - stated_b)
+
+
+def zoo_name(written: str) -> str | None:
+    """The zoo model that a table's spelling means, if there is one: ``Qwen3_30B_a3B``, ``DeepSeekV3``."""
+    plain = re.sub(r"\(.*?\)", "", written)
+    plain = re.sub(r"[^a-z0-9]", "", plain.lower())
+    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
+    return names.get(plain)
+
+
+@lru_cache(maxsize=512)
+def _model(spec: str, seq: int) -> OperatorGraph:
+    return load_model(spec, seq=seq, use_cache=True)

@@ -1,0 +1,86 @@
+"""Which node a measured row ran on, by its device, its devices per node and the text of its network."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.cluster import Cluster, find_device, find_node
+from traincast.errors import RequestError
+
+
+def node(text: str, count: int, interconnect: str | None, system: str | None = None) -> Cluster:
+    return find_node(find_device(text, form=interconnect), count, interconnect, system=system)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "interconnect", "name", "intra", "node_gbit"),
+    [
+        ("H100-SXM5-80GB", 8, "NVLink4 / EFA", "p5.48xlarge", 450e9, 3200),
+        ("A100-SXM4", 8, None, "dgx-a100", 300e9, 1600),
+        (
+            "a100_40gb",
+            8,
+            "NVLink / 1600Gbps RoCE (A100), 3200Gbps-class (H100)",
+            "dgx-a100-40gb",
+            300e9,
+            1600,
+        ),
+        ("h100_80gb", 8, "NVLink / 1600Gbps RoCE (A100), 3200Gbps-class (H100)", "dgx-h100", 450e9, 3200),
+        ("A100-SXM4-80GB", 8, "NVSwitch / 8x HDR200 IB", "dgx-a100", 300e9, 1600),
+        ("NVIDIA GB200", 4, "NVL72 NVLink5", "dgx-gb200", 900e9, 1600),
+        ("NVIDIA GB200", 8, None, "gb200-nvl72", 900e9, 3200),
+        (
+            "NVIDIA A100-SXM4-80GB",
+            4,
+            "NVLink3 intra, Slingshot-11 inter",
+            "perlmutter-node-80gb",
+            300e9,
+            800,
+        ),
+        (
+            "NVIDIA A100-SXM4-80GB",
+            2,
+            "NVLink3 intra, Slingshot-11 inter",
+            "perlmutter-node-80gb",
+            100e9,
+            400,
+        ),
+        ("NVIDIA GH200-120GB", 1, "NDR InfiniBand (1 GPU/node)", "vista-node", 450e9, 400),
+        ("GH200", 4, "NVLink4 intra, Slingshot-11 (4x200Gb/s per node) inter", "alps-node", 450e9, 800),
+        ("NVIDIA A100-80GB-PCIe?", 2, "pairwise NVLink + PCIe", "pcie-a100-nvlink", 300e9, 200),
+        ("NVIDIA A100-80GB-PCIe?", 4, "pairwise NVLink + PCIe", "pcie-a100-nvlink", 31.5e9, 200),
+        ("NVIDIA L40S", 8, "PCIe4", "pcie-l40s", 31.5e9, 200),
+        ("NV_1080Ti", 8, "PCIe / IB (8-GPU Tyan nodes)", "pcie-1080ti", 15.75e9, 56),
+        ("IA_KNL7250", 1, "Omni-Path", "knl-node", 20e9, 100),
+        ("V100-SXM2", 8, "PCIe", "dgx-1-v100", 15.75e9, 400),
+        ("V100", 8, "NVLink, 100 Gbps Ethernet", "dgx-1-v100", 150e9, 100),
+        ("A100", 8, "NVLink3 (600 GB/s), 4x 200Gb/s RoCE", "dgx-a100", 300e9, 800),
+        ("H100", 8, "NVLink 900GB/s + 3.2 Tbps InfiniBand", "dgx-h100", 450e9, 3200),
+        ("H100", 8, "400Gb/s per GPU", "dgx-h100", 450e9, 3200),
+        ("A100", 8, "25 GB/s per GPU", "dgx-a100", 300e9, 1600),
+        ("A100", 8, "8x200G IB", "dgx-a100", 300e9, 1600),
+        ("T4", 1, "10GbE", "pcie-t4", 15.75e9, 10),
+        ("A100", 8, "Ethernet", "dgx-a100", 300e9, 10),
+    ],
+)
+def test_a_measured_row_finds_its_node(
+    *, text: str, count: int, interconnect: str | None, name: str, intra: float, node_gbit: float
+) -> None:
+    found = node(text, count, interconnect)
+    assert (found.name, found.devices_per_node, found.num_nodes) == (name, count, 1)
+    assert found.intra_node.bandwidth == intra
+    assert found.inter_node.bandwidth * found.nics_per_node * 8 == pytest.approx(node_gbit * 1e9)
+
+
+def test_the_name_of_a_machine_finds_its_node() -> None:
+    assert find_node(find_device("V100", 32, "DGX-2H"), 16, system="DGX-2H").name == "dgx-2h"
+    assert find_node(find_device("A100"), 4, system="Perlmutter").name == "perlmutter-node-80gb"
+    assert find_node(find_device("GH200"), 1, system="CSCS Alps").name == "alps-node"
+    quarter = find_node(find_device("V100", 16, "DGX-1"), 4, system="DGX-1")
+    assert (quarter.intra_node.bandwidth, quarter.nics_per_node) == (100e9, 2)
+
+
+@pytest.mark.parametrize("count", [0, -1, 10**6, 2.5, float("nan")])
+def test_a_senseless_number_of_devices_is_refused(count: float) -> None:
+    with pytest.raises(RequestError, match="devices per node"):
+        find_node(find_device("A100"), count)  # type: ignore[arg-type]

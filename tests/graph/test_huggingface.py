@@ -1,0 +1,413 @@
+"""Hugging Face configurations: read as families of the zoo, and refused in one line when they are wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traincast.errors import FileFormatError, RequestError
+from traincast.graph.huggingface import DEFAULT_SEQ, READERS, from_config, read_config
+from traincast.graph.zoo import FAMILIES
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {"factor": 8.0},
+    "torch_dtype": "bfloat16",
+}
+QWEN_MOE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "vocab_size": 151936,
+}
+DEEPSEEK = {
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+EXAMPLES: dict[str, tuple[dict[str, Any], int]] = {
+    "llama": (LLAMA, 8030261248),
+    "mistral": (
+        LLAMA
+        | {"model_type": "mistral", "vocab_size": 32000, "sliding_window": 4096, "max_position_embeddings": 32768},
+        7241732096,
+    ),
+    "qwen2": (
+        {
+            "model_type": "qwen2",
+            "hidden_size": 3584,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
+            "vocab_size": 152064,
+            "use_sliding_window": False,
+            "sliding_window": 131072,
+        },
+        7615616512,
+    ),
+    "qwen3": (
+        LLAMA | {"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936},
+        8190735360,
+    ),
+    "gemma": (
+        {
+            "model_type": "gemma",
+            "hidden_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "intermediate_size": 16384,
+            "vocab_size": 256000,
+            "hidden_act": "gelu",
+            "hidden_activation": None,
+        },
+        2506172416,
+    ),
+    "phi3": (
+        {
+            "model_type": "phi3",
+            "hidden_size": 3072,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "intermediate_size": 8192,
+            "vocab_size": 32064,
+            "max_position_embeddings": 4096,
+            "sliding_window": 2047,
+        },
+        3821079552,
+    ),
+    "gpt2": (
+        {
+            "model_type": "gpt2",
+            "n_embd": 768,
+            "n_layer": 12,
+            "n_head": 12,
+            "n_inner": None,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+            "activation_function": "gelu_new",
+        },
+        124439808,
+    ),
+    "gpt_neox": (
+        {
+            "model_type": "gpt_neox",
+            "hidden_size": 6144,
+            "num_hidden_layers": 44,
+            "num_attention_heads": 64,
+            "intermediate_size": 24576,
+            "vocab_size": 50432,
+            "rotary_pct": 0.25,
+            "hidden_act": "gelu_fast",
+        },
+        20554567680,
+    ),
+    "opt": (
+        {
+            "model_type": "opt",
+            "hidden_size": 2048,
+            "word_embed_proj_dim": 2048,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "ffn_dim": 8192,
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+            "do_layer_norm_before": True,
+        },
+        1315758080,
+    ),
+    "mpt": (
+        {
+            "model_type": "mpt",
+            "d_model": 4096,
+            "n_heads": 32,
+            "n_layers": 32,
+            "expansion_ratio": 4,
+            "max_seq_len": 2048,
+            "vocab_size": 50432,
+            "no_bias": True,
+            "learned_pos_emb": True,
+            "attn_config": {"alibi": True, "attn_impl": "torch"},
+        },
+        6649286656,
+    ),
+    "bert": (
+        {
+            "model_type": "bert",
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "vocab_size": 30522,
+            "max_position_embeddings": 512,
+            "type_vocab_size": 2,
+        },
+        110106428,
+    ),
+    "mixtral": (
+        LLAMA | {"model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
+        46702792704,
+    ),
+    "qwen3_moe": (QWEN_MOE, 30532122624),
+    "deepseek_v3": (DEEPSEEK | {"model_type": "deepseek_v3"}, 671026404352),
+    "kimi_k2": (
+        DEEPSEEK
+        | {
+            "model_type": "kimi_k2",
+            "num_attention_heads": 64,
+            "n_routed_experts": 384,
+            "first_k_dense_replace": 1,
+            "vocab_size": 163840,
+        },
+        1026408209408,
+    ),
+    "deepseek_v2": (
+        {
+            "model_type": "deepseek_v2",
+            "hidden_size": 2048,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "vocab_size": 102400,
+        },
+        15706484224,
+    ),
+    "gpt_oss": (
+        {
+            "model_type": "gpt_oss",
+            "hidden_size": 2880,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "intermediate_size": 2880,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "vocab_size": 201088,
+            "sliding_window": 128,
+        },
+        20914757184,
+    ),
+    "t5": (
+        {
+            "model_type": "t5",
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 2048,
+            "num_layers": 6,
+            "num_heads": 8,
+            "vocab_size": 32128,
+            "n_positions": 512,
+        },
+        60506624,
+    ),
+    "vit": (
+        {
+            "model_type": "vit",
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "image_size": 224,
+            "patch_size": 16,
+            "id2label": {str(i): "thing" for i in range(1000)},
+        },
+        86567656,
+    ),
+}
+
+
+def test_every_reader_has_an_example() -> None:
+    assert sorted(EXAMPLES) == sorted(READERS)
+
+
+@pytest.mark.parametrize("model_type", EXAMPLES)
+def test_a_configuration_builds_the_model_it_describes(model_type: str) -> None:
+    config, expected = EXAMPLES[model_type]
+    family, parameters = from_config(config)
+    module_name, _, function_name = FAMILIES[family].partition(":")
+    traceable = getattr(importlib.import_module(module_name), function_name)(**parameters)
+    assert sum(p.numel() for p in traceable.module.parameters()) == expected
+
+
+def test_a_file_is_read_like_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    assert read_config(path) == read_config(str(path)) == from_config(LLAMA)
+
+
+def test_sequences_default_to_the_maximum_but_not_beyond_what_is_usual() -> None:
+    assert from_config(LLAMA)[1]["seq"] == DEFAULT_SEQ
+    assert from_config(LLAMA | {"max_position_embeddings": 2048})[1]["seq"] == 2048
+
+
+def test_windows_and_biases_are_read() -> None:
+    assert from_config(EXAMPLES["mistral"][0])[1]["window"] == 4096
+    assert from_config(EXAMPLES["mistral"][0] | {"sliding_window": None})[1]["window"] == 0
+    biased = from_config(LLAMA | {"attention_bias": True})[1]
+    assert biased["qkv_bias"] and biased["out_bias"] and not biased["mlp_bias"]
+    assert from_config(EXAMPLES["qwen2"][0])[1]["qkv_bias"]
+
+
+def test_reading_a_configuration_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from traincast.graph.huggingface import from_config; "
+        f"from_config({LLAMA!r}); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+BAD_FILES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not JSON"),
+    "not JSON": (b"{model_type: llama}", "not JSON"),
+    "cut off": (b'{"model_type": "llama"', "not JSON"),
+    "not text": (b"\xff\xfe\x00\x00\xff", "not JSON"),
+    "a list": (b"[1, 2]", "holds a list"),
+    "a number": (b"12", "holds a int"),
+    "null": (b"null", "holds a NoneType"),
+    "nested": (b"[" * 200_000, "nested too deeply"),
+    "nested objects": (b'{"a":' * 200_000, "nested too deeply"),
+    "a number of too many digits": (b'{"model_type": "llama", "hidden_size": ' + b"9" * 5000 + b"}", "not JSON"),
+    "no model_type": (b"{}", "no model_type"),
+    "unknown model_type": (b'{"model_type": "rwkv"}', "unknown model_type 'rwkv': known are bert"),
+    "model_type of the wrong type": (b'{"model_type": ["llama"]}', "unknown model_type"),
+    "model_type without end": (json.dumps({"model_type": "x" * 100_000}).encode(), "unknown model_type"),
+    "missing field": (b'{"model_type": "llama", "num_attention_heads": 2}', "num_hidden_layers is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_bad_file_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    content, message = BAD_FILES[case]
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(RequestError) as caught:
+        read_config(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path / "absent.json", "does not exist"),
+        (tmp_path, "cannot be read"),
+        ("a\0b.json", "cannot be read"),
+    ):
+        with pytest.raises(FileFormatError, match=message):
+            read_config(path)
+
+
+def test_a_file_that_is_far_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(b" " * (16 * 2**20 + 1))
+    with pytest.raises(FileFormatError, match="more than 16,777,216 bytes"):
+        read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "message"),
+    [
+        ("llama", {"hidden_size": None}, "hidden_size is missing"),
+        ("llama", {"hidden_size": float("nan")}, "hidden_size nan is not a whole number"),
+        ("llama", {"hidden_size": float("inf")}, "hidden_size inf is not a whole number"),
+        ("llama", {"hidden_size": -4096}, "hidden_size -4096 must be between 1 and"),
+        ("llama", {"hidden_size": 0}, "hidden_size 0 must be between 1 and"),
+        ("llama", {"hidden_size": 10**30}, "hidden_size of 100 bits must be between"),
+        ("llama", {"hidden_size": 10**5000}, "hidden_size of 16610 bits must be between"),
+        ("llama", {"hidden_size": "4096"}, "hidden_size '4096' is not a whole number"),
+        ("llama", {"hidden_size": True}, "hidden_size True is not a whole number"),
+        ("llama", {"hidden_size": [4096]}, "hidden_size [4096] is not a whole number"),
+        ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings 'yes' must be true or false"),
+        ("llama", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported; known are silu"),
+        ("mistral", {"sliding_window": -1}, "sliding_window -1 must be between 0 and"),
+        ("phi3", {"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 must be a number from 0 to 1"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window True is not supported"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers [0] is not supported"),
+        ("qwen3_moe", {"num_experts": None}, "num_experts or num_local_experts is missing"),
+        ("opt", {"word_embed_proj_dim": 512}, "word_embed_proj_dim 512 is not supported"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+        ("mpt", {"attn_config": "flash"}, "attn_config 'flash' is not an object"),
+        ("mpt", {"attn_config": {"alibi": 1}}, "alibi 1 must be true or false"),
+        ("bert", {"type_vocab_size": 1}, "type_vocab_size 1 is not supported"),
+        ("gpt_neox", {"rotary_pct": float("nan")}, "rotary_pct nan must be a number from 0 to 1"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+        ("vit", {"id2label": 7}, "id2label 7 is neither a list nor an object"),
+        ("t5", {"feed_forward_proj": {"a": 1}}, "feed_forward_proj {'a': 1} is not supported"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_value(model_type: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        from_config(EXAMPLES[model_type][0] | change)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), model_type=st.sampled_from(sorted(EXAMPLES)))
+def test_any_value_in_any_field_is_read_or_refused(data: st.DataObject, model_type: str) -> None:
+    config = dict(EXAMPLES[model_type][0])
+    config[data.draw(st.sampled_from(sorted(config)))] = data.draw(_VALUES)
+    try:
+        family, parameters = from_config(config)
+    except RequestError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(family, str) and all(isinstance(v, int | float | str) for v in parameters.values())
