@@ -33,8 +33,8 @@ from traincast.work import Collective, Transfer, Work
 Row = Mapping[str, Any]
 Params = Mapping[str, Any]
 
-HOST_FLOOR_S: Final = {"neusight": 22e-6, "cdecatapult": 200e-6}
-"""Sources that time the host as well: no row is shorter than its launches, which hide behind longer kernels."""
+HOST_BOUND_S: Final = {"neusight": 100e-6, "neusight_labels": 100e-6, "cdecatapult": 600e-6}
+"""Sources that time the host as well: rows shorter than this say little of the kernel, and are left out."""
 
 
 def _tensor(dtype: DType, *shape: float) -> TensorSpec:
@@ -81,8 +81,8 @@ def gemm(row: Row, p: Params, dtype: DType) -> list[Operator]:
 
 def head_products(row: Row, p: Params, dtype: DType) -> list[Operator]:
     """Scores (``baddbmm``) and weighted values (``bmm``) of an unfused attention."""
-    b, l, d = p["b"] * p["h"] / p["mp"], p["l"], p["dim"] / p["h"]
-    dims = (b, l, l, d) if row["op"] == "baddbmm" else (b, l, d, l)
+    b, seq, d = p["b"] * p["h"] / p["mp"], p["l"], p["dim"] / p["h"]
+    dims = (b, seq, seq, d) if row["op"] == "baddbmm" else (b, seq, d, seq)
     return _gradients(dtype, *dims) if row["phase"] == "bwd" else [_product(dtype, *dims)]
 
 
@@ -114,7 +114,7 @@ def moe(row: Row, p: Params, dtype: DType) -> list[Operator]:
 
 
 def conv(row: Row, p: Params, dtype: DType) -> list[Operator]:
-    """Convolutions of the three sources, by phase."""
+    """Convolutions of the three sources, by phase; TensorFlow 1 also turns NHWC into NCHW and back."""
     if "batchsize" in p:
         b, ci, co, kh, kw = p["batchsize"], p["channels_in"], p["channels_out"], p["kernelsize"], p["kernelsize"]
         h = w = p["matsize"]
@@ -129,15 +129,18 @@ def conv(row: Row, p: Params, dtype: DType) -> list[Operator]:
         wo = (w + 2 * p.get("pad_w", p.get("padding")) - kw) // p.get("stride_w", stride) + 1
     x, f, y = _tensor(dtype, b, ci, h, w), _tensor(dtype, co, ci, kh, kw), _tensor(dtype, b, co, ho, wo)
     forward = _op(OpKind.CONV, [x, f], [y], stride=stride)
+    turns = [_op(OpKind.COPY, [t], [t]) for t in (x, y)] if "batchsize" in p else []
+    if turns and p["act"] != "none":
+        turns.append(_op(OpKind.ACTIVATION, [y], [y]))
     match row["phase"]:
         case "fwd":
-            return [forward]
+            return [forward, *turns]
         case "bwd_data":
             return [_op(OpKind.CONV, [y, f], [x], stride=stride, transposed=True)]
         case "bwd_weight":
             return [_op(OpKind.CONV, [y, x, f], [f], backward=True, stride=stride, products=1)]
     both = _op(OpKind.CONV, [y, x, f], [x, f], backward=True, stride=stride, products=2)
-    return [forward, both, _op(OpKind.OPTIMIZER, [f] * 3, [f] * 2)]
+    return [forward, both, *turns, *turns, _op(OpKind.OPTIMIZER, [f] * 3, [f] * 2)]
 
 
 def pointwise(kind: OpKind, inputs: int) -> Callable[[Row, Params, DType], list[Operator]]:
@@ -239,19 +242,24 @@ def study_operators(path: Path, *, rows: int, source: str, op: str) -> Iterable[
             continue
         works: list[Work] = []
         owner: list[int] = []
-        measured = []
+        measured: list[float] = []
         for row in groups[key]:
             params = json.loads(row["params"]) if row["params"] else {}
-            if row["m"] == 0 or (row["source"] == "estimate-train-time" and params.get("mp", 1) > params.get("h", 1e9)):
+            if (
+                row["m"] == 0
+                or row["time_us"] * 1e-6 < HOST_BOUND_S.get(row["source"], 0.0)
+                or (row["source"] == "estimate-train-time" and params.get("mp", 1) > params.get("h", 1e9))
+            ):
                 continue
             made = BUILDERS[row["op"]](row, params, DType(row["dtype"]))
             works.extend(made)
             owner.extend([len(measured)] * len(made))
             measured.append(row["time_us"] * 1e-6)
+        if not measured:
+            continue
         estimates = model.estimate(works, cluster)
         parts = [np.bincount(owner, weights=x) for x in (estimates.low, estimates.seconds, estimates.high)]
-        floor = HOST_FLOOR_S.get(key[0], 0.0)
-        yield _line(" | ".join(key), np.array(measured), *(np.maximum(part, floor) for part in parts))
+        yield _line(" | ".join(key), np.array(measured), *parts)
 
 
 SYSTEMS: Final = {
@@ -277,6 +285,8 @@ def study_collectives(path: Path, *, rows: int, source: str) -> Iterable[str]:
         for row in groups[key]:
             if "CCL" in row["library"]:
                 times[row["bytes"]].append(row["time_us"] * 1e-6)
+        if not times:
+            continue
         _, _, kind, nodes, ranks = key
         works: list[Work] = [
             Transfer(nbytes=float(n), crosses_nodes=nodes > 1)

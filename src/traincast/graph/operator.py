@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from traincast.graph import work_amount
-from traincast.graph.tensor import TensorSpec
+from traincast.graph.tensor import DType, TensorSpec
 
 Scalar: TypeAlias = int | float | str | bool
 NO_ATTRIBUTES: Mapping[str, Scalar] = MappingProxyType({})
@@ -87,6 +87,11 @@ class Operator:
     def nbytes(self) -> float:
         """Bytes moved to and from device memory."""
         return self.bytes_read + self.bytes_written
+
+    @property
+    def dtype(self) -> DType:
+        """What it computes in: the dtype of its first input (or output, where it has no input)."""
+        return (self.inputs or self.outputs)[0].dtype
 
     def with_batch(self, batch: int) -> Operator:
         """The same operator on ``batch`` samples."""

@@ -86,7 +86,11 @@ def _conv(op: Operator) -> float:
 
 
 def _rnn(op: Operator) -> float:
-    return float(op.attributes["flops_per_sample"]) * op.inputs[0].shape[op.inputs[0].batch_dim or 0]
+    """Every step of every sequence multiplies by the input and the recurrent weights; backward does so twice."""
+    data, input_weights, recurrent_weights = op.inputs[:3]
+    steps = data.numel / data.shape[-1]
+    forward = 2.0 * steps * (input_weights.numel + recurrent_weights.numel)
+    return 2.0 * forward if op.name.endswith("backward") else forward
 
 
 def _per_element(factor: float) -> Callable[[Operator], float]:

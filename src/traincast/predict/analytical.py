@@ -32,21 +32,26 @@ from traincast.predict.roofline import (
 )
 from traincast.work import Collective, Launch, Transfer, Work
 
-GROUPED_SHARE: Final = 0.65
+GROUPED_SHARE: Final = 0.55
 """What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
-RNN_SHARE: Final = 0.2
-"""What a fused recurrent layer reaches of a large GEMM: its time steps wait for one another."""
+RNN_SHARE: Final = 0.6
+"""What a recurrent layer reaches of the fp32 peak in any dtype: it reads its weights again at every step."""
 DEPTHWISE_SHARE: Final = 0.25
 """What a depthwise convolution reaches of the fp32 peak: it has no product to tile."""
 WINOGRAD_GAIN: Final = 1.4
 """Speed of 3 × 3 convolutions of stride 1 in fp32 over their multiply-adds (Lavin and Gray, 2016)."""
 MIN_CHANNELS: Final = 16
 """Input channels that a tensor-core convolution computes at least."""
+DATA_GRADIENT_SHARE: Final = 0.85
+WEIGHT_GRADIENT_SHARE: Final = 0.7
+"""What the gradients of a convolution reach of its forward."""
+CONV_TRAFFIC_SHARE: Final = 0.7
+"""Share of the achievable bandwidth that convolutions see: windows overlap, layouts change."""
 CAST_BYTES: Final = {"fp8": 7.0, "nvfp4": 3.0}
 """Traffic per element of ``a`` to scale and cast it to a narrow dtype, in passes of their own."""
 CAST_S: Final = 4.5e-6
 """Seconds that those passes take at least."""
-ATTENTION_S: Final = 6e-6
+ATTENTION_S: Final = 10e-6
 """What the shortest fused attention takes beyond the shortest kernel."""
 ATTENTION_SHARPNESS: Final = 1.0
 CONV_SHARPNESS: Final = 2.0
@@ -191,10 +196,10 @@ class _Operators:
         weight = op.inputs[2 if op.name.endswith("backward") else 1].shape
         if dtype == "fp32" and tuple(weight[2:]) == (3, 3) and op.attributes.get("stride", 1) == 1:
             rate *= WINOGRAD_GAIN
-        nbytes = op.nbytes / len(products)
-        for dims in products:
-            out_bytes = op.outputs[0].dtype.nbytes
-            self._products.append((index, *dims, rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS))
+        nbytes = op.nbytes / (len(products) * CONV_TRAFFIC_SHARE)
+        out_bytes = op.outputs[0].dtype.nbytes
+        for share, *dims in products:
+            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS))
 
     def _add_attention(self, index: int, op: Operator) -> None:
         backward = op.name.endswith("backward")
@@ -212,7 +217,7 @@ class _Operators:
         if kind is OpKind.DEPTHWISE_CONV:
             compute = op.flops / (DEPTHWISE_SHARE * self.device.peak("fp32"))
         elif kind is OpKind.RNN:
-            compute = op.flops / (RNN_SHARE * self._rate("gemm", op.inputs[0].dtype.value))
+            compute = op.flops / (RNN_SHARE * self.device.peak("fp32"))
         elif kind is OpKind.OPTIMIZER:
             floor *= FUSED_FLOOR
         self._traffic.append((index, op.nbytes, share, compute, floor))
@@ -245,14 +250,14 @@ def _columns(rows: list[tuple[float, ...]]) -> Column:
     return np.array(rows, dtype=np.float64).T
 
 
-def _conv_products(op: Operator, *, narrow: bool) -> list[tuple[float, float, float, float]]:
-    """The GEMMs (b, m, n, k) that a convolution amounts to (implicit GEMM, Chetlur et al., "cuDNN", 2014).
+def _conv_products(op: Operator, *, narrow: bool) -> list[tuple[float, ...]]:
+    """The GEMMs that a convolution amounts to: share of the forward's rate, b, m, n, k.
 
-    Forward multiplies [batch · positions, channels · window] by the weight, once per group of channels;
-    the gradients of data and weight are products of the same three sizes.
+    Implicit GEMM (Chetlur et al., "cuDNN", 2014): forward multiplies [batch · positions, channels · window]
+    by the weight, once per group of channels; both gradients are products of the same three sizes.
     """
     backward = op.name.endswith("backward")
-    data, weight = (op.inputs[1].shape, op.inputs[2].shape) if backward else (op.inputs[0].shape, op.inputs[1].shape)
+    data, weight = (op.inputs[1 if backward else 0].shape, op.inputs[2 if backward else 1].shape)
     result = op.inputs[0].shape if backward else op.outputs[0].shape
     transposed = bool(op.attributes.get("transposed", False))
     groups = max(1, int(op.attributes.get("groups", 1)))
@@ -260,10 +265,11 @@ def _conv_products(op: Operator, *, narrow: bool) -> list[tuple[float, float, fl
     out_channels, in_channels, window = weight[0] / groups, float(weight[1]), float(math.prod(weight[2:]))
     if narrow:
         in_channels = max(in_channels, MIN_CHANNELS)
-    m, n, k = positions, out_channels, in_channels * window
-    if transposed != backward:
-        n, k = k, n
+    forward = (1.0, groups, positions, out_channels, in_channels * window)
+    of_data = (DATA_GRADIENT_SHARE, groups, positions, in_channels * window, out_channels)
+    of_weight = (WEIGHT_GRADIENT_SHARE, groups, out_channels, in_channels * window, positions)
     if not backward:
-        return [(groups, m, n, k)]
-    of_weight = (groups, out_channels, in_channels * window, positions)
-    return [(groups, m, n, k), of_weight] if op.attributes.get("products", 2) == 2 else [of_weight]
+        return [of_data if transposed else forward]
+    if op.attributes.get("products", 2) == 2:
+        return [forward if transposed else of_data, of_weight]
+    return [of_weight]

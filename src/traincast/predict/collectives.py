@@ -112,12 +112,14 @@ class Protocol:
 
 
 PROTOCOLS: Final = {
-    "ll": Protocol(base_s=6.2e-6, share=0.05, intra_latency=0.75, inter_latency=1.5),
-    "ll128": Protocol(base_s=8.5e-6, share=0.6, intra_latency=0.6, inter_latency=2.5),
-    "simple": Protocol(base_s=18e-6, share=1.0, intra_latency=0.5, inter_latency=4.7),
+    "ll": Protocol(base_s=6.8e-6, share=0.05, intra_latency=0.75, inter_latency=1.5),
+    "ll128": Protocol(base_s=8.8e-6, share=0.6, intra_latency=0.6, inter_latency=2.5),
+    "simple": Protocol(base_s=19e-6, share=1.0, intra_latency=0.5, inter_latency=4.7),
 }
 """LL flags every 8 bytes, LL128 every 128; Simple synchronises per chunk. Fitted on NCCL 2.23–2.29, one node."""
 
+OVERHEAD: Final = {"hopper": 0.7}
+"""Times to begin and latencies inside a node over those above, by architecture; 1 where absent."""
 INTRA_RAMP_S: Final = 2.8e-6
 INTER_RAMP_S: Final = 10e-6
 """Seconds of traffic lost while links fill, as in :func:`traincast.predict.roofline.memory_seconds`."""
@@ -170,7 +172,7 @@ def paths(works: Sequence[Collective], cluster: Cluster) -> Paths:
         key = (work.num_ranks, work.num_nodes, work.sharing)
         if key not in known:
             known[key] = _path(work, cluster, link_share, nic_share)
-        rows.append((work.nbytes, *known[key]))
+        rows.append((max(0.0, work.nbytes), *known[key]))
     columns = np.array(rows, dtype=np.float64).reshape(-1, 8).T
     return Paths(**dict(zip(Paths.__slots__, columns, strict=True)))
 
@@ -187,7 +189,8 @@ def _path(work: Collective, cluster: Cluster, link_share: float, nic_share: floa
     nics = nic_bandwidth(cluster, nodes, ranks_per_node=per_node, sharing=work.sharing)
     inter = nic_share * nics * (nodes / islands)
     inter_latency = cluster.inter_node.latency_s * hops(cluster, nodes)
-    return ranks, islands, per_island, intra, inter, cluster.intra_node.latency_s, inter_latency
+    intra_latency = cluster.intra_node.latency_s * OVERHEAD.get(cluster.device.architecture, 1.0)
+    return ranks, islands, per_island, intra, inter, intra_latency, inter_latency
 
 
 def nic_bandwidth(cluster: Cluster, nodes: int, *, ranks_per_node: int, sharing: int) -> float:
@@ -287,6 +290,7 @@ CHOICES: Final[dict[CollectiveKind, tuple[Callable[[Paths, Protocol, CollectiveK
 def collective_seconds(works: Sequence[Collective], cluster: Cluster) -> Column:
     """Seconds of each collective: the fastest algorithm and protocol of those that NCCL would try."""
     seconds = np.zeros(len(works))
+    overhead = OVERHEAD.get(cluster.device.architecture, 1.0)
     for kind, choices in CHOICES.items():
         where = np.array([i for i, work in enumerate(works) if work.kind == kind], dtype=np.intp)
         if not where.size:
@@ -295,7 +299,8 @@ def collective_seconds(works: Sequence[Collective], cluster: Cluster) -> Column:
         fastest = np.full(where.size, np.inf)
         for algorithm in choices:
             for protocol in _protocols(algorithm is _multicast, cluster):
-                np.minimum(fastest, protocol.base_s + algorithm(p, protocol, kind), out=fastest)
+                begin = overhead * protocol.base_s
+                np.minimum(fastest, begin + algorithm(p, protocol, kind), out=fastest)
         seconds[where] = np.where((p.ranks > 1) & (p.nbytes > 0), fastest, 0.0)
     return seconds
 

@@ -6,6 +6,7 @@ Fitted on published operator measurements; ``benchmarks/operators.py`` shows wha
 - ``gemm``: what a large GEMM reaches of its dtype's peak; ``gemm_fp32``, ``gemm_fp8``, …: of that dtype's
 - ``conv``, ``conv_fp32``, …: the same for convolutions
 - ``attention``, ``attention_backward``: fused attention with head dim 128 and long sequences
+- ``attention_extra_dims``: cost of a score's exponential, in head dims (not a fraction)
 - ``memory``: device memory, large tensors
 - ``intra_link``, ``inter_link``: see :mod:`traincast.predict.collectives`
 - ``kernel_floor_s``: seconds of the shortest kernel (not a fraction)
@@ -72,7 +73,7 @@ def _of(
 DEFAULT: Final = _of(
     {"": 0.7, "fp32": 0.85},
     {"": 0.5, "fp32": 0.8},
-    attention=(0.5, 0.4, 30.0),
+    attention=(0.5, 0.4, 40.0),
     memory=0.82,
     floor_us=4.0,
     measured=False,
@@ -80,65 +81,73 @@ DEFAULT: Final = _of(
 """For an architecture that nobody has measured."""
 
 _CDNA: Final = _of(
-    {"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 30.0), memory=0.85, floor_us=4.0, measured=False
+    {"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 40.0), memory=0.85, floor_us=4.0, measured=False
 )
 
 ARCHITECTURES: Final[dict[str, Achievable]] = {
-    "kepler": _of({"": 0.7}, {"": 0.30}, attention=(0.3, 0.25, 30.0), memory=0.72, floor_us=8.0),
-    "maxwell": _of({"": 0.75}, {"": 0.70}, attention=(0.3, 0.25, 30.0), memory=0.75, floor_us=6.0),
+    "kepler": _of({"": 0.65}, {"": 0.30}, attention=(0.3, 0.25, 40.0), memory=0.72, floor_us=8.0),
+    "maxwell": _of({"": 0.75}, {"": 0.65}, attention=(0.3, 0.25, 40.0), memory=0.75, floor_us=6.0),
     "pascal": _of(
-        {"": 0.95, "fp16": 0.5}, {"": 1.0, "fp16": 0.6}, attention=(0.3, 0.25, 30.0), memory=0.76, floor_us=5.0
+        {"": 0.90, "fp16": 0.5}, {"": 0.95, "fp16": 0.55}, attention=(0.3, 0.25, 40.0), memory=0.78, floor_us=5.0
     ),
     "volta": _of(
-        {"": 0.85, "fp32": 0.98}, {"": 0.7, "fp32": 1.1}, attention=(0.45, 0.35, 30.0), memory=0.86, floor_us=4.5
+        {"": 0.84, "fp32": 0.93}, {"": 0.7, "fp32": 1.0}, attention=(0.45, 0.35, 40.0), memory=0.87, floor_us=4.5
     ),
     "turing": _of(
-        {"": 0.72, "fp32": 0.75}, {"": 0.6, "fp32": 0.8}, attention=(0.4, 0.3, 30.0), memory=0.84, floor_us=4.5
+        {"": 0.72, "fp32": 0.75}, {"": 0.6, "fp32": 0.8}, attention=(0.4, 0.3, 40.0), memory=0.84, floor_us=4.5
     ),
     "ampere": _of(
-        {"": 0.80, "fp32": 0.95}, {"": 0.6, "fp32": 1.0}, attention=(0.62, 0.50, 30.0), memory=0.84, floor_us=3.6
+        {"": 0.80, "fp32": 0.90}, {"": 0.6, "fp32": 0.9}, attention=(0.62, 0.50, 40.0), memory=0.85, floor_us=3.6
     ),
     "ada": _of(
-        {"": 0.67, "fp8": 0.6, "fp32": 0.6},
+        {"": 0.67, "fp8": 0.62, "fp32": 0.6},
         {"": 0.5, "fp32": 0.6},
-        attention=(0.48, 0.38, 10.0),
+        attention=(0.57, 0.45, 40.0),
         memory=0.86,
         floor_us=1.5,
     ),
     "hopper": _of(
-        {"": 0.83, "fp8": 0.69, "fp32": 0.78},
-        {"": 0.5, "fp32": 0.8},
-        attention=(0.58, 0.48, 50.0),
+        {"": 0.83, "fp8": 0.69, "fp32": 0.75},
+        {"": 0.5, "fp32": 0.75},
+        attention=(0.58, 0.48, 80.0),
         memory=0.92,
         floor_us=2.5,
     ),
     "blackwell": _of(
-        {"": 0.72, "fp8": 0.56, "nvfp4": 0.49, "fp32": 0.75},
-        {"": 0.45, "fp32": 0.8},
-        attention=(0.46, 0.36, 90.0),
+        {"": 0.71, "fp8": 0.53, "nvfp4": 0.46, "fp32": 0.75},
+        {"": 0.45, "fp32": 0.75},
+        attention=(0.48, 0.37, 150.0),
         memory=0.88,
         floor_us=2.1,
     ),
     "blackwell-ultra": _of(
-        {"": 0.80, "fp8": 0.63, "nvfp4": 0.355, "fp32": 0.75},
-        {"": 0.45, "fp32": 0.8},
-        attention=(0.55, 0.42, 80.0),
+        {"": 0.80, "fp8": 0.63, "nvfp4": 0.35, "fp32": 0.75},
+        {"": 0.45, "fp32": 0.75},
+        attention=(0.60, 0.46, 150.0),
         memory=0.88,
         floor_us=2.1,
     ),
-    "cdna1": _of({"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 30.0), memory=0.85, floor_us=4.0),
-    "cdna2": _of({"": 0.6, "fp32": 0.68}, {"": 0.4}, attention=(0.4, 0.3, 30.0), memory=0.85, floor_us=4.0),
+    "cdna1": _of({"": 0.6, "fp32": 0.67}, {"": 0.4}, attention=(0.4, 0.3, 40.0), memory=0.85, floor_us=4.0),
+    "cdna2": _of({"": 0.6, "fp32": 0.66}, {"": 0.4}, attention=(0.4, 0.3, 40.0), memory=0.85, floor_us=4.0),
     "cdna3": _CDNA,
     "cdna4": _CDNA,
-    "gcn5": _of({"": 0.70}, {"": 0.9}, attention=(0.3, 0.2, 30.0), memory=0.7, floor_us=12.0),
-    "xe2": _of({"": 0.95}, {"": 0.6}, attention=(0.55, 0.4, 0.0), memory=1.0, floor_us=25.0),
+    "gcn5": _of({"": 0.70}, {"": 0.85}, attention=(0.3, 0.2, 40.0), memory=0.7, floor_us=12.0),
+    "xe2": _of({"": 0.97}, {"": 0.6}, attention=(0.54, 0.4, 0.0), memory=1.0, floor_us=28.0),
 }
 
 DEVICES: Final[dict[str, Mapping[str, float]]] = {
-    "t4": {"gemm": 0.64, "gemm_fp32": 0.53, "conv_fp32": 0.65},
+    "t4": {"gemm": 0.64, "gemm_fp32": 0.52, "conv_fp32": 0.6},
     "l4": {"gemm": 0.45, "gemm_fp32": 0.32, "memory": 0.79},
-    "p4": {"gemm": 0.60, "conv": 0.9},
-    "rtx-pro-6000": {"gemm": 0.85, "gemm_fp8": 0.83, "gemm_nvfp4": 0.80, "attention": 0.55, "memory": 0.98},
+    "p4": {"gemm": 0.50, "conv": 0.75},
+    "rtx-pro-6000": {
+        "gemm": 0.85,
+        "gemm_fp8": 0.80,
+        "gemm_nvfp4": 0.80,
+        "attention": 0.55,
+        "attention_backward": 0.44,
+        "attention_extra_dims": 5.0,
+        "memory": 0.98,
+    },
 }
 """Measured devices that differ from their architecture: cards short of power, and Blackwell without HBM."""
 
@@ -154,7 +163,7 @@ def achievable(device: Device) -> Achievable:
         conv=_by_dtype(base.conv, own, "conv"),
         attention=own.get("attention", base.attention),
         attention_backward=own.get("attention_backward", base.attention_backward),
-        extra_dims=base.extra_dims,
+        extra_dims=own.get("attention_extra_dims", base.extra_dims),
         memory=own.get("memory", base.memory),
         floor_s=own.get("kernel_floor_s", base.floor_s),
         measured=base.measured or "gemm" in own,
@@ -173,9 +182,9 @@ MEMORY_SHARE: Final[dict[tuple[OpKind, bool], float]] = {
     (OpKind.BATCH_NORM, False): 0.60,
     (OpKind.BATCH_NORM, True): 0.60,
     (OpKind.LAYER_NORM, False): 0.65,
-    (OpKind.LAYER_NORM, True): 0.40,
-    (OpKind.SOFTMAX, False): 0.85,
-    (OpKind.SOFTMAX, True): 0.55,
+    (OpKind.LAYER_NORM, True): 0.42,
+    (OpKind.SOFTMAX, False): 0.80,
+    (OpKind.SOFTMAX, True): 0.65,
     (OpKind.LOSS, False): 0.50,
     (OpKind.LOSS, True): 0.70,
     (OpKind.ACTIVATION, False): 0.95,
@@ -203,11 +212,11 @@ little parallelism stay below a plain element-wise one.
 INTERVALS: Final[dict[str, tuple[float, float]]] = {
     "gemm": (0.85, 1.25),
     "narrow_gemm": (0.80, 1.50),
-    "grouped_gemm": (0.60, 2.00),
-    "attention": (0.75, 1.55),
-    "conv": (0.55, 1.80),
+    "grouped_gemm": (0.55, 3.00),
+    "attention": (0.70, 1.85),
+    "conv": (0.60, 2.20),
     "rnn": (0.40, 2.50),
-    "memory": (0.70, 1.45),
+    "memory": (0.70, 1.50),
     "launch": (0.70, 1.40),
     "intra": (0.75, 1.40),
     "inter": (0.70, 2.50),

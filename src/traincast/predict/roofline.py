@@ -44,9 +44,9 @@ HOT_PART: Final = 5.0
 """A working set below this part of the L2 cache is found there again."""
 QUERY_BLOCK: Final = 128.0
 """Queries that one thread block of a fused attention handles."""
-DIAGONAL_KEYS: Final = 128.0
+DIAGONAL_KEYS: Final = 64.0
 """Keys that a causal mask's diagonal blocks compute in vain, and the start of the loop over keys."""
-ATTENTION_QUANTISATION: Final = 0.5
+ATTENTION_QUANTISATION: Final = 0.45
 """As :data:`QUANTISATION`, for fused attention."""
 
 

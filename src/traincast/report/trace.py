@@ -129,12 +129,11 @@ class _Source:
         plan = timeline.plan
         self.plan = plan
         self._timeline = timeline
-        self._task, self._stream, self._row_start = _by_row(plan)
+        self._task, self._stream, self._row_start = lanes_by_row(plan)
         self._launched = _launched(plan)
-        distinct, self._kind_of = np.unique(
-            np.stack([plan.cost, plan.label, plan.category]), axis=1, return_inverse=True
-        )
-        self._kinds = [_kind(plan, int(cost), int(label), int(category)) for cost, label, category in distinct.T]
+        key = (plan.cost.astype(np.int64) * len(plan.labels) + plan.label) * len(Category) + plan.category
+        _, example, self._kind_of = np.unique(key, return_index=True, return_inverse=True)
+        self._kinds = [_kind(plan, task) for task in example.tolist()]
 
     def check(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks asked for, in order, each once."""
@@ -290,7 +289,7 @@ def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _by_row(plan: Plan) -> tuple[Ints, Ints, Ints]:
+def lanes_by_row(plan: Plan) -> tuple[Ints, Ints, Ints]:
     """Task and stream of every (task, row) pair in order of row, and where each row starts.
 
     A task that holds several lanes of a row stands on one: communication on the lane it has beside
@@ -319,16 +318,17 @@ def _launched(plan: Plan) -> Ints:
     return launched
 
 
-def _kind(plan: Plan, cost: int, label: int, category: int) -> _Kind:
+def _kind(plan: Plan, task: int) -> _Kind:
+    cost, category = int(plan.cost[task]), Category(int(plan.category[task]))
     work = plan.works[cost] if cost < len(plan.works) else None
-    text = plan.labels[label]
-    args = {"label": text, "category": Category(category).name.lower(), **_amounts(work)}
+    text = plan.labels[plan.label[task]]
+    args = {"label": text, "category": category.name.lower(), **_amounts(work)}
     return _Kind(name=json.dumps(_name(work, text, category)), label=json.dumps(text), args=json.dumps(args)[1:-1])
 
 
-def _name(work: Work | None, label: str, category: int) -> str:
+def _name(work: Work | None, label: str, category: Category) -> str:
     """The kernel's name, of a form that HTA sorts into communication and computation as we do."""
-    if category != Category.COMMUNICATION:
+    if category is not Category.COMMUNICATION:
         return _RESERVED.sub(lambda match: match[0].upper(), label)
     kernel = "SendRecv" if isinstance(work, Transfer) else _KERNELS[work.kind] if isinstance(work, Collective) else ""
     return f"ncclDevKernel_{kernel}({label})"

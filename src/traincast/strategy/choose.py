@@ -62,7 +62,7 @@ def _candidates(cluster: Cluster, global_batch: int, sequence_parallel: bool) ->
             if dp > global_batch or global_batch % dp or (pp > 1 and tp < min(inside, _MAX_TENSOR)):
                 continue
             for zero in (0, 1) if dp > 1 else (0,):
-                yield Strategy(dp=dp, tp=tp, pp=pp, zero=zero, sequence_parallel=sequence_parallel and tp > 1)  # type: ignore[arg-type]
+                yield Strategy(dp=dp, tp=tp, pp=pp, zero=zero, sequence_parallel=sequence_parallel and tp > 1)
 
 
 def _divisors(number: int) -> list[int]:

@@ -179,8 +179,8 @@ def _rough_seconds(program: BlockProgram, cluster: Cluster) -> float:
     total = 0.0
     for item in (*program.forward, *program.backward):
         if isinstance(item.work, Operator):
-            dtype = item.work.inputs[0].dtype.value
-            rate = cluster.device.peak(dtype) if item.work.kind in _PRODUCT_KINDS else cluster.device.peak("fp32")
+            dtype = item.work.dtype.value if item.work.kind in _PRODUCT_KINDS else "fp32"
+            rate = cluster.device.peak(dtype)
             total += max(item.work.flops / rate, item.work.nbytes / cluster.device.memory_bandwidth)
     return total
 
@@ -254,27 +254,28 @@ class _Layout:
         sync_overlapped = sync and self._replicas > 1 and self.request.runtime.overlap_gradients
         if not backward or not sync_overlapped:
             order = reversed(blocks) if backward else iter(blocks)
-            items = [i for b in order for i in (self.programs[b].backward if backward else self.programs[b].forward)]
-            return [Run(items=self._with_slot_launches(items))]
+            parts = [self.programs[b].backward if backward else self.programs[b].forward for b in order]
+            return [Run(parts=self._with_slot_launches(parts))]
         pieces: list[Piece] = []
-        pending: list[Item] = []
+        pending: list[tuple[Item, ...]] = []
         held = 0.0
         for number, b in enumerate(reversed(blocks)):
-            pending += self.programs[b].backward
+            pending.append(self.programs[b].backward)
             held += self.programs[b].num_parameters
             full = self.precision.gradient_bytes(held) >= self.request.runtime.bucket_bytes
             if held and (full or number == len(blocks) - 1):
-                pieces += [Run(items=pending), Issue(work=self._gradients(held), label="dp gradients")]
+                pieces += [Run(parts=pending), Issue(work=self._gradients(held), label="dp gradients")]
                 pending, held = [], 0.0
         if pending:
-            pieces.append(Run(items=pending))
+            pieces.append(Run(parts=pending))
         return pieces
 
-    def _with_slot_launches(self, items: list[Item]) -> list[Item]:
+    def _with_slot_launches(self, parts: list[tuple[Item, ...]]) -> list[tuple[Item, ...]]:
         extra = self.request.runtime.microbatch_launches
-        if not extra or not items:
-            return items
-        return [replace(items[0], launches=items[0].launches + extra), *items[1:]]
+        if not extra or not parts or not parts[0]:
+            return parts
+        first, *rest = parts[0]
+        return [(replace(first, launches=first.launches + extra), *rest), *parts[1:]]
 
     def _sharded_pieces(self, blocks: tuple[int, ...], *, backward: bool) -> list[Piece]:
         """ZeRO-3 / FSDP: gather a block's parameters ahead of its use, reduce its gradients after."""
@@ -292,7 +293,7 @@ class _Layout:
         pieces: list[Piece] = list(gathers[:ahead])
         for n, b in enumerate(order):
             program = self.programs[b]
-            pieces.append(Run(items=list(program.backward if backward else program.forward), wait=n))
+            pieces.append(Run(parts=[program.backward if backward else program.forward], wait=n))
             if n + ahead < len(order):
                 pieces.append(gathers[n + ahead])
             if backward and program.num_parameters:
@@ -331,7 +332,7 @@ class _Layout:
                 rest -= part
         if self.request.optimizer:
             items += self._update(blocks, parameters)
-        return [Run(items=items)] if items else []
+        return [Run(parts=[tuple(items)])] if items else []
 
     def _update(self, blocks: list[int], parameters: float) -> list[Item]:
         strategy = self.request.strategy

@@ -7,6 +7,7 @@ groups share a node where they can (the order of Megatron-LM).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -109,8 +110,13 @@ class Mesh:
 
         ``sharing`` is how many such groups have members on one node: they use its NICs together.
         """
-        members = self.group(0, *axes)
-        nodes, counts = np.unique(members // self.devices_per_node, return_counts=True)
-        on_node = min(self.devices_per_node, self.num_ranks)
-        sharing = max(1, on_node // int(counts.max()) // self.domain_nodes) if len(nodes) > 1 else 1
-        return Span(num_ranks=len(members), num_nodes=len(nodes), sharing=sharing)
+        return _span(self, axes)
+
+
+@lru_cache(maxsize=4096)
+def _span(mesh: Mesh, axes: tuple[Axis, ...]) -> Span:
+    members = mesh.group(0, *axes)
+    nodes, counts = np.unique(members // mesh.devices_per_node, return_counts=True)
+    on_node = min(mesh.devices_per_node, mesh.num_ranks)
+    sharing = max(1, on_node // int(counts.max()) // mesh.domain_nodes) if len(nodes) > 1 else 1
+    return Span(num_ranks=len(members), num_nodes=len(nodes), sharing=sharing)

@@ -37,6 +37,8 @@ def cut_stages(graph: OperatorGraph, num_chunks: int, *, costs: Sequence[float],
     layers = sum(graph.blocks[i].count for i in repeated)
     if repeated and layers >= num_chunks and _dominates(graph, repeated, costs):
         return _even(units, set(repeated), layers, num_chunks)
+    if repeated and num_chunks == layers + 2 and _dominates(graph, repeated, costs):
+        return _with_ends_apart(units, set(repeated))
     if len(units) < num_chunks or (repeated and layers < num_chunks and _dominates(graph, repeated, costs)):
         available = layers if repeated else len(units)
         raise StrategyError(
@@ -67,6 +69,14 @@ def _even(units: list[int], repeated: set[int], layers: int, num_chunks: int) ->
             taken += 1
         chunks[chunk].append(unit)
     return [Stage(blocks=tuple(c)) for c in chunks]
+
+
+def _with_ends_apart(units: list[int], repeated: set[int]) -> list[Stage]:
+    """One layer per stage, what comes before the layers and what comes after on stages of their own."""
+    first = next(i for i, unit in enumerate(units) if unit in repeated)
+    last = next(i for i, unit in reversed(list(enumerate(units))) if unit in repeated)
+    layers = [Stage(blocks=(unit,)) for unit in units[first : last + 1]]
+    return [Stage(blocks=tuple(units[:first])), *layers, Stage(blocks=tuple(units[last + 1 :]))]
 
 
 def _balanced(units: list[int], num_chunks: int, costs: Sequence[float], sends: Sequence[float]) -> list[Stage]:

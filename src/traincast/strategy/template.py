@@ -19,9 +19,12 @@ Grain: TypeAlias = Literal["operator", "segment"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Works in line on the compute stream; ``wait`` is the gather (by number) its first work needs."""
+    """Works in line on the compute stream; ``wait`` is the gather (by number) its first work needs.
 
-    items: list[Item]
+    ``parts`` are the programs of blocks, one after the other; a repeated block is the same object each time.
+    """
+
+    parts: list[tuple[Item, ...]]
     wait: int | None = None
 
 
@@ -89,6 +92,8 @@ class PlanBuilder:
         self._works: dict[Work, int] = {}
         self._segments: list[Segment] = []
         self._labels: dict[str, int] = {}
+        self._parts: dict[int, tuple[Ints, Ints, Ints]] = {}
+        self._kept: list[tuple[Item, ...]] = []  # so that no id is used twice
         self._templates: dict[int, _Columns] = {}
         self._placed: list[tuple[_Columns, int, int]] = []  # columns, row, microbatch
         self._external: list[tuple[int, int]] = []
@@ -114,7 +119,7 @@ class PlanBuilder:
                     gathers.append(task)
                 else:
                     template.issued.append(task)
-            elif piece.items:
+            elif any(piece.parts):
                 before = len(template.cost)
                 start = self._run(template, piece, int(kind), backward)
                 if piece.wait is not None:
@@ -152,7 +157,7 @@ class PlanBuilder:
         if self._grain == "segment":
             return self._run_as_segment(template, run, kind, backward)
         start = -1
-        for item in run.items:
+        for item in (item for part in run.parts for item in part):
             host = self._host(template, item.launches)
             communicates = isinstance(item.work, Collective)
             side = Stream.DATA if item.group is Group.DATA else Stream.COMMUNICATION
@@ -170,13 +175,26 @@ class PlanBuilder:
             template.first = start
         return start
 
+    def _part(self, part: tuple[Item, ...]) -> tuple[Ints, Ints, Ints]:
+        """Numbers of the launches, works and labels of a block's program; made once for all its repetitions."""
+        if id(part) not in self._parts:
+            numbers = [
+                (self.work(Launch(kernels=item.launches)), self.work(item.work), self._label(item.label))
+                for item in part
+            ]
+            launches, works, labels = np.array(numbers, dtype=np.int64).T
+            self._parts[id(part)] = (launches, works, labels)
+            self._kept.append(part)
+        return self._parts[id(part)]
+
     def _run_as_segment(self, template: Template, run: Run, kind: int, backward: bool) -> int:
         number = len(self._segments)
+        columns = [self._part(part) for part in run.parts if part]
         self._segments.append(
             Segment(
-                launches=np.array([self.work(Launch(kernels=item.launches)) for item in run.items], dtype=np.int64),
-                works=np.array([self.work(item.work) for item in run.items], dtype=np.int64),
-                labels=np.array([self._label(item.label) for item in run.items], dtype=np.int64),
+                launches=np.concatenate([c[0] for c in columns]),
+                works=np.concatenate([c[1] for c in columns]),
+                labels=np.concatenate([c[2] for c in columns]),
             )
         )
         name = "optimizer" if kind == Category.OPTIMIZER else "backward" if backward else "forward"
@@ -184,7 +202,7 @@ class PlanBuilder:
         base = -1 - 3 * number
         launch = self._label("launch")
         lead = template.add(cost=base, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
-        data = any(item.group is Group.DATA for item in run.items)
+        data = any(item.group is Group.DATA for item in run.parts[0])
         task = template.add(
             cost=base - 1,
             streams=(Stream.COMPUTE, Stream.DATA) if data else (Stream.COMPUTE,),

@@ -14,7 +14,7 @@ from traincast.forecast import forecast
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
 from traincast.predict import CostModel
-from traincast.strategy import Request, Strategy, find_runtime, load_precision
+from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.steps import precision_name, zoo_name
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
@@ -29,6 +29,7 @@ _ALIASES: Final = {
     "efficientnetwideseb4": "efficientnet-b4",
     "nnunet": "nnunet-2d",
 }
+_PYTORCH_2: Final = 23.02
 _SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
 
 
@@ -82,10 +83,19 @@ def request_of(row: Row) -> Request:
         graph=_graph(row),
         cluster=_cluster(row, devices),
         strategy=Strategy(dp=devices, num_microbatches=accumulate),
-        runtime=find_runtime(text(row, "framework") or "pytorch"),
+        runtime=_runtime(row),
         precision=load_precision(precision_name(text(row, "precision"))),
         global_batch=batch * devices * accumulate,
     )
+
+
+def _runtime(row: Row) -> Runtime:
+    """The framework of a row; a container's number is its year and month, and tells PyTorch 1 from 2."""
+    framework = text(row, "framework") or "pytorch"
+    released = number(row, "container")
+    if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
+        framework = "PyTorch 1"
+    return find_runtime(framework)
 
 
 def _cluster(row: Row, devices: int) -> Cluster:

@@ -50,6 +50,13 @@ FAMILIES: Final[dict[str, str]] = {
     "nasbench": "traincast.graph.zoo.nasbench:nasbench",
     "ssd": "traincast.graph.zoo.ssd:ssd300",
     "unet": "traincast.graph.zoo.unet:unet",
+    "nnunet": "traincast.graph.zoo.volumetric:nnunet",
+    "vnet": "traincast.graph.zoo.volumetric:vnet",
+    "unet-industrial": "traincast.graph.zoo.volumetric:unet_industrial",
+    "jasper": "traincast.graph.zoo.speech:jasper",
+    "quartznet": "traincast.graph.zoo.speech:quartznet",
+    "electra": "traincast.graph.zoo.electra:electra",
+    "ncf": "traincast.graph.zoo.recommend:ncf",
 }
 """Family name to the function that builds it; imported only when asked for, because it needs PyTorch."""
 
