@@ -116,7 +116,6 @@ def test_both_grains_break_a_step_down_alike(strategy: str) -> None:
     coarse, fine = (forecast(request, grain=g).report for g in ("segment", "operator"))
     # Launches and works are interleaved in a segment, so waiting for the host moves; compute does not.
     assert coarse.compute_s == pytest.approx(fine.compute_s, rel=1e-9)
-    assert coarse.optimizer_s == pytest.approx(fine.optimizer_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -7,7 +7,7 @@ holds the lanes of all its members and waits for all of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,43 +27,40 @@ _AXES: Final[dict[Group, tuple[Axis, ...]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The groups along some axes among the replicas of a stage: members of each, and the group of each."""
+
+    members: Ints  # [groups, members of a group]
+    number: Ints  # [replicas]
+
+
 def expand(plan: Plan) -> Plan:
     """``plan`` with one row per rank of its mesh; its step time is the same to the last digit."""
     mesh = plan.mesh
     replicas = mesh.num_ranks // mesh.pp
     if replicas == 1:
         return plan
-    group_of = {int(g): _groups(mesh, axes) for g, axes in _AXES.items()}  # replica -> group number
-    copies = np.array([int(group_of[int(g)].max()) + 1 if g in group_of else 1 for g in range(len(Group))])
-    count = copies[plan.group]  # copies of each folded task
-    base = np.concatenate([[0], np.cumsum(count)])
-    total = int(base[-1])
-    origin = np.repeat(np.arange(plan.num_tasks), count)
+    groups = [_groups(mesh, _AXES[g]) for g in Group]
+    copies = np.array([len(g.members) for g in groups])[plan.group]
+    base = np.concatenate([[0], np.cumsum(copies)])
+    origin = np.repeat(np.arange(plan.num_tasks), copies)
 
-    lane_owner, lane_value = _pairs(
-        plan, group_of, base, np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start)), replicas
-    )
-    rows = plan.lanes // NUM_STREAMS
-    lanes = (rows[lane_value[0]] * replicas + lane_value[1]) * NUM_STREAMS + plan.lanes[lane_value[0]] % NUM_STREAMS
-    lane_order = np.argsort(lane_owner, kind="stable")
+    lane_start, entry, replica = _write_out(plan, groups, base, copies, np.diff(plan.lane_start))
+    folded = plan.lanes[entry]
+    lanes = (folded // NUM_STREAMS * replicas + replica) * NUM_STREAMS + folded % NUM_STREAMS
 
-    target = np.repeat(np.arange(plan.num_tasks), np.diff(plan.predecessor_start))
-    owner, (edge, replica) = _pairs(plan, group_of, base, target, replicas)
-    source = plan.predecessors[edge]
-    source_copy = np.zeros(len(source), dtype=np.int64)
-    for g, numbers in group_of.items():
-        chosen = plan.group[source] == g
-        source_copy[chosen] = numbers[replica[chosen]]
-    predecessor = base[source] + source_copy
-    order = np.argsort(owner, kind="stable")
+    predecessor_start, entry, replica = _write_out(plan, groups, base, copies, np.diff(plan.predecessor_start))
+    source = plan.predecessors[entry]
+    copy = np.stack([g.number for g in groups])[plan.group[source], replica]
     return replace(
         plan,
         ranks=np.arange(mesh.num_ranks, dtype=np.int64),
         cost=plan.cost[origin],
-        lane_start=_starts(lane_owner, total),
-        lanes=lanes[lane_order],
-        predecessor_start=_starts(owner, total),
-        predecessors=predecessor[order],
+        lane_start=lane_start,
+        lanes=lanes,
+        predecessor_start=predecessor_start,
+        predecessors=base[source] + copy,
         category=plan.category[origin],
         group=plan.group[origin],
         label=plan.label[origin],
@@ -71,36 +68,38 @@ def expand(plan: Plan) -> Plan:
     )
 
 
-def _groups(mesh: Mesh, axes: tuple[Axis, ...]) -> Ints:
-    """For every replica of a stage, the number of the group along ``axes`` that it belongs to."""
+def _groups(mesh: Mesh, axes: tuple[Axis, ...]) -> _Groups:
     replica = np.arange(mesh.num_ranks // mesh.pp)
-    fixed = replica.copy()
+    first = replica.copy()  # the group's member with coordinate 0 along every axis
     for axis in axes:
-        fixed -= replica // mesh.stride(axis) % mesh.degree(axis) * mesh.stride(axis)
-    numbers: Ints = np.unique(fixed, return_inverse=True)[1].astype(np.int64)
-    return numbers
+        first -= replica // mesh.stride(axis) % mesh.degree(axis) * mesh.stride(axis)
+    leaders, number = np.unique(first, return_inverse=True)
+    order = np.argsort(number, kind="stable")
+    return _Groups(members=order.reshape(len(leaders), -1), number=number.astype(np.int64))
 
 
-def _pairs(
-    plan: Plan, group_of: dict[int, Ints], base: Ints, task: Ints, replicas: int
-) -> tuple[Ints, tuple[Ints, Ints]]:
-    """Every (entry, replica) pair of a ragged column, with the expanded task that owns it.
+def _write_out(plan: Plan, groups: list[_Groups], base: Ints, copies: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """A ragged column of ``counts`` entries per folded task, written out for the expanded tasks.
 
-    ``task`` is the folded task of each entry. Each replica contributes its own entry to the task of
-    its group, so a group's task has the lanes and predecessors of all its members.
+    Every member of a group contributes its own entries to the group's task. Returns the starts of the
+    new column and, for each of its places, the folded entry and the replica it comes from.
     """
-    entry = np.repeat(np.arange(len(task)), replicas)
-    replica = np.tile(np.arange(replicas), len(task))
-    owner_task = task[entry]
-    groups = plan.group[owner_task]
-    owner = np.empty(len(entry), dtype=np.int64)
-    for g, numbers in group_of.items():
-        chosen = groups == g
-        owner[chosen] = base[owner_task[chosen]] + numbers[replica[chosen]]
-    return owner, (entry, replica)
-
-
-def _starts(owner: Ints, total: int) -> Ints:
-    starts = np.zeros(total + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=total), out=starts[1:])
-    return starts
+    sizes = np.array([g.members.shape[1] for g in groups])[plan.group]
+    start = np.zeros(int(base[-1]) + 1, dtype=np.int64)
+    np.cumsum(np.repeat(counts * sizes, copies), out=start[1:])
+    entry = np.empty(int(start[-1]), dtype=np.int64)
+    replica = np.empty(int(start[-1]), dtype=np.int64)
+    task = np.repeat(np.arange(plan.num_tasks), counts)
+    within = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
+    owner = plan.group[task]
+    for number, group in enumerate(groups):
+        chosen = np.flatnonzero(owner == number)
+        if not len(chosen):
+            continue
+        many, size = group.members.shape
+        # [entries, copies, members]: where each copy's place for this entry is
+        place = start[base[task[chosen]][:, None] + np.arange(many)] + (within[chosen] * size)[:, None]
+        where = (place[:, :, None] + np.arange(size)).ravel()
+        entry[where] = np.repeat(chosen, many * size)
+        replica[where] = np.tile(group.members.ravel(), len(chosen))
+    return start, entry, replica
