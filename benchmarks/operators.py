@@ -164,14 +164,12 @@ def _extent(op: str, p: Params) -> tuple[float, ...]:
 
 
 def recurrent(row: Row, p: Params, dtype: DType) -> list[Operator]:
-    """A layer of a recurrent network: two products per gate and time step; the backward of data or weights one each."""
+    """A layer of a recurrent network, hidden units as wide as its input."""
     gates = {"rnn:LSTM": 4, "rnn:GRU": 3, "rnn:Vanilla": 1}[row["op"]]
-    hidden = float(p.get("Hidden_units", p.get("Hidden_Units", 0)))
-    steps, batch = float(p["Timesteps"]), float(p["N"])
-    flops = 2 * gates * 2 * hidden * hidden * steps * (2 if row["phase"] == "bwd" else 1)
-    x = replace(_tensor(dtype, batch, steps, hidden), batch_dim=0)
-    weight = _tensor(dtype, 2 * gates, hidden, hidden)
-    return [_op(OpKind.RNN, [x, weight], [x], backward=row["phase"] != "fwd", flops_per_sample=flops)]
+    hidden = p.get("Hidden_units", p.get("Hidden_Units"))
+    x = replace(_tensor(dtype, p["Timesteps"], p["N"], hidden), batch_dim=1)
+    weight = _tensor(dtype, gates * hidden, hidden)
+    return [_op(OpKind.RNN, [x, weight, weight], [x], backward=row["phase"] == "bwd")]
 
 
 BUILDERS: Final[dict[str, Callable[[Row, Params, DType], list[Operator]]]] = {

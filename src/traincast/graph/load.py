@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from traincast.errors import CaptureError, RequestError, UnknownNameError
+from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
 from traincast.graph import cache as graph_cache
 from traincast.graph import zoo
 from traincast.graph.capture import capture as capture_module
@@ -52,6 +52,8 @@ def _from_file(path: Path, *, seq: int | None, use_cache: bool) -> OperatorGraph
                 f"{path} was captured with {graph.tokens_per_sample} tokens per sample, not {seq}: capture it again"
             )
         return graph
+    if not isinstance(data, dict):
+        raise FileFormatError(f"{path} is neither a Hugging Face config.json nor a Traincast graph: it holds no object")
     family, parameters = from_config(data)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())

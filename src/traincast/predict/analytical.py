@@ -34,8 +34,8 @@ from traincast.work import Collective, Launch, Transfer, Work
 
 GROUPED_SHARE: Final = 0.55
 """What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
-RNN_SHARE: Final = 0.6
-"""What a recurrent layer reaches of the fp32 peak in any dtype: it reads its weights again at every step."""
+RNN_STEP_S: Final = 12e-6
+"""Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
 DEPTHWISE_SHARE: Final = 0.25
 """What a depthwise convolution reaches of the fp32 peak: it has no product to tile."""
 WINOGRAD_GAIN: Final = 1.4
@@ -158,6 +158,8 @@ class _Operators:
                 self._add_attention(index, op)
             case OpKind.CONV:
                 self._add_conv(index, op)
+            case OpKind.RNN:
+                self._add_rnn(index, op)
             case _:
                 self._add_traffic(index, op)
         name = _FAMILY_OF_KIND.get(op.kind, "memory")
@@ -187,7 +189,8 @@ class _Operators:
         dtype = op.inputs[0].dtype.value
         cast = CAST_BYTES.get(dtype, 0.0) * op.inputs[0].numel
         rate = share * self._rate("gemm", dtype)
-        self._products.append((index, *dims, rate, op.outputs[0].dtype.nbytes, op.nbytes, cast, SHARPNESS))
+        out_bytes = op.outputs[0].dtype.nbytes
+        self._products.append((index, *dims, rate, out_bytes, op.nbytes, cast, SHARPNESS, 1.0))
 
     def _add_conv(self, index: int, op: Operator) -> None:
         dtype = op.inputs[0].dtype.value
@@ -199,7 +202,24 @@ class _Operators:
         nbytes = op.nbytes / (len(products) * CONV_TRAFFIC_SHARE)
         out_bytes = op.outputs[0].dtype.nbytes
         for share, *dims in products:
-            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS))
+            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS, 1.0))
+
+    def _add_rnn(self, index: int, op: Operator) -> None:
+        """Products over all steps at once, and those with the recurrent weights, step after step."""
+        data, weight, recurrent = op.inputs[:3]
+        batch = data.shape[data.batch_dim or 0]
+        steps = max(1.0, data.numel / (data.shape[-1] * batch))
+        width, hidden = float(recurrent.shape[0]), recurrent.numel / recurrent.shape[0]
+        inner = weight.numel / weight.shape[0]
+        at_once, in_turn = (batch * steps, width, inner), (batch, width, hidden)
+        products = [(1.0, *at_once), (steps, *in_turn)]
+        if op.name.endswith("backward"):
+            products.append((1.0, width, inner + hidden, batch * steps))
+        rate, size = self._rate("gemm", data.dtype.value), data.dtype.nbytes
+        for times, m, n, k in products:
+            nbytes = (m * k + k * n + m * n) * size
+            self._products.append((index, 1.0, m, n, k, rate, size, nbytes, 0.0, SHARPNESS, times))
+        self._traffic.append((index, 0.0, 1.0, 0.0, steps * RNN_STEP_S))
 
     def _add_attention(self, index: int, op: Operator) -> None:
         backward = op.name.endswith("backward")
@@ -216,8 +236,6 @@ class _Operators:
         compute, floor = 0.0, self.machine.floor_s
         if kind is OpKind.DEPTHWISE_CONV:
             compute = op.flops / (DEPTHWISE_SHARE * self.device.peak("fp32"))
-        elif kind is OpKind.RNN:
-            compute = op.flops / (RNN_SHARE * self.device.peak("fp32"))
         elif kind is OpKind.OPTIMIZER:
             floor *= FUSED_FLOOR
         self._traffic.append((index, op.nbytes, share, compute, floor))
@@ -227,11 +245,11 @@ class _Operators:
         total = np.zeros(count)
         machine = self.machine
         if self._products:
-            index, b, m, n, k, rate, out_bytes, nbytes, cast, sharpness = _columns(self._products)
+            index, b, m, n, k, rate, out_bytes, nbytes, cast, sharpness, times = _columns(self._products)
             compute = gemm_compute_seconds(b, m, n, k, rate=rate, out_bytes=out_bytes, machine=machine)
             spent = join(compute, memory_seconds(nbytes, machine), sharpness) + machine.floor_s
             spent += np.where(cast > 0, CAST_S + memory_seconds(cast, machine), 0.0)
-            np.add.at(total, index.astype(np.intp), spent)
+            np.add.at(total, index.astype(np.intp), times * spent)
         if self._attentions:
             index, passes, queries, keys, dims, rate, nbytes = _columns(self._attentions)
             compute = attention_compute_seconds(

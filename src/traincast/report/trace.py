@@ -209,15 +209,15 @@ class _Source:
         task, stream = self._task[part], self._stream[part]
         host = plan.category[task] == Category.HOST
         kernel, launch = task[~host], task[host]
-        number = np.full(plan.num_tasks + 1, -1, dtype=np.int64)  # the last entry stands for "launches nothing"
-        number[kernel] = np.arange(first, first + len(kernel))
+        place = np.searchsorted(kernel, self._launched[launch])
+        number = np.where(place < len(kernel), first + place, -1).tolist()  # what launches nothing comes last
         step = _times(np.array([0.0]), np.array([self._timeline.step_s]), unit_ns)[1][0]
 
         def events() -> Iterator[str]:
             yield (
                 f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#0","pid":{rank},"tid":0,"ts":0,"dur":{step}}}'
             )
-            yield from self._host_events(rank, launch, number[self._launched[launch]].tolist(), unit_ns)
+            yield from self._host_events(rank, launch, number, unit_ns)
             yield from self._kernel_events(rank, kernel, stream[~host].tolist(), first, unit_ns)
 
         return len(kernel), events()
