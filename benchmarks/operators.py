@@ -22,9 +22,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from traincast.cluster import Cluster, Link
-from traincast.cluster.catalog import load_cluster
-from traincast.cluster.match import find_device
+from traincast.cluster import Cluster, Link, find_device, load_cluster
 from traincast.errors import TraincastError
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.predict import AnalyticalCostModel
@@ -113,6 +111,15 @@ def moe(row: Row, p: Params, dtype: DType) -> list[Operator]:
     ]
 
 
+def grouped(row: Row, p: Params, dtype: DType) -> list[Operator]:
+    """One GEMM per expert; the gradient of the weights sums over each expert's rows."""
+    b, m, n, k = (float(row[x]) for x in "bmnk")
+    a, out, experts = _tensor(dtype, b * m, k), _tensor(dtype, b * m, n), _tensor(dtype, b, k, n)
+    if row["phase"] == "bwd_grad_w":
+        return [_op(OpKind.GROUPED_GEMM, [a, out], [experts])]
+    return [_op(OpKind.GROUPED_GEMM, [a, experts], [out])]
+
+
 def conv(row: Row, p: Params, dtype: DType) -> list[Operator]:
     """Convolutions of the three sources, by phase; TensorFlow 1 also turns NHWC into NCHW and back."""
     if "batchsize" in p:
@@ -164,7 +171,9 @@ def _extent(op: str, p: Params) -> tuple[float, ...]:
 
 
 def recurrent(row: Row, p: Params, dtype: DType) -> list[Operator]:
-    """A layer of a recurrent network, hidden units as wide as its input."""
+    """A layer of a recurrent network, its input as wide as its state; halves of a backward are left out."""
+    if row["phase"] not in ("fwd", "bwd"):
+        return []
     gates = {"rnn:LSTM": 4, "rnn:GRU": 3, "rnn:Vanilla": 1}[row["op"]]
     hidden = p.get("Hidden_units", p.get("Hidden_Units"))
     x = replace(_tensor(dtype, p["Timesteps"], p["N"], hidden), batch_dim=1)
@@ -184,6 +193,7 @@ BUILDERS: Final[dict[str, Callable[[Row, Params, DType], list[Operator]]]] = {
     "bmm": lambda row, p, dtype: head_products(row, p, dtype) if "h" in p else gemm(row, p, dtype),
     "baddbmm": head_products,
     "conv2d": conv,
+    "grouped_gemm": grouped,
     "moe_mlp": moe,
 }
 """How to make operators of a row, by its ``op``; rows of other operators (several unfused kernels) are left out."""
@@ -250,6 +260,8 @@ def study_operators(path: Path, *, rows: int, source: str, op: str) -> Iterable[
             ):
                 continue
             made = BUILDERS[row["op"]](row, params, DType(row["dtype"]))
+            if not made:
+                continue
             works.extend(made)
             owner.extend([len(measured)] * len(made))
             measured.append(row["time_us"] * 1e-6)

@@ -9,7 +9,7 @@ from traincast.report.trace import write_trace
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 forecast = predict(
-    "gpt:layers=8,hidden=1024,heads=16,seq=1024",
+    "gpt:layers=16,hidden=2048,heads=16,seq=1024",
     cluster="dgx-a100",
     strategy="dp=2,pp=4,micro_batch=2",
     global_batch=32,

@@ -39,6 +39,7 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
         return
     console().print(
         f"{graph.name}: {graph.num_operators} operators ({len(graph.operators)} stored), "
-        f"{format_count(graph.num_parameters)} parameters, forward {format_flops(graph.flops(Phase.FORWARD))} per sample"
+        f"{format_count(graph.num_parameters)} parameters, "
+        f"forward {format_flops(graph.flops(Phase.FORWARD))} per sample"
     )
     console().print(f"graph: {output}")

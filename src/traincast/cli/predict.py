@@ -14,9 +14,9 @@ from traincast.units import HOUR, format_bytes, format_count, format_seconds, pa
 if TYPE_CHECKING:
     from traincast.forecast import Forecast
     from traincast.report import Report
+    from traincast.simulate import Timeline
 
-_EXPANDED_RANKS = 64
-_EXPANDED_TASKS = 400_000
+_READABLE_SPANS = 150_000
 
 
 @click.command(short_help="Forecast a training step, and the whole job.")
@@ -32,6 +32,7 @@ _EXPANDED_TASKS = 400_000
 @click.option("--samples", metavar="N", help="Length of the job in samples.")
 @click.option("--steps", metavar="N", help="Length of the job in steps.")
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace (.json or .json.gz); opens in Perfetto.")
+@click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
 @click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
@@ -48,6 +49,7 @@ def predict(
     samples: str | None,
     steps: str | None,
     trace: str | None,
+    trace_ranks: str | None,
     html: str | None,
     no_cache: bool,
     as_json: bool,
@@ -77,7 +79,7 @@ def predict(
         steps=None if steps is None else parse_count(steps, what="--steps"),
         use_cache=not no_cache,
     )
-    written = _write(result, trace=trace, html=html)
+    written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
     if as_json:
         print_json(result.report.as_dict())
         return
@@ -93,24 +95,39 @@ def _rule(text: str) -> tuple[str, str]:
     return module, role
 
 
-def _write(result: Forecast, *, trace: str | None, html: str | None) -> list[tuple[str, str]]:
-    """Write the files asked for; a trace has every rank as long as that stays readable."""
+def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html: str | None) -> list[tuple[str, str]]:
+    """Write the files asked for."""
     written = []
     if trace is not None:
-        from traincast.report.trace import write_trace
+        from traincast.report import write_trace
 
-        plan = result.lowered.plan
-        ranks = plan.mesh.num_ranks
-        expanded = ranks <= _EXPANDED_RANKS and plan.num_tasks * ranks // len(plan.ranks) <= _EXPANDED_TASKS
-        write_trace(result.detailed(all_ranks=expanded), Path(trace))
-        shown = f"{ranks} ranks" if expanded else f"one rank of each of {len(plan.ranks)} stages"
+        timeline = result.detailed()
+        ranks = _ranks_to_trace(timeline, trace_ranks)
+        write_trace(timeline, Path(trace), ranks=ranks)
+        shown = f"{len(ranks)} of {timeline.plan.mesh.num_ranks} ranks"
         written.append((f"trace of {shown}, for Perfetto", trace))
     if html is not None:
-        from traincast.report.page import write_page
+        from traincast.report import write_page
 
-        write_page(result.report, result.timeline, Path(html))
+        detailed = result.lowered.plan.num_tasks * 15 < _READABLE_SPANS
+        write_page(result.report, result.detailed() if detailed else result.timeline, Path(html))
         written.append(("page", html))
     return written
+
+
+def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
+    """One rank of every stage, then the others in order, as many as are wanted or stay readable."""
+    mesh = timeline.plan.mesh
+    if wanted == "all":
+        count = mesh.num_ranks
+    elif wanted is not None:
+        count = min(mesh.num_ranks, max(mesh.pp, parse_count(wanted, what="--trace-ranks")))
+    else:
+        per_rank = max(1, len(timeline.plan.lanes) // mesh.pp)
+        count = min(mesh.num_ranks, max(mesh.pp, _READABLE_SPANS // per_rank))
+    first = [int(rank) for rank in timeline.plan.ranks]
+    others = [rank for rank in range(min(mesh.num_ranks, count + mesh.pp)) if rank not in set(first)]
+    return sorted([*first, *others][:count])
 
 
 def _show(report: Report, *, chosen: bool) -> None:

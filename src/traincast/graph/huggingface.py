@@ -6,17 +6,16 @@ default to that maximum or :data:`DEFAULT_SEQ`, whichever is less.
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from traincast.errors import FileFormatError, RequestError
+from traincast.graph.files import read_json
 from traincast.graph.operator import Scalar
 
 DEFAULT_SEQ: Final = 4096
-_MAX_FILE_BYTES: Final = 16 * 2**20
 _MAX_SIZE: Final = 2**27
 _MAX_SHOWN: Final = 60
 
@@ -26,26 +25,9 @@ Reading: TypeAlias = tuple[str, Parameters]
 
 def read_config(path: str | Path) -> Reading:
     """Family and builder parameters from the ``config.json`` at ``path``."""
-    where = reprlib.repr(str(path))
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        raise FileFormatError(f"model file {where} does not exist") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise FileFormatError(f"model file {where} cannot be read: {reason}") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise FileFormatError(f"model file {where} has more than {_MAX_FILE_BYTES:,} bytes; no config.json does")
-    try:
-        data = json.loads(content)
-    except RecursionError as error:
-        raise FileFormatError(f"model file {where} is nested too deeply to be a config.json") from error
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:_MAX_SHOWN]
-        raise FileFormatError(f"model file {where} is not JSON: {reason}") from error
+    data = read_json(Path(path))
     if not isinstance(data, dict):
-        raise FileFormatError(f"model file {where} holds a {type(data).__name__}, not an object with model_type")
+        raise FileFormatError(f"model file {path} holds a {type(data).__name__}, not an object with model_type")
     return from_config(data)
 
 

@@ -210,12 +210,12 @@ little parallelism stay below a plain element-wise one.
 """
 
 INTERVALS: Final[dict[str, tuple[float, float]]] = {
-    "gemm": (0.85, 1.25),
+    "gemm": (0.80, 1.35),
     "narrow_gemm": (0.80, 1.50),
-    "grouped_gemm": (0.55, 3.00),
-    "attention": (0.70, 1.85),
+    "grouped_gemm": (0.55, 3.50),
+    "attention": (0.65, 1.90),
     "conv": (0.60, 2.20),
-    "rnn": (0.40, 2.50),
+    "rnn": (0.50, 2.00),
     "memory": (0.70, 1.50),
     "launch": (0.70, 1.40),
     "intra": (0.75, 1.40),

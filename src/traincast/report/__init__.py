@@ -3,6 +3,19 @@
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast, JobSettings
+from traincast.report.page import write_page
 from traincast.report.report import RankReport, Report, make_report
+from traincast.report.trace import write_trace, write_traces
 
-__all__ = ["Breakdown", "JobForecast", "JobSettings", "PathEntry", "RankReport", "Report", "make_report"]
+__all__ = [
+    "Breakdown",
+    "JobForecast",
+    "JobSettings",
+    "PathEntry",
+    "RankReport",
+    "Report",
+    "make_report",
+    "write_page",
+    "write_trace",
+    "write_traces",
+]

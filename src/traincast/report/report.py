@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from traincast.cluster import Cluster
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.predict import SOURCES, Estimates
@@ -124,7 +125,7 @@ def make_report(
     peak = device.peak(request.precision.linear.value) * request.cluster.num_devices
     return Report(
         model=graph.name,
-        cluster=f"{request.cluster.name} ({request.cluster.num_nodes} × {request.cluster.devices_per_node} {device.name})",
+        cluster=_where(request.cluster),
         strategy=strategy_text or str(request.strategy),
         runtime=request.runtime.name,
         precision=request.precision.name,
@@ -149,6 +150,10 @@ def make_report(
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
         warnings=_warnings(request, estimates, fullest),
     )
+
+
+def _where(cluster: Cluster) -> str:
+    return f"{cluster.name} ({cluster.num_nodes} × {cluster.devices_per_node} {cluster.device.name})"
 
 
 def _sources(timeline: Timeline, estimates: Estimates) -> dict[str, float]:

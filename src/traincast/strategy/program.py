@@ -124,9 +124,9 @@ class ProgramBuilder:
         kept = {k: v for k, v in op.attributes.items() if k not in ("module", "fused")}
         return replace(op, scope="", saved=(), parameters=(), attributes=kept)
 
-    def _items(self, index: int, launches: float) -> Iterator[Item]:
+    def _items(self, index: int, launches: float, block: Block) -> Iterator[Item]:
         op = self._cut(index)
-        scope = self.graph.operators[index].scope
+        scope = _place(self.graph.operators[index].scope, block)
         if op.kind is OpKind.ATTENTION:
             parts = unfused(op) if self.runtime.attention == "unfused" else [op]
             for part in parts:
@@ -138,12 +138,12 @@ class ProgramBuilder:
         launches = self.runtime.operator_launches
         for n, i in enumerate(block.forward):
             if i in self.sharding.enters:
-                yield from self._enter_forward(i)
+                yield from self._enter_forward(i, block)
             if self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION:
                 yield self._context("all_gather", i, "keys and values")
-            yield from self._items(i, launches + (self.runtime.block_launches if n == 0 else 0.0))
+            yield from self._items(i, launches + (self.runtime.block_launches if n == 0 else 0.0), block)
             if i in self.sharding.leaves:
-                yield from self._leave_forward(i)
+                yield from self._leave_forward(i, block)
 
     def _backward(self, block: Block) -> Iterator[Item]:
         launches = self.runtime.backward_launches
@@ -154,15 +154,15 @@ class ProgramBuilder:
             source = self.graph.forward_of[i]
             if source in self.sharding.leaves and source not in started:
                 started.add(source)
-                yield from self._leave_backward(source)
+                yield from self._leave_backward(source, block)
             context = self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION
             if context:
                 yield self._context("all_gather", i, "keys and values")
-            yield from self._items(i, launches + (self.runtime.block_launches if n == 0 else 0.0))
+            yield from self._items(i, launches + (self.runtime.block_launches if n == 0 else 0.0), block)
             if context:
                 yield self._context("reduce_scatter", i, "gradients of keys and values")
             for enter in after_enter.get(i, ()):
-                yield from self._enter_backward(enter)
+                yield from self._enter_backward(enter, block)
 
     def _region_ends(self, block: Block, last: dict[int, int]) -> dict[int, list[int]]:
         """After which backward operator the input gradient of each sharded region is complete."""
@@ -194,27 +194,27 @@ class ProgramBuilder:
     def _activation_bytes(self, spec: TensorSpec) -> float:
         return spec.with_batch(self.micro_batch).numel * self.precision.activations.nbytes / self.strategy.cp
 
-    def _enter_forward(self, i: int) -> Iterator[Item]:
+    def _enter_forward(self, i: int, block: Block) -> Iterator[Item]:
         if self.strategy.tp > 1 and self.strategy.sequence_parallel:
             nbytes = self._activation_bytes(self.graph.operators[i].inputs[0])
-            yield self._collective(Group.TENSOR, "all_gather", nbytes, self._scope(i))
+            yield self._collective(Group.TENSOR, "all_gather", nbytes, self._scope(i, block))
 
-    def _leave_forward(self, i: int) -> Iterator[Item]:
+    def _leave_forward(self, i: int, block: Block) -> Iterator[Item]:
         if self.strategy.tp > 1:
             nbytes = self._activation_bytes(self.graph.operators[i].outputs[0])
             kind: CollectiveKind = "reduce_scatter" if self.strategy.sequence_parallel else "all_reduce"
-            yield self._collective(Group.TENSOR, kind, nbytes, self._scope(i))
+            yield self._collective(Group.TENSOR, kind, nbytes, self._scope(i, block))
 
-    def _leave_backward(self, i: int) -> Iterator[Item]:
+    def _leave_backward(self, i: int, block: Block) -> Iterator[Item]:
         if self.strategy.tp > 1 and self.strategy.sequence_parallel:
             nbytes = self._activation_bytes(self.graph.operators[i].outputs[0])
-            yield self._collective(Group.TENSOR, "all_gather", nbytes, self._scope(i))
+            yield self._collective(Group.TENSOR, "all_gather", nbytes, self._scope(i, block))
 
-    def _enter_backward(self, i: int) -> Iterator[Item]:
+    def _enter_backward(self, i: int, block: Block) -> Iterator[Item]:
         if self.strategy.tp > 1:
             nbytes = self._activation_bytes(self.graph.operators[i].inputs[0])
             kind: CollectiveKind = "reduce_scatter" if self.strategy.sequence_parallel else "all_reduce"
-            yield self._collective(Group.TENSOR, kind, nbytes, self._scope(i))
+            yield self._collective(Group.TENSOR, kind, nbytes, self._scope(i, block))
 
     def _context(self, kind: CollectiveKind, i: int, what: str) -> Item:
         """Context parallelism: every rank sees the whole sequence's keys and values of its heads."""
@@ -223,8 +223,8 @@ class ProgramBuilder:
         nbytes *= self.precision.activations.nbytes
         return self._collective(Group.CONTEXT, kind, nbytes, what)
 
-    def _scope(self, i: int) -> str:
-        return self.graph.operators[i].scope
+    def _scope(self, i: int, block: Block) -> str:
+        return _place(self.graph.operators[i].scope, block)
 
     def _saved(self, block: Block) -> float:
         total = 0.0
@@ -281,6 +281,14 @@ class ProgramBuilder:
             outputs=(weights.with_dtype(self.precision.activations),),
         )
         return Item(work=work, launches=self.runtime.operator_launches, label="cast weights")
+
+
+def _place(scope: str, block: Block) -> str:
+    """Where an operator stands, with a star for the number of a repeated block: ``layers.*.mlp.up``."""
+    if block.count > 1 and "," not in block.scope and scope.startswith(block.scope):
+        parent = block.scope.rpartition(".")[0]
+        return f"{parent}.*{scope[len(block.scope) :]}" if parent else f"*{scope[len(block.scope) :]}"
+    return scope
 
 
 def _short(name: str) -> str:

@@ -1,0 +1,213 @@
+"""Every model of the zoo, captured: parameters and FLOPs against what is published and what can be derived.
+
+The whole zoo is traced once and kept beside pytest's cache (about three minutes the first time, seconds after).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.conftest import graph_of
+from tests.graph.test_zoo_cnn import CNNS, multiply_adds
+from tests.graph.test_zoo_transformers import matmul_parameters
+from traincast.graph import OperatorGraph, Phase, zoo
+from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph.zoo.stack import TransformerConfig
+
+NAMES = zoo.names()
+
+
+def products(graph: OperatorGraph, phase: Phase, *, without: str | None = None) -> float:
+    """FLOPs of one phase's matrix products for one sample."""
+    return sum(
+        op.flops * count
+        for op, count in graph
+        if op.phase is phase and op.kind.value in MATRIX_KINDS and not (without and op.scope.startswith(without))
+    )
+
+
+def attention_flops(config: TransformerConfig) -> float:
+    """2·heads·(qk + v dims) for every pair of query and key that the mask lets through."""
+    total = 0.0
+    for c in config.layer_configs():
+        s, window = c.seq, min(c.window or c.seq, c.seq)
+        pairs = window * s - window * (window - 1) / 2 if c.causal else float(s * s)
+        values = c.head_dim if c.latent is None else c.latent.v_dim
+        total += 2 * c.heads * (c.head_dim + values) * pairs
+    return total
+
+
+def decoder(name: str) -> float:
+    """Two FLOPs per token and weight it meets (active experts only), and causal attention."""
+    config = zoo.build(name).module.config
+    return float(2 * config.layer.seq * matmul_parameters(config) + attention_flops(config))
+
+
+def bert(name: str) -> float:
+    """Layers, the masked-token head on the predicted positions, pooler and sentence head on one token."""
+    p = zoo.card(name).parameters
+    config = zoo.build(name).module.config
+    h, s, vocab = p["hidden"], p["seq"], config.vocab
+    layers = matmul_parameters(config) - h * vocab
+    predicted = config.predictions or s
+    heads = predicted * (h * h + h * vocab) + h * h + 2 * h
+    return float(2 * (s * layers + heads) + attention_flops(config))
+
+
+def vit(name: str) -> float:
+    """Patches as one product each, layers on patches and class token, classes from one token."""
+    p = zoo.card(name).parameters
+    config = zoo.build(name).module.config
+    h, s = p["hidden"], config.layer.seq
+    layers = matmul_parameters(config) - h * config.vocab
+    return float(
+        2 * ((s - 1) * 3 * config.patch**2 * h + s * layers + h * config.vocab) + attention_flops(config)
+    )
+
+
+def t5(name: str) -> float:
+    """Encoder on s tokens, decoder on t, attention with a bias (every pair computed), logits of the targets."""
+    p: Any = zoo.card(name).parameters
+    h, f, s, inner = p["hidden"], p["ffn"], p["seq"], p["heads"] * p["head_dim"]
+    t = p.get("target_seq", s * 114 // 512)
+    mlp = (3 if p.get("activation", "relu") in ("geglu", "swiglu") else 2) * h * f
+    encoder = 2 * s * (4 * h * inner + mlp) + 4 * s * s * inner
+    own = 2 * t * 4 * h * inner + 4 * t * t * inner
+    cross = 2 * h * inner * (2 * t + 2 * s) + 4 * t * s * inner
+    decoded = own + cross + 2 * t * mlp
+    return float(p["layers"] * (encoder + decoded) + 2 * t * h * p.get("vocab", 32128))
+
+
+def transformer_xl(name: str) -> float:
+    """Keys over memory and segment, positions once per step, content and distance scores, adaptive softmax."""
+    p: Any = zoo.card(name).parameters
+    h, s, inner = p["hidden"], p["seq"], p["heads"] * p["head_dim"]
+    keys = s + p["memory"]
+    layer = 2 * keys * h * 3 * inner + 2 * keys * h * inner + 2 * s * inner * h
+    layer += 3 * 2 * s * keys * inner + 2 * s * 2 * h * p["ffn"]
+    bounds = [0, *p["cutoffs"], p["vocab"]]
+    sizes = [high - low for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    widths = [h // p["divisor"] ** i for i in range(len(sizes))]
+    counts = zoo.build(name).module.vocabulary.shares(s)
+    words = 2 * s * h * (sizes[0] + len(p["cutoffs"]))
+    words += sum(2 * n * w * v for n, w, v in zip(counts[1:], widths[1:], sizes[1:], strict=True))
+    if p["divisor"] > 1:
+        words += sum(2 * n * h * w for n, w in zip(counts, widths, strict=True))  # embedding
+        words += 2 * s * h * h + sum(2 * n * h * w for n, w in zip(counts[1:], widths[1:], strict=True))
+    return float(p["layers"] * layer + words)
+
+
+def nmt(name: str) -> float:
+    """Four gates of an LSTM: 8·h·(inputs + h) per token; additive attention; logits."""
+    p: Any = zoo.card(name).parameters
+    h, s, more = p["hidden"], p["seq"], p["layers"] - 1
+
+    def lstm(inputs: int) -> int:
+        return s * 8 * h * (inputs + h)
+
+    encoder = 2 * lstm(h) + lstm(2 * h) + (more - 1) * lstm(h)
+    decoder = lstm(h) + more * lstm(2 * h)
+    attention = 2 * 2 * s * h * h + 2 * 2 * s * s * h
+    return float(encoder + decoder + attention + 2 * s * h * p["vocab"])
+
+
+def counted(name: str) -> float:
+    """What PyTorch's own counter sees in a forward pass; used where no closed form is written here."""
+    model, batch = zoo.build(name), 2
+    if name in CNNS:
+        return float(2 * multiply_adds(model))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.module(*model.inputs(batch))
+    return float(counter.get_total_flops() / batch)
+
+
+CLOSED_FORMS: dict[str, Callable[[str], float]] = {
+    **dict.fromkeys(("gpt", "mpt", "llama", "moe", "deepseek", "gpt-oss"), decoder),
+    "bert": bert,
+    "vit": vit,
+    "t5": t5,
+    "transformer-xl": transformer_xl,
+    "nmt": nmt,
+}
+
+VECTOR = pytest.mark.xfail(strict=True, reason="a matrix times a vector (aten mv) counts as one by a square matrix")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=VECTOR) if n == "nmt" else n for n in NAMES])
+def test_forward_products_follow_the_closed_form(name: str) -> None:
+    expected = CLOSED_FORMS.get(zoo.card(name).family, counted)(name)
+    assert products(graph_of(name), Phase.FORWARD) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "flops" in zoo.card(n).published])
+def test_forward_products_are_as_many_as_published(name: str) -> None:
+    card = zoo.card(name)
+    graph = graph_of(name)
+    if "flops_resolution" in card.published:
+        changed = {**card.parameters, "resolution": card.published["flops_resolution"]}
+        graph = graph_of(f"{card.family}:" + ",".join(f"{key}={value}" for key, value in changed.items()))
+    without = card.published.get("flops_without")
+    found = products(graph, Phase.FORWARD, without=None if without is None else str(without))
+    assert found == pytest.approx(card.published["flops"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_captured_parameters_are_those_published(name: str) -> None:
+    graph, card = graph_of(name), zoo.card(name)
+    assert graph.num_parameters == sum(p.numel() for p in zoo.build(name).module.parameters())
+    if "parameters" in card.published:
+        expected, digits = int(card.published["parameters"]), int(card.published.get("parameters_digits", 0))
+        unit = 10 ** (len(str(expected)) - digits) if digits else 0
+        assert abs(graph.num_parameters - expected) <= unit
+
+
+def without_input_gradient(graph: OperatorGraph) -> set[int]:
+    """Forward operators none of whose inputs comes from a parameter: only their weights have a gradient."""
+    learns: set[int] = set()
+    first: set[int] = set()
+    producers: dict[int, list[int]] = {}
+    for source, target in graph.edges:
+        producers.setdefault(target, []).append(source)
+    for block in graph.blocks:
+        for index in block.forward:
+            reached = any(p in learns for p in producers.get(index, ()))
+            if not reached:
+                first.add(index)
+            if reached or graph.operators[index].parameters:
+                learns.add(index)
+    return first
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=VECTOR) if n == "nmt" else n for n in NAMES])
+def test_backward_products_are_twice_the_forward_but_for_first_layers_and_attention(name: str) -> None:
+    """A product has a gradient by its weight and one by its input; attention recomputes its scores (2.5)."""
+    graph = graph_of(name)
+    first = without_input_gradient(graph)
+    expected = 0.0
+    for block in graph.blocks:
+        for index in block.forward:
+            op = graph.operators[index]
+            if op.kind.value in MATRIX_KINDS:
+                factor = 2.5 if op.kind.value == "attention" else 1.0 if index in first else 2.0
+                expected += factor * op.flops * block.count
+    assert products(graph, Phase.BACKWARD) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_graph_is_sound(name: str) -> None:
+    graph = graph_of(name)
+    size = len(graph.operators)
+    assert sorted(i for b in graph.blocks for i in (*b.forward, *b.backward, *b.optimizer)) == list(range(size))
+    assert all(0 <= a < size and 0 <= b < size for a, b in graph.edges)
+    assert all(op.flops >= 0 and op.nbytes > 0 for op in graph.operators)
+    assert [op.name for op in graph.operators if op.attributes.get("unknown")] == []
+    assert all(block.boundary for block in graph.blocks[:-1])
+    assert all(block.forward for block in graph.blocks)
+    for block in graph.blocks:
+        for index in block.backward:
+            assert graph.forward_of[index] == -1 or graph.operators[graph.forward_of[index]].phase is Phase.FORWARD

@@ -1,0 +1,126 @@
+"""Graph files: what is written is read back, and what is damaged is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import CNN, GPT, LLAMA, graph_of
+from traincast.errors import FileFormatError
+from traincast.graph.files import graph_from_dict, graph_to_dict, load_graph, save_graph
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA, CNN])
+def test_a_graph_reads_back_as_it_was_saved(spec: str, tmp_path: Path) -> None:
+    graph = graph_of(spec)
+    save_graph(graph, tmp_path / "graph.json")
+    read = load_graph(tmp_path / "graph.json")
+    assert read == graph
+    assert [dict(op.attributes) for op in read.operators] == [dict(op.attributes) for op in graph.operators]
+    assert (read.num_parameters, read.flops(), read.num_operators) == (
+        graph.num_parameters,
+        graph.flops(),
+        graph.num_operators,
+    )
+
+
+def test_saving_leaves_nothing_else_behind_and_everyone_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    save_graph(graph_of(GPT), path)
+    save_graph(graph_of(GPT), path)
+    assert [p.name for p in tmp_path.iterdir()] == ["graph.json"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_tensor_is_written_once_however_often_it_is_used() -> None:
+    data = graph_to_dict(graph_of(GPT))
+    written = [json.dumps(t) for t in data["tensors"]]
+    assert len(written) == len(set(written)) < sum(len(op[4]) for op in data["operators"])
+
+
+def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="does the folder exist"):
+        save_graph(graph_of(GPT), tmp_path / "nowhere" / "graph.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not valid JSON"),
+        ("{", "is not valid JSON"),
+        ("[]", "is not a Traincast graph"),
+        ("{}", "is not a Traincast graph"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"format": "traincast-graph", "version": 99}', "has graph version 99; this Traincast reads 1"),
+        ('{"format": "traincast-graph", "version": 1}', "missing 'tensors'"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=said) as caught:
+        load_graph(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(FileFormatError, match=f"cannot read {path}"):
+            load_graph(path)
+
+
+def _set(data: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        data = data[key]
+    data[path[-1]] = value  # type: ignore[index]
+
+
+def _delete(key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data.__delitem__(key)
+
+
+def _put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: _set(data, path, value)
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "an unknown kind": _put("operators", 0, 1, value="teleport"),
+    "an unknown phase": _put("operators", 0, 2, value="sideways"),
+    "an operator cut short": _put("operators", 0, value=["mm"]),
+    "a tensor that is not there": _put("operators", 0, 4, value=[10**6]),
+    "a negative tensor": _put("operators", 0, 4, value=[-1]),
+    "a truth for an index": _put("operators", 0, 4, value=[True]),
+    "a negative size": _put("tensors", 0, 0, value=[-3]),
+    "a huge size": _put("tensors", 0, 0, value=[10**30]),
+    "a size that is a fraction": _put("tensors", 0, 0, value=[2.5]),
+    "an unknown dtype": _put("tensors", 0, 1, value="fp7"),
+    "a batch dim out of range": _put("tensors", 0, 2, value=9),
+    "an edge to nowhere": _put("edges", 0, value=[0, 10**6]),
+    "an edge of three": _put("edges", 0, value=[0, 1, 2]),
+    "too few forwards": _put("forward_of", value=[]),
+    "a forward that is not there": _put("forward_of", 0, value=10**6),
+    "a block of no repetitions": _put("blocks", 0, 1, value=0),
+    "a block of operators that are not there": _put("blocks", 0, 2, value=[10**6]),
+    "no blocks": _put("blocks", value=[]),
+    "no operators": _put("operators", value=[]),
+    "an attribute that is a list": _put("operators", 0, 8, value={"a": [1]}),
+    "an attribute that is not finite": _put("operators", 0, 8, value={"a": float("nan")}),
+    "attributes that are a list": _put("attributes", value=[1]),
+    "tokens below zero": _put("tokens_per_sample", value=-1),
+    "text for tokens": _put("tokens_per_sample", value="many"),
+    **{f"no {key}": _delete(key) for key in ("name", "edges", "forward_of", "blocks", "tensors", "attributes")},
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_graph_is_refused_with_the_place_and_a_remedy(what: str) -> None:
+    data = json.loads(json.dumps(graph_to_dict(graph_of(GPT))))
+    DAMAGE[what](data)
+    with pytest.raises(FileFormatError, match="mine is a damaged graph file: .*; capture the model again") as caught:
+        graph_from_dict(data, where="mine")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,196 @@
+"""From what a user writes for MODEL to a graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import GPT, graph_of
+from traincast.errors import CaptureError, RequestError, UnknownNameError
+from traincast.graph import cache, zoo
+from traincast.graph.files import save_graph
+from traincast.graph.load import load_model
+
+FACTORIES = '''
+import torch
+from torch import nn
+
+def pair():
+    return nn.Linear(8, 4), torch.zeros(2, 8)
+
+def tokens():
+    return nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 3)), (torch.zeros(2, 5, dtype=torch.int64),)
+
+class Knows(nn.Linear):
+    example_inputs = (torch.zeros(1, 8),)
+
+def knows():
+    return Knows(8, 2)
+
+class Asked(nn.Linear):
+    def example_inputs(self):
+        return torch.zeros(1, 8)
+
+def asked():
+    return Asked(8, 2)
+
+def fails():
+    raise OSError("disk\\nfull")
+
+def nothing():
+    return None
+
+def no_inputs():
+    return nn.Linear(2, 2)
+
+def scalar():
+    return nn.Linear(2, 2), (torch.zeros(()),)
+
+class Looks(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum().item() > 0 else x
+
+def looks():
+    return Looks(8, 8), torch.zeros(1, 8)
+
+number = 3
+'''
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_models.py").write_text(FACTORIES, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    return "my_models"
+
+
+def test_a_family_is_built_by_its_dimensions() -> None:
+    graph = graph_of(GPT)
+    assert graph.name == GPT
+    assert graph.tokens_per_sample == 128
+    assert graph.num_parameters == 1000 * 256 + 128 * 256 + 4 * (12 * 256**2 + 13 * 256) + 2 * 256
+
+
+def test_the_sequence_length_can_be_set() -> None:
+    graph = load_model("gpt:layers=3,hidden=64,heads=4,vocab=100", seq=48)
+    assert graph.tokens_per_sample == 48
+    assert graph.operators[0].outputs[0].shape == (1, 48, 64)
+
+
+@pytest.mark.parametrize("seq", [0, -1, 10_000_001])
+def test_an_impossible_sequence_length_is_refused(seq: int) -> None:
+    with pytest.raises(RequestError, match=f"sequence length {seq}: expected a whole number from 1"):
+        load_model(GPT, seq=seq)
+
+
+@pytest.mark.parametrize("name", ["pair", "knows", "asked"])
+def test_a_factory_gives_a_module_and_its_inputs(factories: str, name: str) -> None:
+    graph = load_model(f"{factories}:{name}")
+    outputs = 4 if name == "pair" else 2
+    assert graph.num_parameters == 8 * outputs + outputs
+    assert graph.operators[0].inputs[0].shape == (1, 8)
+    assert graph.tokens_per_sample == 0
+
+
+def test_whole_numbers_in_a_row_are_tokens(factories: str) -> None:
+    graph = load_model(f"{factories}:tokens")
+    assert graph.tokens_per_sample == 5
+    assert graph.num_parameters == 11 * 4 + 4 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("fails", CaptureError, "its factory failed: OSError: disk full"),
+        ("nothing", RequestError, "its factory returned NoneType; expected"),
+        ("no_inputs", RequestError, "expected \\(module, example inputs\\)"),
+        ("scalar", RequestError, "tensors whose first dim is the batch"),
+        ("number", RequestError, "number is not callable"),
+        ("absent", RequestError, "expected package.module:factory that can be imported"),
+        ("looks", CaptureError, "no data-dependent shapes"),
+    ],
+)
+def test_a_factory_that_does_not_serve_is_refused_in_one_line(
+    factories: str, name: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        load_model(f"{factories}:{name}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "said"),
+    [
+        ("resnet51", UnknownNameError, "did you mean resnet50"),
+        ("gtp:layers=2", UnknownNameError, "unknown model family 'gtp': did you mean gpt"),
+        ("nowhere.at_all:model", RequestError, "expected package.module:factory"),
+        ("gpt:layers", RequestError, "is not of the form name=value"),
+        ("none.json", RequestError, "cannot read none.json"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_what_is(spec: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        load_model(spec)
+
+
+def test_a_saved_graph_is_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    save_graph(graph_of(GPT), path)
+    assert load_model(str(path)) == graph_of(GPT)
+    assert load_model(str(path), seq=128) == graph_of(GPT)
+    with pytest.raises(RequestError, match="was captured with 128 tokens per sample, not 256: capture it again"):
+        load_model(str(path), seq=256)
+
+
+def test_a_hugging_face_configuration_is_a_model_by_file_or_folder(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 32,
+    }
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    by_file, by_folder = load_model(str(folder / "config.json"), seq=32), load_model(str(folder), seq=32)
+    assert by_file == by_folder
+    assert by_file.name == "tiny-llama"
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    assert by_file.num_parameters == 2 * 100 * 64 + 3 * layer + 64
+
+
+def test_a_graph_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCAST_CACHE", str(tmp_path / "kept"))
+    spec = "vgg:layers=11,resolution=32,classes=10"
+    first = load_model(spec, use_cache=True)
+    (kept,) = (tmp_path / "kept").iterdir()
+    monkeypatch.setattr(zoo, "build", lambda *_, **__: pytest.fail("traced again"))
+    assert load_model(spec, use_cache=True) == first
+    kept.write_text("{damaged", encoding="utf-8")
+    assert cache.cached(kept.stem) is None
+
+
+def test_a_cache_that_cannot_be_written_costs_only_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("TRAINCAST_CACHE", str(tmp_path / "file" / "below"))
+    assert load_model("vgg:layers=11,resolution=32,classes=10", use_cache=True).num_parameters > 0
+
+
+def test_nothing_is_written_without_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINCAST_CACHE", str(tmp_path / "kept"))
+    load_model("vgg:layers=11,resolution=32,classes=10")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_is_kept_depends_on_all_that_was_asked() -> None:
+    keys = {cache.cache_key(c) for c in ({"name": "a"}, {"name": "b"}, {"name": "a", "seq": 1}, {"name": "a", "seq": 2})}
+    assert len(keys) == 4

@@ -1,0 +1,190 @@
+"""The analytical cost model: every kind of work, published figures, intervals, warnings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from traincast.cluster import Cluster, load_cluster
+from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
+from traincast.predict import SOURCES, AnalyticalCostModel, Estimates
+from traincast.work import Collective, Launch, Transfer, Work
+
+H100 = load_cluster("dgx-h100:2")
+A100 = load_cluster("dgx-a100:2")
+
+
+def op(
+    kind: OpKind, *inputs: TensorSpec, outputs: tuple[TensorSpec, ...], name: str = "", **attributes: Scalar
+) -> Operator:
+    backward = name.endswith("backward")
+    return Operator(
+        name=name or kind.value,
+        kind=kind,
+        phase=Phase.BACKWARD if backward else Phase.FORWARD,
+        inputs=inputs,
+        outputs=outputs,
+        attributes=attributes,
+    )
+
+
+def gemm(m: int, n: int, k: int, dtype: DType = DType.BF16) -> Operator:
+    out = TensorSpec((m, n), DType.FP32 if dtype is DType.FP32 else DType.BF16)
+    return op(OpKind.GEMM, TensorSpec((m, k), dtype), TensorSpec((k, n), dtype), outputs=(out,))
+
+
+def estimate(works: list[Work], cluster: Cluster = H100) -> Estimates:
+    return AnalyticalCostModel().estimate(works, cluster)
+
+
+def seconds(*works: Work, cluster: Cluster = H100) -> list[float]:
+    return [float(x) for x in estimate(list(works), cluster).seconds]
+
+
+def every_kind() -> list[Work]:
+    x = TensorSpec((8, 64, 56, 56))
+    w = TensorSpec((64, 64, 3, 3))
+    q = TensorSpec((2, 16, 1024, 64), DType.BF16)
+    rows = TensorSpec((4096, 512), DType.BF16)
+    experts = TensorSpec((8, 512, 256), DType.BF16)
+    sequence = TensorSpec((50, 16, 256), batch_dim=1)
+    gates = TensorSpec((1024, 256))
+    works: list[Work] = [
+        gemm(512, 512, 512),
+        op(OpKind.BATCHED_GEMM, TensorSpec((4, 64, 32)), TensorSpec((4, 32, 64)), outputs=(TensorSpec((4, 64, 64)),)),
+        op(OpKind.GROUPED_GEMM, rows, experts, outputs=(TensorSpec((4096, 256), DType.BF16),)),
+        op(OpKind.GROUPED_GEMM, rows, TensorSpec((4096, 256), DType.BF16), outputs=(experts,)),
+        op(OpKind.ATTENTION, q, q, q, outputs=(q,), causal=True),
+        op(OpKind.ATTENTION, q, q, q, q, outputs=(q, q, q), name="attention_backward", causal=True),
+        op(OpKind.CONV, x, w, outputs=(x,), stride=1, groups=1),
+        op(OpKind.CONV, x, x, w, outputs=(x, w), name="convolution_backward", products=2),
+        op(OpKind.DEPTHWISE_CONV, x, TensorSpec((64, 1, 3, 3)), outputs=(x,), groups=64),
+        op(OpKind.RNN, sequence, gates, gates, outputs=(sequence,)),
+        op(OpKind.RNN, sequence, gates, gates, outputs=(sequence,), name="rnn_backward"),
+        Collective(kind="all_reduce", nbytes=1e8, num_ranks=16, num_nodes=2),
+        Transfer(nbytes=1e7, crosses_nodes=True),
+        Launch(kernels=12.5),
+    ]
+    done = {work.kind for work in works if isinstance(work, Operator)}
+    works.extend(op(kind, x, outputs=(x,)) for kind in OpKind if kind not in done)
+    return works
+
+
+def test_every_kind_of_work_has_a_finite_time_inside_its_interval() -> None:
+    found = estimate(every_kind())
+    assert np.isfinite(found.seconds).all()
+    assert (found.low > 0).all()
+    assert (found.low < found.seconds).all()
+    assert (found.seconds < found.high).all()
+    assert (found.source == SOURCES.index("analytical")).all()
+    assert found.warnings == ()
+
+
+def test_works_are_estimated_alone_as_in_company() -> None:
+    works = every_kind()
+    together = estimate(works).seconds
+    assert together.tolist() == pytest.approx([seconds(work)[0] for work in works], rel=1e-12)
+
+
+def test_no_works_give_no_estimates() -> None:
+    assert estimate([]).seconds.shape == (0,)
+
+
+def test_a_launch_costs_its_kernels_on_the_host() -> None:
+    assert seconds(Launch(kernels=10)) == [pytest.approx(10 * H100.launch_s)]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "m", "n", "k", "measured_us"),
+    # Orders of magnitude that cuBLAS shows on these devices: 4096³ in bf16 at 770 and 250 TFLOP/s.
+    [(H100, 4096, 4096, 4096, 178), (A100, 4096, 4096, 4096, 550), (H100, 16, 4096, 16384, 51)],
+)
+def test_large_gemms_reach_what_cublas_reaches(cluster: Cluster, m: int, n: int, k: int, measured_us: float) -> None:
+    assert seconds(gemm(m, n, k), cluster=cluster)[0] == pytest.approx(measured_us * 1e-6, rel=0.15)
+
+
+def test_a_narrow_dtype_pays_for_its_cast_and_wins_on_large_products_only() -> None:
+    small, small_fp8, large, large_fp8 = seconds(
+        gemm(128, 512, 512), gemm(128, 512, 512, DType.FP8), gemm(8192, 8192, 8192), gemm(8192, 8192, 8192, DType.FP8)
+    )
+    assert small_fp8 > small
+    assert large_fp8 < 0.75 * large
+
+
+def test_tensor_cores_in_tf32_beat_plain_fp32() -> None:
+    plain, rounded = seconds(gemm(4096, 4096, 4096, DType.FP32), gemm(4096, 4096, 4096, DType.TF32))
+    assert rounded < 0.3 * plain
+
+
+def test_a_backward_convolution_with_both_gradients_costs_more_than_with_one() -> None:
+    x, w = TensorSpec((32, 128, 28, 28), DType.BF16), TensorSpec((128, 128, 3, 3), DType.BF16)
+    forward = op(OpKind.CONV, x, w, outputs=(x,), stride=1)
+    one = op(OpKind.CONV, x, x, w, outputs=(w,), name="convolution_backward", stride=1, products=1)
+    both = op(OpKind.CONV, x, x, w, outputs=(x, w), name="convolution_backward", stride=1, products=2)
+    ahead, single, double = seconds(forward, one, both)
+    assert ahead < double
+    assert single < double
+
+
+def test_a_transposed_convolution_costs_like_the_gradient_it_is() -> None:
+    x, y = TensorSpec((8, 64, 28, 28), DType.BF16), TensorSpec((8, 32, 56, 56), DType.BF16)
+    w = TensorSpec((64, 32, 2, 2), DType.BF16)
+    up = op(OpKind.CONV, x, w, outputs=(y,), stride=2, transposed=True)
+    down = op(OpKind.CONV, y, TensorSpec((64, 32, 2, 2), DType.BF16), outputs=(x,), stride=2)
+    assert seconds(up)[0] == pytest.approx(seconds(down)[0], rel=0.5)
+
+
+def test_an_operator_without_bytes_costs_the_shortest_kernel() -> None:
+    empty = op(OpKind.ELEMENTWISE, TensorSpec((0,)), outputs=(TensorSpec((0,)),))
+    assert seconds(empty) == [pytest.approx(2.5e-6)]
+
+
+def test_many_small_tensors_of_a_fused_optimizer_share_their_kernels() -> None:
+    tiny = TensorSpec((8,))
+    update = Operator(
+        name="adamw", kind=OpKind.OPTIMIZER, phase=Phase.OPTIMIZER, inputs=(tiny,) * 4, outputs=(tiny,) * 3
+    )
+    pointwise = op(OpKind.ELEMENTWISE, tiny, outputs=(tiny,))
+    assert seconds(update)[0] < 0.5 * seconds(pointwise)[0]
+
+
+def test_scattered_accesses_cost_more_than_plain_ones() -> None:
+    x = TensorSpec((1 << 24,))
+    plain, gathered, looked_up = seconds(
+        op(OpKind.ELEMENTWISE, x, outputs=(x,)),
+        op(OpKind.GATHER, x, outputs=(x,)),
+        op(OpKind.EMBEDDING, x, outputs=(x,), name="embedding_dense_backward"),
+    )
+    assert plain < gathered < looked_up
+
+
+def test_an_unknown_architecture_warns_and_widens_the_interval() -> None:
+    strange = replace(H100, device=replace(H100.device, architecture="rubin"))
+    known, unknown = estimate([gemm(4096, 4096, 4096)]), estimate([gemm(4096, 4096, 4096)], strange)
+    assert "rubin" in unknown.warnings[0]
+    assert unknown.high[0] / unknown.seconds[0] > known.high[0] / known.seconds[0]
+
+
+def test_a_dtype_that_the_device_lacks_warns_once() -> None:
+    found = estimate([gemm(64, 64, 64, DType.FP8), gemm(128, 64, 64, DType.FP8)], A100)
+    assert len(found.warnings) == 1
+    assert "fp8" in found.warnings[0]
+
+
+def test_a_device_that_reaches_more_of_its_peak_is_faster() -> None:
+    tuned = replace(H100, device=replace(H100.device, achievable={"gemm": 0.95, "attention": 0.9}))
+    q = TensorSpec((4, 32, 4096, 128), DType.BF16)
+    works: list[Work] = [gemm(8192, 8192, 8192), op(OpKind.ATTENTION, q, q, q, outputs=(q,), causal=True)]
+    assert (estimate(works, tuned).seconds < estimate(works).seconds).all()
+
+
+def test_the_same_call_gives_the_same_estimates() -> None:
+    works = every_kind()
+    assert (estimate(works).seconds == estimate(works).seconds).all()
+
+
+def test_something_that_is_no_work_is_refused() -> None:
+    with pytest.raises(TypeError, match="a work is a str"):
+        AnalyticalCostModel().estimate(["matmul"], H100)  # type: ignore[list-item]

@@ -1,0 +1,55 @@
+"""Which fractions a device reaches: its own, ours of it, or its architecture's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from traincast.cluster import device_names, load_device
+from traincast.graph import OpKind
+from traincast.predict.efficiency import ARCHITECTURES, DEFAULT, INTERVALS, MEMORY_SHARE, achievable
+
+H100 = load_device("h100-sxm5-80gb")
+
+
+def test_an_architecture_gives_the_fractions_of_its_devices() -> None:
+    assert achievable(H100) is ARCHITECTURES["hopper"]
+
+
+def test_a_fraction_measured_on_the_device_wins_for_all_dtypes() -> None:
+    reach = achievable(replace(H100, achievable={"gemm": 0.5, "memory": 0.6, "kernel_floor_s": 9e-6}))
+    assert reach.gemm_fraction("bf16") == reach.gemm_fraction("fp8") == 0.5
+    assert (reach.memory, reach.floor_s) == (0.6, 9e-6)
+    assert reach.attention == ARCHITECTURES["hopper"].attention
+
+
+def test_a_fraction_for_one_dtype_leaves_the_others() -> None:
+    reach = achievable(replace(H100, achievable={"gemm_fp8": 0.5, "conv_fp32": 0.4}))
+    assert reach.gemm_fraction("fp8") == 0.5
+    assert reach.gemm_fraction("bf16") == ARCHITECTURES["hopper"].gemm_fraction("bf16")
+    assert reach.conv_fraction("fp32") == 0.4
+
+
+def test_an_unknown_architecture_falls_back_to_defaults_that_are_not_measured() -> None:
+    assert achievable(replace(H100, architecture="rubin")) is DEFAULT
+    assert not DEFAULT.measured
+
+
+def test_a_card_short_of_power_differs_from_its_architecture() -> None:
+    assert achievable(load_device("t4")).gemm_fraction("fp32") < ARCHITECTURES["turing"].gemm_fraction("fp32")
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_device_of_the_catalog_reaches_positive_fractions(name: str) -> None:
+    reach = achievable(load_device(name))
+    for fraction in (*reach.gemm.values(), *reach.conv.values(), reach.attention, reach.attention_backward):
+        assert 0 < fraction <= 1.2
+    assert 0 < reach.memory <= 1
+    assert 0 < reach.floor_s < 1e-4
+
+
+def test_shares_and_intervals_are_what_they_say() -> None:
+    assert all(0 < share <= 1 for share in MEMORY_SHARE.values())
+    assert all(low < 1 < high for low, high in INTERVALS.values())
+    assert {kind for kind, _ in MEMORY_SHARE} <= set(OpKind)

@@ -1,0 +1,316 @@
+"""What the documents say holds: links lead somewhere, commands parse, files load, and nothing is left out."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import traincast
+from benchmarks.accuracy import rewrite
+from benchmarks.outputs import FENCE
+from traincast.cli.main import VERBS, app, main
+from traincast.cluster import load_cluster, load_device
+from traincast.cluster.schema import CLUSTER_KEYS, DEVICE_KEYS, NODE_KEYS
+from traincast.graph import zoo
+from traincast.graph.huggingface import READERS
+from traincast.report import JobForecast, Report
+from traincast.report.breakdown import Breakdown
+from traincast.report.critical_path import PathEntry
+from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_runtime, parse_strategy, runtime_names
+from traincast.strategy.precision import PRECISIONS
+from traincast.strategy.schedules import SCHEDULES
+from traincast.units import parse_count
+from traincast.validate.metrics import Summary
+from traincast.validate.outcome import Outcome
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGE_NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+ANY_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+def text_of(name: str) -> str:
+    """The text of a page."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def fences(name: str, *kinds: str) -> list[str]:
+    """The fenced parts of a page that are of one of ``kinds``."""
+    return [body for kind, body in ANY_FENCE.findall(text_of(name)) if kind in kinds]
+
+
+def commands(name: str) -> list[list[str]]:
+    """Every call of ``traincast`` on a page, as words: lines of shell fences, and inline code without placeholders."""
+    lines = []
+    for body in fences(name, "sh", "console"):
+        for line in body.replace("\\\n", " ").splitlines():
+            if line.removeprefix("$ ").startswith("traincast "):
+                lines.append(line.removeprefix("$ "))
+    for span in re.findall(r"`(traincast [^`\n]+)`", ANY_FENCE.sub("", text_of(name))):
+        if "…" not in span:
+            lines.append(span)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def verbs() -> Iterator[tuple[str, click.Command]]:
+    """Every verb, with the verbs below it."""
+    context = click.Context(app)
+    for name in VERBS:
+        command = app.get_command(context, name)  # type: ignore[attr-defined]
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {below}", command.commands[below]) for below in command.commands)
+        else:
+            yield name, command
+
+
+def anchor(heading: str) -> str:
+    """The anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_every_relative_link_leads_to_a_file_and_a_heading(name: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", ANY_FENCE.sub("", text_of(name))):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, heading = target.partition("#")
+        page = (ROOT / name).parent / path if path else ROOT / name
+        assert page.exists(), f"{name} links to {target}"
+        if heading:
+            found = {anchor(h) for h in re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)}
+            assert heading in found, f"{name} links to {target}; there are {sorted(found)}"
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_every_command_parses_and_its_names_exist(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(written_files(tmp_path))
+    for words in commands(name):
+        command: click.Command = app
+        rest = words[1:]
+        if rest[0].startswith("-"):
+            continue
+        while isinstance(command, click.Group):
+            below = command.get_command(click.Context(command), rest[0])
+            assert below is not None, f"{shlex.join(words)}: there is no verb {rest[0]}"
+            command, rest = below, rest[1:]
+        if command.name == "validate" or "--help" in rest:
+            continue
+        values = command.make_context(command.name, rest).params
+        check_names(str(command.name), values, refused=shlex.join(words) in refusals())
+
+
+def check_names(verb: str, values: dict[str, Any], *, refused: bool) -> None:
+    """Load what a command names; a command that is shown to be refused may ask for the wrong number of ranks."""
+    if "model" in values:
+        check_model(values["model"])
+    if verb in ("models", "clusters", "devices", "runtimes") and values["name"]:
+        {"models": zoo.card, "clusters": load_cluster, "devices": load_device, "runtimes": load_runtime}[verb](
+            values["name"]
+        )
+    if verb != "predict":
+        return
+    cluster = load_cluster(values["cluster"])
+    batch = parse_count(values["global_batch"], what="--global-batch")
+    if values["strategy"]:
+        strategy = parse_strategy(values["strategy"], global_batch=batch)
+        assert refused or strategy.num_ranks == cluster.num_devices, values
+    if values["runtime"]:
+        load_runtime(values["runtime"])
+    if values["precision"]:
+        load_precision(values["precision"])
+    Strategy(shard_rules=tuple((m, r) for m, _, r in (rule.rpartition("=") for rule in values["shard"])))
+    for option in ("seq", "tokens", "samples", "steps"):
+        if values[option]:
+            parse_count(values[option], what=option)
+
+
+def check_model(spec: str) -> None:
+    """A model of the zoo, a family with dimensions that it knows, an importable factory, or a JSON file."""
+    if spec.endswith(".json"):
+        return
+    head, _, tail = spec.partition(":")
+    if tail and head not in zoo.FAMILIES:
+        assert callable(getattr(importlib.import_module(head), tail))
+        return
+    card = zoo.card(spec)
+    module, _, function = zoo.FAMILIES[card.family].partition(":")
+    builder = getattr(importlib.import_module(module), function)
+    inspect.signature(builder).bind(**card.parameters)
+
+
+def refusals() -> set[str]:
+    """Commands whose shown output is the line of an error."""
+    shown = [match for name in PAGE_NAMES for match in FENCE.finditer(text_of(name))]
+    return {shlex.join(shlex.split(m["command"])) for m in shown if m["output"].startswith("traincast: ")}
+
+
+def written_files(folder: Path) -> Path:
+    """A folder with every file that the documents show, and the examples."""
+    for name in PAGE_NAMES:
+        for body in fences(name, "toml"):
+            title = body.splitlines()[0].removeprefix("# ")
+            assert re.fullmatch(r"[\w-]+\.toml", title), f"a toml fence in {name} does not start with its file's name"
+            (folder / title).write_text(body, encoding="utf-8")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+def test_hardware_files_of_the_documents_load(tmp_path: Path) -> None:
+    folder = written_files(tmp_path)
+    lab = load_cluster(str(folder / "lab.toml"))
+    assert (lab.name, lab.num_nodes, lab.nics_per_node, lab.oversubscription) == ("lab", 16, 4, 2.0)
+    assert lab.device == load_device("h100-sxm5-80gb")
+    slow = load_cluster(str(folder / "slow-h100.toml") + ":2")
+    assert (slow.device.name, slow.num_nodes, slow.device.peak("bf16")) == ("h100-500w", 2, 757e12)
+    assert slow.device.peak("fp8") == load_device("h100-sxm5-80gb").peak("fp8")
+    new = load_cluster(str(folder / "new-machine.toml"))
+    assert (new.name, new.num_devices, new.price_per_node_hour) == ("npu-pod", 32, 16.0)
+    assert not new.device.supports("fp16")
+    shown = len(fences("docs/your-hardware.md", "toml"))
+    assert shown == 3
+
+
+def test_runtime_file_of_the_documents_loads(tmp_path: Path) -> None:
+    runtime = load_runtime(str(written_files(tmp_path) / "my-runtime.toml"))
+    assert runtime.fusions == ("norm", "elementwise")
+    assert runtime.overlap_gradients == load_runtime("pytorch").overlap_gradients
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
+def test_python_of_the_documents_compiles_and_imports_what_exists(name: str) -> None:
+    for body in fences(name, "python"):
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("traincast"):
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
+
+
+def test_modules_that_the_documents_name_exist() -> None:
+    for name in PAGE_NAMES:
+        for dotted in re.findall(r"`(traincast(?:\.\w+)+)`", text_of(name)):
+            module, _, attribute = dotted.rpartition(".")
+            if name == "docs/design.md" and dotted == "traincast.predict":
+                continue  # named as what does not exist
+            try:
+                importlib.import_module(dotted)
+            except ModuleNotFoundError:
+                assert hasattr(importlib.import_module(module), attribute), f"{name} names {dotted}"
+
+
+def test_python_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (body,) = fences("README.md", "python")
+    exec(compile(body, "README.md", "exec"), {})
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^dp=\S+: [\d.]+ s \([\d.]+ to [\d.]+\), MFU \d+%$", out, re.M)) == 3
+
+
+def test_output_in_the_readme_has_the_rows_of_a_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = FENCE.finditer(text_of("README.md"))
+    with pytest.raises(SystemExit) as done:
+        main(shlex.split(shown["command"])[1:])
+    assert done.value.code == 0
+    assert labels(shown["output"]) == labels(capsys.readouterr().out)
+
+
+def labels(output: str) -> list[str]:
+    """What the rows of an output are called, up to the critical path."""
+    rows = output.partition("critical path")[0].splitlines()
+    return [row.split("  ")[0].strip() for row in (r.strip() for r in rows[2:]) if row]
+
+
+def test_every_console_fence_shows_an_output() -> None:
+    for name in PAGE_NAMES:
+        found = list(FENCE.finditer(text_of(name)))
+        assert len(found) == text_of(name).count("```console")
+        assert all(match["output"].strip() for match in found), f"{name}: run python -m benchmarks.outputs"
+
+
+def test_every_option_is_in_the_reference_and_the_other_way_round() -> None:
+    reference = text_of("docs/reference.md")
+    known = {"--help", "--version"}
+    for verb, command in verbs():
+        assert all(word in reference for word in verb.split())
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                known |= set(parameter.opts)
+                for option in parameter.opts:
+                    assert re.search(rf"`{re.escape(option)}[ `]", reference), f"{verb} {option} is not in reference.md"
+    assert set(re.findall(r"--[a-z][a-z-]*[a-z]", reference)) <= known
+
+
+def names_of(*classes: type) -> set[str]:
+    return {field.name for cls in classes for field in fields(cls)}
+
+
+def test_every_field_and_public_name_is_in_the_reference() -> None:
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", ANY_FENCE.sub("", text_of("docs/reference.md"))))))
+    fenced = set(re.findall(r"\w+", " ".join(fences("docs/reference.md", "python"))))
+    reported = names_of(Report, Memory, JobForecast, PathEntry, Breakdown, Outcome, Summary, Strategy)
+    reported |= {"job_s", "cost", "energy_j", "utilization", "rank", "stage", "rows", "forecast", "oom_f1", "memory_mape"}
+    assert reported <= words
+    assert set(traincast.__all__) - {"__version__"} <= words | fenced
+    assert "TRAINCAST_CACHE" in words
+
+
+def test_signatures_in_the_reference_are_the_real_ones() -> None:
+    from traincast.report import page, trace
+
+    homes = {"write_trace": trace, "write_traces": trace, "write_page": page}
+    seen = set()
+    for body in fences("docs/reference.md", "python"):
+        for node in ast.parse(body).body:
+            assert isinstance(node, ast.FunctionDef)
+            real = inspect.signature(getattr(homes.get(node.name, traincast), node.name))
+            shown = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+            defaults = {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d}
+            assert shown == list(real.parameters), node.name
+            assert {n: ast.literal_eval(d) for n, d in defaults.items()} == {
+                n: p.default for n, p in real.parameters.items() if p.default is not p.empty
+            }
+            seen.add(node.name)
+    assert {"predict", "capture", "load_cluster", "write_trace", "write_page"} <= seen
+
+
+def test_runtime_fields_and_their_defaults_are_as_documented() -> None:
+    page = text_of("docs/runtimes.md")
+    shown = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page.partition("## Fields")[2], re.M))
+    assert set(shown) == names_of(Runtime) | {"extends"}
+    for field in fields(Runtime):
+        if field.name not in ("name", "description") and field.default is not MISSING:
+            value = tomllib.loads(f"x = {shown[field.name].strip().strip('`')}")["x"]
+            assert value == (list(field.default) if isinstance(field.default, tuple) else field.default), field.name
+    assert all(f"| `{name}` |" in page for name in runtime_names())
+
+
+def test_settings_precisions_families_and_keys_are_all_documented() -> None:
+    strategies = text_of("docs/strategies.md")
+    for word in (names_of(Strategy) - {"shard_rules"}) | {"vp", "sp", "mbs", "microbatches", "micro_batch"} | set(SCHEDULES):
+        assert f"`{word}`" in strategies, word
+    assert set(re.findall(r"^\| `([\w-]+)` \| \w+", strategies.partition("## Precisions")[2], re.M)) == set(PRECISIONS)
+    models = text_of("docs/your-models.md")
+    assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
+    hardware = text_of("docs/your-hardware.md")
+    assert all(f"`{word}`" in hardware for word in {*DEVICE_KEYS, *NODE_KEYS, *CLUSTER_KEYS})
+
+
+def test_accuracy_tables_are_rewritten_between_their_markers() -> None:
+    page = text_of("docs/accuracy.md")
+    fresh = rewrite(rewrite(page, "steps", "| a |"), "dp-steps", "| b |")
+    assert "<!-- steps:begin -->\n| a |\n<!-- steps:end -->" in fresh
+    assert "<!-- dp-steps:begin -->\n| b |\n<!-- dp-steps:end -->" in fresh
+    assert rewrite(fresh, "steps", "| a |") == fresh
+    with pytest.raises(ValueError, match="once each"):
+        rewrite("no markers", "steps", "| a |")
