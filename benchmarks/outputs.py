@@ -1,6 +1,6 @@
 """Outputs shown in the documents, made anew: every ``console`` fence holds a command and what it prints.
 
-    python -m benchmarks.outputs [FILE...]
+python -m benchmarks.outputs [FILE...]
 """
 
 from __future__ import annotations

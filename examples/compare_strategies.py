@@ -25,4 +25,6 @@ for strategy, report in sorted(reports.items(), key=lambda item: (not item[1].fi
     gib = report.peak_memory_bytes / 2**30
     verdict = "fits" if report.fits else "does not fit"
     waiting = (report.exposed_communication_s + report.bubble_s) / report.step_s
-    print(f"{strategy:44} {report.step_s:6.2f} s  MFU {report.mfu:5.1%}  waits {waiting:5.1%}  {gib:5.1f} GiB {verdict}")
+    print(
+        f"{strategy:44} {report.step_s:6.2f} s  MFU {report.mfu:5.1%}  waits {waiting:5.1%}  {gib:5.1f} GiB {verdict}"
+    )

@@ -31,5 +31,7 @@ def make() -> tuple[nn.Module, torch.Tensor]:
 
 if __name__ == "__main__":
     report = predict("my_model:make", cluster="dgx-a100", strategy="dp=4,tp=2", global_batch=64).report
-    print(f"{report.num_parameters:,} parameters, step {report.step_s * 1e3:.1f} ms, {report.tokens_per_s:,.0f} tokens/s")
+    print(
+        f"{report.num_parameters:,} parameters, step {report.step_s * 1e3:.1f} ms, {report.tokens_per_s:,.0f} tokens/s"
+    )
     print("most of the time:", ", ".join(f"{e.label} {e.share:.0%}" for e in report.critical_path[:3]))

@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 from traincast import predict
-from traincast.report.page import write_page
-from traincast.report.trace import write_trace
+from traincast.report import write_page, write_trace
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 forecast = predict(

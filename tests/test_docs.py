@@ -15,10 +15,11 @@ from typing import Any
 
 import click
 import pytest
-
-import traincast
 from benchmarks.accuracy import rewrite
 from benchmarks.outputs import FENCE
+
+import traincast
+from traincast import report
 from traincast.cli.main import VERBS, app, main
 from traincast.cluster import load_cluster, load_device
 from traincast.cluster.schema import CLUSTER_KEYS, DEVICE_KEYS, NODE_KEYS
@@ -35,7 +36,10 @@ from traincast.validate.metrics import Summary
 from traincast.validate.outcome import Outcome
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 PAGE_NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 ANY_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
@@ -51,16 +55,18 @@ def fences(name: str, *kinds: str) -> list[str]:
 
 
 def commands(name: str) -> list[list[str]]:
-    """Every call of ``traincast`` on a page, as words: lines of shell fences, and inline code without placeholders."""
-    lines = []
-    for body in fences(name, "sh", "console"):
-        for line in body.replace("\\\n", " ").splitlines():
-            if line.removeprefix("$ ").startswith("traincast "):
-                lines.append(line.removeprefix("$ "))
-    for span in re.findall(r"`(traincast [^`\n]+)`", ANY_FENCE.sub("", text_of(name))):
-        if "…" not in span:
-            lines.append(span)
-    return [shlex.split(line, comments=True) for line in lines]
+    """Every call of ``traincast`` in the shell fences of a page, as words."""
+    lines = [
+        line.removeprefix("$ ")
+        for body in fences(name, "sh", "console")
+        for line in body.replace("\\\n", " ").splitlines()
+    ]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("traincast ")]
+
+
+def mentions(name: str) -> list[list[str]]:
+    """Every ``traincast VERB`` in the running text of a page, as words."""
+    return [shlex.split(span) for span in re.findall(r"`(traincast [^`\n…]+)`", ANY_FENCE.sub("", text_of(name)))]
 
 
 def verbs() -> Iterator[tuple[str, click.Command]]:
@@ -93,23 +99,27 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
-def test_every_command_parses_and_its_names_exist(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_parses_and_its_names_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(written_files(tmp_path))
     for words in commands(name):
-        command: click.Command = app
-        rest = words[1:]
-        if rest[0].startswith("-"):
-            continue
-        while isinstance(command, click.Group):
-            below = command.get_command(click.Context(command), rest[0])
-            assert below is not None, f"{shlex.join(words)}: there is no verb {rest[0]}"
-            command, rest = below, rest[1:]
-        if command.name == "validate" or "--help" in rest:
-            continue
+        command, rest = resolve(words)
         values = command.make_context(command.name, rest).params
         check_names(str(command.name), values, refused=shlex.join(words) in refusals())
+    for words in mentions(name):
+        command, rest = resolve(words)
+        if rest:
+            check_names(str(command.name), command.make_context(command.name, rest).params, refused=False)
+
+
+def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The verb that a command calls, and the words after it."""
+    command: click.Command = app
+    rest = words[1:]
+    while isinstance(command, click.Group) and rest:
+        below = command.get_command(click.Context(command), rest[0])
+        assert below is not None, f"{shlex.join(words)}: there is no verb {rest[0]}"
+        command, rest = below, rest[1:]
+    return command, rest
 
 
 def check_names(verb: str, values: dict[str, Any], *, refused: bool) -> None:
@@ -259,16 +269,25 @@ def test_every_field_and_public_name_is_in_the_reference() -> None:
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", ANY_FENCE.sub("", text_of("docs/reference.md"))))))
     fenced = set(re.findall(r"\w+", " ".join(fences("docs/reference.md", "python"))))
     reported = names_of(Report, Memory, JobForecast, PathEntry, Breakdown, Outcome, Summary, Strategy)
-    reported |= {"job_s", "cost", "energy_j", "utilization", "rank", "stage", "rows", "forecast", "oom_f1", "memory_mape"}
+    reported |= {
+        "job_s",
+        "cost",
+        "energy_j",
+        "utilization",
+        "rank",
+        "stage",
+        "rows",
+        "forecast",
+        "oom_f1",
+        "memory_mape",
+    }
     assert reported <= words
     assert set(traincast.__all__) - {"__version__"} <= words | fenced
     assert "TRAINCAST_CACHE" in words
 
 
 def test_signatures_in_the_reference_are_the_real_ones() -> None:
-    from traincast.report import page, trace
-
-    homes = {"write_trace": trace, "write_traces": trace, "write_page": page}
+    homes = dict.fromkeys(("write_trace", "write_traces", "write_page"), report)
     seen = set()
     for body in fences("docs/reference.md", "python"):
         for node in ast.parse(body).body:
@@ -297,7 +316,9 @@ def test_runtime_fields_and_their_defaults_are_as_documented() -> None:
 
 def test_settings_precisions_families_and_keys_are_all_documented() -> None:
     strategies = text_of("docs/strategies.md")
-    for word in (names_of(Strategy) - {"shard_rules"}) | {"vp", "sp", "mbs", "microbatches", "micro_batch"} | set(SCHEDULES):
+    for word in (
+        (names_of(Strategy) - {"shard_rules"}) | {"vp", "sp", "mbs", "microbatches", "micro_batch"} | set(SCHEDULES)
+    ):
         assert f"`{word}`" in strategies, word
     assert set(re.findall(r"^\| `([\w-]+)` \| \w+", strategies.partition("## Precisions")[2], re.M)) == set(PRECISIONS)
     models = text_of("docs/your-models.md")

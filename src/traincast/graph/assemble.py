@@ -111,7 +111,7 @@ def _forward_blocks(
     block_of: dict[int, int] = {}
     current: tuple[int, int] | None = None
     open_block = False
-    for i in crossing:
+    for i, alive in crossing.items():
         where = _repetition(records[i].operator.scope, repeats)
         if not open_block or where != current:
             scope = records[i].operator.scope
@@ -121,7 +121,7 @@ def _forward_blocks(
             current, open_block = where, True
         drafts[-1].forward.append(i)
         block_of[i] = len(drafts) - 1
-        if where is None and len(crossing[i]) <= 1:
+        if where is None and len(alive) <= 1:
             open_block = False
     return drafts, block_of
 

@@ -319,10 +319,7 @@ def _describe(
         case OpKind.ATTENTION:
             flags = [a for a in args if isinstance(a, bool)]
             attributes["causal"] = bool(flags[0]) if flags else False
-            if name.endswith("backward"):
-                inputs = [inputs[0], inputs[4], *inputs[1:4]]
-            else:
-                inputs = inputs[:3]
+            inputs = [inputs[0], inputs[4], *inputs[1:4]] if name.endswith("backward") else inputs[:3]
         case OpKind.CONV:
             backward = name.endswith("backward")
             offset = 1 if backward else 0

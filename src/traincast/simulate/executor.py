@@ -24,7 +24,7 @@ COMPILE_FROM: Final = 60_000
 """Number of tasks from which the compiled form is used."""
 
 
-def _execute(
+def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
     duration: Any,
     lane_start: Any,
     lanes: Any,
