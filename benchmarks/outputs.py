@@ -47,7 +47,7 @@ def output_of(command: str) -> str:
     )
     if run.returncode not in (0, 2):
         raise RuntimeError(f"{command!r} failed: {run.stderr.strip()}")
-    return "\n".join(line.rstrip() for line in (run.stdout + run.stderr).strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in (run.stdout + run.stderr).splitlines()).strip("\n")
 
 
 if __name__ == "__main__":

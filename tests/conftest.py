@@ -109,7 +109,9 @@ class OnlyCompute:
         return replace(found, seconds=seconds, low=seconds, high=seconds)
 
 
-def seconds_of(plan: Plan, request: Request, model: CostModel | None = None) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def seconds_of(
+    plan: Plan, request: Request, model: CostModel | None = None
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds of the works of ``plan``."""
     return (model or AnalyticalCostModel()).estimate(plan.works, request.cluster).seconds
 

@@ -73,7 +73,8 @@ def verbs() -> Iterator[tuple[str, click.Command]]:
     """Every verb, with the verbs below it."""
     context = click.Context(app)
     for name in VERBS:
-        command = app.get_command(context, name)  # type: ignore[attr-defined]
+        command = app.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from ((f"{name} {below}", command.commands[below]) for below in command.commands)
         else:
@@ -109,6 +110,18 @@ def test_every_command_parses_and_its_names_exist(name: str, tmp_path: Path, mon
         command, rest = resolve(words)
         if rest:
             check_names(str(command.name), command.make_context(command.name, rest).params, refused=False)
+
+
+def test_commands_that_list_and_show_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(written_files(tmp_path))
+    for words in (w for name in PAGE_NAMES for w in (*commands(name), *mentions(name))):
+        if words[1] in ("models", "clusters", "devices", "runtimes"):
+            with pytest.raises(SystemExit) as done:
+                main(words[1:])
+            assert done.value.code == 0
+            assert capsys.readouterr().out.strip()
 
 
 def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
@@ -321,6 +334,15 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
     ):
         assert f"`{word}`" in strategies, word
     assert set(re.findall(r"^\| `([\w-]+)` \| \w+", strategies.partition("## Precisions")[2], re.M)) == set(PRECISIONS)
+    for precision in PRECISIONS.values():
+        row = re.search(rf"^\| `{precision.name}` \| (.+) \|$", strategies, re.M)
+        assert row
+        products, activations, weights, gradients, master = (cell.strip() for cell in row[1].split("|"))
+        assert all(dtype.value in products for dtype in (precision.products, precision.linear))
+        assert activations == precision.activations.value
+        assert weights.split(",")[0] == precision.weights.value
+        assert gradients == precision.gradients.value
+        assert master == (precision.master.value if precision.master else "–")
     models = text_of("docs/your-models.md")
     assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
     hardware = text_of("docs/your-hardware.md")

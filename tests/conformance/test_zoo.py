@@ -65,9 +65,7 @@ def vit(name: str) -> float:
     config = zoo.build(name).module.config
     h, s = p["hidden"], config.layer.seq
     layers = matmul_parameters(config) - h * config.vocab
-    return float(
-        2 * ((s - 1) * 3 * config.patch**2 * h + s * layers + h * config.vocab) + attention_flops(config)
-    )
+    return float(2 * ((s - 1) * 3 * config.patch**2 * h + s * layers + h * config.vocab) + attention_flops(config))
 
 
 def t5(name: str) -> float:
@@ -206,7 +204,7 @@ def test_a_captured_graph_is_sound(name: str) -> None:
     assert all(0 <= a < size and 0 <= b < size for a, b in graph.edges)
     assert all(op.flops >= 0 and op.nbytes > 0 for op in graph.operators)
     assert [op.name for op in graph.operators if op.attributes.get("unknown")] == []
-    assert all(block.boundary for block in graph.blocks[:-1])
+    assert all(block.boundary for block in graph.blocks if block.count > 1)
     assert all(block.forward for block in graph.blocks)
     for block in graph.blocks:
         for index in block.backward:

@@ -19,9 +19,7 @@ from traincast.graph.zoo import Traceable, build
 
 
 def traceable(module: nn.Module, *shape: int, loss: Any = None, optimizer: str = "adamw") -> Traceable:
-    return Traceable(
-        module=module, inputs=lambda batch: (torch.empty(batch, *shape),), loss=loss, optimizer=optimizer
-    )
+    return Traceable(module=module, inputs=lambda batch: (torch.empty(batch, *shape),), loss=loss, optimizer=optimizer)
 
 
 def traced(module: nn.Module, *shape: int) -> OperatorGraph:
@@ -55,7 +53,11 @@ def test_a_step_of_two_linear_layers_has_the_operators_one_would_write_down() ->
     # Gradients by weight of both layers, by input of the second alone: the batch needs none.
     assert sorted(op.name for op in backward if op.kind is OpKind.GEMM) == ["mm", "mm", "mm"]
     assert [op.name for op in backward if op.kind is OpKind.ACTIVATION] == ["threshold_backward"]
-    assert [op.parameters[0].shape for op in graph.operators if op.phase is Phase.OPTIMIZER] == [(32, 8), (32,), (4, 32)]
+    assert [op.parameters[0].shape for op in graph.operators if op.phase is Phase.OPTIMIZER] == [
+        (32, 8),
+        (32,),
+        (4, 32),
+    ]
     assert graph.num_parameters == 8 * 32 + 32 + 32 * 4
 
 
@@ -92,9 +94,7 @@ def test_every_product_of_a_transformer_has_two_gradients_tied_to_it() -> None:
                 assert {b.flops for b in products} == {op.flops}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="num_batches_tracked.add_ takes over the convolution's autograd sequence number"
-)
+@pytest.mark.xfail(strict=True, reason="num_batches_tracked.add_ takes over the convolution's autograd sequence number")
 def test_the_gradient_of_a_convolution_before_a_batch_norm_is_tied_to_the_convolution() -> None:
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     graph = traced(module, 3, 16, 16)

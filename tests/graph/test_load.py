@@ -14,7 +14,7 @@ from traincast.graph import cache, zoo
 from traincast.graph.files import save_graph
 from traincast.graph.load import load_model
 
-FACTORIES = '''
+FACTORIES = """
 import torch
 from torch import nn
 
@@ -57,7 +57,7 @@ def looks():
     return Looks(8, 8), torch.zeros(1, 8)
 
 number = 3
-'''
+"""
 
 
 @pytest.fixture
@@ -192,5 +192,7 @@ def test_nothing_is_written_without_being_asked(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_kept_depends_on_all_that_was_asked() -> None:
-    keys = {cache.cache_key(c) for c in ({"name": "a"}, {"name": "b"}, {"name": "a", "seq": 1}, {"name": "a", "seq": 2})}
+    keys = {
+        cache.cache_key(c) for c in ({"name": "a"}, {"name": "b"}, {"name": "a", "seq": 1}, {"name": "a", "seq": 2})
+    }
     assert len(keys) == 4

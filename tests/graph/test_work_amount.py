@@ -40,7 +40,12 @@ def test_attention_from_few_queries_to_many_keys() -> None:
     assert attention_dims(op) == (2, 4, 8, 32, 16, 12)
     assert op.flops == 2 * 2 * 4 * 8 * 32 * (16 + 12)
     causal = Operator(
-        name="op", kind=OpKind.ATTENTION, phase=Phase.FORWARD, inputs=(q, k, v), outputs=(q,), attributes={"causal": True}
+        name="op",
+        kind=OpKind.ATTENTION,
+        phase=Phase.FORWARD,
+        inputs=(q, k, v),
+        outputs=(q,),
+        attributes={"causal": True},
     )
     # The last eight of 32 positions look back at 25, 26 … 32 keys.
     assert attention_fraction(causal) * 8 * 32 == sum(range(25, 33))

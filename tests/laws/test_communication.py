@@ -155,9 +155,7 @@ def test_context_ranks_gather_keys_and_values_for_each_attention() -> None:
     plan = plan_of("cp=2")
     keys_and_values = 2 * 16 * SEQ * HIDDEN * HALF
     chosen = {
-        (w.kind, w.nbytes): n
-        for w, n in tasks_per_work(plan)
-        if isinstance(w, Collective) and w.kind != "all_reduce"
+        (w.kind, w.nbytes): n for w, n in tasks_per_work(plan) if isinstance(w, Collective) and w.kind != "all_reduce"
     }
     assert chosen == {("all_gather", keys_and_values): 2 * LAYERS, ("reduce_scatter", keys_and_values): LAYERS}
 

@@ -33,7 +33,9 @@ STRATEGIES = [
 RUNTIMES = ["pytorch", "megatron", "nanotron", "fsdp"]
 CASES = [(GPT, s, RUNTIMES[i % len(RUNTIMES)]) for i, s in enumerate(STRATEGIES)]
 CASES += [(LLAMA, s, RUNTIMES[(i + 1) % len(RUNTIMES)]) for i, s in enumerate(STRATEGIES)]
-CASES += [(CNN, s, "pytorch") for s in ("dp=4", "dp=4,zero=3", "pp=2,num_microbatches=4", "dp=2,pp=2,num_microbatches=2")]
+CASES += [
+    (CNN, s, "pytorch") for s in ("dp=4", "dp=4,zero=3", "pp=2,num_microbatches=4", "dp=2,pp=2,num_microbatches=2")
+]
 
 
 @pytest.mark.parametrize(("model", "strategy", "runtime"), CASES)
@@ -49,9 +51,7 @@ def test_segments_and_operators_give_the_same_step(model: str, strategy: str, ru
 
 @pytest.mark.parametrize("grain", ["segment", "operator"])
 @pytest.mark.parametrize(("model", "strategy", "runtime"), CASES[:: 2 if len(CASES) % 2 else 3])
-def test_folded_and_expanded_plans_agree_to_the_last_digit(
-    model: str, strategy: str, runtime: str, grain: str
-) -> None:
+def test_folded_and_expanded_plans_agree_to_the_last_digit(model: str, strategy: str, runtime: str, grain: str) -> None:
     request = request_of(strategy, model=model, runtime=runtime)
     lowered, folded = run(request, grain=grain)
     _, expanded = run(request, grain=grain, all_ranks=True)

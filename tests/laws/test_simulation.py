@@ -33,9 +33,7 @@ STRATEGIES = [
     seed=st.integers(0, 2**32 - 1),
     share=st.floats(0.0, 1.0),
 )
-def test_longer_works_never_shorten_a_step(
-    strategy: str, runtime: str, grain: str, seed: int, share: float
-) -> None:
+def test_longer_works_never_shorten_a_step(strategy: str, runtime: str, grain: str, seed: int, share: float) -> None:
     request = request_of(strategy, runtime=runtime)
     _, before = run(request, grain=grain)
     seconds = seconds_of(before.plan, request)
@@ -104,9 +102,7 @@ def test_the_parts_of_every_rank_are_not_negative_and_add_up_to_the_step(strateg
         assert min(values) >= 0.0
         assert sum(values) == pytest.approx(report.step_s, rel=1e-9)
         assert 0.0 < rank.utilization <= 1.0
-    mean = (
-        report.compute_s + report.exposed_communication_s + report.bubble_s + report.optimizer_s + report.overhead_s
-    )
+    mean = report.compute_s + report.exposed_communication_s + report.bubble_s + report.optimizer_s + report.overhead_s
     assert mean == pytest.approx(report.step_s, rel=1e-9)
 
 

@@ -79,7 +79,8 @@ def test_a_short_job_still_writes_its_last_checkpoint_and_is_not_evaluated() -> 
 
 
 @pytest.mark.parametrize(
-    ("asked", "steps"), [({"tokens": 128 * 16 * 10}, 10), ({"tokens": 128 * 16 * 10 + 1}, 11), ({"samples": 33}, 3), ({"steps": 7}, 7)]
+    ("asked", "steps"),
+    [({"tokens": 128 * 16 * 10}, 10), ({"tokens": 128 * 16 * 10 + 1}, 11), ({"samples": 33}, 3), ({"steps": 7}, 7)],
 )
 def test_the_length_of_a_job_is_said_in_tokens_samples_or_steps(asked: dict[str, int], steps: int) -> None:
     made = predict(graph_of(GPT), cluster=devices(1), global_batch=16, strategy="micro_batch=16", **asked).report  # type: ignore[arg-type]

@@ -80,9 +80,7 @@ def test_a_collective_of_a_span_has_its_ranks_and_nodes() -> None:
 
 def test_ranks_that_do_not_fill_the_cluster_are_refused_with_the_product_and_a_remedy() -> None:
     cluster = load_cluster("dgx-a100:2")
-    said = (
-        "dp·cp·tp·pp = 3·1·4·1 = 12 ranks, but dgx-a100 has 2 × 8 = 16 devices; set dp=4, or another number of nodes"
-    )
+    said = "dp·cp·tp·pp = 3·1·4·1 = 12 ranks, but dgx-a100 has 2 × 8 = 16 devices; set dp=4, or another number of nodes"
     with pytest.raises(StrategyError, match=re.escape(said)):
         Mesh.of(Strategy(dp=3, tp=4), cluster)
     with pytest.raises(StrategyError, match="choose degrees whose product is 16"):

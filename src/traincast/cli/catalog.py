@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import click
 
 from traincast.cli.output import print_json, print_table
+from traincast.cluster.hardware import Device, Link
 from traincast.units import format_bytes, format_count, format_seconds
 
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
@@ -70,12 +72,11 @@ def devices(name: str | None, as_json: bool) -> None:
 
     if name is not None:
         device = load_device(name)
-        facts = {**asdict(device), "peak_flops": dict(device.peak_flops), "achievable": dict(device.achievable)}
-        _show_one(device.name, facts, as_json=as_json)
+        _show_one(device.name, _fields(device), as_json=as_json)
         return
     known = [load_device(n) for n in device_names()]
     if as_json:
-        print_json([{**asdict(d), "peak_flops": dict(d.peak_flops), "achievable": dict(d.achievable)} for d in known])
+        print_json([_fields(d) for d in known])
         return
     rows = [
         (
@@ -101,8 +102,7 @@ def clusters(name: str | None, as_json: bool) -> None:
     from traincast.cluster import Cluster, cluster_names, load_cluster, node_names
 
     def facts(cluster: Cluster) -> dict[str, Any]:
-        data: dict[str, Any] = {k: v for k, v in _fields(cluster).items() if k != "device"}
-        return {**data, "device": cluster.device.name, "num_devices": cluster.num_devices}
+        return {**_fields(cluster), "num_devices": cluster.num_devices}
 
     if name is not None:
         cluster = load_cluster(name)
@@ -128,14 +128,16 @@ def clusters(name: str | None, as_json: bool) -> None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A dataclass as a dict, one level of nested links written out."""
-    from dataclasses import fields, is_dataclass
-
-    found = {}
+    """A dataclass as plain values: links written out, a device by its name."""
+    found: dict[str, Any] = {}
     for field in fields(value):
         item = getattr(value, field.name)
-        if field.name != "device" and is_dataclass(item) and not isinstance(item, type):
+        if isinstance(item, Device):
+            item = item.name
+        elif isinstance(item, Link):
             item = asdict(item)
+        elif isinstance(item, Mapping):
+            item = dict(item)
         found[field.name] = item
     return found
 

@@ -67,7 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError:
         _fail("out of memory: ask for fewer ranks or microbatches", 1)
     except BrokenPipeError:
-        sys.exit(0)
+        from traincast.cli.output import close_quietly
+
+        close_quietly()
 
 
 def _fail(message: str, code: int) -> None:

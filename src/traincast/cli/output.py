@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -14,13 +16,23 @@ if TYPE_CHECKING:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that does not wrap figures when its output is a file."""
+    """A console that does not wrap figures when its output is a file, and ends quietly when its reader does."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            close_quietly()
+
+    made = Quiet(stderr=stderr, highlight=False, soft_wrap=False)
     if not made.is_terminal:
         made.width = max(made.width, 120)
     return made
+
+
+def close_quietly() -> NoReturn:
+    """Stop without a word when the reader of a pipe has gone: it has seen what it wanted."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
 def print_json(data: Any) -> None:
@@ -47,7 +59,7 @@ def print_table(
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+        table.add_column(column, justify="right" if number in right else "left", overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*row)
     console().print(table)

@@ -26,9 +26,14 @@ class Memory:
     other: float
 
     @property
+    def tensors(self) -> float:
+        """What the framework's own counters see: all but context, communicators and fragmentation."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.other
+        return self.tensors + self.other
 
     def as_dict(self) -> dict[str, float]:
         """Components by name."""
@@ -54,7 +59,6 @@ def memory_of(
     weights = precision.weight_bytes(parameters)
     gradients = precision.gradient_bytes(parameters)
     optimizer = precision.optimizer_bytes(parameters, states)
-    gathered = 0.0
     if strategy.zero >= 1:
         optimizer /= replicas
     if strategy.zero >= 2:
@@ -62,12 +66,10 @@ def memory_of(
     if strategy.zero == 3:
         blocks = sorted((p.num_parameters for p in programs), reverse=True)
         gathered = sum(blocks[: 1 + runtime.prefetch_blocks]) * precision.activations.nbytes
-        weights /= replicas
+        weights = weights / replicas + gathered
     saved = sum(p.saved_bytes for p in programs) * in_flight / strategy.virtual_stages
     working = max((p.working_bytes for p in programs), default=0.0)
-    tensors = weights + gradients + optimizer + saved + working + gathered
+    tensors = weights + gradients + optimizer + saved + working
     communicators = sum(1 for degree in (strategy.dp, strategy.tp, strategy.pp, strategy.cp) if degree > 1)
-    other = (
-        runtime.context_bytes + runtime.allocator_overhead * tensors + communicators * runtime.buffer_bytes + gathered
-    )
+    other = runtime.context_bytes + runtime.allocator_overhead * tensors + communicators * runtime.buffer_bytes
     return Memory(weights=weights, gradients=gradients, optimizer=optimizer, activations=saved + working, other=other)

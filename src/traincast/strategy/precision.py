@@ -36,6 +36,8 @@ class Precision:
         """``op`` with the dtypes this precision gives its floating-point tensors."""
         if op.phase is Phase.OPTIMIZER:
             return self._optimizer(op)
+        if op.kind is OpKind.LOSS or "log_softmax" in op.name:
+            return op  # the loss is computed in fp32, whatever the rest is
         compute = self.linear if op.kind in _LINEAR else self.products
         inside = compute if op.kind in _PRODUCTS or op.kind is OpKind.ATTENTION else self.activations
         if inside.nbytes < 2 and op.kind is OpKind.ATTENTION:

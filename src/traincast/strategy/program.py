@@ -77,11 +77,11 @@ class ProgramBuilder:
         if self.strategy.sequence_parallel:
             boundary /= self.strategy.tp
         saved = self._saved(block)
-        working = 0.0
+        working = self._working(backward)
         if recompute == "full":
             again = [replace(item, label=f"{item.label} (again)") for item in forward]
             backward = again + backward
-            working, saved = saved, boundary
+            working, saved = working + saved, boundary
         elif recompute == "selective":
             again = [replace(i, label=f"{i.label} (again)") for i in forward if i.label.startswith("attention")]
             backward = again + backward
@@ -241,6 +241,15 @@ class ProgramBuilder:
                 sequence_parallel=self.strategy.sequence_parallel,
             )
         return total
+
+    def _working(self, backward: list[Item]) -> float:
+        """The most that one backward operator needs beside what is saved: the gradient it gets and its results.
+
+        A loss turns the one into the other in place.
+        """
+        works = [i.work for i in backward if isinstance(i.work, Operator) and i.work.inputs]
+        in_place = (OpKind.LOSS, OpKind.SOFTMAX)
+        return max((w.bytes_written + (0.0 if w.kind in in_place else w.inputs[0].nbytes) for w in works), default=0.0)
 
     def _parameters(self, block: Block) -> float:
         """Parameters one rank holds of the block."""

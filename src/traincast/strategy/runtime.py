@@ -37,7 +37,6 @@ class Runtime:
     collective_launches: float = 6.0
     block_launches: float = 0.0
     microbatch_launches: float = 0.0
-    step_s: float = 0.0
     bucket_bytes: float = 25e6
     overlap_gradients: bool = True
     overlap_sends: bool = False

@@ -69,7 +69,7 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -
         high=report.high_s,
         fits=report.fits,
         measured_memory=memory * GB if memory and ran else None,
-        predicted_memory=report.peak_memory_bytes,
+        predicted_memory=report.memory.tensors,
     )
 
 

@@ -1,0 +1,84 @@
+"""Every bundled runtime: its file is sound, and a step under its habits is too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import CNN, GPT, LLAMA, check_timeline, request_of, run
+from traincast.forecast import forecast
+from traincast.strategy import Strategy, load_runtime, lower, runtime_names
+
+pytestmark = pytest.mark.parametrize("name", runtime_names())
+
+
+def test_it_says_what_it_is_and_whom_it_stands_for(name: str) -> None:
+    runtime = load_runtime(name)
+    assert runtime.name == name
+    assert len(runtime.description) > 20
+    assert "\n" not in runtime.description
+    assert runtime.frameworks
+    assert len(set(runtime.frameworks)) == len(runtime.frameworks)
+
+
+def test_no_framework_is_claimed_twice(name: str) -> None:
+    mine = {f.lower() for f in load_runtime(name).frameworks}
+    for other in runtime_names():
+        if other != name:
+            assert mine.isdisjoint(f.lower() for f in load_runtime(other).frameworks)
+
+
+def test_launches_and_buffers_are_of_a_sane_size(name: str) -> None:
+    runtime = load_runtime(name)
+    assert 0 < runtime.operator_launches <= 50
+    assert 0 < runtime.backward_launches <= runtime.operator_launches
+    assert runtime.operator_launches <= runtime.collective_launches <= 100
+    assert 1e6 <= runtime.bucket_bytes <= 1e9
+    assert 0 <= runtime.allocator_overhead < 0.5
+    assert runtime.context_bytes < 4e9
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, CNN])
+def test_a_step_with_its_own_habits_runs(name: str, model: str) -> None:
+    runtime = load_runtime(name)
+    strategy = Strategy(
+        dp=2,
+        tp=1 if model == CNN else 2,
+        num_microbatches=2,
+        zero=runtime.zero,
+        recompute=runtime.recompute,
+        sequence_parallel=runtime.sequence_parallel and model != CNN,
+    )
+    made = forecast(request_of(strategy, model=model, runtime=runtime))
+    check_timeline(made.timeline)
+    assert made.report.step_s > 0
+    assert made.report.runtime == name
+
+
+def test_more_expensive_launches_never_shorten_a_step(name: str) -> None:
+    runtime = load_runtime(name)
+    slow = replace(
+        runtime,
+        operator_launches=2 * runtime.operator_launches,
+        backward_launches=2 * runtime.backward_launches,
+        collective_launches=2 * runtime.collective_launches,
+    )
+    before, after = (run(request_of("dp=2,tp=2", runtime=r))[1].step_s for r in (runtime, slow))
+    assert after > before
+
+
+def test_it_holds_context_and_fragmentation_on_top_of_its_tensors(name: str) -> None:
+    runtime = load_runtime(name)
+    (memory,) = lower(request_of("dp=1", runtime=runtime)).memory
+    assert memory.other >= runtime.context_bytes
+
+
+def test_unfused_attention_keeps_the_score_matrices(name: str) -> None:
+    runtime = load_runtime(name)
+    fused, unfused = (
+        lower(request_of("dp=1", runtime=replace(runtime, attention=a), precision="bf16")).memory[0].activations  # type: ignore[arg-type]
+        for a in ("flash", "unfused")
+    )
+    layers, batch, heads, seq = 4, 16, 8, 128
+    assert unfused - fused == layers * 5 * batch * heads * seq * seq

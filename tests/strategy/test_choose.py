@@ -1,0 +1,73 @@
+"""A strategy when none is given: the simplest that fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import GPT, devices, graph_of, request_of
+from traincast.errors import StrategyError
+from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, lower
+from traincast.strategy.lower import memory_only
+
+
+def with_memory(request: Request, nbytes: float) -> Request:
+    device = replace(request.cluster.device, memory_bytes=nbytes)
+    return replace(request, cluster=replace(request.cluster, device=device))
+
+
+def eight(global_batch: int = 64) -> Request:
+    return replace(request_of("dp=8", global_batch=global_batch), strategy=Strategy())
+
+
+def test_where_memory_abounds_plain_data_parallelism_is_chosen() -> None:
+    chosen = choose_strategy(eight())
+    assert (chosen.dp, chosen.tp, chosen.pp, chosen.zero, chosen.recompute) == (8, 1, 1, 0, "none")
+
+
+@pytest.mark.parametrize("share", [1.0, 0.97, 0.95, 0.93])
+def test_what_is_chosen_fits(share: float) -> None:
+    request = eight()
+    need = memory_only(replace(request, strategy=choose_strategy(request)))
+    tight = with_memory(request, need * share)
+    chosen = choose_strategy(tight)
+    assert chosen.num_ranks == 8
+    fits = memory_only(replace(tight, strategy=chosen)) <= need * share
+    assert fits or share < 0.95
+    lower(replace(tight, strategy=chosen))
+
+
+def test_where_nothing_fits_the_least_hungry_is_chosen() -> None:
+    request = with_memory(eight(), 1.0)
+    chosen = choose_strategy(request)
+    plain = replace(request, strategy=Strategy(dp=8))
+    assert memory_only(replace(request, strategy=chosen)) < memory_only(plain)
+
+
+def test_the_largest_micro_batch_that_fits_is_taken() -> None:
+    request = replace(request_of("dp=8", global_batch=64), strategy=Strategy(dp=8))
+    assert choose_micro_batch(request).num_microbatches == 1
+    sizes = {n: memory_only(replace(request, strategy=Strategy(dp=8, num_microbatches=n))) for n in (1, 2, 4, 8)}
+    assert sizes[1] > sizes[2] > sizes[4] > sizes[8]
+    assert choose_micro_batch(with_memory(request, (sizes[2] + sizes[4]) / 2)).num_microbatches == 4
+    assert choose_micro_batch(with_memory(request, 1.0)).num_microbatches == 8
+
+
+def test_a_pipeline_is_kept_full() -> None:
+    request = replace(request_of("pp=4,num_microbatches=4", global_batch=64), strategy=Strategy(pp=4))
+    assert choose_micro_batch(request).num_microbatches >= 4 * 4
+
+
+def test_a_batch_smaller_than_the_devices_is_refused_or_shared_otherwise() -> None:
+    chosen = choose_strategy(eight(global_batch=4))
+    assert chosen.dp <= 4
+    assert chosen.num_ranks == 8
+    with pytest.raises(StrategyError, match="no strategy found for global batch 1 on 8 devices"):
+        choose_strategy(replace(eight(global_batch=1), graph=graph_of("resnet-cifar:layers=20"), cluster=devices(8)))
+
+
+def test_runtimes_habits_are_kept() -> None:
+    request = replace(eight(), runtime=replace(eight().runtime, recompute="full"))
+    assert choose_strategy(request).recompute == "full"
+    assert request.graph == graph_of(GPT)

@@ -1,0 +1,83 @@
+"""Runtimes as files: what is read, extended, found by name, and refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from traincast.errors import RequestError
+from traincast.strategy import Runtime, find_runtime, load_runtime, runtime_names
+
+
+def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text('extends = "megatron"\nbucket_bytes = 40_000_000\noverlap_sends = false\n', encoding="utf-8")
+    made, parent = load_runtime(str(path)), load_runtime("megatron")
+    assert made.name == "ours"
+    assert (made.bucket_bytes, made.overlap_sends) == (40e6, False)
+    changed = {"name", "bucket_bytes", "overlap_sends"}
+    for field in fields(Runtime):
+        if field.name not in changed:
+            assert getattr(made, field.name) == getattr(parent, field.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("bucket_byte = 3", "unknown setting in runtime .* 'bucket_byte': did you mean bucket_bytes"),
+        ("bucket_bytes = 'many'", "expected float"),
+        ("bucket_bytes = -1", "expected a number from 0"),
+        ("bucket_bytes = inf", "expected a number from 0"),
+        ("bucket_bytes = nan", "expected a number from 0"),
+        ("overlap_gradients = 1", "expected bool"),
+        ("attention = 'fast'", "known are"),
+        ("fusions = ['all']", "known are"),
+        ("fusions = 'norm'", "expected a list of strings"),
+        ("zero = 4", "known are"),
+        ("zero = true", "expected int"),
+        ("gradient_dtype = 'fp8'", "known are"),
+        ("extends = 'nothing'", "unknown runtime 'nothing'"),
+        ("= 3", "is not valid TOML"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RequestError, match=said) as caught:
+        load_runtime(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot read runtime file"):
+        load_runtime(str(tmp_path / "none.toml"))
+    with pytest.raises(RequestError, match="unknown runtime 'megatrom': did you mean megatron"):
+        load_runtime("megatrom")
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        ("Megatron-LM", "megatron"),
+        ("Megatron-Core r0.9", "megatron"),
+        ("Megatron-DeepSpeed", "megatron-deepspeed"),
+        ("nanotron", "nanotron"),
+        ("composer/FSDP", "fsdp"),
+        ("TensorFlow2", "tensorflow"),
+    ],
+)
+def test_a_framework_is_found_as_tables_spell_it(framework: str, name: str) -> None:
+    assert find_runtime(framework).name == name
+
+
+def test_an_unknown_framework_is_refused() -> None:
+    with pytest.raises(RequestError, match="unknown framework 'caffe'"):
+        find_runtime("caffe")
+
+
+def test_every_framework_leads_to_its_own_runtime() -> None:
+    for name in runtime_names():
+        for framework in load_runtime(name).frameworks:
+            assert find_runtime(framework).name == name

@@ -1,0 +1,132 @@
+"""Imports point down the layers, and PyTorch is loaded only where it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import traincast
+
+ROOT = Path(traincast.__file__).parent
+
+LAYERS: list[set[str]] = [
+    {"errors"},
+    {"units"},
+    {"graph", "cluster"},
+    {"work"},
+    {"strategy", "predict", "estimate"},
+    {"simulate"},
+    {"report"},
+    {"forecast"},
+    {"search", "resources"},
+    {"scheduling"},
+    {"validate"},
+    {"cli", "web"},
+]
+ASIDE = {"profile", "testbed"}
+"""Packages that really run things: they stand to the side and may use what is below ``simulate``."""
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MODULES = sorted(p for p in ROOT.rglob("*.py") if p.name != "__main__.py" and p != ROOT / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    """The package, or module, directly below ``traincast`` that ``path`` belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+    """Dotted names of everything imported, at module level or later, for types or for use."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def parts_imported(path: Path) -> set[str]:
+    names = imports_of(ast.parse(path.read_text(encoding="utf-8")))
+    return {name.split(".")[1] for name in names if name.startswith("traincast.")}
+
+
+def imported_on_load(path: Path) -> set[str]:
+    """Top-level packages that importing the module itself imports."""
+    found: set[str] = set()
+
+    def visit(body: list[ast.stmt]) -> None:
+        for node in body:
+            if isinstance(node, ast.Import):
+                found.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").partition(".")[0])
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+                visit(node.body + node.orelse)
+            elif isinstance(node, ast.Try):
+                visit(node.body)
+            elif isinstance(node, ast.ClassDef):
+                visit(node.body)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")).body)
+    return found
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {part_of(p) for p in MODULES} - ASIDE <= set(LEVEL)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    part = part_of(path)
+    others = parts_imported(path) - {part} - {"__version__"}
+    if part in ASIDE:
+        assert {o for o in others if LEVEL.get(o, 0) >= LEVEL["simulate"]} == set()
+        return
+    for other in others:
+        assert LEVEL[other] < LEVEL[part], f"{part} imports {other}"
+
+
+def test_strategy_and_its_cost_models_do_not_know_each_other() -> None:
+    for path in MODULES:
+        if part_of(path) == "strategy":
+            assert parts_imported(path).isdisjoint({"predict", "estimate"})
+        if part_of(path) in ("predict", "estimate"):
+            assert "strategy" not in parts_imported(path)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pytorch_is_imported_only_by_the_modules_of_the_zoo(path: Path) -> None:
+    if path.parent == ROOT / "graph" / "zoo" and path.name not in ("__init__.py", "registry.py", "traceable.py"):
+        return
+    if part_of(path) in ASIDE:
+        return
+    assert imported_on_load(path).isdisjoint({"torch", "transformers", "torch_geometric", "ray"})
+
+
+@pytest.mark.parametrize("module", ["traincast", "traincast.cli.main", "traincast.forecast", "traincast.graph.load"])
+def test_importing_does_not_load_pytorch(module: str) -> None:
+    code = f"import sys, {module}; print(sorted(m for m in ('torch', 'transformers', 'numba', 'pandas') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_asking_for_help_does_not_load_pytorch() -> None:
+    code = (
+        "import sys\n"
+        "from traincast.cli.main import main\n"
+        "sys.argv = ['traincast', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "sys.stderr.write(str('torch' in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "False"
+    assert "predict" in done.stdout
+
+
+def test_no_module_has_names_that_say_nothing() -> None:
+    assert [p for p in MODULES if p.stem in ("utils", "helpers", "common", "misc")] == []
