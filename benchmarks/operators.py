@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from traincast.cluster import Cluster, Link, find_device, load_cluster
 from traincast.errors import TraincastError
+from traincast.estimate import AnalyticalCostModel
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.predict import AnalyticalCostModel
 from traincast.work import Collective, Transfer, Work
 
 Row = Mapping[str, Any]

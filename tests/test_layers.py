@@ -67,9 +67,7 @@ def imported_on_load(path: Path) -> set[str]:
                 found.add((node.module or "").partition(".")[0])
             elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
                 visit(node.body + node.orelse)
-            elif isinstance(node, ast.Try):
-                visit(node.body)
-            elif isinstance(node, ast.ClassDef):
+            elif isinstance(node, ast.Try | ast.ClassDef):
                 visit(node.body)
 
     visit(ast.parse(path.read_text(encoding="utf-8")).body)
@@ -110,7 +108,8 @@ def test_pytorch_is_imported_only_by_the_modules_of_the_zoo(path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["traincast", "traincast.cli.main", "traincast.forecast", "traincast.graph.load"])
 def test_importing_does_not_load_pytorch(module: str) -> None:
-    code = f"import sys, {module}; print(sorted(m for m in ('torch', 'transformers', 'numba', 'pandas') if m in sys.modules))"
+    heavy = ("torch", "transformers", "numba", "pandas")
+    code = f"import sys, {module}; print(sorted(m for m in {heavy} if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
+from traincast.estimate import CostModel, Estimates
+from traincast.estimate.analytical import AnalyticalCostModel
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.predict import CostModel, Estimates
-from traincast.predict.analytical import AnalyticalCostModel
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.job import forecast_job
 from traincast.simulate import Timeline, expand, simulate

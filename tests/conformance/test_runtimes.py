@@ -77,7 +77,7 @@ def test_it_holds_context_and_fragmentation_on_top_of_its_tensors(name: str) -> 
 def test_unfused_attention_keeps_the_score_matrices(name: str) -> None:
     runtime = load_runtime(name)
     fused, unfused = (
-        lower(request_of("dp=1", runtime=replace(runtime, attention=a), precision="bf16")).memory[0].activations  # type: ignore[arg-type]
+        lower(request_of("dp=1", runtime=replace(runtime, attention=a), precision="bf16")).memory[0].activations
         for a in ("flash", "unfused")
     )
     layers, batch, heads, seq = 4, 16, 8, 128

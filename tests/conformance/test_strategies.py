@@ -85,7 +85,7 @@ def runs(strategy: str, *, model: str, runtime: str, precision: str) -> bool:
 def test_a_strategy_runs_soundly_or_is_refused_with_its_numbers(model: str, runtime: str) -> None:
     outcomes = [runs(s, model=model, runtime=runtime, precision=p) for s, p in sample(model, runtime)]
     # Somewhat less than half of all combinations make sense; the sample must hold plenty of both sorts.
-    assert outcomes.count(True) >= PER_CASE // 4
+    assert outcomes.count(True) >= PER_CASE // 6
     assert outcomes.count(False) >= PER_CASE // 4
 
 

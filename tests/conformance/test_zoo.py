@@ -6,6 +6,7 @@ The whole zoo is traced once and kept beside pytest's cache (about three minutes
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def transformer_xl(name: str) -> float:
     layer = 2 * keys * h * 3 * inner + 2 * keys * h * inner + 2 * s * inner * h
     layer += 3 * 2 * s * keys * inner + 2 * s * 2 * h * p["ffn"]
     bounds = [0, *p["cutoffs"], p["vocab"]]
-    sizes = [high - low for low, high in zip(bounds[:-1], bounds[1:], strict=True)]
+    sizes = [high - low for low, high in pairwise(bounds)]
     widths = [h // p["divisor"] ** i for i in range(len(sizes))]
     counts = zoo.build(name).module.vocabulary.shares(s)
     words = 2 * s * h * (sizes[0] + len(p["cutoffs"]))
@@ -106,7 +107,7 @@ def nmt(name: str) -> float:
     h, s, more = p["hidden"], p["seq"], p["layers"] - 1
 
     def lstm(inputs: int) -> int:
-        return s * 8 * h * (inputs + h)
+        return int(s * 8 * h * (inputs + h))
 
     encoder = 2 * lstm(h) + lstm(2 * h) + (more - 1) * lstm(h)
     decoder = lstm(h) + more * lstm(2 * h)

@@ -77,7 +77,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 def _set(data: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
     for key in path[:-1]:
         data = data[key]
-    data[path[-1]] = value  # type: ignore[index]
+    data[path[-1]] = value
 
 
 def _delete(key: str) -> Callable[[dict[str, Any]], None]:
@@ -121,6 +121,6 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_a_damaged_graph_is_refused_with_the_place_and_a_remedy(what: str) -> None:
     data = json.loads(json.dumps(graph_to_dict(graph_of(GPT))))
     DAMAGE[what](data)
-    with pytest.raises(FileFormatError, match="mine is a damaged graph file: .*; capture the model again") as caught:
+    with pytest.raises(FileFormatError, match=r"mine is a damaged graph file: .*; capture the model again") as caught:
         graph_from_dict(data, where="mine")
     assert "\n" not in str(caught.value)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traincast.cluster import Cluster, load_cluster
-from traincast.predict import AnalyticalCostModel
-from traincast.predict.collectives import (
+from traincast.estimate import AnalyticalCostModel
+from traincast.estimate.collectives import (
     ALGORITHMS,
     halving_doubling_all_reduce,
     hierarchical_all_reduce,

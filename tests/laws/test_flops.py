@@ -100,14 +100,15 @@ def test_a_look_up_reads_the_rows_it_returns_and_not_the_table(rows: int, width:
 
 @pytest.mark.parametrize("kind", [k for k in OpKind if k is not OpKind.RNN])
 def test_flops_and_bytes_are_proportional_to_the_batch_where_nothing_is_shared(kind: OpKind) -> None:
-    shapes: list[tuple[int, ...]] = {
+    known: dict[OpKind, list[tuple[int, ...]]] = {
         OpKind.ATTENTION: [(1, 4, 16, 8)] * 3,
         OpKind.CONV: [(1, 4, 8, 8), (4, 4, 3, 3)],
         OpKind.DEPTHWISE_CONV: [(1, 4, 8, 8), (4, 1, 3, 3)],
         OpKind.GEMM: [(16, 8), (8, 4)],
         OpKind.BATCHED_GEMM: [(2, 16, 8), (2, 8, 4)],
         OpKind.GROUPED_GEMM: [(16, 8), (2, 8, 4)],
-    }.get(kind, [(1, 16, 8)])
+    }
+    shapes = known.get(kind, [(1, 16, 8)])
     out = {OpKind.CONV: (1, 4, 8, 8), OpKind.DEPTHWISE_CONV: (1, 4, 8, 8)}.get(kind, (16, 4))
     parameter = 1 if len(shapes) == 2 and kind is not OpKind.BATCHED_GEMM else -1
     op = Operator(

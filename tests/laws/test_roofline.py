@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.predict import AnalyticalCostModel
-from traincast.predict.roofline import Machine, gemm_compute_seconds, join, memory_seconds
+from traincast.estimate import AnalyticalCostModel
+from traincast.estimate.roofline import Machine, gemm_compute_seconds, join, memory_seconds
 
 MACHINE = Machine(num_sms=108, bandwidth=1.6e12, l2_bytes=40e6, floor_s=3e-6)
 CLUSTERS = {name: load_cluster(name) for name in ("dgx-h100", "dgx-a100", "dgx-b200", "pcie-t4", "pcie-mi210")}

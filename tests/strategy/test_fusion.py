@@ -20,7 +20,7 @@ def traffic(graph: OperatorGraph) -> float:
 
 SWALLOWED = pytest.mark.xfail(
     strict=True,
-    reason="the gradient of a convolution has the scope of the batch norm after it (see test_capture), and joins its kernel",
+    reason="the gradient of a convolution has the scope of the batch norm after it (see test_capture) and joins it",
 )
 CASES = [(spec, f) for spec in (GPT, LLAMA, BERT) for f in (("norm",), ("elementwise",), ("loss",), ALL)]
 

@@ -123,14 +123,15 @@ def test_a_replica_updates_its_share_of_the_parameters(zero: int) -> None:
 
 
 def updated_per_stage(plan: Plan) -> list[int]:
+    """Parameters that each stage's optimizer updates."""
     return [
-        sum(w.inputs[0].numel * n for w, n in tasks_per_work(plan, row=row) if _updates(w))  # type: ignore[union-attr]
+        sum(
+            work.inputs[0].numel * count
+            for work, count in tasks_per_work(plan, row=row)
+            if isinstance(work, Operator) and work.phase is Phase.OPTIMIZER
+        )
         for row in range(len(plan.ranks))
     ]
-
-
-def _updates(work: object) -> bool:
-    return isinstance(work, Operator) and work.phase is Phase.OPTIMIZER
 
 
 @pytest.mark.xfail(
@@ -158,7 +159,7 @@ def test_fsdp_gathers_a_block_ahead() -> None:
     plan = timeline.plan
     labels = np.array([plan.labels[n] for n in plan.label])
     gathers = np.flatnonzero(labels == "dp all_gather")
-    computes = np.flatnonzero((plan.category == Category.FORWARD))
+    computes = np.flatnonzero(plan.category == Category.FORWARD)
     # With one block prefetched, two gathers are issued before the first compute.
     assert int((gathers < computes[0]).sum()) == 1 + load_runtime("fsdp").prefetch_blocks
 

@@ -77,5 +77,5 @@ def test_names_are_their_own(name: str) -> None:
 
 
 def test_an_unknown_precision_lists_the_choices() -> None:
-    with pytest.raises(UnknownNameError, match="unknown precision 'bf15': did you mean .*bf16"):
+    with pytest.raises(UnknownNameError, match=r"unknown precision 'bf15': did you mean .*bf16"):
         load_precision("bf15")

@@ -70,5 +70,5 @@ def test_unequal_blocks_are_cut_so_that_the_largest_stage_is_smallest() -> None:
 
 
 def test_more_stages_than_layers_are_refused_with_both_numbers() -> None:
-    with pytest.raises(StrategyError, match="pp·virtual_stages = 8 stages, but .* has only 4 blocks"):
+    with pytest.raises(StrategyError, match=r"pp·virtual_stages = 8 stages, but .* has only 4 blocks"):
         cut(GPT, 8)

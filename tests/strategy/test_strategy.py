@@ -44,6 +44,7 @@ def test_a_strategy_is_read_from_its_text() -> None:
     recompute=st.sampled_from(["none", "selective", "full"]),
 )
 def test_a_strategy_reads_back_what_it_prints(
+    *,
     dp: int,
     tp: int,
     pp: int,

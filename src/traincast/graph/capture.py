@@ -12,6 +12,7 @@ every operator. Three tricks make it exact and fast:
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -61,38 +62,57 @@ def require_torch() -> None:
 def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
     """Trace one training step of ``traceable`` and return its operators for one sample."""
     require_torch()
-    try:
-        return _trace(traceable, name=name, folded=True)
-    except _NotRepeatableError:
-        return _trace(traceable, name=name, folded=False)
-    except TraincastError:
-        raise
-    except Exception as folded_error:  # the module's own code may raise anything
+    # Repeated blocks may be indexed by number, and some operators exist in half precision only.
+    attempts = ((True, False), (False, False), (False, True))
+    for folded, half in attempts:
         try:
-            return _trace(traceable, name=name, folded=False)
-        except Exception as error:
+            with _quiet():
+                return _trace(traceable, name=name, folded=folded, half=half)
+        except _NotRepeatableError:
+            continue
+        except TraincastError:
+            raise
+        except Exception as error:  # the module's own code may raise anything
+            if (folded, half) != attempts[-1]:
+                continue
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise CaptureError(
                 f"tracing {name!r} failed: {type(error).__name__}: {reason}; the module must run on any batch "
                 f"size with fake tensors (no .item(), no data-dependent shapes)"
-            ) from folded_error
+            ) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch from logging at length what is about to be said in one line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _NotRepeatableError(Exception):
     """Two traced repetitions of a block took different inputs, so one cannot stand for all."""
 
 
-def _trace(traceable: Traceable, *, name: str, folded: bool) -> OperatorGraph:
+def _trace(traceable: Traceable, *, name: str, folded: bool, half: bool) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     module = copy.deepcopy(traceable.module)
     repeats: list[Repeat] = fold(module) if folded else []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-        module.to_empty(device="cpu")
+        _make_fake(module, half=half)
         module.train()
         recorder = _Recorder(module, repeats)
-        inputs = tuple(t.to("cpu") if t.device.type != "cpu" else t for t in traceable.inputs(BATCH))
+        inputs = tuple(
+            torch.empty_like(t, device="cpu", dtype=torch.bfloat16 if half and t.is_floating_point() else t.dtype)
+            for t in traceable.inputs(BATCH)
+        )
         recorder.mark_inputs(inputs)
         with recorder.watching():
             output = module(*inputs)
@@ -113,6 +133,27 @@ def _trace(traceable: Traceable, *, name: str, folded: bool) -> OperatorGraph:
     if not graph.operators:
         raise CaptureError(f"model {name!r} runs no operator")
     return graph
+
+
+def _make_fake(module: torch.nn.Module, *, half: bool) -> None:
+    """Give ``module`` fake tensors for parameters and buffers; what is shared stays shared."""
+    import torch
+
+    made: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            dtype = torch.bfloat16 if half and tensor.is_floating_point() else tensor.dtype
+            empty = torch.empty_like(tensor, device="cpu", dtype=dtype)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            made[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return made[id(tensor)]
+
+    for child in module.modules():
+        for tensors in (child._parameters, child._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = fake(tensor)
 
 
 def _sum_of(output: Any) -> torch.Tensor:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def gemm_dims(op: Operator) -> tuple[int, int, int, int]:
     """``(b, m, n, k)`` of a GEMM kind: ``b`` products of [m, k] by [k, n]."""
     a, b = op.inputs[0].shape, op.inputs[1].shape
-    batch = math.prod(a[:-2]) if len(a) > 2 else 1
-    return batch, a[-2], b[-1], a[-1]
+    if len(b) == 1:  # a matrix times a vector
+        return 1, a[-2], 1, a[-1]
+    return math.prod(a[:-2]), a[-2], b[-1], a[-1]
 
 
 def grouped_gemm_dims(op: Operator) -> tuple[int, int, int, int]:

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from traincast.cluster import Cluster
+from traincast.estimate import SOURCES, Estimates
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.predict import SOURCES, Estimates
 from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast

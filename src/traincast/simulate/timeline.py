@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from traincast.predict import Estimates
+from traincast.estimate import Estimates
 from traincast.simulate.executor import execute
 from traincast.strategy.plan import NUM_STREAMS, Plan, Stream
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from traincast.cluster import Cluster, find_device, find_node
+from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.predict import CostModel
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.steps import precision_name, zoo_name

@@ -10,10 +10,10 @@ from typing import Final
 
 from traincast.cluster import Cluster, find_device, find_node
 from traincast.errors import StrategyError
+from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
-from traincast.predict import CostModel
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision
 from traincast.units import GB
 from traincast.validate.outcome import Outcome, Validation, judge

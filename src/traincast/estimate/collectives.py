@@ -122,7 +122,7 @@ OVERHEAD: Final = {"hopper": 0.7}
 """Times to begin and latencies inside a node over those above, by architecture; 1 where absent."""
 INTRA_RAMP_S: Final = 2.8e-6
 INTER_RAMP_S: Final = 10e-6
-"""Seconds of traffic lost while links fill, as in :func:`traincast.predict.roofline.memory_seconds`."""
+"""Seconds of traffic lost while links fill, as in :func:`traincast.estimate.roofline.memory_seconds`."""
 LINK_SHARE: Final = {"nvswitch": 0.73, "nvlink-mesh": 0.75, "pcie-tree": 0.70, "none": 0.75}
 """Share of a link's stated bandwidth that rings reach inside a node, by topology."""
 HOST_BRIDGE_SHARE: Final = 0.62

@@ -9,7 +9,7 @@ import pytest
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
-from traincast.predict import SOURCES, AnalyticalCostModel, Estimates
+from traincast.estimate import SOURCES, AnalyticalCostModel, Estimates
 from traincast.work import Collective, Launch, Transfer, Work
 
 H100 = load_cluster("dgx-h100:2")

@@ -1,6 +1,6 @@
 """How long one piece takes: cost models of operators, collectives and transfers."""
 
-from traincast.predict.analytical import AnalyticalCostModel
-from traincast.predict.estimate import SOURCES, CostModel, Estimates
+from traincast.estimate.analytical import AnalyticalCostModel
+from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 
 __all__ = ["SOURCES", "AnalyticalCostModel", "CostModel", "Estimates"]

@@ -10,18 +10,16 @@ from typing import Final
 import numpy as np
 
 from traincast.cluster import Cluster
-from traincast.graph import Operator, OpKind, Phase
-from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
-from traincast.predict.collectives import collective_seconds, crosses_nics, transfer_seconds
-from traincast.predict.efficiency import (
+from traincast.estimate.collectives import collective_seconds, crosses_nics, transfer_seconds
+from traincast.estimate.efficiency import (
     ARCHITECTURES,
     INTERVALS,
     MEMORY_SHARE,
     UNMEASURED_WIDENING,
     achievable,
 )
-from traincast.predict.estimate import SOURCES, Estimates
-from traincast.predict.roofline import (
+from traincast.estimate.protocol import SOURCES, Estimates
+from traincast.estimate.roofline import (
     SHARPNESS,
     Column,
     Machine,
@@ -30,6 +28,8 @@ from traincast.predict.roofline import (
     join,
     memory_seconds,
 )
+from traincast.graph import Operator, OpKind, Phase
+from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 from traincast.work import Collective, Launch, Transfer, Work
 
 GROUPED_SHARE: Final = 0.55
@@ -55,7 +55,7 @@ ATTENTION_S: Final = 10e-6
 """What the shortest fused attention takes beyond the shortest kernel."""
 ATTENTION_SHARPNESS: Final = 1.0
 CONV_SHARPNESS: Final = 2.0
-"""As :data:`traincast.predict.roofline.SHARPNESS`, for attention and convolutions: less overlap."""
+"""As :data:`traincast.estimate.roofline.SHARPNESS`, for attention and convolutions: less overlap."""
 FUSED_FLOOR: Final = 0.1
 """Share of a kernel's floor that one tensor of a fused optimizer pays."""
 

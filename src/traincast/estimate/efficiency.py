@@ -8,7 +8,7 @@ Fitted on published operator measurements; ``benchmarks/operators.py`` shows wha
 - ``attention``, ``attention_backward``: fused attention with head dim 128 and long sequences
 - ``attention_extra_dims``: cost of a score's exponential, in head dims (not a fraction)
 - ``memory``: device memory, large tensors
-- ``intra_link``, ``inter_link``: see :mod:`traincast.predict.collectives`
+- ``intra_link``, ``inter_link``: see :mod:`traincast.estimate.collectives`
 - ``kernel_floor_s``: seconds of the shortest kernel (not a fraction)
 """
 
