@@ -11,7 +11,7 @@ from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates
 from traincast.estimate.analytical import AnalyticalCostModel
-from traincast.graph import OperatorGraph
+from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.job import forecast_job
@@ -158,7 +158,7 @@ def _num_steps(
 
 def _job(result: Forecast, num_steps: int, settings: JobSettings) -> JobForecast:
     report, request = result.report, result.request
-    states = 2 if request.precision.master else 1
+    states = max((len(op.inputs) - 2 for op, _ in request.graph if op.phase is Phase.OPTIMIZER), default=0)
     state_bytes = report.num_parameters * request.precision.weights.nbytes
     state_bytes += request.precision.optimizer_bytes(report.num_parameters, states)
     return forecast_job(

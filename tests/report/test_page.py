@@ -46,7 +46,7 @@ def forecast(strategy: str = "dp=2,tp=2,pp=2", *, all_ranks: bool = False) -> tu
     lowered = lower(request, grain="operator")
     estimates = ChosenSeconds(rule).estimate(lowered.plan.works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
-    report = make_report(request, lowered, estimates, timeline, strategy_text=strategy)
+    report = make_report(request, lowered, estimates, timeline)
     if all_ranks:
         timeline = simulate(expand(lowered.plan), estimates.seconds)
     return report, timeline

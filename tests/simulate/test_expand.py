@@ -25,7 +25,6 @@ def test_each_task_is_copied_once_per_rank_or_group(strategy: str) -> None:
         Group.TENSOR: s.dp * s.cp,
         Group.CONTEXT: s.dp * s.tp,
         Group.DATA: s.tp,
-        Group.ALL: 1,
     }
     assert expanded.num_tasks == sum(copies[Group(int(g))] for g in folded.group)
     assert expanded.num_lanes == s.num_ranks * NUM_STREAMS

@@ -99,9 +99,7 @@ def model_flops(graph: OperatorGraph) -> float:
     )
 
 
-def make_report(
-    request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline, *, strategy_text: str = ""
-) -> Report:
+def make_report(request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline) -> Report:
     """Put together what ``timeline`` and ``lowered`` say about ``request``."""
     plan = timeline.plan
     spans = timeline.spans()
@@ -126,7 +124,7 @@ def make_report(
     return Report(
         model=graph.name,
         cluster=_where(request.cluster),
-        strategy=strategy_text or str(request.strategy),
+        strategy=str(request.strategy),
         runtime=request.runtime.name,
         precision=request.precision.name,
         num_devices=request.cluster.num_devices,

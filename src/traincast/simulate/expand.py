@@ -23,7 +23,6 @@ _AXES: Final[dict[Group, tuple[Axis, ...]]] = {
     Group.TENSOR: ("tp",),
     Group.CONTEXT: ("cp",),
     Group.DATA: ("dp", "cp"),
-    Group.ALL: ("tp", "cp", "dp"),
 }
 
 

@@ -239,13 +239,11 @@ class _Layout:
 
     def _send(self, out: PlanBuilder, chunk: int) -> int:
         """The transfer from ``chunk`` to the next; boundary activations and their gradients are of one size."""
-        program = self.programs[self.stages[chunk].blocks[-1]]
         mesh = self.mesh
-        per_stage = mesh.num_ranks // mesh.pp
-        crosses = mesh.pp > 1 and (per_stage >= mesh.devices_per_node or mesh.num_ranks > mesh.devices_per_node)
-        sharing = min(mesh.devices_per_node, per_stage) if crosses else 1
-        work = Transfer(nbytes=program.boundary_bytes, crosses_nodes=crosses, sharing=sharing)
-        return out.work(work)
+        here, there = (mesh.rank(pp=c % mesh.pp) // mesh.devices_per_node for c in (chunk, chunk + 1))
+        sharing = min(mesh.devices_per_node, mesh.num_ranks // mesh.pp) if here != there else 1
+        nbytes = self.programs[self.stages[chunk].blocks[-1]].boundary_bytes
+        return out.work(Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing))
 
     def _pieces(self, chunk: int, *, backward: bool, sync: bool) -> list[Piece]:
         blocks = self.stages[chunk].blocks
@@ -286,6 +284,7 @@ class _Layout:
             Issue(
                 work=self._collective("all_gather", self.programs[b].num_parameters * per_element),
                 label="dp all_gather",
+                gather=True,
             )
             for b in order
         ]
@@ -298,7 +297,7 @@ class _Layout:
                 pieces.append(gathers[n + ahead])
             if backward and program.num_parameters:
                 work = self._collective("reduce_scatter", program.num_parameters * per_element)
-                pieces.append(Issue(work=work, label="dp reduce_scatter", gather=False))
+                pieces.append(Issue(work=work, label="dp reduce_scatter"))
         return pieces
 
     @property

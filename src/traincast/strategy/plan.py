@@ -52,7 +52,6 @@ class Group(enum.IntEnum):
     TENSOR = 1
     CONTEXT = 2
     DATA = 3  # data and context ranks share gradients
-    ALL = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sh
     for i, sources in fresh.items():
         if graph.operators[i].kind not in _LINEAR and sources <= columns:
             roles[i] = Role.INSIDE
-    _vocabulary(graph, roles, forward, producers, given)
+    _vocabulary(graph, roles, forward, given)
     _backward(graph, roles)
     enters = _first_of_each_input(graph, roles, forward, producers)
     leaves = frozenset(
@@ -167,7 +167,6 @@ def _vocabulary(
     graph: OperatorGraph,
     roles: list[Role],
     forward: list[int],
-    producers: dict[int, list[int]],
     given: dict[int, Role],
 ) -> None:
     """The token embedding, the projection that feeds the loss, and the loss are cut by vocabulary."""

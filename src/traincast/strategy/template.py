@@ -34,7 +34,7 @@ class Issue:
 
     work: Work
     label: str
-    gather: bool = True
+    gather: bool = False
 
 
 Piece: TypeAlias = Run | Issue
@@ -114,19 +114,12 @@ class PlanBuilder:
         gathers: list[int] = []
         for piece in pieces:
             if isinstance(piece, Issue):
-                task = self._issue(template, piece)
-                if piece.gather and piece.label.endswith("all_gather"):
-                    gathers.append(task)
-                else:
-                    template.issued.append(task)
+                (gathers if piece.gather else template.issued).append(self._issue(template, piece))
             elif any(piece.parts):
-                before = len(template.cost)
                 start = self._run(template, piece, int(kind), backward)
                 if piece.wait is not None:
                     template.edges.append((start, gathers[piece.wait]))
-                assert start >= before
-        if template.first < 0:
-            template.first = template.last = 0
+        assert template.first >= 0, "a slot runs something on the device"
         return template
 
     def _issue(self, template: Template, issue: Issue) -> int:
