@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from traincast.cluster import Cluster, load_cluster
+from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates
 from traincast.graph import Operator, OperatorGraph
 from traincast.graph.load import load_model
-from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates
 from traincast.simulate import Timeline, expand, simulate
 from traincast.strategy import (
     Lowered,

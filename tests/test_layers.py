@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"units"},
     {"graph", "cluster"},
     {"work"},
-    {"strategy", "predict", "estimate"},
+    {"strategy", "estimate"},
     {"simulate"},
     {"report"},
     {"forecast"},
@@ -92,8 +92,8 @@ def test_imports_point_down(path: Path) -> None:
 def test_strategy_and_its_cost_models_do_not_know_each_other() -> None:
     for path in MODULES:
         if part_of(path) == "strategy":
-            assert parts_imported(path).isdisjoint({"predict", "estimate"})
-        if part_of(path) in ("predict", "estimate"):
+            assert "estimate" not in parts_imported(path)
+        if part_of(path) == "estimate":
             assert "strategy" not in parts_imported(path)
 
 

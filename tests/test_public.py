@@ -10,7 +10,7 @@ import pytest
 
 import traincast
 
-PACKAGES = ["cluster", "graph", "graph.zoo", "report", "simulate", "strategy"]
+PACKAGES = ["cluster", "estimate", "graph", "graph.zoo", "report", "simulate", "strategy"]
 
 PUBLIC = {
     "Cluster",
@@ -47,14 +47,7 @@ def test_names_are_sorted_and_stand_once() -> None:
     assert list(traincast.__all__) == sorted(traincast.__all__)
 
 
-SHADOWED = pytest.mark.xfail(
-    strict=True, reason="once the package traincast.predict is imported, it hides the function of that name"
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=SHADOWED) if n == "predict" else n for n in sorted(traincast.__all__)]
-)
+@pytest.mark.parametrize("name", sorted(traincast.__all__))
 def test_every_public_name_can_be_had_and_is_documented(name: str) -> None:
     value = getattr(traincast, name)
     if name != "__version__":

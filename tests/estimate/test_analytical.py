@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from traincast.cluster import Cluster, load_cluster
-from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.estimate import SOURCES, AnalyticalCostModel, Estimates
+from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.work import Collective, Launch, Transfer, Work
 
 H100 = load_cluster("dgx-h100:2")

@@ -187,7 +187,6 @@ def test_the_activations_of_every_recomputation_are_ordered() -> None:
     assert kept[0] > kept[1] > kept[2]
 
 
-@pytest.mark.xfail(strict=True, reason="a tied vocabulary is counted on the first stage only")
 def test_the_last_stage_holds_a_copy_of_a_tied_vocabulary() -> None:
     """Megatron-LM keeps the word embedding on the first and the last stage, and reduces its gradient between them."""
     first, last = memory_of("pp=2,num_microbatches=4", model="gpt:layers=4,hidden=256,heads=8,vocab=32000,seq=128")

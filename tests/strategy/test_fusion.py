@@ -18,10 +18,6 @@ def traffic(graph: OperatorGraph) -> float:
     return sum(op.nbytes * n for op, n in graph)
 
 
-SWALLOWED = pytest.mark.xfail(
-    strict=True,
-    reason="the gradient of a convolution has the scope of the batch norm after it (see test_capture) and joins it",
-)
 CASES = [(spec, f) for spec in (GPT, LLAMA, BERT) for f in (("norm",), ("elementwise",), ("loss",), ALL)]
 
 
@@ -30,8 +26,8 @@ CASES = [(spec, f) for spec in (GPT, LLAMA, BERT) for f in (("norm",), ("element
     [
         *CASES,
         (CNN, ("elementwise",)),
-        pytest.param(CNN, ("norm",), marks=SWALLOWED),
-        pytest.param(CNN, ALL, marks=SWALLOWED),
+        (CNN, ("norm",)),
+        (CNN, ALL),
     ],
 )
 def test_fusing_keeps_products_and_parameters_and_never_adds_traffic(spec: str, fusions: tuple[Fusion, ...]) -> None:

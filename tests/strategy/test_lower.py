@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -35,8 +36,9 @@ def test_works_are_distinct_and_all_used(strategy: str) -> None:
     plan = lower(request_of(strategy), grain="operator").plan
     assert len(set(plan.works)) == len(plan.works)
     used = {int(c) for c in plan.cost}
+    # The last stage's transfer has nowhere to go; for optimizers see test_every_stage_updates_its_own_parameters.
     spare = [w for i, w in enumerate(plan.works) if i not in used]
-    assert all(isinstance(w, Transfer) for w in spare)
+    assert [w for w in spare if not isinstance(w, Transfer) and getattr(w, "phase", None) is not Phase.OPTIMIZER] == []
 
 
 def test_a_deeper_model_has_more_tasks_and_no_more_works() -> None:
@@ -134,16 +136,12 @@ def updated_per_stage(plan: Plan) -> list[int]:
     ]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="templates are remembered by id(), and a stage's optimizer template is freed before the next is made: "
-    "a later stage gets an earlier one's tasks",
-)
 def test_every_stage_updates_its_own_parameters() -> None:
-    lowered = lower(request_of("pp=4,num_microbatches=4"), grain="operator")
-    updated = updated_per_stage(lowered.plan)
-    assert updated == [int(m.weights / 2) for m in lowered.memory]
-    assert sum(updated) == graph_of(GPT).num_parameters
+    # Several pipelines, because what a freed template's number is used for again differs from run to run.
+    for microbatches, runtime in itertools.product((1, 2, 4, 8), ("pytorch", "megatron")):
+        request = request_of(f"pp=4,num_microbatches={microbatches}", runtime=runtime)
+        lowered = lower(request, grain="operator")
+        assert updated_per_stage(lowered.plan) == [int(m.weights / 2) for m in lowered.memory]
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 8])

@@ -271,13 +271,16 @@ class _Recorder:
                 return  # the first gradient is taken over, not copied; later ones are the strategy's business
         if name in FREE or name.startswith("sym_") or not outputs:
             if self.phase is Phase.FORWARD and self.records:
-                # The gradient of a view belongs to whoever made what is viewed.
-                self._by_sequence.setdefault(sequence, self._maker_of(inputs))
+                # The gradient of a view belongs to whoever made what is viewed, inside a repetition.
+                maker = self._maker_of(inputs)
+                if self._run_of(self.records[maker].operator.scope) == self._run_of(self._stack[-1][0]):
+                    self._by_sequence.setdefault(sequence, maker)
             return
         phase = self.phase
         index = len(self.records)
         if phase is Phase.FORWARD:
-            self._by_sequence[sequence] = index
+            # An operator without a gradient has the number of the last one with.
+            self._by_sequence.setdefault(sequence, index)
             scope, module = self._stack[-1]
         else:
             scope, module = "", None
@@ -314,6 +317,12 @@ class _Recorder:
     def _maker_of(self, inputs: list[torch.Tensor]) -> int:
         made = [self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer]
         return max(made, default=len(self.records) - 1)
+
+    def _run_of(self, scope: str) -> tuple[int, int] | None:
+        """The traced repetition that ``scope`` lies in."""
+        while scope and scope not in self._repeat_scopes:
+            scope = scope.rpartition(".")[0]
+        return self._repeat_scopes.get(scope)
 
     def attach_saved(self) -> None:
         """Give each forward operator the tensors it was the first to keep for backward."""

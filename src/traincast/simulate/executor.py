@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 COMPILE_FROM: Final = 60_000
-"""Number of tasks from which the compiled form is used."""
+"""Number of tasks from which compiling pays; once compiled, that form serves plans of any size."""
 
 
 def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
@@ -67,7 +67,7 @@ def execute(
 ) -> tuple[Floats, Floats]:
     """Start and end of every task, in the unit of ``duration``."""
     size = len(duration)
-    if size >= COMPILE_FROM:
+    if size >= COMPILE_FROM or _compiled.cache_info().currsize:
         start, end = np.empty(size), np.empty(size)
         _compiled()(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
         return start, end

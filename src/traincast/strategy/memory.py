@@ -63,7 +63,7 @@ def memory_of(
         optimizer /= replicas
     if strategy.zero >= 2:
         gradients /= replicas
-    if strategy.zero == 3:
+    if strategy.zero == 3 and replicas > 1:
         blocks = sorted((p.num_parameters for p in programs), reverse=True)
         gathered = sum(blocks[: 1 + runtime.prefetch_blocks]) * precision.activations.nbytes
         weights = weights / replicas + gathered

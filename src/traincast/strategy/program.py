@@ -6,6 +6,7 @@ once. Collectives that compute waits for stand in line; gradient traffic is adde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -263,6 +264,19 @@ class ProgramBuilder:
             op = self.graph.operators[i]
             ways = self.strategy.tp if op.scope in sharded and len(op.parameters[0].shape) > 1 else 1
             total += op.parameters[0].numel / ways
+        return total + (self._borrowed(block) if self.strategy.pp > 1 else 0.0)
+
+    def _borrowed(self, block: Block) -> float:
+        """Parameters that another block owns: tied logits, of which a pipeline's last stage keeps a copy."""
+        own = Counter(self.graph.operators[i].parameters[0].numel for i in block.optimizer)
+        total = 0.0
+        for i in block.forward:
+            op = self.graph.operators[i]
+            for spec in op.parameters:
+                if own[spec.numel] > 0:
+                    own[spec.numel] -= 1
+                elif op.kind in _LINEAR and self.sharding.roles[i] is Role.VOCAB:
+                    total += spec.numel / self.strategy.tp
         return total
 
     def _accumulate(self, parameters: float) -> list[Item]:

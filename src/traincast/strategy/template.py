@@ -40,6 +40,20 @@ class Issue:
 Piece: TypeAlias = Run | Issue
 
 
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A template as arrays, ready to be copied."""
+
+    cost: npt.NDArray[np.int32]
+    lane_count: Ints
+    lane_stream: Ints
+    category: npt.NDArray[np.int8]
+    group: npt.NDArray[np.int8]
+    label: npt.NDArray[np.int32]
+    target: Ints
+    source: Ints
+
+
 @dataclass(slots=True)
 class Template:
     """Columns of the tasks of a slot; edges are (target, source) within the slot.
@@ -57,6 +71,7 @@ class Template:
     first: int = -1
     last: int = -1
     issued: list[int] = field(default_factory=list)
+    _columns: _Columns | None = None
 
     def add(self, *, cost: int, streams: tuple[int, ...], category: int, group: int, label: int) -> int:
         """Append a task and return its number."""
@@ -67,19 +82,21 @@ class Template:
         self.label.append(label)
         return len(self.cost) - 1
 
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A template as arrays, ready to be copied."""
-
-    cost: npt.NDArray[np.int32]
-    lane_count: Ints
-    lane_stream: Ints
-    category: npt.NDArray[np.int8]
-    group: npt.NDArray[np.int8]
-    label: npt.NDArray[np.int32]
-    target: Ints
-    source: Ints
+    def columns(self) -> _Columns:
+        """The template as arrays; made when it is first placed, after which it does not change."""
+        if self._columns is None:
+            edges = np.array(self.edges, dtype=np.int64).reshape(-1, 2)
+            self._columns = _Columns(
+                cost=np.array(self.cost, dtype=np.int32),
+                lane_count=np.array([len(s) for s in self.streams], dtype=np.int64),
+                lane_stream=np.array([s for streams in self.streams for s in streams], dtype=np.int64),
+                category=np.array(self.category, dtype=np.int8),
+                group=np.array(self.group, dtype=np.int8),
+                label=np.array(self.label, dtype=np.int32),
+                target=edges[:, 0],
+                source=edges[:, 1],
+            )
+        return self._columns
 
 
 class PlanBuilder:
@@ -94,7 +111,6 @@ class PlanBuilder:
         self._labels: dict[str, int] = {}
         self._parts: dict[int, tuple[Ints, Ints, Ints]] = {}
         self._kept: list[tuple[Item, ...]] = []  # so that no id is used twice
-        self._templates: dict[int, _Columns] = {}
         self._placed: list[tuple[_Columns, int, int]] = []  # columns, row, microbatch
         self._external: list[tuple[int, int]] = []
         self._size = 0
@@ -214,7 +230,7 @@ class PlanBuilder:
         self, template: Template, *, row: int, microbatch: int, wait: int, waits: list[int] | None = None
     ) -> tuple[int, list[int]]:
         """Copy a template to a row; returns its last device task and the issued ones, in the plan's numbers."""
-        columns = self._columns(template)
+        columns = template.columns()
         offset = self._size
         self._placed.append((columns, row, microbatch))
         self._size += len(columns.cost)
@@ -242,22 +258,6 @@ class PlanBuilder:
             self._send_templates[key] = template
         end, _ = self.place(self._send_templates[key], row=row, microbatch=microbatch, wait=after)
         return end
-
-    def _columns(self, template: Template) -> _Columns:
-        key = id(template)
-        if key not in self._templates:
-            edges = np.array(template.edges, dtype=np.int64).reshape(-1, 2)
-            self._templates[key] = _Columns(
-                cost=np.array(template.cost, dtype=np.int32),
-                lane_count=np.array([len(s) for s in template.streams], dtype=np.int64),
-                lane_stream=np.array([s for streams in template.streams for s in streams], dtype=np.int64),
-                category=np.array(template.category, dtype=np.int8),
-                group=np.array(template.group, dtype=np.int8),
-                label=np.array(template.label, dtype=np.int32),
-                target=edges[:, 0],
-                source=edges[:, 1],
-            )
-        return self._templates[key]
 
     def finish(self) -> Plan:
         """Join everything that was placed."""
