@@ -60,8 +60,8 @@ def test_lazy_names_are_the_public_ones() -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'traincast' has no attribute 'forcast'"):
-        _ = traincast.forcast
+    with pytest.raises(AttributeError, match="module 'traincast' has no attribute 'foresee'"):
+        _ = traincast.foresee
 
 
 @pytest.mark.parametrize("package", PACKAGES)
