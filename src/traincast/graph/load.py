@@ -15,6 +15,7 @@ from traincast.graph.capture import capture as capture_module
 from traincast.graph.capture import require_torch
 from traincast.graph.files import FORMAT, graph_from_dict, read_json
 from traincast.graph.huggingface import from_config
+from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
 from traincast.graph.zoo.traceable import Traceable
 
@@ -75,7 +76,8 @@ def _through_cache(
         if kept is not None:
             return kept
     require_torch()
-    graph = capture_module(zoo.build(spec, seq=seq), name=name)
+    with without_compiler():
+        graph = capture_module(zoo.build(spec, seq=seq), name=name)
     if use_cache:
         graph_cache.keep(key, graph)
     return graph
