@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.graph.training_step import LARGE_PRIME, step_on_fake, step_on_meta
 from traincast.errors import RequestError
 from traincast.graph.zoo import FAMILIES, Traceable, build, card, names
 
@@ -33,8 +33,6 @@ CNNS = [name for name in names() if card(name).family in CNN_FAMILIES]
 WITH_PARAMETERS = [name for name in CNNS if "parameters" in card(name).published]
 WITH_FLOPS = [name for name in CNNS if "flops" in card(name).published]
 ONE_PER_FAMILY = list({card(name).family: name for name in reversed(CNNS)}.values())
-
-LARGE_PRIME = 10_007
 
 
 @cache
@@ -111,30 +109,12 @@ def test_forward_flops_are_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", CNNS)
 def test_a_training_step_runs_on_meta_tensors(name: str) -> None:
-    model = built(name)
-    inputs = model.inputs(2)
-    assert all(parameter.is_meta for parameter in model.module.parameters())
-    assert all(each.is_meta and each.shape[0] == 2 for each in inputs)
-    output = model.module(*inputs)
-    assert shapes(output) == output_shapes(name, 2)
-    assert model.loss is not None
-    loss = model.loss(output)
-    assert loss.shape == ()
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in model.module.parameters())
+    step_on_meta(built(name), shapes, output_shapes(name, 2))
 
 
 @pytest.mark.parametrize("name", ONE_PER_FAMILY)
 def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
-    model = build(name)
-    assert model.loss is not None
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model.module.to_empty(device="cpu")
-        inputs = model.inputs(LARGE_PRIME)
-        assert inputs[0].device.type == "cpu"
-        output = model.module(*inputs)
-        assert shapes(output) == output_shapes(name, LARGE_PRIME)
-        model.loss(output).backward()
+    step_on_fake(build(name), shapes, output_shapes(name, LARGE_PRIME))
 
 
 @pytest.mark.parametrize("family", CNN_FAMILIES)

@@ -63,7 +63,7 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def f1(actual: Sequence[bool], predicted: Sequence[bool]) -> float:
-    """F1 of a yes/no forecast; NaN where nothing is or was said to be true."""
+    """F1 of a yes/no forecast; NaN where nothing was true, so that there is nothing to find."""
     both = sum(a and p for a, p in zip(actual, predicted, strict=True))
     said, was = sum(predicted), sum(actual)
-    return 2 * both / (said + was) if said + was else float("nan")
+    return 2 * both / (said + was) if was else float("nan")
