@@ -52,3 +52,23 @@ class Launch:
 
 
 Work: TypeAlias = Operator | Collective | Transfer | Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What works ask of the hardware: DeletePop's split into computation, memory access and communication."""
+
+    computation_flop: float
+    memory_access_bytes: float
+    communication_bytes: float
+
+
+def demand_of(work: Work) -> Demand:
+    """The split of one work; ``communication_bytes`` are those of its message, as :class:`Collective` counts them."""
+    match work:
+        case Operator():
+            return Demand(computation_flop=work.flops, memory_access_bytes=work.nbytes, communication_bytes=0.0)
+        case Launch():
+            return Demand(computation_flop=0.0, memory_access_bytes=0.0, communication_bytes=0.0)
+        case _:
+            return Demand(computation_flop=0.0, memory_access_bytes=0.0, communication_bytes=work.nbytes)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, print_json
+from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError
-from traincast.units import HOUR, format_bytes, format_count, format_seconds, parse_count
+from traincast.units import HOUR, format_bytes, format_count, format_flops, format_seconds, parse_count
 
 if TYPE_CHECKING:
     from traincast.forecast import Forecast
@@ -31,7 +31,7 @@ _READABLE_SPANS = 150_000
 @click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
 @click.option("--samples", metavar="N", help="Length of the job in samples.")
 @click.option("--steps", metavar="N", help="Length of the job in steps.")
-@click.option("--trace", metavar="FILE", help="Write a Chrome trace (.json or .json.gz); opens in Perfetto.")
+@click.option("--trace", metavar="FILE", help="Write a Chrome trace for Perfetto; a folder gets one file per rank.")
 @click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
 @click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
@@ -99,13 +99,16 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
     """Write the files asked for."""
     written = []
     if trace is not None:
-        from traincast.report import write_trace
+        from traincast.report import write_trace, write_traces
 
         timeline = result.detailed()
         ranks = _ranks_to_trace(timeline, trace_ranks)
-        write_trace(timeline, Path(trace), ranks=ranks)
+        if Path(trace).is_dir() or trace.endswith("/"):
+            write_traces(timeline, Path(trace), ranks=ranks)
+        else:
+            write_trace(timeline, Path(trace), ranks=ranks)
         shown = f"{len(ranks)} of {timeline.plan.mesh.num_ranks} ranks"
-        written.append((f"trace of {shown}, for Perfetto", trace))
+        written.append((f"trace of {shown}", trace))
     if html is not None:
         from traincast.report import write_page
 
@@ -178,8 +181,13 @@ def _show(report: Report, *, chosen: bool) -> None:
     table.add_section()
     sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
     table.add_row("estimated by", sources, "")
+    need = report.demand
+    table.add_row("per device", format_flops(need.computation_flop), "computed in a step")
+    table.add_row("", format_bytes(need.memory_access_bytes), "read and written in device memory")
+    table.add_row("", format_bytes(need.communication_bytes), "in messages")
     _show_job(table, report)
     out.print(table)
+    _show_stages(report)
     _show_path(report)
     for warning in report.warnings:
         out.print(f"[yellow]warning:[/yellow] {warning}")
@@ -204,6 +212,26 @@ def _show_job(table: object, report: Report) -> None:
         table.add_row(f"  {name}", format_seconds(seconds), "")
     table.add_row("cost", f"${job.cost:,.0f}", f"{job.job_s / HOUR * report.num_devices:,.0f} device-hours")
     table.add_row("energy", f"{job.energy_j / 3.6e9:,.2f} MWh", "")
+
+
+def _show_stages(report: Report) -> None:
+    """What the ranks of each pipeline stage do, where there is more than one."""
+    if len(report.ranks) == 1:
+        return
+    rows = [
+        (
+            str(r.stage),
+            str(r.rank),
+            f"{r.utilization:.1%}",
+            format_seconds(r.breakdown.compute_s),
+            format_seconds(r.breakdown.exposed_communication_s),
+            format_seconds(r.breakdown.bubble_s),
+            format_bytes(r.memory.total),
+        )
+        for r in report.ranks
+    ]
+    columns = ("stage", "first rank", "busy", "compute", "exposed comm.", "bubble", "memory")
+    print_table("stages", columns, rows, right=range(1, 7))
 
 
 def _show_path(report: Report) -> None:

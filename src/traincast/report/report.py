@@ -15,7 +15,8 @@ from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdo
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast
 from traincast.simulate import Timeline, interval
-from traincast.strategy import Category, Lowered, Memory, Request
+from traincast.strategy import Category, Lowered, Memory, Plan, Request
+from traincast.work import Demand, demand_of
 
 _SHOWN: Final = 12
 
@@ -65,6 +66,7 @@ class Report:
     memory_capacity_bytes: float
     memory: Memory
     fits: bool
+    demand: Demand
     estimated_by: dict[str, float] = field(hash=False)
     ranks: tuple[RankReport, ...]
     critical_path: tuple[PathEntry, ...]
@@ -143,10 +145,22 @@ def make_report(request: Request, lowered: Lowered, estimates: Estimates, timeli
         memory_capacity_bytes=device.memory_bytes,
         memory=fullest,
         fits=fullest.total <= device.memory_bytes,
+        demand=_demand(plan),
         estimated_by=_sources(timeline, estimates),
         ranks=ranks,
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
         warnings=_warnings(request, estimates, fullest),
+    )
+
+
+def _demand(plan: Plan) -> Demand:
+    """What one device is asked for in a step, on average over the stages."""
+    counts = plan.work_counts() / len(plan.ranks)
+    demands = [demand_of(work) for work in plan.works]
+    return Demand(
+        computation_flop=float(counts @ [d.computation_flop for d in demands]),
+        memory_access_bytes=float(counts @ [d.memory_access_bytes for d in demands]),
+        communication_bytes=float(counts @ [d.communication_bytes for d in demands]),
     )
 
 

@@ -135,6 +135,16 @@ class Plan:
             at += 3
         return table
 
+    def work_counts(self) -> npt.NDArray[np.int64]:
+        """How often each work runs, segments written out."""
+        uses = np.bincount(self.cost, minlength=self.num_costs)
+        counts = uses[: len(self.works)].copy()
+        for number, segment in enumerate(self.segments):
+            repeats = uses[len(self.works) + 3 * number + 1]
+            np.add.at(counts, segment.works, repeats)
+            np.add.at(counts, segment.launches, repeats)
+        return counts
+
     def communicates(self) -> npt.NDArray[np.bool_]:
         """Which works are communication."""
         return np.array([isinstance(w, Collective | Transfer) for w in self.works], dtype=bool)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from traincast.cluster import Cluster, find_device, find_node
+from traincast.errors import UnknownNameError
 from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision
+from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.steps import precision_name, zoo_name
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
@@ -28,6 +29,15 @@ _ALIASES: Final = {
     "efficientnetwideseb0": "efficientnet-b0",
     "efficientnetwideseb4": "efficientnet-b4",
     "nnunet": "nnunet-2d",
+    "seresnext10132x4d": "resnext101-32x4d",
+    "gnmt": "nmt",
+    "gnmtv2": "nmt",
+    "vitb16": "vit-base",
+    "vitl16": "vit-large",
+    "mobilenet": "mobilenet-v1",
+    "inception": "inception-v3",
+    "biobert": "bert-base",
+    "electrabase": "electra-base",
 }
 _PYTORCH_2: Final = 23.02
 _SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
@@ -95,7 +105,10 @@ def _runtime(row: Row) -> Runtime:
     released = number(row, "container")
     if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
         framework = "PyTorch 1"
-    return find_runtime(framework)
+    try:
+        return find_runtime(framework)
+    except UnknownNameError:
+        return load_runtime("pytorch")
 
 
 def _cluster(row: Row, devices: int) -> Cluster:

@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Final
 
 from traincast.cluster import Cluster, find_device, find_node
-from traincast.errors import StrategyError
+from traincast.errors import StrategyError, UnknownNameError
 from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
-from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision
+from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
+from traincast.strategy.strategy import Recompute
 from traincast.units import GB
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
 
-_NEEDS: Final = ("source", "gpu", "n_gpus", "dp", "tp", "pp", "micro_batch", "seq", "step_time_s")
+_NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
+_RECOMPUTE: Final[dict[str, Recompute]] = {
+    **dict.fromkeys(("none", "no", "false", "off", "0", "0.0"), "none"),
+    **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform"), "full"),
+    **dict.fromkeys(("selective", "partial"), "selective"),
+}
 _FAMILY_WORDS: Final = (
     ("llama", "llama"),
     ("mistral", "llama"),
@@ -51,10 +57,12 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -
 
     A run that failed, and that the strategy itself rules out, counts as forecast not to fit.
     """
-    ran = not text(row, "status").lower().startswith("failed")
+    ran = not any(word in text(row, "status").lower() for word in ("fail", "oom", "error"))
     measured = number(row, "step_time_s") if ran else None
     memory = number(row, "mem_gb")
-    outcome = Outcome(index=index, source=text(row, "source") or "unknown", measured=measured, ran=ran)
+    outcome = Outcome(
+        index=index, source=text(row, "source") or "unknown", measured=measured, ran=ran, reason=_assumed(row)
+    )
     request = request_of(row)
     try:
         report = forecast(request, cost_model=cost_model).report
@@ -73,6 +81,16 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -
     )
 
 
+def _assumed(row: Row) -> str:
+    """What a forecast had to take for granted."""
+    framework = text(row, "framework")
+    try:
+        find_runtime(framework)
+    except UnknownNameError:
+        return f"framework {framework or 'not stated'}: taken as {runtime_of(row).name}"
+    return ""
+
+
 def _with(outcome: Outcome, **changes: object) -> Outcome:
     from dataclasses import replace
 
@@ -81,24 +99,44 @@ def _with(outcome: Outcome, **changes: object) -> Outcome:
 
 def request_of(row: Row) -> Request:
     """What a row measured, as a request: model, cluster, runtime and strategy from its own columns."""
-    runtime = find_runtime(text(row, "framework") or "pytorch")
-    micro_batch = whole(row, "micro_batch")
-    dp = whole(row, "dp")
-    global_batch = number(row, "global_batch")
-    accumulate = number(row, "grad_accum")
-    if accumulate is None:
-        accumulate = 1.0 if global_batch is None else global_batch / (dp * micro_batch)
-    if accumulate < 1 or accumulate != int(accumulate):
-        raise RowError(f"global batch {global_batch:g} is not a multiple of dp·micro_batch = {dp * micro_batch}")
+    runtime = runtime_of(row)
+    tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    dp = whole(row, "dp", max(1, whole(row, "n_gpus") // (tp * pp * cp)))
+    micro_batch, accumulate = _microbatches(row, dp)
     return Request(
         graph=_graph(row),
         cluster=_cluster(row),
-        strategy=_strategy(row, runtime, dp, int(accumulate)),
+        strategy=_strategy(row, runtime, dp, accumulate),
         runtime=runtime,
         precision=load_precision(precision_name(text(row, "precision"))),
-        global_batch=dp * micro_batch * int(accumulate),
+        global_batch=dp * micro_batch * accumulate,
         optimizer="no optimizer" not in text(row, "notes").lower(),
     )
+
+
+def runtime_of(row: Row) -> Runtime:
+    """The runtime of a row's framework; one that is not known is taken for the usual one of its strategy."""
+    framework = text(row, "framework")
+    try:
+        return find_runtime(framework)
+    except UnknownNameError:
+        spread = (number(row, "tp") or 1) * (number(row, "pp") or 1) > 1
+        return load_runtime("megatron" if spread else "pytorch")
+
+
+def _microbatches(row: Row, dp: int) -> tuple[int, int]:
+    """Samples per microbatch and microbatches per replica, from whichever of the three figures are stated."""
+    micro_batch, accumulate = number(row, "micro_batch"), number(row, "grad_accum")
+    global_batch = number(row, "global_batch")
+    if micro_batch is None:
+        if global_batch is None:
+            raise RowError("neither micro_batch nor global_batch is stated")
+        micro_batch = global_batch / (dp * (accumulate or 1.0))
+    if accumulate is None:
+        accumulate = 1.0 if global_batch is None else global_batch / (dp * micro_batch)
+    if accumulate < 1 or accumulate != int(accumulate) or micro_batch < 1 or micro_batch != int(micro_batch):
+        raise RowError(f"dp={dp}, micro batch {micro_batch:g} and global batch {global_batch} do not go together")
+    return int(micro_batch), int(accumulate)
 
 
 def precision_name(written: str) -> str:
@@ -114,10 +152,9 @@ def precision_name(written: str) -> str:
 
 
 def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Strategy:
-    tp, pp = whole(row, "tp"), whole(row, "pp")
+    tp, pp = whole(row, "tp", 1), whole(row, "pp", 1)
     zero = number(row, "zero")
     sequence_parallel = number(row, "sp")
-    recompute = text(row, "recompute") or runtime.recompute
     chosen_zero = runtime.zero if zero is None else int(zero)
     virtual = whole(row, "vp", 1) if pp > 1 else 1
     return Strategy(
@@ -132,15 +169,16 @@ def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Str
         zero=(min(chosen_zero, 1) if pp > 1 else chosen_zero),  # type: ignore[arg-type]
         sequence_parallel=tp > 1
         and (runtime.sequence_parallel if sequence_parallel is None else sequence_parallel > 0),
-        recompute=recompute,  # type: ignore[arg-type]
+        recompute=_RECOMPUTE.get(text(row, "recompute").lower(), runtime.recompute),
     )
 
 
 def _cluster(row: Row) -> Cluster:
     devices = whole(row, "n_gpus")
-    per_node = min(devices, whole(row, "gpus_per_node", 8))
+    most = min(devices, whole(row, "gpus_per_node", 8))
+    per_node = next(d for d in range(most, 0, -1) if devices % d == 0)
     return _node(text(row, "gpu"), per_node, text(row, "interconnect"), text(row, "hardware")).with_nodes(
-        -(-devices // per_node)
+        devices // per_node
     )
 
 
