@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from traincast.graph.repeats import find_runs, fold
+from traincast.graph.repeats import Repeat, find_runs, folded
+
+
+def fold(module: nn.Module) -> list[Repeat]:
+    """What folding finds; the module is whole again afterwards."""
+    with folded(module) as repeats:
+        return repeats
 
 
 @pytest.mark.parametrize(
@@ -48,10 +54,11 @@ def test_a_pure_repetition_is_one_run(count: int, period: int) -> None:
 
 def test_equal_layers_are_cut_to_two_and_the_rest_is_counted() -> None:
     module = nn.Sequential(nn.Linear(2, 4), *(nn.Linear(4, 4) for _ in range(6)), nn.Linear(4, 1))
-    (run,) = fold(module)
-    assert (run.container, run.start, run.period, run.count) == ("", 1, 1, 6)
-    assert run.scopes == (("1",), ("2",))
-    assert list(module._modules) == ["0", "1", "2", "7"]
+    with folded(module) as (run,):
+        assert (run.container, run.start, run.period, run.count) == ("", 1, 1, 6)
+        assert run.scopes == (("1",), ("2",))
+        assert list(module._modules) == ["0", "1", "2", "7"]
+    assert list(module._modules) == [str(n) for n in range(8)]
 
 
 def test_layers_that_differ_in_shape_setting_or_class_are_kept() -> None:

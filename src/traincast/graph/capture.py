@@ -14,14 +14,14 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
 from traincast.graph.assemble import Record, assemble
 from traincast.graph.aten import FREE, KIND_OF
 from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
-from traincast.graph.repeats import fold
+from traincast.graph.repeats import folded
 from traincast.graph.tensor import DType, TensorSpec
 
 if TYPE_CHECKING:
@@ -64,16 +64,16 @@ def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
     require_torch()
     # Repeated blocks may be indexed by number, and some operators exist in half precision only.
     attempts = ((True, False), (False, False), (False, True))
-    for folded, half in attempts:
+    for fold, half in attempts:
         try:
             with _quiet():
-                return _trace(traceable, name=name, folded=folded, half=half)
+                return _trace(traceable, name=name, fold=fold, half=half)
         except _NotRepeatableError:
             continue
         except TraincastError:
             raise
         except Exception as error:  # the module's own code may raise anything
-            if (folded, half) != attempts[-1]:
+            if (fold, half) != attempts[-1]:
                 continue
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise CaptureError(
@@ -99,12 +99,13 @@ class _NotRepeatableError(Exception):
     """Two traced repetitions of a block took different inputs, so one cannot stand for all."""
 
 
-def _trace(traceable: Traceable, *, name: str, folded: bool, half: bool) -> OperatorGraph:
+def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    module = copy.deepcopy(traceable.module)
-    repeats: list[Repeat] = fold(module) if folded else []
+    cut: AbstractContextManager[list[Repeat]] = folded(traceable.module) if fold else nullcontext([])
+    with cut as repeats:
+        module = copy.deepcopy(traceable.module)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         _make_fake(module, half=half)
         module.train()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -61,39 +62,55 @@ def find_runs(signatures: Sequence[T]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def fold(module: torch.nn.Module) -> list[Repeat]:
-    """Cut every run of structurally equal children of ``module`` down to two, in place, and say which."""
+@contextmanager
+def folded(module: torch.nn.Module) -> Iterator[list[Repeat]]:
+    """Inside, every run of structurally equal children of ``module`` is cut down to two repetitions."""
+    repeats: list[Repeat] = []
+    whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]] = []
+    _fold(module, "", repeats, whole)
+    try:
+        yield repeats
+    finally:
+        for parent, children in whole:
+            parent._modules = children
+
+
+def _fold(
+    parent: torch.nn.Module,
+    path: str,
+    repeats: list[Repeat],
+    whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]],
+) -> None:
+    """Cut the runs below ``parent``; ``repeats`` gets what was found, ``whole`` what to put back."""
     import torch
 
-    repeats: list[Repeat] = []
-
-    def visit(parent: torch.nn.Module, path: str) -> None:
-        children = list(parent.named_children())
-        folded: set[str] = set()
-        if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential):
-            for start, period, count in find_runs([_signature(child) for _, child in children]):
-                names = [name for name, _ in children[start : start + period * count]]
-                if len({id(child) for _, child in children[start : start + period * count]}) < period * count:
-                    continue
-                kept = [f"{path}.{name}" if path else name for name in names[: 2 * period]]
-                repeats.append(
-                    Repeat(
-                        container=path,
-                        start=start,
-                        period=period,
-                        count=count,
-                        scopes=(tuple(kept[:period]), tuple(kept[period:])),
-                    )
+    children = list(parent.named_children())
+    cut: set[str] = set()
+    if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential):
+        for start, period, count in find_runs([_signature(child) for _, child in children]):
+            run = children[start : start + period * count]
+            if len({id(child) for _, child in run}) < period * count:
+                continue
+            names = [name for name, _ in run]
+            paths = [f"{path}.{name}" if path else name for name in names[: 2 * period]]
+            repeats.append(
+                Repeat(
+                    container=path,
+                    start=start,
+                    period=period,
+                    count=count,
+                    scopes=(tuple(paths[:period]), tuple(paths[period:])),
                 )
-                for name in names[2 * period :]:
-                    del parent._modules[name]
-                folded.update(names)
-        for name, child in children:
-            if name not in folded:
-                visit(child, f"{path}.{name}" if path else name)
-
-    visit(module, "")
-    return repeats
+            )
+            cut.update(names)
+            if not any(parent is seen for seen, _ in whole):
+                whole.append((parent, parent._modules))
+                parent._modules = dict(parent._modules)
+            for name in names[2 * period :]:
+                del parent._modules[name]
+    for name, child in children:
+        if name not in cut:
+            _fold(child, f"{path}.{name}" if path else name, repeats, whole)
 
 
 def _signature(module: torch.nn.Module) -> object:
