@@ -250,3 +250,19 @@ def test_loading_a_cluster_needs_no_heavy_package() -> None:
         "sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'pandas', 'pyarrow', 'numba')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_part_of_a_node_has_its_share_of_everything() -> None:
+    whole, part = load_cluster("dgx-h100:2"), load_cluster("dgx-h100:2x4")
+    assert (part.num_nodes, part.devices_per_node, part.num_devices) == (2, 4, 8)
+    assert part.nics_per_node == whole.nics_per_node // 2
+    assert part.intra_node == whole.intra_node
+    assert part.price_per_node_hour == pytest.approx(4 * whole.device.price_per_hour)
+    assert load_cluster("dgx-1-v100:1x2").intra_node.bandwidth < load_cluster("dgx-1-v100").intra_node.bandwidth
+
+
+@pytest.mark.parametrize("spec", ["dgx-h100:1x9", "dgx-h100:1x0", "dgx-h100:1x", "dgx-h100:x4", "dgx-h100:1x2x3"])
+def test_a_part_that_a_node_does_not_have_is_refused(spec: str) -> None:
+    with pytest.raises(RequestError, match="devices in a node|nodes: expected") as caught:
+        load_cluster(spec)
+    assert "\n" not in str(caught.value)

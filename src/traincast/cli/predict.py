@@ -21,7 +21,12 @@ _READABLE_SPANS = 150_000
 
 @click.command(short_help="Forecast a training step, and the whole job.")
 @click.argument("model")
-@click.option("--cluster", required=True, metavar="NAME[:NODES]", help="Cluster or node type, or a .toml file.")
+@click.option(
+    "--cluster",
+    required=True,
+    metavar="NAME[:NODES]",
+    help="Cluster, node type or .toml file; dgx-h100:1x2 is part of a node.",
+)
 @click.option("--strategy", metavar="dp=8,tp=4,…", help="How to spread it; chosen to fit when left out.")
 @click.option("--global-batch", required=True, metavar="N", help="Samples per step, over all devices.")
 @click.option("--seq", metavar="N", help="Tokens per sample, for sequence models.")

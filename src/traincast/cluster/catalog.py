@@ -1,8 +1,8 @@
 """The catalog of known hardware, and how a user's own file joins it.
 
-A cluster is asked for as ``NAME[:NODES]``: ``dgx-h100:4`` (a node type and how many), ``selene`` (a known
-cluster), ``my.toml`` or ``my.toml:8`` (a file of one's own). Catalog files and a user's files have one
-schema: SI units throughout (bytes, bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
+A cluster is asked for as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (a node type and how many), ``dgx-h100:1x2``
+(two devices of a node), ``selene`` (a known cluster), ``my.toml`` or ``my.toml:8`` (a file of one's own). Catalog
+files and a user's files have one schema: SI units throughout (bytes, bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
 
 ::
 
@@ -58,6 +58,7 @@ from typing import Final, cast, get_args
 
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
 from traincast.cluster.schema import MAX_NODES, Table, Value, read_file
+from traincast.cluster.topology import part_of_node
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 
 DATA: Final = Path(__file__).parent / "data"
@@ -99,11 +100,16 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(spec: str) -> Cluster:
-    """The cluster asked for as ``NAME[:NODES]``; NAME is a cluster, a node type or a TOML file."""
-    name, count = _split_spec(spec)
-    layers = _resolve(name, "cluster", Path(), _MAX_DEPTH)
-    cluster = _build_cluster(layers, name)
-    return cluster if count is None else cluster.with_nodes(count)
+    """The cluster asked for as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, a node type or a TOML file."""
+    name, nodes, devices = _split_spec(spec)
+    cluster = _build_cluster(_resolve(name, "cluster", Path(), _MAX_DEPTH), name)
+    if devices is not None:
+        if devices > cluster.devices_per_node:
+            raise RequestError(
+                f"cluster {spec!r} asks for {devices} devices in a node, but {name} has {cluster.devices_per_node}"
+            )
+        cluster = part_of_node(cluster, cluster.device, devices)
+    return cluster if nodes is None else cluster.with_nodes(nodes)
 
 
 def load_node(name: str) -> tuple[Cluster, tuple[str, ...]]:
@@ -122,23 +128,25 @@ def _names(kind: str) -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".toml") for path in (DATA / kind).glob("*.toml")))
 
 
-def _split_spec(spec: str) -> tuple[str, int | None]:
+def _split_spec(spec: str) -> tuple[str, int | None, int | None]:
+    """Name, nodes and devices of each node that ``spec`` asks for."""
     shown = repr(spec if len(spec) <= 80 else spec[:79] + "…")
-    name, colon, nodes = spec.strip().rpartition(":")
+    name, colon, numbers = spec.strip().rpartition(":")
     if not colon:
-        name, nodes = nodes, ""
+        name, numbers = numbers, ""
     name = name.strip()
     if not name or len(spec) > 4096:
         raise RequestError(f"cluster {shown} has no usable name: write NAME[:NODES], such as dgx-h100:4")
     if not colon:
-        return name, None
-    nodes = nodes.strip()
-    if not (nodes.isascii() and nodes.isdigit()) or len(nodes) > 9 or not 1 <= int(nodes) <= MAX_NODES:
-        raise RequestError(
-            f"cluster {shown} asks for {nodes[:20]!r} nodes: expected a whole number from 1 to {MAX_NODES}, "
-            "such as dgx-h100:4"
-        )
-    return name, int(nodes)
+        return name, None, None
+    nodes, times, devices = (part.strip() for part in numbers.partition("x"))
+    for number, what in ((nodes, "nodes"), *([(devices, "devices in a node")] if times else [])):
+        if not (number.isascii() and number.isdigit()) or len(number) > 9 or not 1 <= int(number) <= MAX_NODES:
+            raise RequestError(
+                f"cluster {shown} asks for {number[:20]!r} {what}: expected a whole number from 1 to {MAX_NODES}, "
+                "such as dgx-h100:4 (four nodes) or dgx-h100:1x2 (two devices of one node)"
+            )
+    return name, int(nodes), int(devices) if times else None
 
 
 def _is_path(name: str) -> bool:

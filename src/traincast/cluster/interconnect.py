@@ -8,16 +8,15 @@ from functools import lru_cache
 from typing import Final
 
 from traincast.cluster.catalog import device_names, device_table, load_node, node_names
-from traincast.cluster.hardware import Cluster, Device, IntraTopology, Link
+from traincast.cluster.hardware import Cluster, Device, Link
 from traincast.cluster.match import find_device, normalise, word_pattern
-from traincast.cluster.topology import effective_intra_bandwidth
+from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError, UnknownNameError
 
 _GBIT: Final = 1e9 / 8
 _WHOLE_NODE_GBIT: Final = 800
 """A rate without a count and at least this high is taken for the whole node's, in Gb/s."""
 _FALLBACK_NODE: Final = "pcie-a100"
-_BRIDGE_LATENCY_S: Final = 1.5e-6
 _MAX_DEVICES: Final = 10_000
 
 
@@ -85,7 +84,7 @@ def find_node(
 @lru_cache(maxsize=4096)
 def _find_node(device: Device, count: int, text: str, system: str) -> Cluster:
     base = _choose(device, count, normalise(f"{system} {text}"))
-    node = _with_intra(_with_devices(base, device, count), text)
+    node = _with_intra(part_of_node(base, device, count), text)
     return _with_inter(node, base, text)
 
 
@@ -118,27 +117,6 @@ def _family(name: str) -> str:
 def _usual_node(device: Device) -> str:
     name = device.name.partition("~")[0]
     return str(device_table(name).get("usual_node", _FALLBACK_NODE)) if name in device_names() else _FALLBACK_NODE
-
-
-def _with_devices(base: Cluster, device: Device, count: int) -> Cluster:
-    share = count / base.devices_per_node
-    topology: IntraTopology = base.intra_topology
-    link = replace(base.intra_node, bandwidth=effective_intra_bandwidth(base, count))
-    if link.bandwidth > base.intra_node.bandwidth:
-        topology, link = "nvlink-mesh", replace(link, name="NVLink bridge", latency_s=_BRIDGE_LATENCY_S)
-    elif topology == "none" and count > 1:
-        topology = "pcie-tree"
-    return replace(
-        base,
-        device=device,
-        devices_per_node=count,
-        nics_per_node=max(1, round(base.nics_per_node * share)),
-        intra_node=link,
-        subset_bandwidth=base.subset_bandwidth[: max(0, count - 2)],
-        intra_topology=topology,
-        price_per_node_hour=device.price_per_hour * count,
-        node_power_w=base.node_power_w * share,
-    )
 
 
 def _with_intra(node: Cluster, text: str) -> Cluster:

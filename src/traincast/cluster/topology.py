@@ -7,11 +7,13 @@ take part, ``s`` the oversubscription, ``d`` = 3 the dims of a torus and ``k`` =
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
-from traincast.cluster.hardware import Cluster
+from traincast.cluster.hardware import Cluster, Device, IntraTopology
 
 _TORUS_DIMS: Final = 3
+_BRIDGE_LATENCY_S: Final = 1.5e-6
 _SWITCH_SHARE: Final = 0.1
 """What one more switch adds to a latency, as a share of ``inter_node.latency_s``: 0.2 to 0.4 µs of 3."""
 
@@ -67,3 +69,25 @@ def hops(cluster: Cluster, nodes: int) -> float:
         tiers = math.log(nodes) / math.log(max(cluster.group_nodes, 16))
         switches = 2.0 * min(3, max(2, math.ceil(tiers))) - 1.0
     return 1.0 + _SWITCH_SHARE * (switches - 1.0)
+
+
+def part_of_node(base: Cluster, device: Device, count: int) -> Cluster:
+    """``base`` with ``count`` devices in every node, and their share of links, NICs, price and power."""
+    share = count / base.devices_per_node
+    topology: IntraTopology = base.intra_topology
+    link = replace(base.intra_node, bandwidth=effective_intra_bandwidth(base, count))
+    if link.bandwidth > base.intra_node.bandwidth:
+        topology, link = "nvlink-mesh", replace(link, name="NVLink bridge", latency_s=_BRIDGE_LATENCY_S)
+    elif topology == "none" and count > 1:
+        topology = "pcie-tree"
+    return replace(
+        base,
+        device=device,
+        devices_per_node=count,
+        nics_per_node=max(1, round(base.nics_per_node * share)),
+        intra_node=link,
+        subset_bandwidth=base.subset_bandwidth[: max(0, count - 2)],
+        intra_topology=topology,
+        price_per_node_hour=device.price_per_hour * count,
+        node_power_w=base.node_power_w * share,
+    )

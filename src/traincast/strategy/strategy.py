@@ -88,7 +88,7 @@ class Strategy:
             rest.append("sequence_parallel")
         if self.recompute != "none":
             rest.append(f"recompute={self.recompute}")
-        return ",".join([*degrees, *rest]) or "dp=1"
+        return ",".join([*(degrees or ["dp=1"]), *rest])
 
 
 _SHORT: Final = {
