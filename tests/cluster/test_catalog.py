@@ -263,6 +263,6 @@ def test_part_of_a_node_has_its_share_of_everything() -> None:
 
 @pytest.mark.parametrize("spec", ["dgx-h100:1x9", "dgx-h100:1x0", "dgx-h100:1x", "dgx-h100:x4", "dgx-h100:1x2x3"])
 def test_a_part_that_a_node_does_not_have_is_refused(spec: str) -> None:
-    with pytest.raises(RequestError, match="devices in a node|nodes: expected") as caught:
+    with pytest.raises(RequestError, match=r"devices in a node|nodes: expected") as caught:
         load_cluster(spec)
     assert "\n" not in str(caught.value)

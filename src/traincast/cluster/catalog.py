@@ -2,7 +2,8 @@
 
 A cluster is asked for as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (a node type and how many), ``dgx-h100:1x2``
 (two devices of a node), ``selene`` (a known cluster), ``my.toml`` or ``my.toml:8`` (a file of one's own). Catalog
-files and a user's files have one schema: SI units throughout (bytes, bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
+files and a user's files have one schema: SI units throughout (bytes, bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths
+per direction.
 
 ::
 
