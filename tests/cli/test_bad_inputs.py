@@ -86,6 +86,10 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     ),
     "a micro batch that does not divide": (_with("--strategy", "dp=4,tp=2,micro_batch=3"), "micro_batch"),
     "two ways to say the micro batch": (_with("--strategy", "dp=8,micro_batch=1,num_microbatches=1"), "one of them"),
+    "microbatches beyond counting": (
+        ["predict", GPT, "--cluster", "dgx-h100", "--strategy", "dp=8,micro_batch=1", "--global-batch", "8000000"],
+        "passes",
+    ),
     "experts, which are not modelled": (_with("--strategy", "dp=8,ep=8"), "ep=8"),
     "a flag that is neither true nor false": (_with("--strategy", "dp=4,tp=2,sp=maybe"), "maybe"),
     "an unknown precision": (_with("--precision", "fp12"), "fp12"),

@@ -1,5 +1,5 @@
 """``python -m traincast.cli``."""
 
-from traincast.cli.main import main
+from traincast.cli.main import run
 
-main()
+run()

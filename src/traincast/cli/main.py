@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from typing import Final
+from contextlib import suppress
+from typing import Final, NoReturn
 
 import click
 
@@ -46,6 +48,22 @@ class Verbs(click.Group):
 @click.version_option(__version__, prog_name="traincast")
 def app() -> None:
     """Forecast distributed deep-learning training: step time and why, memory, timeline, job time and cost."""
+
+
+def run() -> NoReturn:
+    """The console script: :func:`main`, and then out at once.
+
+    A process that has loaded PyTorch takes most of a second to take itself apart; by then all is written.
+    """
+    code: object = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def main(arguments: list[str] | None = None) -> None:

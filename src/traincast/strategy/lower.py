@@ -28,6 +28,7 @@ from traincast.strategy.strategy import ShardRule, Strategy
 from traincast.strategy.template import Grain, Issue, Piece, PlanBuilder, Run, Template
 from traincast.work import Collective, CollectiveKind, Transfer
 
+_MAX_PASSES: Final = 500_000
 _PRODUCT_KINDS: Final = frozenset(
     {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.ATTENTION}
 )
@@ -150,6 +151,14 @@ def _memory(request: Request, prepared: _Prepared) -> tuple[Memory, ...]:
 
 
 def _check(request: Request) -> None:
+    strategy = request.strategy
+    passes = 2 * strategy.num_microbatches * strategy.pp * strategy.virtual_stages
+    if passes > _MAX_PASSES:
+        raise StrategyError(
+            f"{strategy.num_microbatches} microbatches over pp·virtual_stages = "
+            f"{strategy.pp * strategy.virtual_stages} stages make {passes:,} passes; at most {_MAX_PASSES:,} are "
+            f"simulated: use a larger micro_batch or a smaller global batch"
+        )
     if request.strategy.ep > 1:
         raise StrategyError(
             f"ep={request.strategy.ep}: expert parallelism is not modelled yet; use ep=1 with tp or zero instead"
