@@ -1,8 +1,8 @@
 """How far the analytical cost model is from measured operators and collectives.
 
-    python benchmarks/operators.py [DATA] [--rows N] [--source TEXT] [--op TEXT]
+    python -m benchmarks.operators DATA [--rows N] [--source TEXT] [--op TEXT]
 
-Reads ``operators.parquet`` and ``collectives.parquet`` of DATA (default ``../shared/data``), at most N rows of
+Reads ``operators.parquet`` and ``collectives.parquet`` of the folder DATA, at most N rows of
 each source, device, operator and phase, and prints for each: rows, median and mean absolute percentage error,
 median signed error (positive: predicted too long), and the share of rows inside the 90 % interval.
 """
@@ -313,7 +313,7 @@ def study_collectives(path: Path, *, rows: int, source: str) -> Iterable[str]:
 def main() -> None:
     """Print both tables, or one line for a file that is not there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="?", type=Path, default=Path("../shared/data"))
+    parser.add_argument("data", type=Path)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--source", default="")
     parser.add_argument("--op", default="")
