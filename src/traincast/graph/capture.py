@@ -208,7 +208,7 @@ class _Recorder:
         enter = register_module_forward_pre_hook(self._enter)
         leave = register_module_forward_hook(self._leave)
         try:
-            with _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            with _gpu_kernels(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
                 yield
         finally:
             enter.remove()
@@ -338,6 +338,25 @@ class _Recorder:
             record = self.records[index]
             operator = replace(record.operator, saved=(*record.operator.saved, *specs))
             self.records[index] = replace(record, operator=operator)
+
+
+def _gpu_kernels() -> Any:
+    """Functions that run as one kernel on a GPU and as several on the CPU, where tracing happens: as one."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class AsOnGpu(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.nn.functional.dropout:
+                names = ("input", "p", "training", "inplace")
+                given = {"p": 0.5, "training": True, **dict(zip(names, args, strict=False)), **kwargs}
+                if given["training"] and given["p"] > 0:
+                    return torch.native_dropout(given["input"], given["p"], True)[0]
+                return given["input"]
+            return func(*args, **kwargs)
+
+    return AsOnGpu()
 
 
 def _dispatch_mode(recorder: _Recorder) -> Any:

@@ -134,6 +134,7 @@ class LayerConfig:
     window: int = 0
     qk_norm: bool = False
     sinks: bool = False
+    dropout: float = 0.0
     latent: Latent | None = None
     experts: Experts | None = None
 
@@ -348,13 +349,14 @@ class Layer(nn.Module):  # type: ignore[misc]
             if c.experts is None
             else MoE(hidden=c.hidden, experts=c.experts, activation=c.activation)
         )
+        self.dropout = nn.Dropout(c.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``x`` [batch, seq, hidden] to the same shape."""
         if self.post_norm:
-            x = self.norm1(x + self.attention(x))
-            return self.norm2(x + self.mlp(x))
+            x = self.norm1(x + self.dropout(self.attention(x)))
+            return self.norm2(x + self.dropout(self.mlp(x)))
         if self.parallel:
-            return x + self.attention(self.norm1(x)) + self.mlp(self.norm2(x))
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+            return x + self.dropout(self.attention(self.norm1(x))) + self.dropout(self.mlp(self.norm2(x)))
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))

@@ -62,6 +62,7 @@ class TokenEmbedding(nn.Module):  # type: ignore[misc]
         self.positions = nn.Embedding(config.max_positions, hidden) if config.max_positions else None
         self.types = nn.Embedding(config.token_types, hidden) if config.token_types else None
         self.norm = norm(config.layer.norm, hidden) if config.layer.post_norm else None
+        self.dropout = nn.Dropout(config.layer.dropout)
 
     def forward(self, ids: torch.Tensor, types: torch.Tensor | None = None) -> torch.Tensor:
         """Embed ``ids`` [batch, seq]."""
@@ -70,7 +71,7 @@ class TokenEmbedding(nn.Module):  # type: ignore[misc]
             x = x + self.positions(torch.arange(ids.shape[1], device=ids.device))
         if self.types is not None and types is not None:
             x = x + self.types(types)
-        return x if self.norm is None else self.norm(x)
+        return self.dropout(x if self.norm is None else self.norm(x))
 
 
 class PatchEmbedding(nn.Module):  # type: ignore[misc]

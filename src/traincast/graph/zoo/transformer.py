@@ -17,9 +17,18 @@ from traincast.graph.zoo.layers import (
 from traincast.graph.zoo.stack import TransformerConfig, traceable
 from traincast.graph.zoo.traceable import Traceable
 
+DROPOUT: Final = 0.1
+"""What GPT-2 and BERT, and those that follow them, train with."""
+
 _MAY_BE_ZERO: Final = frozenset(
     {"window", "window_period", "first_dense", "shared_ffn", "shared_experts", "q_lora", "predictions"}
 )
+
+
+def _probability(family: str, dropout: float) -> float:
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise RequestError(f"{family}: dropout={dropout!r} must be a number from 0 to below 1")
+    return float(dropout)
 
 
 def _layer(
@@ -86,6 +95,7 @@ def gpt(
     bias: bool = True,
     tied: bool = True,
     parallel: bool = False,
+    dropout: float = DROPOUT,
 ) -> Traceable:
     """GPT-2 and 3 and their kin (Radford et al. 2019; Brown et al. 2020, arXiv:2005.14165).
 
@@ -99,7 +109,7 @@ def gpt(
     table = seq if max_positions is None else max_positions
     check_sizes("gpt", {"layers": layers, "vocab": vocab, "max_positions": table})
     layer = replace(layer, norm=norm, norm_bias=bias, activation=activation, parallel=parallel)
-    layer = replace(layer, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
+    layer = replace(layer, qkv_bias=bias, out_bias=bias, mlp_bias=bias, dropout=_probability("gpt", dropout))
     config = TransformerConfig(
         layers=layers,
         layer=layer,
@@ -133,6 +143,7 @@ def mpt(
         positions=positions,
         bias=bias,
         tied=tied,
+        dropout=0.0,
     )
 
 
@@ -190,6 +201,7 @@ def bert(
     seq: int = 512,
     max_positions: int = 512,
     predictions: int = 0,
+    dropout: float = DROPOUT,
 ) -> Traceable:
     """BERT in pre-training (Devlin et al. 2018, arXiv:1810.04805): masked tokens and next sentence.
 
@@ -203,7 +215,7 @@ def bert(
         raise RequestError(f"bert: predictions={predictions} of seq={seq} tokens; it must be at most seq")
     config = TransformerConfig(
         layers=layers,
-        layer=replace(layer, post_norm=True, causal=False),
+        layer=replace(layer, post_norm=True, causal=False, dropout=_probability("bert", dropout)),
         vocab=vocab,
         max_positions=max(max_positions, seq),
         token_types=2,
