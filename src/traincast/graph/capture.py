@@ -62,9 +62,9 @@ def require_torch() -> None:
 def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
     """Trace one training step of ``traceable`` and return its operators for one sample."""
     require_torch()
+    failure: Exception | None = None
     # Repeated blocks may be indexed by number, and some operators exist in half precision only.
-    attempts = ((True, False), (False, False), (False, True))
-    for fold, half in attempts:
+    for fold, half in ((True, False), (False, False), (False, True)):
         try:
             with _quiet():
                 return _trace(traceable, name=name, fold=fold, half=half)
@@ -73,14 +73,13 @@ def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
         except TraincastError:
             raise
         except Exception as error:  # the module's own code may raise anything
-            if (fold, half) != attempts[-1]:
-                continue
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise CaptureError(
-                f"tracing {name!r} failed: {type(error).__name__}: {reason}; the module must run on any batch "
-                f"size with fake tensors (no .item(), no data-dependent shapes)"
-            ) from error
-    raise AssertionError("the last attempt returns or raises")
+            failure = failure if half else error
+    assert failure is not None, "the last attempt returns or fails"
+    reason = " ".join(str(failure).split())[:300] or type(failure).__name__
+    raise CaptureError(
+        f"tracing {name!r} failed: {type(failure).__name__}: {reason}; the module must run on any batch "
+        f"size with fake tensors (no .item(), no data-dependent shapes)"
+    ) from failure
 
 
 @contextmanager
