@@ -13,7 +13,8 @@ def main() -> None:
     cache = empty_cache()
     run(["--help"])
     rows = [_row("--help", run(["--help"]), "0.3 s CPU")]
-    cold = run(_LLAMA, cache=cache)
+    cold = min((run(_LLAMA, cache=empty_cache()) for _ in range(3)), key=lambda c: c.wall_s)
+    run(_LLAMA, cache=cache)
     warm = min((run(_LLAMA, cache=cache) for _ in range(3)), key=lambda c: c.wall_s)
     rows.append(_row("predict llama3-8b, graph not cached", cold, "4 s"))
     rows.append(_row("predict llama3-8b, graph cached", warm, "1.5 s"))
