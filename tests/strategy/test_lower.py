@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from tests.conftest import GPT, devices, graph_of, request_of, run, tasks_per_work
 from traincast.errors import StrategyError
 from traincast.graph import Operator, Phase
+from traincast.graph.capture import capture
+from traincast.graph.zoo import Traceable
 from traincast.strategy import NUM_STREAMS, Category, Group, Plan, Strategy, Stream, load_runtime, lower
 from traincast.strategy.lower import memory_only
 from traincast.work import Collective, Launch, Transfer
@@ -205,3 +209,15 @@ def test_a_users_shard_rules_reach_the_plan() -> None:
     rules = (("layers.*.mlp.*", "replicate"),)
     plan = lower(request_of(Strategy(tp=2, shard_rules=rules)), grain="operator").plan
     assert int((plan.group == Group.TENSOR).sum()) == 2 * 4 + 2
+
+
+def test_selective_recomputation_goes_by_what_an_operator_is_not_by_what_its_module_is_called() -> None:
+    module = nn.Sequential()
+    module.add_module("attention", nn.Linear(64, 64))
+    graph = capture(Traceable(module=module, inputs=lambda batch: (torch.empty(batch, 64),)), name="named")
+    plain, selective = (
+        lower(replace(request_of("dp=1"), graph=graph, strategy=Strategy(recompute=recompute))).plan
+        for recompute in ("none", "selective")
+    )
+    assert any(label.startswith("attention:") for label in plain.labels)
+    assert [len(s.works) for s in selective.segments] == [len(s.works) for s in plain.segments]

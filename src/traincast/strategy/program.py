@@ -28,12 +28,16 @@ _STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One work in line, the launches it needs on the host, and what to call it."""
+    """One work in line, the launches it needs on the host, and what to call it.
+
+    ``core`` marks the core of attention, which selective recomputation runs again.
+    """
 
     work: Work
     launches: float
     label: str
     group: Group = Group.RANK
+    core: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,7 @@ class ProgramBuilder:
             backward = again + backward
             working, saved = working + saved, boundary
         elif recompute == "selective":
-            again = [replace(i, label=f"{i.label} (again)") for i in forward if i.label.startswith("attention")]
+            again = [replace(i, label=f"{i.label} (again)") for i in forward if i.core]
             backward = again + backward
         parameters = self._parameters(block)
         if self.strategy.num_microbatches > 1 and parameters:
@@ -131,7 +135,8 @@ class ProgramBuilder:
         if op.kind is OpKind.ATTENTION:
             parts = unfused(op) if self.runtime.attention == "unfused" else [op]
             for part in parts:
-                yield Item(work=part, launches=launches, label=f"attention {scope}:{_short(part.name)}")
+                label = f"attention {scope}:{_short(part.name)}"
+                yield Item(work=part, launches=launches, label=label, core=True)
         else:
             yield Item(work=op, launches=launches, label=f"{scope}:{_short(op.name)}" if scope else _short(op.name))
 
