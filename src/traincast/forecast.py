@@ -9,8 +9,7 @@ from typing import Final
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
-from traincast.estimate import CostModel, Estimates
-from traincast.estimate.analytical import AnalyticalCostModel
+from traincast.estimate import CostModel, Estimates, learned_cost_model
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
@@ -99,8 +98,8 @@ def predict(
 
 @lru_cache(maxsize=1)
 def default_cost_model() -> CostModel:
-    """The cost model used when none is given."""
-    return AnalyticalCostModel()
+    """The cost model used when none is given: the bundles that come with Traincast, physics for the rest."""
+    return learned_cost_model()
 
 
 def forecast(request: Request, *, cost_model: CostModel | None = None, grain: Grain = "segment") -> Forecast:

@@ -39,6 +39,7 @@ _READABLE_SPANS = 150_000
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace for Perfetto; a folder gets one file per rank.")
 @click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
 @click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def predict(
@@ -56,6 +57,7 @@ def predict(
     trace: str | None,
     trace_ranks: str | None,
     html: str | None,
+    bundle: tuple[str, ...],
     no_cache: bool,
     as_json: bool,
 ) -> None:
@@ -65,6 +67,7 @@ def predict(
     (gpt:layers=24,hidden=2048,heads=16), a Hugging Face config.json, a saved graph, or
     package.module:factory.
     """
+    from traincast.estimate import learned_cost_model
     from traincast.forecast import predict as forecast_step
 
     for target in (trace, html):
@@ -82,6 +85,7 @@ def predict(
         tokens=None if tokens is None else parse_count(tokens, what="--tokens"),
         samples=None if samples is None else parse_count(samples, what="--samples"),
         steps=None if steps is None else parse_count(steps, what="--steps"),
+        cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
         use_cache=not no_cache,
     )
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)

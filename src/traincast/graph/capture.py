@@ -116,7 +116,7 @@ def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool) -> Operat
         recorder.mark_inputs(inputs)
         with recorder.watching():
             output = module(*inputs)
-            loss = traceable.loss(output) if traceable.loss is not None else _sum_of(output)
+            loss = traceable.loss(output) if traceable.loss is not None else sum_of(output)
             if not loss.requires_grad:
                 raise CaptureError(f"model {name!r} has no trainable parameter that reaches its output")
             recorder.phase = Phase.BACKWARD
@@ -156,7 +156,7 @@ def _make_fake(module: torch.nn.Module, *, half: bool) -> None:
                     tensors[name] = fake(tensor)
 
 
-def _sum_of(output: Any) -> torch.Tensor:
+def sum_of(output: Any) -> torch.Tensor:
     """A stand-in loss for modules that come without one: the sum of all floating-point outputs."""
     import torch
     from torch.utils._pytree import tree_leaves
@@ -207,7 +207,7 @@ class _Recorder:
         enter = register_module_forward_pre_hook(self._enter)
         leave = register_module_forward_hook(self._leave)
         try:
-            with _gpu_kernels(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            with gpu_kernels(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
                 yield
         finally:
             enter.remove()
@@ -286,7 +286,7 @@ class _Recorder:
             scope, module = "", None
         forward = self._by_sequence.get(sequence, -1) if phase is Phase.BACKWARD else -1
         producers = {self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer}
-        kind, ordered, attributes = _describe(name, args, inputs, outputs)
+        kind, ordered, attributes = describe(name, args, inputs, outputs)
         if module is not None:
             attributes["module"] = type(module).__name__
             if kind is OpKind.ATTENTION:
@@ -339,7 +339,7 @@ class _Recorder:
             self.records[index] = replace(record, operator=operator)
 
 
-def _gpu_kernels() -> Any:
+def gpu_kernels() -> Any:
     """Functions that run as one kernel on a GPU and as several on the CPU, where tracing happens: as one."""
     import torch
     from torch.overrides import TorchFunctionMode
@@ -371,7 +371,7 @@ def _dispatch_mode(recorder: _Recorder) -> Any:
     return Watch()
 
 
-def _describe(
+def describe(
     name: str, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> tuple[OpKind, list[torch.Tensor], dict[str, Scalar]]:
     """Kind, inputs in canonical order, and the attributes that cost depends on."""

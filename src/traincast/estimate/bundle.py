@@ -1,0 +1,152 @@
+"""Bundles: what was fitted, as a folder with a card (JSON) and weights (safetensors).
+
+The card says what is inside, what it was fitted on, how well it did on rows it had not seen, and the weights' hash.
+A bundle that does not match its card, or that other features were made for, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Device, load_device
+from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.cells import ANY, Cell, cell_from
+from traincast.estimate.features import FEATURES_VERSION
+
+FORMAT: Final = 1
+SHIPPED: Final = Path(__file__).parent.parent / "bundles"
+_CARD, _WEIGHTS = "card.json", "weights.safetensors"
+_NEEDS: Final = ("format", "kind", "sha256")
+
+
+class Bundle:
+    """A bundle on disk; arrays are read when they are asked for."""
+
+    def __init__(self, path: Path, card: Mapping[str, Any]) -> None:
+        self.path = path
+        self.card = card
+        self._cells: dict[str, Cell] = {}
+
+    def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
+        """The arrays whose names begin with ``prefix``, without it."""
+        from safetensors import safe_open
+
+        with safe_open(self.path / _WEIGHTS, "np") as file:
+            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+
+    @cached_property
+    def entries(self) -> dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]]:
+        """Names and card entries of the cells, by family and device."""
+        found: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+        for name, entry in self.card.get("cells", {}).items():
+            found.setdefault((entry["family"], entry["device"]), []).append((name, entry))
+        return found
+
+    @cached_property
+    def devices(self) -> dict[str, Device]:
+        """Devices outside the catalog that it was fitted to, by name."""
+        return {text: Device(**fields) for text, fields in self.card.get("devices", {}).items()}
+
+    def measured(self, family: str, dtype: str) -> list[tuple[Device, Cell]]:
+        """The cells of measured devices; of several settings of one device, that with the most rows."""
+        best: dict[str, tuple[int, str]] = {}
+        for name, entry in self.card.get("cells", {}).items():
+            if entry["family"] == family and entry["dtype"] == dtype and entry["device"] != ANY:
+                if "base" in entry:
+                    continue
+                best[entry["device"]] = max(best.get(entry["device"], (0, "")), (entry["rows"], name))
+        devices = {name: self.devices.get(name) or load_device(name) for name in best}
+        return [(devices[device], self.cell(name)) for device, (_, name) in sorted(best.items())]
+
+    def cell(self, name: str) -> Cell:
+        """A cell by its name."""
+        if name not in self._cells:
+            entry, arrays = self.card["cells"][name], self.arrays(f"{name}:")
+            if "base" not in entry:
+                self._cells[name] = cell_from(entry, arrays)
+            else:
+                self._cells[name] = self._adapted(entry, arrays)
+        return self._cells[name]
+
+    def _adapted(self, entry: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Cell:
+        """A cell that adapts the network of all devices of this bundle, and names its neighbours here."""
+        base = self.cell(entry["base"])
+        assert base.network is not None
+        return replace(
+            base,
+            **{name: entry[name] for name in ("setting", "dtype", "device")},
+            interval={name: (float(a), float(b)) for name, (a, b) in entry["interval"].items()},
+            network=replace(base.network, adapted=arrays["network.adapted"]),
+            neighbours=tuple((float(weight), self.cell(near)) for weight, near in entry["near"]),
+        )
+
+
+KINDS: Final = ("operators", "collectives")
+
+
+def load_bundle(path: Path) -> Bundle:
+    """The bundle in the folder ``path``, checked against its card."""
+    try:
+        card = json.loads((path / _CARD).read_text(encoding="utf-8"))
+        weights = (path / _WEIGHTS).read_bytes()
+    except FileNotFoundError:
+        raise FileFormatError(f"{path} is no bundle: expected a folder with {_CARD} and {_WEIGHTS}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path / _CARD} cannot be read: {' '.join(str(error).split())[:160]}") from None
+    missing = [name for name in _NEEDS if not isinstance(card, dict) or name not in card]
+    if missing:
+        raise FileFormatError(f"{path / _CARD} lacks {', '.join(missing)}: it is no card of a bundle")
+    if card["format"] != FORMAT:
+        raise FileFormatError(f"{path} has format {card['format']!r}: this version reads format {FORMAT}; fit it again")
+    if card["kind"] not in KINDS:
+        raise FileFormatError(f"{path} is a bundle of {card['kind']!r}: known are {', '.join(KINDS)}")
+    if card["kind"] == "operators" and card.get("features") != FEATURES_VERSION:
+        raise FileFormatError(
+            f"{path} was fitted to features {card.get('features')!r}, this version computes {FEATURES_VERSION!r}: "
+            "fit it again"
+        )
+    if hashlib.sha256(weights).hexdigest() != card["sha256"]:
+        raise FileFormatError(f"{path / _WEIGHTS} does not match the hash in its card: corrupt, or not its own")
+    return Bundle(path, card)
+
+
+def check_output(path: Path) -> None:
+    """Refuse a path that a bundle cannot be written to: something else is there."""
+    if path.exists() and not (path / _CARD).is_file() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"{path} exists and is no bundle: choose another name")
+
+
+def save_bundle(path: Path, card: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write a bundle to the folder ``path``, whole or not at all; only a bundle may be replaced."""
+    from safetensors.numpy import save
+
+    check_output(path)
+    weights = save({name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())})
+    whole = {"format": FORMAT, **card, "sha256": hashlib.sha256(weights).hexdigest()}
+    text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error
+    try:
+        (folder / _WEIGHTS).write_bytes(weights)
+        (folder / _CARD).write_text(text + "\n", encoding="utf-8")
+        folder.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)
+        folder.rename(path)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,241 @@
+"""A fitted model of one cell: a family of operators, on one device, in one dtype, measured under one setting.
+
+A cell corrects the roofline: seconds = roofline × exp(what trees and network say of the operator). Sizes outside what
+was measured are moved to its edge before the correction is asked for, while the roofline is taken at the true sizes:
+beyond the data the efficiency stays that of the nearest measured operator, and time never falls when work grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Device
+from traincast.estimate.features import Features, Rates, Shapes, features, roofline
+from traincast.estimate.network import Network
+from traincast.estimate.trees import Trees
+
+Floats = npt.NDArray[np.float64]
+
+COLUMNS: Final = ("name", "act", "optimizer", "layout", "setting", "dtype")
+"""Texts that a model tells apart, each by a vocabulary whose first entry stands for what it does not know."""
+WIDENING: Final = 0.1
+"""What an interval grows by, in logarithm, for every factor e that a size is outside what was measured."""
+PLAUSIBLE: Final = (-3.0, 7.0)
+"""Log of time over roofline that a measurement can have: a framework's floor is many times the shortest kernel."""
+ANY: Final = "any"
+"""The device of a cell that reads the device from its datasheet."""
+_SERVING: Final = ("vllm", "sglang", "trtllm")
+
+
+@lru_cache(maxsize=4096)
+def setting_of(framework: str) -> str:
+    """The setting that a framework measures in: its name without versions; serving engines share one."""
+    text = framework.lower()
+    if any(engine in text for engine in _SERVING):
+        return "serving"
+    return text.split(" ")[0] or "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Seconds, interval and how far outside the measurements (in factors of e; 0 inside) of each operator."""
+
+    seconds: Floats
+    low: Floats
+    high: Floats
+    outside: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of a bundle; ``device`` and ``setting`` are :data:`ANY` for a model of all of them.
+
+    ``vocabulary`` has the texts of each of :data:`COLUMNS`. ``domain`` has the smallest and largest sizes that were
+    measured, and ``interval`` the 5 % and 95 % quantiles of log(measured / estimated), both by name. ``share`` is the
+    network's part in the mean with the trees, or, on a device without trees of its own, with ``neighbours``: the cells
+    of measured devices that are like it, each with its weight.
+    """
+
+    family: str
+    setting: str
+    dtype: str
+    device: str
+    vocabulary: Mapping[str, Sequence[str]]
+    domain: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    interval: Mapping[str, tuple[float, float]]
+    share: float
+    trees: Trees | None = None
+    network: Network | None = None
+    neighbours: tuple[tuple[float, Cell], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Its name in files and reports."""
+        return f"{self.family}/{self.setting}/{self.dtype}/{self.device}"
+
+    def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
+        """Which operators bear a name that was measured."""
+        names = set(self.vocabulary["name"])
+        return np.array([details[0] in names for details in shapes.details], dtype=bool)
+
+    def estimate(self, shapes: Shapes, rates: Rates, *, framework: str = "", dtype: str = "") -> Estimate:
+        """Seconds of operators that the cell knows."""
+        low, high = self._domains(shapes)
+        inside = shapes.within(low, high)
+        outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
+        said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
+        seconds = roofline(shapes, rates) * np.exp(np.clip(said, *PLAUSIBLE))
+        bounds = np.array([self.interval.get(d[0], self.interval[ANY]) for d in shapes.details]).reshape(-1, 2)
+        return Estimate(
+            seconds=seconds,
+            low=seconds * np.exp(bounds[:, 0] - WIDENING * outside),
+            high=seconds * np.exp(bounds[:, 1] + WIDENING * outside),
+            outside=outside,
+        )
+
+    def says(
+        self, shapes: Shapes, found: Features, framework: str | Sequence[str], dtype: str | Sequence[str]
+    ) -> Floats:
+        """Log of time over roofline; ``framework`` and ``dtype`` are those of all operators, or of each."""
+        codes = encode(shapes, framework, dtype, self.vocabulary)
+        others, known = np.zeros(len(shapes)), np.zeros(len(shapes))
+        if self.trees is not None and self.share < 1.0:
+            others, known = self.trees(trees_table(found, codes)), np.ones(len(shapes))
+        elif self.share < 1.0:
+            for weight, cell in self.neighbours:
+                heeded = weight * cell.knows(shapes)
+                others += heeded * cell.says(shapes, found, framework, dtype)
+                known += heeded
+        share = np.where(known > 0, self.share, 1.0)
+        said: Floats = (1.0 - share) * others / np.where(known > 0, known, 1.0)
+        if self.network is not None:
+            said += self.network(found.flat, found.tiles, one_hot(codes, self.vocabulary), share=share)
+        return said
+
+    def _domains(self, shapes: Shapes) -> tuple[Floats, Floats]:
+        names = [d[0] for d in shapes.details]
+        bounds = {name: np.array(self.domain[name], dtype=np.float64) for name in dict.fromkeys(names)}
+        both = np.stack([bounds[name] for name in names], axis=1) if names else np.zeros((2, 0, 1))
+        return both[0], both[1]
+
+
+def encode(
+    shapes: Shapes, framework: str | Sequence[str], dtype: str | Sequence[str], vocabulary: Mapping[str, Sequence[str]]
+) -> npt.NDArray[np.int64]:
+    """The texts of operators as numbers [operator, column of :data:`COLUMNS`]; an unknown one as the most frequent."""
+    places = {column: {text: i for i, text in enumerate(vocabulary[column])} for column in COLUMNS}
+    name, act, optimizer, layout = (places[column] for column in COLUMNS[:4])
+    codes = np.zeros((len(shapes), len(COLUMNS)), dtype=np.int64)
+    if len(shapes):
+        codes[:, :4] = [
+            (name.get(d[0], 0), act.get(d[1], 0), optimizer.get(d[2], 0), layout.get(d[3], 0)) for d in shapes.details
+        ]
+    for place, texts in ((4, framework), (5, dtype)):
+        known = places[COLUMNS[place]]
+        codes[:, place] = known.get(texts, 0) if isinstance(texts, str) else [known.get(text, 0) for text in texts]
+    return codes
+
+
+def one_hot(codes: npt.NDArray[np.int64], vocabulary: Mapping[str, Sequence[str]]) -> npt.NDArray[np.float32]:
+    """The numbers as zeros and ones, for a network; a column of a single text says nothing and is left out."""
+    parts = [
+        np.eye(len(vocabulary[column]), dtype=np.float32)[codes[:, i]]
+        for i, column in enumerate(COLUMNS)
+        if len(vocabulary[column]) > 1
+    ]
+    return np.concatenate([*parts, np.zeros((len(codes), 0), dtype=np.float32)], axis=1)
+
+
+def trees_table(found: Features, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Everything that trees split on, as one row per operator."""
+    return np.concatenate([found.table, codes.astype(np.float32)], axis=1)
+
+
+def cell_from(card: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Cell:
+    """A cell from its entry in a card and its arrays (``trees.…``, ``network.…``, ``scale.…``, ``near0.…``)."""
+    near = card.get("neighbours", [])
+    parts: dict[str, dict[str, npt.NDArray[Any]]] = {
+        name: {} for name in ("trees", "network", "scale", *(f"near{i}" for i in range(len(near))))
+    }
+    for name, array in arrays.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = array
+    network = None
+    if parts["network"]:
+        adapted = parts["network"].pop("adapted", None)
+        weights = {k: v.astype(np.float32) for k, v in parts["network"].items()}
+        network = Network(config=card["network"], weights=weights, scale=parts["scale"], adapted=adapted)
+    return Cell(
+        **{name: card[name] for name in ("family", "setting", "dtype", "device", "vocabulary", "domain", "share")},
+        interval={name: (float(a), float(b)) for name, (a, b) in card["interval"].items()},
+        trees=Trees.from_arrays(parts["trees"]) if parts["trees"] else None,
+        network=network,
+        neighbours=tuple(
+            (float(weight), cell_from(entry, parts[f"near{i}"])) for i, (weight, entry) in enumerate(near)
+        ),
+    )
+
+
+def arrays_of(cell: Cell) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a cell, named as :func:`cell_from` expects them."""
+    result: dict[str, npt.NDArray[Any]] = {}
+    if cell.trees is not None:
+        result |= {f"trees.{name}": array for name, array in cell.trees.arrays().items()}
+    if cell.network is not None:
+        result |= {f"network.{name}": array.astype(np.float16) for name, array in cell.network.weights.items()}
+        if cell.network.adapted is not None:
+            result["network.adapted"] = cell.network.adapted
+        result |= {f"scale.{name}": np.asarray(array) for name, array in cell.network.scale.items()}
+    for i, (_, near) in enumerate(cell.neighbours):
+        result |= {f"near{i}.{name}": array for name, array in arrays_of(near).items()}
+    return result
+
+
+def card_of(cell: Cell) -> dict[str, Any]:
+    """The entry of a cell in a card."""
+    entry: dict[str, Any] = {
+        name: getattr(cell, name) for name in ("family", "setting", "dtype", "device", "vocabulary", "share")
+    }
+    entry["domain"] = {name: [list(low), list(high)] for name, (low, high) in cell.domain.items()}
+    entry["interval"] = {name: list(bounds) for name, bounds in cell.interval.items()}
+    if cell.network is not None:
+        entry["network"] = dict(cell.network.config)
+    if cell.neighbours:
+        entry["neighbours"] = [[weight, card_of(near)] for weight, near in cell.neighbours]
+    return entry
+
+
+# Devices that are alike
+
+_LIKENESS: Final = (1.0, 1.0, 0.5, 0.75, 0.6, 0.25)
+"""Octaves that devices differ by as a rule: bandwidth, bandwidth per SM, ridge, peak per SM, L2, SMs."""
+_NEAR: Final = 0.3
+"""How near, in these, a device must be to count: chosen by leaving out one measured device after another."""
+_MOST: Final = 4
+
+
+def likeness(one: Device, other: Device, dtype: str) -> float:
+    """How alike two devices are, from 0 to 1, by their datasheets."""
+    scaled = (_signature(one, dtype) - _signature(other, dtype)) / np.array(_LIKENESS)
+    return float(np.exp(-np.mean(scaled**2) / (2.0 * _NEAR**2)))
+
+
+def _signature(device: Device, dtype: str) -> Floats:
+    peak, bandwidth, sms = device.peak(dtype), device.memory_bandwidth, float(device.num_sms)
+    values = (bandwidth, bandwidth / sms, peak / bandwidth, peak / sms, device.l2_bytes, sms)
+    return np.asarray(np.log2(values))
+
+
+def beside(general: Cell, device: Device, dtype: str, measured: Sequence[tuple[Device, Cell]]) -> Cell:
+    """The network of all devices, in the mean with cells of the measured devices most like ``device``."""
+    ranked = sorted(((likeness(device, other, dtype), cell.id, cell) for other, cell in measured), reverse=True)[:_MOST]
+    total = sum(weight for weight, _, _ in ranked)
+    if total <= 0.0:
+        return general
+    return replace(general, neighbours=tuple((weight / total, cell) for weight, _, cell in ranked))

@@ -1,0 +1,233 @@
+"""What a learned model of collectives sees: the route a group of ranks takes, its condition, and the physical baseline.
+
+A *route* is what ranks meet on their way: the device, how it is joined to the others inside a node, and the NICs when
+the group leaves its domain of intra-node links. Measurements and requests find each other by it, never by the name of
+a machine: two clusters with the same route behave alike. A *condition* is the software that moves the bytes: library,
+version and dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster, effective_intra_bandwidth, find_device, find_node
+from traincast.errors import RequestError
+from traincast.estimate.collectives import collective_seconds, nic_bandwidth, transfer_seconds
+from traincast.work import Collective, CollectiveKind, Transfer
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Message: TypeAlias = Collective | Transfer
+
+KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
+_COLLECTIVES: Final[dict[str, CollectiveKind]] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "broadcast": "broadcast",
+}
+_DTYPES: Final = {
+    "half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32", "single": "fp32",
+    "double": "fp64", "float64": "fp64", "char": "int8", "uint8": "int8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What the ranks of a group meet: links inside an island of ``per_node`` ranks, and NICs between islands.
+
+    ``inside`` is ``switch``, ``direct`` (a mesh or a bridge), ``pcie`` or ``none`` (one rank in each node). Bandwidths
+    are bytes/s per direction: of one rank inside, of a group's share of a node's NICs between (0 if it never leaves).
+    """
+
+    device: str
+    architecture: str
+    inside: str
+    intra_bandwidth: float
+    network: str
+    nic_bandwidth: float
+    per_node: int
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the group leaves its island."""
+        return bool(self.network)
+
+    @property
+    def key(self) -> str:
+        """The route as a text that is equal for equal hardware; bandwidths to two digits."""
+        inside = f"{self.inside} {self.intra_bandwidth:.1e}" if self.inside != "none" else "none"
+        between = f" | {self.per_node} on {self.network} {self.nic_bandwidth:.1e}" if self.crosses else ""
+        return f"{self.device} | {inside}{between}"
+
+    def likeness(self, other: Route) -> float:
+        """How far ``other`` is from this route: 0 for equal links on a sibling device, infinite for another kind.
+
+        Siblings have the same architecture and kinds of links; their distance is that of the bandwidths, in octaves.
+        """
+        kind = (self.architecture, self.inside, self.network, self.per_node)
+        if kind != (other.architecture, other.inside, other.network, other.per_node):
+            return math.inf
+        pairs = ((self.intra_bandwidth, other.intra_bandwidth), (self.nic_bandwidth, other.nic_bandwidth))
+        return sum(abs(math.log2(a / b)) for a, b in pairs if a and b)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Condition:
+    """The software of a measurement: a library family, its version, and the dtype of the elements.
+
+    Settings of a collective library are no part of it: what a job meets is the median over them. Kernels that a
+    framework brings along (``custom``) are families of their own, one for each way they are launched; frameworks that
+    bring the same kernel are versions of it.
+    """
+
+    family: str
+    version: str = ""
+    dtype: str = ""
+
+    @property
+    def is_library(self) -> bool:
+        """Whether this is a general collective library rather than a framework's own kernel."""
+        return "custom" not in self.family
+
+    @property
+    def preference(self) -> tuple[object, ...]:
+        """Sorts what training most likely runs first: libraries, wide dtypes, newest versions."""
+        numbers = tuple(-int(n) for n in re.findall(r"\d+", self.version)[:4])
+        return (not self.is_library, self.dtype == "int8", not numbers, numbers, self.family, self.version, self.dtype)
+
+
+@lru_cache(maxsize=4096)
+def condition_of(library: str, variant: str = "", dtype: str = "") -> Condition:
+    """The condition that a row's ``library`` (``NCCL 2.27.3``), ``variant`` and ``dtype`` describe."""
+    words = library.replace("(", " ").replace(")", " ").split() or ["unknown"]
+    split = next((i for i, word in enumerate(words) if i and (word[0].isdigit() or "." in word)), len(words))
+    family, version = " ".join(words[:split]), " ".join(words[split:])
+    if "custom" in family and variant:
+        family, version = f"custom {variant.partition('/')[0]}", f"{words[0]} {version}"
+    plain = dtype.lower().removeprefix("torch.")
+    return Condition(family=family, version=version, dtype=_DTYPES.get(plain, plain))
+
+
+@lru_cache(maxsize=4096)
+def measured_cluster(
+    device: str, *, ranks_per_node: int, nodes: int, interconnect: str = "", system: str = ""
+) -> Cluster:
+    """The cluster that a row of measurements ran on, from its own columns."""
+    node = find_node(find_device(device), ranks_per_node, interconnect or None, system=system or None)
+    return node.with_nodes(nodes)
+
+
+def message_of(kind: str, nbytes: float, ranks: int, nodes: int) -> Message:
+    """The work that a row of measurements timed; ``kind`` is one of :data:`KINDS`."""
+    if kind == "p2p":
+        return Transfer(nbytes=nbytes, crosses_nodes=nodes > 1)
+    if kind not in _COLLECTIVES:
+        raise RequestError(f"unknown collective {kind!r}: known are {', '.join(KINDS)}")
+    return Collective(kind=_COLLECTIVES[kind], nbytes=nbytes, num_ranks=ranks, num_nodes=nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Messages on one cluster as columns: kind (index into :data:`KINDS`), bytes, ranks, islands, and route.
+
+    An island is a node, or all nodes of one domain of intra-node links. ``route`` indexes ``routes``.
+    """
+
+    kind: Ints
+    nbytes: Floats
+    ranks: Ints
+    islands: Ints
+    route: Ints
+    routes: tuple[Route, ...]
+
+
+def messages(works: Sequence[Message], cluster: Cluster) -> Messages:
+    """The columns of ``works``; sizes that are no number count as zero."""
+    routes: dict[Route, int] = {}
+    known: dict[tuple[int, int, bool], tuple[int, int]] = {}
+    rows = []
+    for work in works:
+        if isinstance(work, Transfer):
+            kind, ranks, nodes = KINDS.index("p2p"), 2, 2 if work.crosses_nodes else 1
+        else:
+            ranks = max(1, work.num_ranks)
+            kind, nodes = KINDS.index(work.kind), min(max(1, work.num_nodes), ranks)
+        where = (ranks, nodes, isinstance(work, Transfer))
+        if where not in known:
+            route = route_of(cluster, ranks=ranks, nodes=nodes)
+            islands = -(-nodes // max(1, cluster.domain_nodes))
+            known[where] = islands, routes.setdefault(route, len(routes))
+        rows.append((kind, ranks, *known[where]))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    nbytes = np.array([work.nbytes if work.nbytes > 0 else 0.0 for work in works], dtype=np.float64)
+    return Messages(
+        kind=columns[0],
+        nbytes=nbytes,
+        ranks=columns[1],
+        islands=columns[2],
+        route=columns[3],
+        routes=tuple(routes),
+    )
+
+
+def route_of(cluster: Cluster, *, ranks: int, nodes: int) -> Route:
+    """The route of a group of ``ranks`` over ``nodes`` nodes, when no other group shares its NICs."""
+    per_node = -(-ranks // nodes)
+    crosses = nodes > max(1, cluster.domain_nodes)
+    together = ranks if nodes > 1 and not crosses else per_node
+    bandwidth = effective_intra_bandwidth(cluster, per_node)
+    if together == 1:
+        inside = "none"
+    elif cluster.intra_topology == "nvswitch":
+        inside = "switch"
+    elif cluster.intra_topology == "pcie-tree" and bandwidth <= cluster.intra_node.bandwidth:
+        inside = "pcie"
+    else:
+        inside = "direct"
+    nics = nic_bandwidth(cluster, min(nodes, 2), ranks_per_node=per_node, sharing=1) if crosses else 0.0
+    return Route(
+        device=cluster.device.name,
+        architecture=cluster.device.architecture,
+        inside=inside,
+        intra_bandwidth=0.0 if inside == "none" else bandwidth,
+        network=cluster.inter_node.name if crosses else "",
+        nic_bandwidth=nics,
+        per_node=per_node if crosses else 0,
+    )
+
+
+def baseline_seconds(works: Sequence[Message], cluster: Cluster) -> Floats:
+    """What latencies and bandwidths alone predict, in seconds; never falls when bytes grow."""
+    seconds = np.zeros(len(works))
+    groups = [i for i, work in enumerate(works) if isinstance(work, Collective)]
+    single = [i for i, work in enumerate(works) if isinstance(work, Transfer)]
+    seconds[groups] = collective_seconds([works[i] for i in groups], cluster)  # type: ignore[misc]
+    seconds[single] = transfer_seconds([works[i] for i in single], cluster)  # type: ignore[misc]
+    return seconds
+
+
+def link_floor_seconds(work: Message, cluster: Cluster) -> float:
+    """The shortest time that the stated bandwidths allow at all, in seconds.
+
+    A rank receives at least (n − 1)/n of the bytes, and a node (N − 1)/N of them through all of its NICs.
+    """
+    if isinstance(work, Transfer):
+        ranks, nodes, share = 2, 2 if work.crosses_nodes else 1, 1.0
+    else:
+        ranks, nodes = max(1, work.num_ranks), max(1, work.num_nodes)
+        share = 1.0 - 1.0 / ranks
+    route = route_of(cluster, ranks=ranks, nodes=nodes)
+    if not route.crosses:
+        return share * work.nbytes / route.intra_bandwidth if route.intra_bandwidth else 0.0
+    between = 1.0 if isinstance(work, Transfer) else 1.0 - 1.0 / nodes
+    return between * work.nbytes / max(route.nic_bandwidth, 1.0)

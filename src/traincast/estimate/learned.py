@@ -1,0 +1,185 @@
+"""The learned cost model: bundles of fitted weights where something like the work was measured, physics elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster, Device
+from traincast.estimate.analytical import AnalyticalCostModel
+from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
+from traincast.estimate.cells import ANY, Cell, beside, setting_of
+from traincast.estimate.features import INTERCHANGEABLE, Rates, Shapes, family_of, shapes_of
+from traincast.estimate.learned_collectives import CollectiveModel
+from traincast.estimate.protocol import SOURCES, CostModel, Estimates
+from traincast.graph import Operator
+from traincast.work import Collective, Transfer, Work
+
+_LEARNED: Final = SOURCES.index("learned")
+_PREFERRED: Final = ("serving", "pytorch/megatron-deepspeed", "megatron/te", "pytorch", "tensorflow")
+"""Settings to ask first where the request names none: the most recent kernels first."""
+_NEAR: Final = float(np.log(1.05))
+"""How far outside the measurements a size may be before a warning says so."""
+_WORD: Final = {
+    "product": "matrix products", "grouped": "grouped products", "attention": "attentions",
+    "conv": "convolutions", "traffic": "memory-bound operators",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedCostModel:
+    """Estimates operators and collectives from ``bundles``, the first that knows a work; the rest by ``otherwise``.
+
+    ``framework`` names the setting whose measurements to prefer, as tables of measurements spell it.
+    """
+
+    bundles: tuple[Bundle, ...] = ()
+    collectives: tuple[CollectiveModel, ...] = ()
+    framework: str = ""
+    otherwise: CostModel = field(default_factory=AnalyticalCostModel)
+
+    def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:
+        """Seconds, interval and source of every work, in order; never NaN, never negative."""
+        count = len(works)
+        columns = {name: np.zeros(count) for name in ("seconds", "low", "high")}
+        source = np.full(count, -1, dtype=np.int8)
+        warnings: dict[str, None] = {}
+        places = [i for i, work in enumerate(works) if isinstance(work, Operator)]
+        for rows, found in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
+            where = np.asarray(places, dtype=np.intp)[rows]
+            for name, column in columns.items():
+                column[where] = getattr(found, name)
+            source[where] = _LEARNED
+        self._collectives(works, cluster, columns, source, warnings)
+        rest = np.flatnonzero(source < 0)
+        if len(rest):
+            physics = self.otherwise.estimate([works[i] for i in rest.tolist()], cluster)
+            for name, column in columns.items():
+                column[rest] = getattr(physics, name)
+            source[rest] = physics.source
+            warnings |= dict.fromkeys(physics.warnings)
+        return Estimates(**columns, source=source, warnings=tuple(warnings))
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        """Devices outside the catalog that bundles bring along, by name."""
+        return {name: device for bundle in self.bundles for name, device in bundle.devices.items()}
+
+    def knows(self, operators: Sequence[Operator], cluster: Cluster) -> npt.NDArray[np.bool_]:
+        """Which operators a bundle estimates."""
+        known = np.zeros(len(operators), dtype=bool)
+        for rows, _ in self._cells_for(operators, cluster.device):
+            known[rows] = True
+        return known
+
+    def _operators(
+        self, operators: Sequence[Operator], device: Device, warnings: dict[str, None]
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Any]]:
+        for rows, (cell, shapes, dtype) in self._cells_for(operators, device):
+            rates = Rates.of(self.devices.get(device.name, device), dtype)
+            general = cell.setting == ANY
+            framework = setting_of(self.framework) if general and self.framework else self.framework
+            found = cell.estimate(shapes, rates, framework=framework, dtype=dtype)
+            outside = int((found.outside > _NEAR).sum())
+            what = _WORD[cell.family]
+            if cell.device == ANY:
+                warnings[
+                    f"{device.name} was not measured: {what} are estimated from its datasheet and the devices most "
+                    "like it"
+                ] = None
+            if outside:
+                warnings[
+                    f"{outside} of {len(shapes)} distinct {what} lie outside what was measured ({cell.id}): taken at "
+                    "the efficiency of the nearest measured size"
+                ] = None
+            yield rows, found
+
+    def _cells_for(
+        self, operators: Sequence[Operator], device: Device
+    ) -> Iterator[tuple[npt.NDArray[np.intp], tuple[Cell, Shapes, str]]]:
+        """Which cell estimates which operators: (positions, (cell, their shapes, dtype))."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for i, op in enumerate(operators):
+            family = family_of(op)
+            if family is not None:
+                groups.setdefault((family, op.dtype.value), []).append(i)
+        for (family, dtype), members in groups.items():
+            left = np.array(members, dtype=np.intp)
+            shapes = shapes_of(family, [operators[i] for i in members])
+            for cell in self._candidates(family, dtype, device):
+                known = cell.knows(shapes)
+                if known.any():
+                    chosen = np.flatnonzero(known)
+                    yield left[chosen], (cell, shapes.take(chosen), dtype)
+                    kept = np.flatnonzero(~known)
+                    left, shapes = left[kept], shapes.take(kept)
+                if not len(left):
+                    break
+
+    def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[Cell]:
+        """Cells to ask, the best first: those of the device, or the network of all devices where it has none."""
+        wanted = setting_of(self.framework) if self.framework else ""
+        ranks = {name: i for i, name in enumerate((wanted, *_PREFERRED))}
+        measured = False
+        for bundle in self.bundles:
+            own: list[tuple[tuple[int, int], str]] = []
+            for name, entry in bundle.entries.get((family, device.name), []):
+                if "base" in entry and entry["setting"] != wanted:
+                    continue  # adapted to a few measurements of one setting: for those who ask for it
+                if entry["dtype"] in (dtype, INTERCHANGEABLE.get(dtype)):
+                    own.append(((ranks.get(entry["setting"], len(ranks)), int(entry["dtype"] != dtype)), name))
+            for _, name in sorted(own):
+                yield bundle.cell(name)
+            measured = measured or bool(own)
+        if not measured:
+            for bundle in self.bundles:
+                yield from _transferred(bundle, family, dtype, device)
+
+    def _collectives(
+        self,
+        works: Sequence[Work],
+        cluster: Cluster,
+        columns: Mapping[str, npt.NDArray[np.float64]],
+        source: npt.NDArray[np.int8],
+        warnings: dict[str, None],
+    ) -> None:
+        places = [i for i, work in enumerate(works) if isinstance(work, Collective | Transfer)]
+        for model in self.collectives:
+            if not places:
+                return
+            found = model.estimate([works[i] for i in places], cluster)  # type: ignore[misc]
+            where = np.asarray(places, dtype=np.intp)[found.learned]
+            for name, column in columns.items():
+                column[where] = getattr(found, name)[found.learned]
+            source[where] = _LEARNED
+            warnings |= dict.fromkeys(found.warnings)
+            places = np.asarray(places, dtype=np.intp)[~found.learned].tolist()
+
+
+def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Iterator[Cell]:
+    """The network of all devices for one that was not measured, beside the cells of those most like it."""
+    for name, entry in bundle.entries.get((family, ANY), []):
+        for stated in (dtype, INTERCHANGEABLE.get(dtype, dtype)):
+            if stated in entry["vocabulary"]["dtype"]:
+                yield beside(bundle.cell(name), device, stated, bundle.measured(family, stated))
+                return
+
+
+def learned_cost_model(paths: Sequence[Path] = ()) -> LearnedCostModel:
+    """The bundles in ``paths``, in this order, and then those that come with Traincast."""
+    operators: list[Bundle] = []
+    collectives: list[CollectiveModel] = []
+    for path in (*paths, *(SHIPPED / name for name in ("operators", "collectives"))):
+        if path.parent == SHIPPED and not path.is_dir():
+            continue
+        bundle = load_bundle(path)
+        if bundle.card["kind"] == "operators":
+            operators.append(bundle)
+        else:
+            collectives.append(CollectiveModel(weights=bundle.arrays(), card=bundle.card["model"]))
+    return LearnedCostModel(bundles=tuple(operators), collectives=tuple(collectives))

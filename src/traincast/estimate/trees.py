@@ -1,0 +1,118 @@
+"""Sums of regression trees, evaluated without the library that grew them.
+
+A feature is cut into at most 256 bins, so that a node is four bytes: which feature, which bin, and two children.
+Leaves point at themselves, every row walks the same number of steps, and the processor overlaps the walks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+_BLOCK: Final = 256
+"""Rows that walk a tree before the next tree begins: what fits the first-level cache."""
+
+COMPILE_FROM: Final = 1_000_000
+"""Rows times trees from which it pays to load the compiler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """A forest whose leaves are added up, beginning with ``base``.
+
+    ``nodes`` [tree, node] are (feature, bin, left, right): a row goes left where its bin is at most the node's.
+    Children count inner nodes first, then leaves; ``leaves`` [tree, leaf] are what is added. ``cuts`` holds the
+    upper edges of the bins of every feature, those of feature ``i`` from ``starts[i]`` to ``starts[i + 1]``.
+    """
+
+    base: npt.NDArray[np.float64]
+    nodes: npt.NDArray[np.uint8]
+    leaves: npt.NDArray[np.float16]
+    depth: npt.NDArray[np.uint8]
+    cuts: npt.NDArray[np.float32]
+    starts: npt.NDArray[np.int32]
+
+    def __call__(self, table: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """The sum for each row of ``table`` [row, feature]."""
+        inner = self.nodes.shape[1]
+        count = inner + self.leaves.shape[1]
+        nodes = np.zeros((len(self.nodes), count, 4), dtype=np.uint8)
+        nodes[:, :inner] = self.nodes
+        nodes[:, inner:, 1] = 255
+        nodes[:, inner:, 2:] = np.arange(inner, count, dtype=np.uint8)[None, :, None]
+        if len(table) * len(nodes) < COMPILE_FROM and not _compiled.cache_info().currsize:
+            return self._few(table, nodes)
+        bins = np.empty(table.shape, dtype=np.uint8)
+        total = np.full(len(table), self.base[0])
+        put_in_bins, walk = _compiled()
+        put_in_bins(np.ascontiguousarray(table), self.cuts, self.starts, bins)
+        walk(bins, nodes, self.leaves.astype(np.float32), self.depth, total)
+        return total
+
+    def _few(self, table: npt.NDArray[np.float32], nodes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+        """The same for a few rows, all trees at once: sooner done than a compiler is loaded."""
+        edges = [self.cuts[a:b] for a, b in pairwise(self.starts.tolist())]
+        bins = np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, table.T, strict=True)], axis=1)
+        tree = np.arange(len(nodes))[None, :]
+        row = np.arange(len(table))[:, None]
+        at = np.zeros((len(table), len(nodes)), dtype=np.intp)
+        for _ in range(int(self.depth.max(initial=0))):
+            node = nodes[tree, at]
+            at = np.where(bins[row, node[..., 0]] > node[..., 1], node[..., 3], node[..., 2]).astype(np.intp)
+        leaf = self.leaves.astype(np.float32)[tree, at - self.nodes.shape[1]]
+        return np.asarray(self.base[0] + leaf.sum(axis=1, dtype=np.float64))
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The forest as named arrays, for a file."""
+        return {name: getattr(self, name) for name in Trees.__slots__}
+
+    @staticmethod
+    def from_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> Trees:
+        """The forest of :meth:`arrays`."""
+        return Trees(**{name: arrays[name] for name in Trees.__slots__})  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> tuple[Callable[..., None], Callable[..., None]]:
+    """The loops below in machine code, kept on disk between runs."""
+    import numba
+
+    compiler = numba.njit(cache=True, boundscheck=False)
+    return compiler(_bin), compiler(_walk)
+
+
+def _bin(table, cuts, starts, bins):  # type: ignore[no-untyped-def]  # pragma: no cover
+    for row in range(table.shape[0]):
+        for feature in range(table.shape[1]):
+            value = table[row, feature]
+            low, high = starts[feature], starts[feature + 1]
+            first = low
+            while low < high:
+                middle = (low + high) // 2
+                if cuts[middle] < value:
+                    low = middle + 1
+                else:
+                    high = middle
+            bins[row, feature] = low - first
+
+
+def _walk(bins, nodes, leaves, depth, total):  # type: ignore[no-untyped-def]  # pragma: no cover
+    rows, inner = bins.shape[0], nodes.shape[1] - leaves.shape[1]
+    at = np.zeros(_BLOCK, dtype=np.uint8)
+    for start in range(0, rows, _BLOCK):
+        size = min(_BLOCK, rows - start)
+        for tree in range(nodes.shape[0]):
+            at[:] = 0
+            for _ in range(depth[tree]):
+                for i in range(size):
+                    node = at[i]
+                    right = bins[start + i, nodes[tree, node, 0]] > nodes[tree, node, 1]
+                    at[i] = nodes[tree, node, 3] if right else nodes[tree, node, 2]
+            for i in range(size):
+                total[start + i] += leaves[tree, at[i] - inner]

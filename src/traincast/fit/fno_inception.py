@@ -1,0 +1,84 @@
+"""FNO-Inception: Fourier layers with different numbers of modes side by side, so that no single one must be chosen.
+
+A Fourier layer (Li et al., "Fourier neural operator", 2021) multiplies the lowest modes of a sequence by learned
+complex matrices. Few modes see what varies slowly along the sequence, many see edges; the Inception module (Szegedy
+et al., 2015; swPredictor for operator times) runs several beside a pointwise path, and mixes what they find.
+
+Sequences are tensors of [position, sample, channel]: every step is then one large matrix product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from traincast.estimate.network import fourier_matrices
+
+
+class SpectralMix(nn.Module):
+    """Learned complex matrices on the lowest modes: ``branches`` of (channels, modes), each on channels of its own."""
+
+    def __init__(self, length: int, branches: tuple[tuple[int, int], ...]) -> None:
+        super().__init__()
+        self.branches = branches
+        most = max(modes for _, modes in branches)
+        if most > length // 2 + 1:
+            raise ValueError(f"{most} modes of a sequence of {length}: at most {length // 2 + 1} exist")
+        analysis, synthesis = fourier_matrices(length, most)
+        self.register_buffer("analysis", torch.from_numpy(analysis), persistent=False)
+        self.register_buffer("synthesis", torch.from_numpy(synthesis), persistent=False)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(modes, 2, width, width) / width) for width, modes in branches
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix ``x`` [position, sample, channel]."""
+        length, batch, channels = x.shape
+        most = self.analysis.shape[0] // 2
+        spectrum = (self.analysis @ x.reshape(length, -1)).view(2, most, batch, channels)
+        mixed = []
+        start = 0
+        for (width, modes), weight in zip(self.branches, self.weights, strict=True):
+            real, imaginary = spectrum[:, :modes, :, start : start + width]
+            a, b = weight[:, 0], weight[:, 1]
+            product = torch.stack([real @ a - imaginary @ b, real @ b + imaginary @ a])
+            mixed.append(nn.functional.pad(product, (0, 0, 0, 0, 0, most - modes)))
+            start += width
+        return (self.synthesis @ torch.cat(mixed, dim=-1).reshape(2 * most, -1)).view(length, batch, channels)
+
+
+class FNOInception(nn.Module):
+    """Parallel Fourier branches and a pointwise path, mixed and added to what came in."""
+
+    def __init__(self, width: int, length: int, modes: tuple[int, ...]) -> None:
+        super().__init__()
+        if width % len(modes):
+            raise ValueError(f"{width} channels do not divide among {len(modes)} branches")
+        self.enter = nn.Linear(width, width)
+        self.spectral = SpectralMix(length, tuple((width // len(modes), m) for m in modes))
+        self.pointwise = nn.Linear(width, width)
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [position, sample, channel], refined."""
+        return x + self.mix(torch.relu(self.spectral(self.enter(x)) + self.pointwise(x)))
+
+
+class ConvInception(nn.Module):
+    """The rival of the same shape: convolutions of different widths along the sequence instead of Fourier modes."""
+
+    def __init__(self, width: int, length: int, kernels: tuple[int, ...]) -> None:
+        super().__init__()
+        if width % len(kernels) or not all(k % 2 for k in kernels):
+            raise ValueError(f"{width} channels among kernels of {kernels}: they must divide, and kernels be odd")
+        self.enter = nn.Linear(width, width)
+        part = width // len(kernels)
+        self.branches = nn.ModuleList(nn.Conv1d(part, part, k, padding=k // 2) for k in kernels)
+        self.pointwise = nn.Linear(width, width)
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` [position, sample, channel], refined."""
+        parts = self.enter(x).permute(1, 2, 0).chunk(len(self.branches), dim=1)
+        seen = torch.cat([branch(part) for branch, part in zip(self.branches, parts, strict=True)], dim=1)
+        return x + self.mix(torch.relu(seen.permute(2, 0, 1) + self.pointwise(x)))

@@ -1,0 +1,466 @@
+"""Profiling of collectives: over message sizes, group sizes and placements of a group on nodes.
+
+All ranks run the same list of cases; those outside a case's group wait. Ranks tell each other what to do
+and what they measured through the store of the process group, as JSON. Rank 0 keeps the table.
+
+Bytes are those of nccl-tests: all_reduce and broadcast the buffer, all_gather the whole output,
+reduce_scatter the whole input, all_to_all the send buffer of a rank, p2p the message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from traincast.errors import RequestError, UnknownNameError
+from traincast.graph.capture import require_torch
+from traincast.profile.journal import Journal, check_output
+from traincast.profile.machine import check_device, device_name
+from traincast.profile.operators import Failure, Profile, Progress
+from traincast.profile.rows import Row
+from traincast.profile.timing import SUSPECT_DISPERSION, Timing, clock_of
+from traincast.units import GIB
+
+Run: TypeAlias = Callable[[], object]
+
+COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
+BACKENDS: Final = ("gloo", "nccl")
+STAT: Final = "median, max over ranks"
+ELEMENT_BYTES: Final = 4
+DTYPE: Final = "float"
+_WAIT: Final = timedelta(hours=2)
+_WARMUP: Final = 3
+_SIZE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kKmMgG]?)(i?)([bB]?)\s*$")
+_LARGEST: Final = 64 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRequest:
+    """Which collectives to profile; ``sizes`` in bytes, ``groups`` in ranks (empty: two up to all, doubling)."""
+
+    collectives: tuple[str, ...] = COLLECTIVES
+    sizes: tuple[int, ...]
+    groups: tuple[int, ...] = ()
+    backend: str = "gloo"
+    repeats: int = 20
+    seconds: float | None = None
+    threads: int = 1
+    source: str = "profile"
+    system: str = ""
+    interconnect: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.collectives:
+            if name not in COLLECTIVES:
+                raise UnknownNameError("collective", name, COLLECTIVES)
+        if self.backend not in BACKENDS:
+            raise UnknownNameError("backend", self.backend, BACKENDS)
+        if self.repeats < 1 or self.threads < 1:
+            raise RequestError(f"repeats is {self.repeats} and threads {self.threads}: expected 1 or more of each")
+        if self.seconds is not None and not self.seconds > 0:
+            raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
+        if not self.sizes or not self.collectives:
+            raise RequestError("nothing to profile: name collectives and sizes")
+        if any(group < 2 for group in self.groups):
+            raise RequestError(f"groups are {', '.join(map(str, self.groups))}: a group has 2 ranks or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A group of ranks: which, and on how many nodes they lie, the same number on each."""
+
+    ranks: tuple[int, ...]
+    num_nodes: int
+
+    @property
+    def variant(self) -> str:
+        """``packed`` on one node, or ``spread`` over several."""
+        return "packed" if self.num_nodes == 1 else "spread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement: a collective of ``nbytes`` in the group of a placement."""
+
+    collective: str
+    nbytes: int
+    placement: Placement
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``4096``, ``64KiB``, ``1.5MB`` or ``1GiB``; a letter alone counts by 1024, as nccl-tests has it.
+
+    >>> parse_size("64KiB"), parse_size("1MB"), parse_size("2M")
+    (65536, 1000000, 2097152)
+    """
+    found = _SIZE.match(text)
+    if found is None:
+        raise RequestError(f"size {text!r}: expected bytes such as 4096, 64KiB or 16MB")
+    number, prefix, binary, unit = found.groups()
+    power = {"": 0, "k": 1, "m": 2, "g": 3}[prefix.lower()]
+    value = float(number) * (1000 if unit and not binary else 1024) ** power
+    if not 1 <= value <= _LARGEST:
+        raise RequestError(f"size {text!r}: expected from 1 byte to {_LARGEST // GIB} GiB")
+    return int(value)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Sizes of a list, with ranges that double (``1KiB..64MiB``) or grow by a factor (``1KiB..64MiB:4``).
+
+    >>> parse_sizes("1KiB..8KiB")
+    (1024, 2048, 4096, 8192)
+    >>> parse_sizes("1KiB..64KiB:8,1MiB")
+    (1024, 8192, 65536, 1048576)
+    """
+    sizes: list[int] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        first, dots, rest = item.partition("..")
+        if not dots:
+            sizes.append(parse_size(item))
+            continue
+        last, colon, factor = rest.partition(":")
+        if colon and (not factor.isdecimal() or int(factor) < 2):
+            raise RequestError(f"sizes {item!r}: the factor after ':' must be a whole number of 2 or more")
+        size, end = parse_size(first), parse_size(last)
+        if size > end:
+            raise RequestError(f"sizes {item!r}: {first} is more than {last}")
+        while size <= end:
+            sizes.append(size)
+            size *= int(factor) if colon else 2
+    if not sizes:
+        raise RequestError(f"sizes {text!r}: expected sizes such as 1KiB..64MiB")
+    return tuple(dict.fromkeys(sizes))
+
+
+def elements_of(collective: str, nbytes: int, num_ranks: int) -> int:
+    """Elements that a rank holds before the collective, so that nccl-tests would count ``nbytes``, or a little less.
+
+    >>> [elements_of(c, 4096, 4) for c in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")]
+    [1024, 256, 1024, 1024]
+    """
+    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+        each = max(1, nbytes // (ELEMENT_BYTES * num_ranks))
+        return each if collective == "all_gather" else each * num_ranks
+    return max(1, nbytes // ELEMENT_BYTES)
+
+
+def counted_bytes(collective: str, elements: int, num_ranks: int) -> int:
+    """What nccl-tests counts for ranks that hold ``elements`` each: the inverse of :func:`elements_of`."""
+    return elements * ELEMENT_BYTES * (num_ranks if collective == "all_gather" else 1)
+
+
+def bus_factor(collective: str, num_ranks: int) -> float:
+    """Bytes that cross a rank's link per byte counted, as nccl-tests has it: 2(n-1)/n, (n-1)/n or 1."""
+    n = num_ranks
+    if collective == "all_reduce":
+        return 2.0 * (n - 1) / n
+    return (n - 1) / n if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def placements(nodes: Sequence[str], groups: Sequence[int]) -> list[Placement]:
+    """The groups to measure among ranks that lie on ``nodes[rank]``: packed on a node, and spread evenly over more."""
+    ranks_on: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, node in enumerate(nodes):
+        ranks_on[node].append(rank)
+    homes = sorted(ranks_on.values(), key=lambda ranks: (-len(ranks), ranks))
+    found = []
+    for size in groups or _doubling(len(nodes)):
+        for count in range(1, len(homes) + 1):
+            if size % count or count > size:
+                continue
+            each = size // count
+            fitting = [ranks[:each] for ranks in homes if len(ranks) >= each][:count]
+            power_of_two = count & (count - 1) == 0
+            if len(fitting) == count and (power_of_two or count == len(homes)):
+                ranks = tuple(sorted(rank for part in fitting for rank in part))
+                found.append(Placement(ranks=ranks, num_nodes=count))
+    return found
+
+
+def _doubling(num_ranks: int) -> list[int]:
+    sizes = [2**i for i in range(1, num_ranks.bit_length()) if 2**i <= num_ranks]
+    return sizes if num_ranks in sizes or num_ranks < 2 else [*sizes, num_ranks]
+
+
+def cases_of(request: CollectiveRequest, nodes: Sequence[str]) -> list[Case]:
+    """All cases of a request on ranks that lie on ``nodes[rank]``, without those that come out the same."""
+    cases: dict[Case, None] = {}
+    for placement in placements(nodes, request.groups):
+        n = len(placement.ranks)
+        for collective in request.collectives:
+            if collective == "p2p" and n != 2:
+                continue
+            for size in request.sizes:
+                nbytes = counted_bytes(collective, elements_of(collective, size, n), n)
+                cases[Case(collective=collective, nbytes=nbytes, placement=placement)] = None
+    return list(cases)
+
+
+def torchrun_line(arguments: Sequence[str], *, ranks: int = 4) -> str:
+    """The command that runs ``traincast`` with ``arguments`` on ``ranks`` local processes."""
+    return f"torchrun --nproc-per-node {ranks} -m traincast {' '.join(arguments)}"
+
+
+def is_launched() -> bool:
+    """Whether a launcher such as ``torchrun`` has told this process its rank."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
+
+
+def profile_collectives(
+    request: CollectiveRequest, output: Path, *, progress: Progress | None = None
+) -> Profile | None:
+    """Measure ``request`` into the table ``output`` with all ranks of a launcher; ``None`` on all ranks but 0."""
+    if not is_launched():
+        raise RequestError("collectives need several processes: launch them with torchrun, or use --local N")
+    require_torch()
+    device = "cuda" if request.backend == "nccl" else "cpu"
+    check_device(device)
+    check_output(output, table="collectives")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(request.threads)
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(request.backend, timeout=_WAIT)
+    try:
+        ring = _Ring(request, device)
+        if ring.rank == 0:
+            return ring.lead(output, progress or (lambda done, total, what: None))
+        ring.follow()
+        return None
+    finally:
+        dist.destroy_process_group()
+
+
+def collective_identity(row: Row) -> str:
+    """What makes two rows of collectives the same measurement."""
+    names = ("source", "system", "device", "collective", "bytes", "n_ranks", "n_nodes", "library", "interconnect")
+    return "|".join(str(row[name]) for name in names)
+
+
+class _Ring:
+    """All ranks of a launch, seen from one of them."""
+
+    def __init__(self, request: CollectiveRequest, device: str) -> None:
+        import torch.distributed as dist
+
+        self.request = request
+        self.device = device
+        self._turn = 0
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.store = dist.PrefixStore("traincast", dist.distributed_c10d._get_default_store())
+        self.store.set_timeout(_WAIT)
+        self.store.set(f"node/{self.rank}", os.environ.get("GROUP_RANK", "") + "/" + platform.node())
+        self.nodes = [self.store.get(f"node/{rank}").decode() for rank in range(self.size)]
+        too_large = [group for group in request.groups if group > self.size]
+        if too_large:
+            raise RequestError(f"a group of {too_large[0]} ranks among {self.size}: launch more, or ask for less")
+        self.cases = cases_of(request, self.nodes)
+        if not self.cases:
+            raise RequestError(f"no group of {request.groups or 2} ranks can be placed on {self.size} ranks")
+        self.groups = {p: dist.new_group(list(p.ranks)) for p in dict.fromkeys(case.placement for case in self.cases)}
+
+    def lead(self, output: Path, progress: Progress) -> Profile:
+        """Rank 0: say which case is next, take part in it, gather the times, keep the rows."""
+        end = None if self.request.seconds is None else time.monotonic() + self.request.seconds
+        reasons: dict[tuple[str, str], int] = {}
+        left = 0
+        try:
+            with Journal(output, table="collectives", identity=collective_identity) as journal:
+                kept = len(journal.rows)
+                for number, case in enumerate(self.cases):
+                    progress(number, len(self.cases), case.collective)
+                    if journal.has(collective_identity(self._row(case, None))):
+                        continue
+                    if end is not None and time.monotonic() > end:
+                        left += 1
+                        continue
+                    row, reason = self._lead_case(number, case)
+                    if row is not None:
+                        journal.add(row)
+                    else:
+                        reasons[case.collective, reason] = reasons.get((case.collective, reason), 0) + 1
+                progress(len(self.cases), len(self.cases), "")
+                rows, warnings = journal.rows, tuple(journal.warnings)
+                journal.finish()
+        finally:
+            self.store.set(f"next/{self._turn}", "-1")
+        return Profile(
+            output=output,
+            rows=tuple(rows),
+            failures=tuple(Failure(what=w, reason=r, count=n) for (w, r), n in reasons.items()),
+            measured=len(rows) - kept,
+            kept=kept,
+            left=left,
+            warnings=warnings,
+        )
+
+    def _lead_case(self, number: int, case: Case) -> tuple[Row | None, str]:
+        self.store.set(f"next/{self._turn}", str(number))
+        results = {0: self._take_part(case)} if 0 in case.placement.ranks else {}
+        for rank in case.placement.ranks:
+            if rank != 0:
+                results[rank] = json.loads(self.store.get(f"result/{self._turn}/{rank}"))
+        self._turn += 1
+        failed = next((str(r["error"]) for r in results.values() if "error" in r), None)
+        if failed is not None:
+            return None, failed
+        slowest = max(results.values(), key=lambda r: float(r["median_s"]))
+        return self._row(case, Timing(**slowest)), ""
+
+    def follow(self) -> None:
+        """Any other rank: take part in the cases that rank 0 names, until it names none."""
+        while True:
+            number = int(self.store.get(f"next/{self._turn}"))
+            if number < 0:
+                return
+            case = self.cases[number]
+            if self.rank in case.placement.ranks:
+                self.store.set(f"result/{self._turn}/{self.rank}", json.dumps(self._take_part(case)))
+            self._turn += 1
+
+    def _take_part(self, case: Case) -> dict[str, Any]:
+        """Run one case; the times of this rank, or the reason why it cannot be run."""
+        import torch
+
+        try:
+            run = _call_of(case, self.groups[case.placement], self.device)
+            # Every rank must make the same number of runs, so no rank may stop early or time several as one.
+            samples = _timed(run, self.request.repeats, self.device)
+        except (RuntimeError, NotImplementedError, ValueError, torch.cuda.OutOfMemoryError) as error:
+            return {"error": " ".join(str(error).split())[:160]}
+        share = 0.5 if case.collective == "p2p" else 1.0  # there and back again is two messages
+        timing = Timing.of([sample * share for sample in samples])
+        return {
+            "median_s": timing.median_s,
+            "min_s": timing.min_s,
+            "dispersion": timing.dispersion,
+            "count": timing.count,
+        }
+
+    def _row(self, case: Case, timing: Timing | None) -> Row:
+        n, seconds = len(case.placement.ranks), timing.median_s if timing else 1.0
+        request = self.request
+        one_node = case.placement.num_nodes == 1
+        return {
+            "source": request.source,
+            "system": request.system or platform.node() or "local",
+            "device": device_name(self.device, threads=request.threads),
+            "collective": case.collective,
+            "bytes": case.nbytes,
+            "n_ranks": n,
+            "n_nodes": case.placement.num_nodes,
+            "ranks_per_node": n // case.placement.num_nodes,
+            "interconnect": request.interconnect or _usual_interconnect(request.backend, one_node=one_node),
+            "library": library_name(request.backend),
+            "dtype": DTYPE,
+            "variant": case.placement.variant,
+            "stat": STAT,
+            "time_us": seconds * 1e6,
+            "busbw_GBps": case.nbytes * bus_factor(case.collective, n) / seconds / 1e9,
+            "suspect": timing is not None and timing.dispersion > SUSPECT_DISPERSION,
+            "dispersion": timing.dispersion if timing else 0.0,
+            "n_meas": timing.count if timing else 0,
+            "time_us_min": timing.min_s * 1e6 if timing else 0.0,
+        }
+
+
+def library_name(backend: str) -> str:
+    """``NCCL 2.26.2``, or ``gloo (torch.distributed 2.13.0)``."""
+    import torch
+
+    if backend == "nccl":
+        return "NCCL " + ".".join(str(part) for part in torch.cuda.nccl.version())
+    return f"gloo (torch.distributed {str(torch.__version__).partition('+')[0]})"
+
+
+def _usual_interconnect(backend: str, *, one_node: bool) -> str:
+    if backend == "gloo":
+        return "TCP loopback" if one_node else "TCP"
+    return "within node" if one_node else "between nodes"
+
+
+def _timed(run: Run, repeats: int, device: str) -> list[float]:
+    clock = clock_of(device)
+    for _ in range(_WARMUP):
+        clock.seconds(run, 1)
+    return [clock.seconds(run, 1) for _ in range(repeats)]
+
+
+def _call_of(case: Case, group: Any, device: str) -> Run:
+    """The collective as a call on this rank's buffers, one after the other as nccl-tests runs them."""
+    import torch
+    import torch.distributed as dist
+
+    ranks = case.placement.ranks
+    n = len(ranks)
+    elements = elements_of(case.collective, case.nbytes, n)
+    data = torch.ones(elements, device=device)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    match case.collective:
+        case "all_reduce":
+            return lambda: dist.all_reduce(data, op=dist.ReduceOp.MAX, group=group)
+        case "all_gather":
+            whole = torch.empty(elements * n, device=device)
+            return lambda: gather(whole, data, group=group)
+        case "reduce_scatter":
+            part = torch.empty(elements // n, device=device)
+            return lambda: scatter(part, data, group=group)
+        case "all_to_all":
+            received = torch.empty(elements, device=device)
+            return lambda: dist.all_to_all_single(received, data, group=group)
+        case "broadcast":
+            return lambda: dist.broadcast(data, src=ranks[0], group=group)
+        case _:
+            return _there_and_back(data, ranks, group)
+
+
+def _there_and_back(data: Any, ranks: tuple[int, ...], group: Any) -> Run:
+    import torch.distributed as dist
+
+    first, second = ranks
+    if dist.get_rank() == first:
+
+        def run() -> None:
+            dist.send(data, second, group=group)
+            dist.recv(data, second, group=group)
+
+    else:
+
+        def run() -> None:
+            dist.recv(data, first, group=group)
+            dist.send(data, first, group=group)
+
+    return run
+
+
+def summary_of_collectives(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    """Per collective and group: how many rows, the median dispersion, the best bus bandwidth in bytes per second."""
+    groups: defaultdict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["collective"], row["n_ranks"], row["n_nodes"]].append(row)
+    return [
+        {
+            "collective": collective,
+            "n_ranks": n_ranks,
+            "n_nodes": n_nodes,
+            "n": len(group),
+            "suspect": sum(bool(row["suspect"]) for row in group),
+            "median_dispersion": sorted(row["dispersion"] for row in group)[len(group) // 2],
+            "least_s": min(row["time_us"] for row in group) * 1e-6,
+            "best_bytes_per_s": max(row["busbw_GBps"] for row in group) * 1e9,
+        }
+        for (collective, n_ranks, n_nodes), group in sorted(groups.items())
+    ]

@@ -1,0 +1,86 @@
+"""Local processes for collectives: what ``torchrun`` does on one machine, without leaving the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from traincast.graph.capture import require_torch
+
+_POLL_S: Final = 0.05
+_PATIENCE_S: Final = 10.0
+
+
+def run_locally(arguments: Sequence[str], *, ranks: int) -> int:
+    """Run ``traincast`` with ``arguments`` in ``ranks`` processes that know each other.
+
+    Returns 0, or the exit code of the first that failed. Rank 0 writes where this process writes; the
+    others say nothing.
+    """
+    require_torch()
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    # The store is here, on a port that the system chose, so that two launches never want the same one.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
+    processes = [
+        subprocess.Popen(  # noqa: S603  (this very program)
+            [sys.executable, "-m", "traincast", *arguments],
+            env=_environment(rank, ranks, store.port),
+            stdin=subprocess.DEVNULL,
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stderr=None if rank == 0 else subprocess.DEVNULL,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        return _wait(processes)
+    finally:
+        _stop(processes)
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Until all are done, or one has failed."""
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [code for code in codes if code]
+        if failed:
+            return codes[0] or (failed[0] if failed[0] > 0 else 128 - failed[0])
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(_POLL_S)
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End those that still run: asked first, then not."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    end = time.monotonic() + _PATIENCE_S
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,90 @@
+"""The bundles that come with Traincast: small, whole, and asked by default."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from traincast.cluster import load_device
+from traincast.estimate import learned_cost_model
+from traincast.estimate.bundle import SHIPPED, load_bundle
+from traincast.estimate.cells import ANY
+from traincast.forecast import predict
+
+MEASURED = (
+    "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300", "l40s", "rtx-pro-6000",
+    "arc-pro-b60", "gh200-120gb", "p4", "p100-pcie-16gb", "v100-pcie-32gb", "v100-sxm2-16gb", "t4", "a100-pcie-40gb",
+    "a100-pcie-80gb", "l4", "mi100", "mi210", "gtx-1080-ti", "k40", "k80", "m60",
+)  # fmt: skip
+
+
+def test_they_are_small() -> None:
+    size = sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file())
+    assert size < 25 * 2**20
+
+
+def test_every_measured_device_has_a_cell_and_every_cell_a_score() -> None:
+    card = load_bundle(SHIPPED / "operators").card
+    cells = card["cells"]
+    assert {entry["device"] for entry in cells.values()} >= {*MEASURED, ANY}
+    assert {entry["family"] for entry in cells.values() if entry["device"] == ANY} == {
+        "product", "grouped", "attention", "conv", "traffic",
+    }  # fmt: skip
+    for entry in cells.values():
+        if entry["device"] != ANY:
+            load_device(entry["device"])
+        for score in entry["scores"].values():
+            assert all(math.isfinite(value) for value in score.values())
+        for low, high in entry["interval"].values():
+            assert low <= 0 <= high
+
+
+def test_every_cell_can_be_loaded() -> None:
+    bundle = load_bundle(SHIPPED / "operators")
+    for name in bundle.card["cells"]:
+        cell = bundle.cell(name)
+        assert cell.id == name
+        assert cell.trees is not None or cell.network is not None
+
+
+def test_no_path_of_the_machine_they_were_fitted_on_is_in_them() -> None:
+    for card in SHIPPED.rglob("card.json"):
+        text = card.read_text()
+        assert "/" + "work" not in text
+        assert "/" + "tmp" not in text
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "dgx-b200", "dgx-gb200:2", "pcie-l40s"])
+def test_a_forecast_is_mostly_learned_where_the_device_was_measured(cluster: str) -> None:
+    report = predict("llama3-8b", cluster=cluster, strategy=None, global_batch=64, use_cache=True).report
+    assert report.estimated_by["learned"] > 0.3
+
+
+def test_a_device_that_was_not_measured_is_learned_from_others_and_says_so() -> None:
+    report = predict("llama3-8b", cluster="pcie-a40-nvlink:4", strategy=None, global_batch=64, use_cache=True).report
+    assert report.estimated_by["learned"] > 0.3
+    assert any("was not measured" in warning for warning in report.warnings)
+
+
+def test_forecasting_from_them_does_not_load_pytorch() -> None:
+    code = (
+        "import sys\n"
+        "from traincast.cluster import load_cluster\n"
+        "from traincast.estimate import learned_cost_model\n"
+        "from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec\n"
+        "t = TensorSpec((512, 512), DType.BF16)\n"
+        "op = Operator(name='mm', kind=OpKind.GEMM, phase=Phase.FORWARD, inputs=(t, t), outputs=(t,))\n"
+        "found = learned_cost_model().estimate([op], load_cluster('dgx-h100'))\n"
+        "print(found.source.tolist(), sorted({'torch', 'lightgbm', 'sklearn', 'numba'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1] []"
+
+
+def test_the_default_is_what_is_shipped() -> None:
+    model = learned_cost_model()
+    assert [bundle.path.name for bundle in model.bundles] == ["operators"]
+    assert len(model.collectives) == 1
