@@ -21,8 +21,12 @@ from traincast.graph import Operator
 from traincast.work import Collective, Transfer, Work
 
 _LEARNED: Final = SOURCES.index("learned")
-_PREFERRED: Final = ("serving", "pytorch/megatron-deepspeed", "megatron/te", "pytorch", "tensorflow")
+_PREFERRED: Final = ("serving", "pytorch/megatron-deepspeed", "megatron/te", "pytorch")
 """Settings to ask first where the request names none: the most recent kernels first."""
+_ASKED_ONLY: Final = ("tensorflow", "cudnn/miopen/mkl")
+"""Settings that answer only those who name them: layers with their framework's floor, and libraries of 2017."""
+_TRANSFERABLE: Final = ("product", "grouped", "attention")
+"""Families whose kernels were measured bare on enough devices to speak of one that was not."""
 _NEAR: Final = float(np.log(1.05))
 """How far outside the measurements a size may be before a warning says so."""
 _WORD: Final = {
@@ -129,14 +133,14 @@ class LearnedCostModel:
         for bundle in self.bundles:
             own: list[tuple[tuple[int, int], str]] = []
             for name, entry in bundle.entries.get((family, device.name), []):
-                if "base" in entry and entry["setting"] != wanted:
-                    continue  # adapted to a few measurements of one setting: for those who ask for it
+                if entry["setting"] != wanted and ("base" in entry or entry["setting"] in _ASKED_ONLY):
+                    continue  # a few measurements of one setting, or of an old one: for those who ask for it
                 if entry["dtype"] in (dtype, INTERCHANGEABLE.get(dtype)):
                     own.append(((ranks.get(entry["setting"], len(ranks)), int(entry["dtype"] != dtype)), name))
             for _, name in sorted(own):
                 yield bundle.cell(name)
             measured = measured or bool(own)
-        if not measured:
+        if not measured and (wanted or family in _TRANSFERABLE):
             for bundle in self.bundles:
                 yield from _transferred(bundle, family, dtype, device)
 
