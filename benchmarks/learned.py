@@ -82,7 +82,7 @@ def cells(data: Path) -> Iterable[str]:
             continue
         share = entry["share"]
         learner = "trees" if share == 0 else "network" if share == 1 else f"{share:.0%} network"
-        if "neighbours" in entry:
+        if "neighbours" in entry or "base" in entry:
             learner = "adapted"
         s = entry["scores"]["all"]
         yield _row(
