@@ -81,8 +81,9 @@ class Cell:
 
     def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
         """Which operators bear a name that was measured."""
-        names = set(self.vocabulary["name"])
-        return np.array([details[0] in names for details in shapes.details], dtype=bool)
+        known = set(self.vocabulary["name"])
+        names, number = _distinct_names(shapes)
+        return np.array([name in known for name in names], dtype=bool)[number]
 
     def estimate(self, shapes: Shapes, rates: Rates, *, framework: str = "", dtype: str = "") -> Estimate:
         """Seconds of operators that the cell knows."""
@@ -91,7 +92,8 @@ class Cell:
         outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
         said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
         seconds = roofline(shapes, rates) * np.exp(np.clip(said, *PLAUSIBLE))
-        bounds = np.array([self.interval.get(d[0], self.interval[ANY]) for d in shapes.details]).reshape(-1, 2)
+        names, number = _distinct_names(shapes)
+        bounds = np.array([self.interval.get(n, self.interval[ANY]) for n in names]).reshape(-1, 2)[number]
         return Estimate(
             seconds=seconds,
             low=seconds * np.exp(bounds[:, 0] - WIDENING * outside),
@@ -119,10 +121,17 @@ class Cell:
         return said
 
     def _domains(self, shapes: Shapes) -> tuple[Floats, Floats]:
-        names = [d[0] for d in shapes.details]
-        bounds = {name: np.array(self.domain[name], dtype=np.float64) for name in dict.fromkeys(names)}
-        both = np.stack([bounds[name] for name in names], axis=1) if names else np.zeros((2, 0, 1))
-        return both[0], both[1]
+        names, number = _distinct_names(shapes)
+        low, high = (np.array([self.domain[n][side] for n in names], dtype=np.float64) for side in (0, 1))
+        width = shapes.sizes.shape[1]
+        return low.reshape(-1, width)[number], high.reshape(-1, width)[number]
+
+
+def _distinct_names(shapes: Shapes) -> tuple[list[str], npt.NDArray[np.intp]]:
+    """The names of operators without repeats, and which of them each operator has."""
+    place: dict[str, int] = {}
+    number = [place.setdefault(details[0], len(place)) for details in shapes.details]
+    return list(place), np.array(number, dtype=np.intp)
 
 
 def encode(
