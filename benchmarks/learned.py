@@ -226,9 +226,7 @@ def local(data: Path) -> Iterable[str]:
     }
     fitted = fit_operators(table, FitConfig(general=False, training=TrainConfig(epochs=60)))
     yield from _head(["cell", "operator", "trained on", "tested on", "MAPE", "median", "repeats differ by"])
-    names = np.array(
-        [shapes_of(family_of(op) or "traffic", [op]).details[0][0] for op in table.operators], dtype=object
-    )
+    names = np.array([shapes_of(family_of(op) or "traffic", [op]).names[0] for op in table.operators], dtype=object)
     for made in fitted:
         for name, score in made.scores.items():
             if name == "all" or score.n >= FEW:

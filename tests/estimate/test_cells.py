@@ -45,7 +45,8 @@ def shapes(*sizes: list[float], name: str = "gemm.fwd", act: str = "none") -> Sh
         family="product",
         sizes=np.array(sizes, dtype=np.float64),
         passes=np.ones(len(sizes)),
-        details=((name, act, "none", "none"),) * len(sizes),
+        details=((name, act, "none", "none"),),
+        which=np.zeros(len(sizes), int),
     )
 
 
@@ -60,6 +61,7 @@ def cell(share: float = 0.5) -> Cell:
         sizes=sizes,
         passes=np.ones(400),
         details=tuple((str(n), str(a), "none", "none") for n, a in zip(names, acts, strict=True)),
+        which=np.arange(len(names)),
     )
     codes = encode(given, "serving", "bf16", VOCABULARY)
     codes[:, COLUMNS.index("setting")] = rng.integers(0, 2, 400)
@@ -220,7 +222,11 @@ def test_every_family_can_be_a_cell() -> None:
             share=0.5,
         )
         given_shapes = Shapes(
-            family=name, sizes=sizes * 2, passes=np.ones(1), details=(("it.fwd", "none", "none", "none"),)
+            family=name,
+            sizes=sizes * 2,
+            passes=np.ones(1),
+            details=(("it.fwd", "none", "none", "none"),),
+            which=np.zeros(1, int),
         )
         found = plain.estimate(given_shapes, RATES)
         np.testing.assert_array_equal(found.seconds, roofline(given_shapes, RATES))

@@ -82,8 +82,7 @@ class Cell:
     def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
         """Which operators bear a name that was measured."""
         known = set(self.vocabulary["name"])
-        names, number = _distinct_names(shapes)
-        return np.array([name in known for name in names], dtype=bool)[number]
+        return np.array([name in known for name, *_ in shapes.details], dtype=bool)[shapes.which]
 
     def estimate(self, shapes: Shapes, rates: Rates, *, framework: str = "", dtype: str = "") -> Estimate:
         """Seconds of operators that the cell knows."""
@@ -92,8 +91,8 @@ class Cell:
         outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
         said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
         seconds = roofline(shapes, rates) * np.exp(np.clip(said, *PLAUSIBLE))
-        names, number = _distinct_names(shapes)
-        bounds = np.array([self.interval.get(n, self.interval[ANY]) for n in names]).reshape(-1, 2)[number]
+        of_names = [self.interval.get(name, self.interval[ANY]) for name, *_ in shapes.details]
+        bounds = np.array(of_names).reshape(-1, 2)[shapes.which]
         return Estimate(
             seconds=seconds,
             low=seconds * np.exp(bounds[:, 0] - WIDENING * outside),
@@ -121,17 +120,11 @@ class Cell:
         return said
 
     def _domains(self, shapes: Shapes) -> tuple[Floats, Floats]:
-        names, number = _distinct_names(shapes)
-        low, high = (np.array([self.domain[n][side] for n in names], dtype=np.float64) for side in (0, 1))
         width = shapes.sizes.shape[1]
-        return low.reshape(-1, width)[number], high.reshape(-1, width)[number]
-
-
-def _distinct_names(shapes: Shapes) -> tuple[list[str], npt.NDArray[np.intp]]:
-    """The names of operators without repeats, and which of them each operator has."""
-    place: dict[str, int] = {}
-    number = [place.setdefault(details[0], len(place)) for details in shapes.details]
-    return list(place), np.array(number, dtype=np.intp)
+        unlimited = ([0.0] * width, [np.inf] * width)  # of names that only other operators than these have
+        own = [self.domain.get(name, unlimited) for name, *_ in shapes.details]
+        low, high = (np.array([sides[i] for sides in own]).reshape(-1, width)[shapes.which] for i in (0, 1))
+        return low, high
 
 
 def encode(
@@ -139,12 +132,9 @@ def encode(
 ) -> npt.NDArray[np.int64]:
     """The texts of operators as numbers [operator, column of :data:`COLUMNS`]; an unknown one as the most frequent."""
     places = {column: {text: i for i, text in enumerate(vocabulary[column])} for column in COLUMNS}
-    name, act, optimizer, layout = (places[column] for column in COLUMNS[:4])
     codes = np.zeros((len(shapes), len(COLUMNS)), dtype=np.int64)
-    if len(shapes):
-        codes[:, :4] = [
-            (name.get(d[0], 0), act.get(d[1], 0), optimizer.get(d[2], 0), layout.get(d[3], 0)) for d in shapes.details
-        ]
+    for i, column in enumerate(COLUMNS[:4]):
+        codes[:, i] = np.array([places[column].get(d[i], 0) for d in shapes.details], dtype=np.int64)[shapes.which]
     for place, texts in ((4, framework), (5, dtype)):
         known = places[COLUMNS[place]]
         codes[:, place] = known.get(texts, 0) if isinstance(texts, str) else [known.get(text, 0) for text in texts]
@@ -163,7 +153,7 @@ def one_hot(codes: npt.NDArray[np.int64], vocabulary: Mapping[str, Sequence[str]
 
 def trees_table(found: Features, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Everything that trees split on, as one row per operator."""
-    return np.concatenate([found.table, codes.astype(np.float32)], axis=1)
+    return found.table(codes.astype(np.float32))
 
 
 def cell_from(card: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Cell:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -66,30 +66,33 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Operators of one family as columns: sizes, passes, and the texts of :data:`DETAILS`."""
+    """Operators of one family as columns: sizes, passes, and which of ``details`` each has.
+
+    One of ``details`` has the texts of :data:`DETAILS`.
+    """
 
     family: str
     sizes: Floats
     passes: Floats
     details: tuple[tuple[str, ...], ...]
+    which: npt.NDArray[np.intp]
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def take(self, chosen: npt.NDArray[np.intp]) -> Shapes:
         """Some of the operators."""
-        return Shapes(
-            family=self.family,
-            sizes=self.sizes[chosen],
-            passes=self.passes[chosen],
-            details=tuple(self.details[i] for i in chosen.tolist()),
-        )
+        return replace(self, sizes=self.sizes[chosen], passes=self.passes[chosen], which=self.which[chosen])
 
     def within(self, low: Floats, high: Floats) -> Shapes:
         """The same with every size moved into a range."""
-        return Shapes(
-            family=self.family, sizes=np.clip(self.sizes, low, high), passes=self.passes, details=self.details
-        )
+        return replace(self, sizes=np.clip(self.sizes, low, high))
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each operator."""
+        distinct = [details[0] for details in self.details]
+        return [distinct[i] for i in self.which.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +119,10 @@ class Features:
     tiles: Features32
     baseline_s: Floats
 
-    @property
-    def table(self) -> Features32:
-        """Everything as one flat row per operator."""
-        return np.concatenate([self.flat, self.tiles.reshape(len(self.tiles), len(TILES) * len(TILE_CHANNELS))], axis=1)
+    def table(self, *others: Features32) -> Features32:
+        """Everything as one flat row per operator, with columns of ``others`` at its end."""
+        positions = self.tiles.reshape(len(self.tiles), len(TILES) * len(TILE_CHANNELS))
+        return np.concatenate([self.flat, positions, *others], axis=1)
 
 
 def roofline(shapes: Shapes, rates: Rates) -> Floats:
@@ -420,9 +423,10 @@ def shapes_of(family: str, operators: Sequence[Operator]) -> Shapes:
     of = FAMILIES[family].of
     width = len(FAMILIES[family].sizes)
     sizes = np.array([of(op) for op in operators], dtype=np.float64).reshape(len(operators), width)
-    details = [_details(op) for op in operators]
-    passes = np.array([_passes(family, name) for name, *_ in details])
-    return Shapes(family=family, sizes=sizes, passes=passes, details=tuple(details))
+    places: dict[tuple[str, ...], int] = {}
+    which = np.array([places.setdefault(_details(op), len(places)) for op in operators], dtype=np.intp)
+    passes = np.array([_passes(family, name) for name, *_ in places])[which]
+    return Shapes(family=family, sizes=sizes, passes=passes, details=tuple(places), which=which)
 
 
 _MEASURED_NAME: Final = {

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK: Final = 256
+_BLOCK: Final = 128
 """Rows that walk a tree before the next tree begins: what fits the first-level cache."""
 
 COMPILE_FROM: Final = 1_000_000
@@ -48,11 +48,9 @@ class Trees:
         nodes[:, inner:, 2:] = np.arange(inner, count, dtype=np.uint8)[None, :, None]
         if len(table) * len(nodes) < COMPILE_FROM and not _compiled.cache_info().currsize:
             return self._few(table, nodes)
-        bins = np.empty(table.shape, dtype=np.uint8)
         total = np.full(len(table), self.base[0])
-        put_in_bins, walk = _compiled()
-        put_in_bins(np.ascontiguousarray(table), self.cuts, self.starts, bins)
-        walk(bins, nodes, self.leaves.astype(np.float32), self.depth, total)
+        packed, leaves = nodes.view("<u4")[..., 0], self.leaves.astype(np.float32)
+        _compiled()(np.ascontiguousarray(table), self.cuts, self.starts, packed, leaves, self.depth, total)
         return total
 
     def _few(self, table: npt.NDArray[np.float32], nodes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
@@ -79,40 +77,47 @@ class Trees:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[Callable[..., None], Callable[..., None]]:
-    """The loops below in machine code, kept on disk between runs."""
+def _compiled() -> Callable[..., None]:
+    """The loop below in machine code, kept on disk between runs."""
     import numba
 
-    compiler = numba.njit(cache=True, boundscheck=False)
-    return compiler(_bin), compiler(_walk)
+    compiled: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_walk)
+    return compiled
 
 
-def _bin(table, cuts, starts, bins):  # type: ignore[no-untyped-def]  # pragma: no cover
-    for row in range(table.shape[0]):
-        for feature in range(table.shape[1]):
-            value = table[row, feature]
-            low, high = starts[feature], starts[feature + 1]
-            first = low
-            while low < high:
-                middle = (low + high) // 2
-                if cuts[middle] < value:
-                    low = middle + 1
-                else:
-                    high = middle
-            bins[row, feature] = low - first
-
-
-def _walk(bins, nodes, leaves, depth, total):  # type: ignore[no-untyped-def]  # pragma: no cover
-    rows, inner = bins.shape[0], nodes.shape[1] - leaves.shape[1]
+def _walk(  # noqa: PLR0917
+    table: npt.NDArray[np.float32],
+    cuts: npt.NDArray[np.float32],
+    starts: npt.NDArray[np.int32],
+    nodes: npt.NDArray[np.uint32],
+    leaves: npt.NDArray[np.float32],
+    depth: npt.NDArray[np.uint8],
+    total: npt.NDArray[np.float64],
+) -> None:  # pragma: no cover
+    """Add the leaves that each row of ``table`` reaches to ``total``; a node is four bytes, the feature lowest."""
+    rows, features = table.shape
+    inner = nodes.shape[1] - leaves.shape[1]
+    bins = np.zeros((_BLOCK, features), dtype=np.uint8)
     at = np.zeros(_BLOCK, dtype=np.uint8)
     for start in range(0, rows, _BLOCK):
         size = min(_BLOCK, rows - start)
+        for feature in range(features):
+            first, count = starts[feature], starts[feature + 1] - starts[feature]
+            if count == 0:
+                continue
+            for i in range(size):
+                value, low, left = table[start + i, feature], first, count
+                while left > 1:  # halving without branches
+                    half = left >> 1
+                    low += half if cuts[low + half - 1] < value else 0
+                    left -= half
+                bins[i, feature] = low - first + (cuts[low] < value)
         for tree in range(nodes.shape[0]):
             at[:] = 0
             for _ in range(depth[tree]):
                 for i in range(size):
-                    node = at[i]
-                    right = bins[start + i, nodes[tree, node, 0]] > nodes[tree, node, 1]
-                    at[i] = nodes[tree, node, 3] if right else nodes[tree, node, 2]
+                    node = nodes[tree, at[i]]
+                    right = bins[i, node & 255] > ((node >> 8) & 255)
+                    at[i] = (node >> 24) if right else ((node >> 16) & 255)
             for i in range(size):
                 total[start + i] += leaves[tree, at[i] - inner]

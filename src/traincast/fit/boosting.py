@@ -22,7 +22,7 @@ class BoostingConfig:
 
     rounds: int = 400
     leaves: int = 127
-    depth: int = 12
+    depth: int = 10
     rate: float = 0.1
     smallest_leaf: int = 8
     features: float = 0.5
@@ -43,7 +43,7 @@ def grow(
     settings = {
         "objective": "regression", "learning_rate": config.rate, "num_leaves": config.leaves,
         "max_depth": config.depth, "min_data_in_leaf": min(config.smallest_leaf, max(1, len(target) // 20)),
-        "feature_fraction": config.features, "bagging_fraction": config.rows, "bagging_freq": 1, "max_bin": 255,
+        "feature_fraction": config.features, "bagging_fraction": config.rows, "bagging_freq": 1, "max_bin": 127,
         "num_threads": threads, "seed": seed, "deterministic": True, "force_row_wise": True, "verbose": -1,
     }  # fmt: skip
     base = float(target.mean()) if len(target) else 0.0

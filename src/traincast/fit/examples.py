@@ -73,7 +73,7 @@ class Rows:
     @property
     def names(self) -> list[str]:
         """The operators' names."""
-        return [details[0] for details in self.shapes.details]
+        return self.shapes.names
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Rows:
         """Some of the entries."""
@@ -115,7 +115,7 @@ def rows_of(family: str, table: OperatorTable, merged: Merged, *, by_setting: bo
 
 def vocabulary_of(rows: Rows) -> dict[str, list[str]]:
     """The texts of each column, the most frequent first."""
-    columns = [*zip(*rows.shapes.details, strict=True), rows.setting, rows.dtype]
+    columns = [*zip(*(rows.shapes.details[i] for i in rows.shapes.which), strict=True), rows.setting, rows.dtype]
     return {
         name: [text for text, _ in sorted(Counter(column).items(), key=lambda item: (-item[1], item[0]))]
         for name, column in zip(COLUMNS, columns, strict=True)

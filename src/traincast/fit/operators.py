@@ -38,12 +38,12 @@ ENOUGH_HELD: Final = 1000
 """Validation rows that a choice and an interval need: more of them are better trained on."""
 FEWEST_OF_A_NAME: Final = 40
 """Validation rows that an operator's own interval needs."""
-ROUNDS: Final = {"product": 400, "conv": 300, "attention": 300, "grouped": 250, "traffic": 150}
+ROUNDS: Final = {"product": 400, "conv": 200, "attention": 200, "grouped": 120, "traffic": 120}
 """Trees of a large cell: what more of them gain is no longer worth their bytes and time."""
-OTHER_ROUNDS: Final = 250
+OTHER_ROUNDS: Final = 220
 """The same for products of other dtypes than bf16 and fp16, which training seldom meets."""
 ROWS_PER_ROUND: Final = 50
-CELL_SIZE: Final = {"body": "none", "hidden": 128, "frequencies": 4}
+CELL_SIZE: Final = {"body": "none", "hidden": 128, "frequencies": 4, "spread": 0.15}
 GENERAL_SIZE: Final = {"width": 24, "blocks": 2, "hidden": 160, "frequencies": 5}
 
 
@@ -387,11 +387,13 @@ def domain_of(rows: Rows) -> dict[str, tuple[list[float], list[float]]]:
 
 def _joined(parts: list[Rows]) -> Rows:
     """Rows of several cells as one."""
+    before = np.cumsum([0, *(len(p.shapes.details) for p in parts)])
     shapes = replace(
         parts[0].shapes,
         sizes=np.concatenate([p.shapes.sizes for p in parts]),
         passes=np.concatenate([p.shapes.passes for p in parts]),
         details=tuple(d for p in parts for d in p.shapes.details),
+        which=np.concatenate([p.shapes.which + start for p, start in zip(parts, before[:-1], strict=True)]),
     )
     found = replace(
         parts[0].found,

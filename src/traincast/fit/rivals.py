@@ -193,7 +193,7 @@ def _roofline(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget)
 
 def _dense(rows: Rows, vocabulary: Vocabulary) -> Floats:
     """All features as numbers whose size means something: texts as zeros and ones."""
-    return np.concatenate([rows.found.table, one_hot(codes_of(rows, vocabulary), vocabulary)], axis=1).astype(float)
+    return rows.found.table(one_hot(codes_of(rows, vocabulary), vocabulary)).astype(float)
 
 
 def _ridge(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> Fitted:
@@ -234,7 +234,7 @@ def _mlp(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> F
 
 
 def _flattened(rows: Rows, vocabulary: Vocabulary) -> Examples:
-    return examples_of(rows, vocabulary)._replace(flat=rows.found.table)
+    return examples_of(rows, vocabulary)._replace(flat=rows.found.table())
 
 
 def _network(size: dict[str, Any]) -> Fit:

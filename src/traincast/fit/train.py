@@ -34,7 +34,7 @@ class TrainConfig:
     """How long and how fast; Huber's loss turns from square to absolute at an error of ``beta``."""
 
     epochs: int = 40
-    batch: int = 512
+    batch: int = 256
     rate: float = 3e-3
     decay: float = 0.02
     beta: float = 0.05

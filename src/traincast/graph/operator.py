@@ -22,6 +22,8 @@ class Phase(enum.Enum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
 
+    __hash__ = object.__hash__  # members are unique: no need to hash their names
+
 
 class OpKind(enum.Enum):
     """What an operator does to the hardware: operators of a kind share one cost formula."""
@@ -47,6 +49,8 @@ class OpKind(enum.Enum):
     COPY = "copy"  # concat, transpose, cast, pad, fill
     RESIZE = "resize"  # up-sampling
     OPTIMIZER = "optimizer"
+
+    __hash__ = object.__hash__  # members are unique: no need to hash their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

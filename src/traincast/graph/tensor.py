@@ -23,6 +23,8 @@ class DType(enum.Enum):
     INT8 = "int8"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # members are unique: no need to hash their names
+
     @property
     def nbytes(self) -> float:
         """Bytes per element; ``NVFP4`` counts its block scales (one fp8 per 16 elements)."""
