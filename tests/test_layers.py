@@ -15,7 +15,7 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units"},
+    {"units", "tables"},
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},

@@ -12,7 +12,7 @@ from traincast.cluster import find_device
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate.features import Rates, features, shapes_of
 from traincast.fit.examples import Rows, examples_of, vocabulary_of
-from traincast.fit.rivals import ALL, RIVALS, Budget, Score, compare, count_of, evaluate, sample
+from traincast.fit.rivals import ALL, RIVALS, Budget, RivalScore, compare, count_of, evaluate, sample
 from traincast.fit.rows import RowConfig, operator_of
 from traincast.fit.train import TrainConfig, train_network
 
@@ -46,11 +46,11 @@ def rows(count: int, seed: int) -> Rows:
 
 
 @cache
-def scores() -> tuple[Score, ...]:
+def scores() -> tuple[RivalScore, ...]:
     return tuple(compare(rows(600, 0), rows(300, 1), budget=BUDGET))
 
 
-def overall(rival: str) -> Score:
+def overall(rival: str) -> RivalScore:
     return next(score for score in scores() if score.rival == rival and score.operator == ALL)
 
 

@@ -15,9 +15,9 @@ from traincast.errors import RequestError
 
 if TYPE_CHECKING:
     from traincast.fit.collective_table import CollectiveTable
-    from traincast.fit.compare import RivalScore
     from traincast.fit.dataset import OperatorTable
     from traincast.fit.operators import Fitted
+    from traincast.fit.rivals import RivalScore
 
 _PROBLEMS_SHOWN = 12
 

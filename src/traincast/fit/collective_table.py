@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
-from traincast.errors import FileFormatError, RequestError
+from traincast.errors import RequestError
 from traincast.estimate.collective_features import (
     KINDS,
     Condition,
@@ -33,6 +33,7 @@ from traincast.estimate.collective_features import (
     messages,
 )
 from traincast.fit.dataset import Problem, summarize_problems
+from traincast.tables import read_arrow
 from traincast.units import MICRO
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ _ROW_COLUMNS: Final = (
 
 def read_collectives(path: Path) -> CollectiveTable:
     """Read a table of measured collectives (``.parquet``, ``.csv`` or ``.csv.gz``); what is wrong is said by row."""
-    columns = _columns(_read_file(path), path)
+    columns = _columns(read_arrow(path, needs=_NEEDS))
     count = len(columns["time_us"])
     reasons: list[str] = [_row_problem(columns, i) for i in range(count)]
     placed = _placed(columns, reasons)
@@ -127,33 +128,8 @@ def read_collectives(path: Path) -> CollectiveTable:
     return _table(columns, placed, reasons)
 
 
-def _read_file(path: Path) -> pa.Table:
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise FileFormatError(f"cannot read {path}: there is no such file")
-    try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            return pq.read_table(path, use_threads=False)
-        if path.name.endswith((".csv", ".csv.gz")):
-            from pyarrow import csv
-
-            return csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
-    raise FileFormatError(f"{path} is neither .csv, .csv.gz nor .parquet")
-
-
-def _columns(table: pa.Table, path: Path) -> dict[str, list[Any]]:
+def _columns(table: pa.Table) -> dict[str, list[Any]]:
     """The columns that matter, texts and numbers; a number that is missing or no number is NaN."""
-    missing = [name for name in _NEEDS if name not in table.column_names]
-    if missing:
-        raise FileFormatError(
-            f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names[:12])}"
-            f"{', …' if len(table.column_names) > 12 else ''}"
-        )
     empty: list[Any] = [None] * table.num_rows
     found = {
         name: table[name].to_pylist() if name in table.column_names else empty

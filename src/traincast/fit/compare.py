@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from traincast.fit.dataset import OperatorTable
 from traincast.fit.examples import cells_of, rows_of
-from traincast.fit.rivals import Budget, compare
+from traincast.fit.rivals import Budget, RivalScore, compare
 from traincast.fit.split import protocol_split
 
 FEWEST = 40
 """Measured operators that a comparison needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RivalScore:
-    """What a rival reaches on operators of one name (or ``all``) of a cell that it was not trained on."""
-
-    cell: str
-    operator: str
-    rival: str
-    n: int
-    mape: float
-    median: float
-    p90: float
-    train_s: float
-    inference_s: float
 
 
 def compare_cells(
@@ -55,8 +40,5 @@ def compare_cells(
         if progress is not None:
             progress(f"{cell}: comparing on {len(train)} operators")
         found = compare(train, test, names=names, seed=seed, budget=budget or Budget())
-        scores.extend(RivalScore(cell=cell, **{name: getattr(score, name) for name in _SHARED}) for score in found)
+        scores += [replace(score, cell=cell) for score in found]
     return scores
-
-
-_SHARED = ("operator", "rival", "n", "mape", "median", "p90", "train_s", "inference_s")

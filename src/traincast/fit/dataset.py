@@ -20,6 +20,7 @@ from traincast.fit.parts import parts_of
 from traincast.fit.rows import RowConfig, RowError, canonical_name, key_of, operator_of
 from traincast.graph import DType, Operator, OpKind
 from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.tables import read_arrow
 from traincast.units import MICRO
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _load(path: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = _read_file(path)
+    table = read_arrow(path, needs=_NEEDS, wants=_COLUMNS)
     columns = {}
     for name in _COLUMNS:
         kind = pa.string() if name in _TEXTS else pa.bool_() if name == "suspect" else pa.float64()
@@ -196,38 +197,6 @@ def _load(path: Path) -> pa.Table:
             raise FileFormatError(f"{path}: column {name} holds {table[name].type}, not {kind}") from error
         columns[name] = column
     return pa.table(columns)
-
-
-def _read_file(path: Path) -> pa.Table:
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise FileFormatError(f"cannot read {path}: there is no such file")
-    try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            file = pq.ParquetFile(path)
-            _check_columns(path, file.schema_arrow.names)
-            return file.read(columns=[c for c in _COLUMNS if c in file.schema_arrow.names], use_threads=False)
-        if path.name.endswith((".csv", ".csv.gz")):
-            from pyarrow import csv
-
-            table = csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
-            _check_columns(path, table.column_names)
-            return table
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
-    raise FileFormatError(f"{path} is neither .csv, .csv.gz nor .parquet")
-
-
-def _check_columns(path: Path, names: Sequence[str]) -> None:
-    missing = [name for name in _NEEDS if name not in names]
-    if missing:
-        raise FileFormatError(
-            f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(names[:12])}"
-            f"{', …' if len(names) > 12 else ''}"
-        )
 
 
 def _coded(column: Any) -> tuple[Ints, list[str | None]]:

@@ -49,7 +49,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class RivalScore:
     """Errors of a rival on the operators of one name, or on all: absolute percentage errors, in per cent.
 
     ``parameters`` are the numbers that it learned (thresholds and leaves of trees), ``train_s`` the seconds in which it
@@ -58,6 +58,7 @@ class Score:
 
     rival: str
     operator: str
+    cell: str = ""
     n: int
     mape: float
     median: float
@@ -114,7 +115,7 @@ def compare(
     seed: int = 0,
     budget: Budget,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Score]:
+) -> list[RivalScore]:
     """Scores of the rivals called ``names`` (all of them unless told): for each operator's name in ``test``, and all.
 
     A mean of rivals that are compared as well is not trained again. ``progress`` is given how many rivals are done,
@@ -155,13 +156,13 @@ def compare(
     return scores
 
 
-def _scores(rival: str, test: Rows, said: Floats, cost: tuple[int, float, float]) -> list[Score]:
+def _scores(rival: str, test: Rows, said: Floats, cost: tuple[int, float, float]) -> list[RivalScore]:
     parameters, train_s, inference_s = cost
     error = np.abs(np.expm1(said - test.target)) * 100.0
     names = np.array(test.names)
     parts = {name: error[names == name] for name in sorted(set(test.names))} | {ALL: error}
     return [
-        Score(
+        RivalScore(
             rival=rival,
             operator=name,
             n=len(part),

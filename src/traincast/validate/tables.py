@@ -6,37 +6,14 @@ import math
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from traincast.errors import FileFormatError
+from traincast.tables import read_arrow
 
 Row: TypeAlias = dict[str, Any]
 
 
 def read_table(path: Path, *, needs: tuple[str, ...]) -> list[Row]:
     """Rows of a ``.csv``, ``.csv.gz`` or ``.parquet`` file that has at least the columns ``needs``."""
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise FileFormatError(f"cannot read {path}: there is no such file")
-    try:
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            table = pq.read_table(path)
-        elif path.name.endswith((".csv", ".csv.gz")):
-            from pyarrow import csv
-
-            table = csv.read_csv(path)
-        else:
-            raise FileFormatError(f"{path} is neither .csv, .csv.gz nor .parquet")
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path} cannot be read as a table: {' '.join(str(error).split())[:200]}") from error
-    missing = [name for name in needs if name not in table.column_names]
-    if missing:
-        raise FileFormatError(
-            f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names[:12])}"
-            f"{', …' if len(table.column_names) > 12 else ''}"
-        )
-    rows: list[Row] = table.to_pylist()
+    rows: list[Row] = read_arrow(path, needs=needs).to_pylist()
     return rows
 
 
