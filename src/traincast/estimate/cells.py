@@ -233,8 +233,9 @@ def _signature(device: Device, dtype: str) -> Floats:
 
 def beside(general: Cell, device: Device, dtype: str, measured: Sequence[tuple[Device, Cell]]) -> Cell:
     """The network of all devices, in the mean with cells of the measured devices most like ``device``."""
-    ranked = sorted(((likeness(device, other, dtype), cell.id, cell) for other, cell in measured), reverse=True)[:_MOST]
-    total = sum(weight for weight, _, _ in ranked)
+    weights = [(likeness(device, other, dtype), cell) for other, cell in measured]
+    ranked = sorted(weights, key=lambda pair: (pair[0], pair[1].id), reverse=True)[:_MOST]
+    total = sum(weight for weight, _ in ranked)
     if total <= 0.0:
         return general
-    return replace(general, neighbours=tuple((weight / total, cell) for weight, _, cell in ranked))
+    return replace(general, neighbours=tuple((weight / total, cell) for weight, cell in ranked))

@@ -40,7 +40,7 @@ FEWEST_OF_A_NAME: Final = 40
 """Validation rows that an operator's own interval needs."""
 ROUNDS: Final = {"product": 400, "conv": 200, "attention": 200, "grouped": 120, "traffic": 120}
 """Trees of a large cell: what more of them gain is no longer worth their bytes and time."""
-OTHER_ROUNDS: Final = 220
+OTHER_ROUNDS: Final = 200
 """The same for products of other dtypes than bf16 and fp16, which training seldom meets."""
 ROWS_PER_ROUND: Final = 50
 CELL_SIZE: Final = {"body": "none", "hidden": 128, "frequencies": 4, "spread": 0.15}
@@ -132,8 +132,9 @@ def fit_operators(
             fitted.append(made)
             say(_line(made))
     general = dict(base.general if base else {}) | {m.cell.family: m.cell for m in fitted if m.cell.device == ANY}
-    measured = list(base.measured if base else [])
-    measured += [(table.devices[m.cell.device], m.cell) for m in fitted if m.cell.device != ANY]
+    own = [(table.devices[m.cell.device], m.cell) for m in fitted if m.cell.device != ANY]
+    fresh = {cell.id for _, cell in own}
+    measured = [pair for pair in (base.measured if base else []) if pair[1].id not in fresh] + own
     done = {(m.cell.family, m.cell.dtype, m.cell.device) for m in fitted}
     for key in cells:
         family, _, dtype, device = key
