@@ -132,9 +132,9 @@ def fit_operators(
             fitted.append(made)
             say(_line(made))
     general = dict(base.general if base else {}) | {m.cell.family: m.cell for m in fitted if m.cell.device == ANY}
-    own = [(table.devices[m.cell.device], m.cell) for m in fitted if m.cell.device != ANY]
-    fresh = {cell.id for _, cell in own}
-    measured = [pair for pair in (base.measured if base else []) if pair[1].id not in fresh] + own
+    fresh = {m.cell.family for m in fitted if m.cell.device == ANY}  # families that need nothing of the base
+    measured = [pair for pair in (base.measured if base else []) if pair[1].family not in fresh]
+    measured += [(table.devices[m.cell.device], m.cell) for m in fitted if m.cell.device != ANY]
     done = {(m.cell.family, m.cell.dtype, m.cell.device) for m in fitted}
     for key in cells:
         family, _, dtype, device = key
@@ -430,7 +430,11 @@ def shipped_base() -> Base:
     entries = bundle.card["cells"].items()
     return Base(
         general={entry["family"]: bundle.cell(name) for name, entry in entries if entry["device"] == ANY},
-        measured=[(load_device(e["device"]), bundle.cell(name)) for name, e in entries if e["device"] != ANY],
+        measured=[
+            (load_device(e["device"]), bundle.cell(name))
+            for name, e in entries
+            if e["device"] != ANY and "base" not in e  # those with cells of their own
+        ],
     )
 
 
