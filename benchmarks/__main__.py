@@ -1,6 +1,7 @@
 """``python -m benchmarks``: all speed studies."""
 
-from benchmarks import commands, simulation
+from benchmarks import commands, events, simulation
 
 commands.main()
 simulation.main()
+events.main()

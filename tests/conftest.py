@@ -130,8 +130,11 @@ def tasks_per_work(plan: Plan, *, row: int = 0) -> list[tuple[Work, int]]:
     assert not plan.segments
     first_lane = plan.lanes[plan.lane_start[:-1]]
     streams = plan.num_lanes // len(plan.ranks)
-    counts = np.bincount(plan.cost[first_lane // streams == row], minlength=len(plan.works))
-    return [(work, int(n)) for work, n in zip(plan.works, counts, strict=True) if n]
+    counts = np.bincount(plan.cost[first_lane // streams == row], minlength=plan.num_costs)
+    for number, overlap in enumerate(plan.overlaps):
+        if overlap.waited:
+            counts[overlap.work] += counts[len(plan.works) + number]
+    return [(work, int(n)) for work, n in zip(plan.works, counts[: len(plan.works)], strict=True) if n]
 
 
 def collective_bytes(plan: Plan, kind: str, *, row: int = 0) -> float:

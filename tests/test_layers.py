@@ -15,7 +15,7 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units", "tables"},
+    {"units", "tables", "imports"},
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},

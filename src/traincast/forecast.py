@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates, learned_cost_model
@@ -14,7 +16,8 @@ from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.job import forecast_job
-from traincast.simulate import Timeline, expand, simulate
+from traincast.report.report import DOES_NOT_FIT, waits_of
+from traincast.simulate import Conditions, Timeline, expand, simulate, simulate_servers, under
 from traincast.strategy import (
     Lowered,
     Request,
@@ -27,8 +30,13 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
+from traincast.strategy.prepare import exchanged_parts, memory_in_detail, memory_only
+from traincast.strategy.program import Item
+from traincast.strategy.remedy import find_remedy
+from traincast.strategy.servers import Piece, ServerSetup
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.template import Grain
+from traincast.work import Launch, Work
 
 _MAX_BATCH: Final = 10**9
 
@@ -45,7 +53,9 @@ class Forecast:
     cost_model: CostModel
 
     def detailed(self, *, all_ranks: bool = False) -> Timeline:
-        """The timeline of single operators, of one rank per pipeline stage or of all ranks."""
+        """The timeline of single operators, of one rank per stage or of all ranks (of all, where they differ)."""
+        if self.report.waits:
+            return self.timeline
         lowered = lower(self.request, grain="operator")
         estimates = self.cost_model.estimate(lowered.plan.works, self.request.cluster)
         return simulate(expand(lowered.plan) if all_ranks else lowered.plan, estimates.seconds)
@@ -67,6 +77,7 @@ def predict(
     shard: tuple[tuple[str, str], ...] = (),
     cost_model: CostModel | None = None,
     optimizer: bool = True,
+    conditions: Conditions | None = None,
     use_cache: bool = False,
 ) -> Forecast:
     """Forecast one training step, and the whole job if ``tokens``, ``samples`` or ``steps`` say how long it is.
@@ -89,11 +100,42 @@ def predict(
         optimizer=optimizer,
     )
     request = replace(request, strategy=_strategy(strategy, request, shard))
-    result = forecast(request, cost_model=cost_model)
+    result = forecast(request, cost_model=cost_model, conditions=conditions)
+    result = replace(result, report=_with_memory(result))
     num_steps = _num_steps(graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if num_steps is None:
         return result
     return replace(result, report=replace(result.report, job=_job(result, num_steps, job or JobSettings())))
+
+
+def _with_memory(result: Forecast) -> Report:
+    """The report with memory over time, what makes its peak, and what would make it fit."""
+    report, request = result.report, result.request
+    stage, moments, tensors = memory_in_detail(request)
+    every = -(-len(moments) // _MOST_MOMENTS)
+    report = replace(
+        report, fullest_stage=stage, memory_over_time=tuple(moments[::every]), peak_tensors=tuple(tensors)
+    )  # fmt: skip
+    if report.fits:
+        return report
+
+    def seconds(strategy: Strategy) -> float:
+        return forecast(replace(request, strategy=strategy), cost_model=result.cost_model).report.step_s
+
+    remedy = find_remedy(
+        request.strategy,
+        capacity=request.cluster.device.memory_bytes,
+        global_batch=request.global_batch,
+        memory=lambda strategy: memory_only(replace(request, strategy=strategy)),
+        seconds=seconds,
+        most_tensor=min(8, request.cluster.domain_devices),
+    )
+    needs = f"{DOES_NOT_FIT}: {remedy}"
+    return replace(report, warnings=tuple(needs if w.startswith(DOES_NOT_FIT) else w for w in report.warnings))
+
+
+_MOST_MOMENTS: Final = 2000
+"""Slots whose memory a report has at most; of more, evenly spaced ones."""
 
 
 @lru_cache(maxsize=1)
@@ -102,13 +144,37 @@ def default_cost_model() -> CostModel:
     return learned_cost_model()
 
 
-def forecast(request: Request, *, cost_model: CostModel | None = None, grain: Grain = "segment") -> Forecast:
-    """Lower, estimate, simulate and report ``request``; both grains give the same times."""
+def forecast(
+    request: Request,
+    *,
+    cost_model: CostModel | None = None,
+    grain: Grain = "segment",
+    conditions: Conditions | None = None,
+) -> Forecast:
+    """Lower, estimate, simulate and report ``request``; both grains give the same times.
+
+    Under ``conditions``, or where nodes differ, every rank is simulated on its own.
+    """
     model = cost_model or default_cost_model()
-    lowered = lower(request, grain=grain)
+    if request.strategy.servers and conditions is not None:
+        raise RequestError(
+            "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"
+        )
+    alike = conditions is None and not request.cluster.parts
+    if request.strategy.servers:  # they make the updates
+        request = replace(request, optimizer=False)
+    lowered = lower(request, grain=grain if alike else "operator")
     estimates = model.estimate(lowered.plan.works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
-    report = make_report(request, lowered, estimates, timeline)
+    if alike:
+        report = make_report(request, lowered, estimates, timeline)
+    else:
+        folded_s = timeline.step_s
+        timeline = _every_rank(request, lowered, model, conditions or Conditions())
+        report = make_report(request, lowered, estimates, timeline, folded_s=folded_s)
+        report = replace(report, waits=waits_of(timeline))
+    if request.strategy.servers:
+        report = with_servers(report, request, model)
     return Forecast(
         report=report,
         request=request,
@@ -116,6 +182,60 @@ def forecast(request: Request, *, cost_model: CostModel | None = None, grain: Gr
         estimates=estimates,
         timeline=timeline,
         cost_model=model,
+    )
+
+
+def _every_rank(request: Request, lowered: Lowered, model: CostModel, conditions: Conditions) -> Timeline:
+    """The timeline of all ranks: each with its own device's times, under ``conditions``."""
+    kinds = request.cluster.kinds()
+    seconds = np.stack([model.estimate(lowered.plan.works, kind).seconds for kind in kinds])
+    return under(lowered.plan, seconds, conditions, kind_of_rank=np.array(request.cluster.kind_of_device()))
+
+
+def with_servers(report: Report, request: Request, model: CostModel) -> Report:
+    """``report`` of a step whose workers exchange gradients and weights through parameter servers."""
+    cluster, strategy = request.cluster, request.strategy
+    parts = exchanged_parts(request)
+    works = list(dict.fromkeys(i.work for program, _ in parts for i in (*program.forward, *program.backward)))
+    launches = list(dict.fromkeys(i.launches for program, _ in parts for i in (*program.forward, *program.backward)))
+    estimates = model.estimate([*works, *(Launch(kernels=n) for n in launches)], cluster)
+    seconds: dict[Work, float] = dict(zip(works, estimates.seconds.tolist(), strict=False))
+    host: dict[float, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
+
+    def of(items: tuple[Item, ...]) -> float:
+        """A piece takes what its device or its host takes, whichever is longer, for every microbatch."""
+        longer = max(sum(seconds[i.work] for i in items), sum(host[i.launches] for i in items))
+        return longer * strategy.num_microbatches
+
+    pieces = [Piece(forward_s=of(p.forward), backward_s=of(p.backward), nbytes=nbytes) for p, nbytes in parts]
+    nic = replace(cluster.inter_node, bandwidth=cluster.inter_node.bandwidth * cluster.nics_per_node)
+    states = max((program.optimizer_states for program, _ in parts), default=0)
+    setup = ServerSetup(
+        servers=strategy.servers,
+        workers=strategy.dp,
+        asynchronous=strategy.asynchronous,
+        workers_per_node=cluster.devices_per_node,
+        servers_per_node=-(-strategy.servers // cluster.num_nodes),
+        own_nodes=False,
+        worker_nic=nic,
+        server_nic=nic,
+        local=replace(cluster.intra_node, name="host", bandwidth=cluster.host_bandwidth),
+        update_s_per_byte=(2.0 + 2.0 * (1 + states)) / cluster.host_memory_bandwidth,
+    )
+    run = simulate_servers(setup, pieces)
+    extra = run.step_s - report.step_s
+    ratio = run.step_s / report.step_s
+    return replace(
+        report,
+        step_s=run.step_s,
+        low_s=report.low_s * ratio,
+        high_s=report.high_s * ratio,
+        samples_per_s=report.samples_per_s / ratio,
+        tokens_per_s=report.tokens_per_s / ratio,
+        mfu=report.mfu / ratio,
+        exposed_communication_s=max(0.0, report.exposed_communication_s + extra),
+        demand=replace(report.demand, communication_bytes=2.0 * sum(nbytes for _, nbytes in parts)),
+        servers=run,
     )
 
 

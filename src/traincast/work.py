@@ -51,7 +51,21 @@ class Launch:
     kernels: float
 
 
-Work: TypeAlias = Operator | Collective | Transfer | Launch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCopy:
+    """Bytes that move between a device and its host's memory: what is offloaded."""
+
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUpdate:
+    """An optimizer's update on the host of states that are offloaded: bytes it reads and writes there."""
+
+    nbytes: float
+
+
+Work: TypeAlias = Operator | Collective | Transfer | Launch | HostCopy | HostUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +82,7 @@ def demand_of(work: Work) -> Demand:
     match work:
         case Operator():
             return Demand(computation_flop=work.flops, memory_access_bytes=work.nbytes, communication_bytes=0.0)
-        case Launch():
+        case Launch() | HostUpdate():
             return Demand(computation_flop=0.0, memory_access_bytes=0.0, communication_bytes=0.0)
         case _:
             return Demand(computation_flop=0.0, memory_access_bytes=0.0, communication_bytes=work.nbytes)

@@ -2,78 +2,126 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.strategy import SCHEDULES, Slot
-from traincast.strategy.schedules import merge
+from tests.conftest import check_timeline, request_of, run
+from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy.schedules import Order, Pass, Route, Slot, check, merge
 
 pytestmark = pytest.mark.parametrize("name", sorted(SCHEDULES))
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 stages = st.integers(1, 8)
-rounds = st.integers(1, 4)
+counts = st.integers(1, 24)
 virtuals = st.integers(1, 4)
 
-
-def order_of(name: str, p: int, r: int, v: int) -> tuple[list[list[Slot]], int, int]:
-    """A schedule with what it allows: chunks and whole groups only where it interleaves."""
-    v = v if name == "interleaved" and p > 1 else 1
-    m = r * p if v > 1 else r * p + 1
-    return SCHEDULES[name](p, m, v), m, v
+DEEP = "gpt:layers=16,hidden=256,heads=8,vocab=1000,seq=128"
+BACKWARD = (Pass.BACKWARD, Pass.INPUT)
 
 
-@quick
-@given(p=stages, r=rounds, v=virtuals)
-def test_every_stage_runs_every_microbatch_of_every_chunk_once_each_way(name: str, p: int, r: int, v: int) -> None:
-    order, m, v = order_of(name, p, r, v)
-    wanted = sorted(Slot(b, i, c) for b in (False, True) for i in range(m) for c in range(v))
-    assert len(order) == p
-    assert all(sorted(slots) == wanted for slots in order)
+@dataclass(frozen=True)
+class Case:
+    """An order, and the numbers it was asked for."""
+
+    order: Order
+    routes: list[Route]
+    p: int
+    m: int
+    v: int
 
 
-@quick
-@given(p=stages, r=rounds, v=virtuals)
-def test_forward_comes_before_backward_and_backwards_in_order_of_microbatch(name: str, p: int, r: int, v: int) -> None:
-    order, m, v = order_of(name, p, r, v)
-    for slots in order:
-        position = {slot: n for n, slot in enumerate(slots)}
-        for chunk in range(v):
-            for i in range(m):
-                assert position[Slot(False, i, chunk)] < position[Slot(True, i, chunk)]
-            backwards = [position[Slot(True, i, chunk)] for i in range(m)]
-            assert backwards == sorted(backwards)
+def case_of(name: str, p: int, m: int, v: int) -> Case:
+    """A schedule with what it allows: virtual stages, groups of microbatches, even numbers."""
+    schedule = SCHEDULES[name]
+    v = v if name in ("interleaved", "breadth-first") else 1
+    if name == "interleaved" and v > 1:
+        m = -(-m // p) * p
+    if name == "dualpipe":
+        p += p % 2
+        m = max(m + m % 2, 2 * p)
+    return Case(schedule(p, m, v), schedule.routes(p, schedule.chunks or v), p, m, v)
 
 
 @quick
-@given(p=stages, r=rounds, v=virtuals)
-def test_merging_keeps_each_stage_in_order_and_never_deadlocks(name: str, p: int, r: int, v: int) -> None:
-    order, m, v = order_of(name, p, r, v)
-    merged = merge(order, v)
-    assert len(merged) == 2 * p * m * v
-    for stage in range(p):
-        assert [slot for s, slot in merged if s == stage] == order[stage]
-    position = {(s, slot): n for n, (s, slot) in enumerate(merged)}
-    for (s, slot), n in position.items():
-        chunk = slot.chunk * p + s + (1 if slot.backward else -1)
-        if 0 <= chunk < p * v:
-            assert position[chunk % p, Slot(slot.backward, slot.microbatch, chunk // p)] < n
+@given(p=stages, m=counts, v=virtuals)
+def test_every_piece_of_every_microbatch_runs_once_each_way(name: str, p: int, m: int, v: int) -> None:
+    case = case_of(name, p, m, v)
+    assert len(case.order) == case.p
+    check(case.order, case.routes, case.m)
+    pieces = sum(len(case.routes[i % len(case.routes)]) for i in range(case.m))
+    slots = [slot for stage in case.order for slot in stage]
+    assert sum(slot.what is Pass.FORWARD for slot in slots) == pieces
+    assert sum(slot.what in BACKWARD for slot in slots) == pieces
+    assert sum(slot.what is Pass.INPUT for slot in slots) == sum(slot.what is Pass.WEIGHT for slot in slots)
 
 
 @quick
-@given(p=stages, r=rounds, v=virtuals)
-def test_the_chunks_in_flight_stay_within_the_published_bound(name: str, p: int, r: int, v: int) -> None:
-    order, m, v = order_of(name, p, r, v)
-    for stage, slots in enumerate(order):
+@given(p=stages, m=counts, v=virtuals)
+def test_a_chunk_takes_each_pass_in_order_of_microbatch_and_forward_first(name: str, p: int, m: int, v: int) -> None:
+    case = case_of(name, p, m, v)
+    for slots in case.order:
+        for chunk in {slot.chunk for slot in slots}:
+            mine = [slot for slot in slots if slot.chunk == chunk]
+            forward = {s.microbatch: n for n, s in enumerate(mine) if s.what is Pass.FORWARD}
+            backward = {s.microbatch: n for n, s in enumerate(mine) if s.what in BACKWARD}
+            weight = {s.microbatch: n for n, s in enumerate(mine) if s.what is Pass.WEIGHT}
+            assert list(forward) == list(backward) == sorted(forward)
+            assert list(weight) == sorted(weight)
+            assert all(forward[i] < backward[i] for i in forward)
+            assert all(backward[i] < weight[i] for i in weight)
+
+
+@quick
+@given(p=stages, m=counts, v=virtuals)
+def test_merging_keeps_each_stage_in_order_and_never_deadlocks(name: str, p: int, m: int, v: int) -> None:
+    case = case_of(name, p, m, v)
+    merged = merge(case.order, case.routes)
+    for stage in range(case.p):
+        assert [slot for s, slot in merged if s == stage] == case.order[stage]
+    position = {
+        (s, Slot(Pass.BACKWARD if slot.what is Pass.INPUT else slot.what, *slot[1:])): n
+        for n, (s, slot) in enumerate(merged)
+    }
+    for i in range(case.m):
+        route = case.routes[i % len(case.routes)]
+        forward = [position[stage, Slot(Pass.FORWARD, i, chunk)] for stage, chunk in route]
+        backward = [position[stage, Slot(Pass.BACKWARD, i, chunk)] for stage, chunk in reversed(route)]
+        assert forward + backward == sorted(forward + backward)
+        for stage, chunk in route:
+            weight = position.get((stage, Slot(Pass.WEIGHT, i, chunk)))
+            assert weight is None or weight > position[stage, Slot(Pass.BACKWARD, i, chunk)]
+
+
+@quick
+@given(p=stages, m=counts, v=virtuals)
+def test_the_chunks_in_flight_stay_within_the_published_bound(name: str, p: int, m: int, v: int) -> None:
+    case = case_of(name, p, m, v)
+    p, m, v = case.p, case.m, case.v
+    for stage, slots in enumerate(case.order):
         alive = most = 0
         for slot in slots:
-            alive += -1 if slot.backward else 1
+            alive += (slot.what is Pass.FORWARD) - (slot.what in (Pass.BACKWARD, Pass.WEIGHT))
             most = max(most, alive)
         bound = {
-            "gpipe": m,
-            "1f1b": min(m, p - stage),
+            "1f1b": p - stage,
             # Narayanan et al. 2021: warm-up of 2 (p−s−1) + (v−1) p slots, and one more in the steady state.
-            "interleaved": min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1) if v > 1 else min(m, p - stage),
+            "interleaved": 2 * (p - stage - 1) + (v - 1) * p + 1 if v > 1 else p - stage,
+            "zb-h1": p,
+            "zb-h2": 2 * p - 1,
+            "zb-v": 2 * p,
+            "dualpipe": p + 1,
         }.get(name, m * v)
         assert alive == 0
         assert 1 <= most <= bound
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
+def test_a_plan_of_every_schedule_runs(name: str, p: int, m: int) -> None:
+    strategy = Strategy(pp=p, num_microbatches=m, schedule=name)
+    lowered, timeline = run(request_of(strategy, model=DEEP, global_batch=m))
+    check_timeline(timeline)
+    assert len(lowered.memory) == p
+    assert all(memory.activations > 0 for memory in lowered.memory)

@@ -1,15 +1,19 @@
-"""What crosses the network: bytes of gradients, and collectives per transformer layer."""
+"""What crosses the network: who belongs together, bytes of gradients, and collectives per transformer layer."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from tests.conftest import GPT, LLAMA, collective_bytes, graph_of, request_of, tasks_per_work
+from tests.conftest import GPT, LLAMA, collective_bytes, devices, graph_of, request_of, tasks_per_work
 from traincast.graph import OperatorGraph
-from traincast.strategy import Category, Group, Plan, lower
+from traincast.strategy import SCHEDULES, Category, Group, Mesh, Plan, Strategy, lower
+from traincast.strategy.mesh import Axis
 from traincast.work import Collective, Transfer
 
 HALF, FULL = 2, 4
@@ -18,6 +22,68 @@ LAYERS, HIDDEN, SEQ = 4, 256, 128
 
 def plan_of(strategy: str, *, model: str = GPT, runtime: str = "pytorch", precision: str = "bf16") -> Plan:
     return lower(request_of(strategy, model=model, runtime=runtime, precision=precision), grain="operator").plan
+
+
+degrees = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[Strategy, Mesh]:
+    """A strategy that shares out experts and shards states in some way it allows, and its mesh."""
+    dp, cp, tp, pp = (draw(degrees) for _ in range(4))
+    assume(dp * cp * tp * pp <= 512)
+    stage, replicas = dp * cp * tp, dp * cp
+    ep = draw(st.sampled_from([n for n in range(1, stage + 1) if stage % n == 0]))
+    etp = draw(st.sampled_from([n for n in range(1, stage // ep + 1) if stage // ep % n == 0]))
+    shard = draw(st.sampled_from([n for n in range(1, replicas + 1) if replicas % n == 0]))
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp, ep=ep, etp=etp, shard=shard, zero=1, sequence_parallel=tp > 1)
+    per_node = draw(st.sampled_from([1, 2, 4, 8]))
+    mesh = Mesh(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, shard=shard, devices_per_node=per_node)
+    return strategy, mesh
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(both=meshes())
+def test_groups_along_every_axis_partition_the_ranks_and_their_sizes_multiply(both: tuple[Strategy, Mesh]) -> None:
+    strategy, mesh = both
+    everyone = list(range(mesh.num_ranks))
+    assert mesh.num_ranks == strategy.num_ranks == strategy.dp * strategy.cp * strategy.tp * strategy.pp
+    stage = mesh.num_ranks // mesh.pp
+    for axis in get_args(Axis):
+        groups = {tuple(mesh.group(rank, axis).tolist()) for rank in everyone}
+        assert sorted(rank for group in groups for rank in group) == everyone
+        assert {len(group) for group in groups} == {mesh.degree(axis)}
+        if axis != "pp":  # no group but a pipeline leaves its stage
+            assert all(len({rank // stage for rank in group}) == 1 for group in groups)
+    assert mesh.degree("ep") * mesh.degree("etp") * mesh.degree("edp") == stage
+    assert mesh.degree("shard") * mesh.degree("copies") == strategy.dp * strategy.cp
+    assert mesh.degree("edp") == strategy.expert_replicas
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(both=meshes())
+def test_axes_that_cut_the_same_ranks_together_reach_all_of_them_once(both: tuple[Strategy, Mesh]) -> None:
+    _, mesh = both
+    stage = mesh.num_ranks // mesh.pp
+    for rank in range(0, mesh.num_ranks, max(1, mesh.num_ranks // 7)):
+        first = rank // stage * stage
+        assert mesh.group(rank, "etp", "ep", "edp").tolist() == list(range(first, first + stage))
+        assert mesh.group(rank, "tp", "cp", "dp").tolist() == list(range(first, first + stage))
+        assert mesh.group(rank, "shard", "copies").tolist() == mesh.group(rank, "cp", "dp").tolist()
+        assert mesh.group(rank, "tp", "cp", "dp", "pp").tolist() == list(range(mesh.num_ranks))
+        # Two ranks that hold the same part of the same experts differ in nothing but their replica.
+        for axes in (("etp", "ep", "edp", "pp"), ("tp", "cp", "dp", "pp"), ("tp", "shard", "copies", "pp")):
+            place = [tuple(mesh.coordinate(r, axis) for axis in axes) for r in range(mesh.num_ranks)]
+            assert len(set(place)) == mesh.num_ranks
+
+
+def test_a_mesh_has_the_degrees_of_its_strategy() -> None:
+    strategy = Strategy(dp=4, cp=2, tp=2, pp=2, ep=4, etp=2, zero=1, shard=4, sequence_parallel=True)
+    mesh = Mesh.of(strategy, devices(32))
+    assert {axis: mesh.degree(axis) for axis in get_args(Axis)} == {
+        **{"tp": 2, "cp": 2, "dp": 4, "pp": 2},
+        **{"etp": 2, "ep": 4, "edp": 2, "shard": 4, "copies": 2},
+    }
 
 
 @pytest.mark.parametrize("runtime", ["pytorch", "megatron", "nanotron", "tensorflow", "megatron-deepspeed"])
@@ -149,6 +215,37 @@ def test_a_pipeline_sends_each_boundary_activation_once_each_way(stages: int) ->
                 assert work.nbytes == 16 // microbatches * SEQ * HIDDEN * HALF
                 sends += count
     assert sends == 2 * (stages - 1) * microbatches
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+@pytest.mark.parametrize("stages", [2, 4])
+def test_every_schedule_sends_what_crosses_between_stages_and_nothing_else(schedule: str, stages: int) -> None:
+    model = "gpt:layers=8,hidden=256,heads=8,vocab=1000,seq=128"
+    virtual = 2 if schedule in ("interleaved", "breadth-first") else 1
+    microbatches = 2 * stages
+    request = request_of(
+        Strategy(pp=stages, num_microbatches=microbatches, schedule=schedule, virtual_stages=virtual), model=model
+    )
+    plan = lower(request, grain="operator").plan
+    found = [(w, n) for row in range(stages) for w, n in tasks_per_work(plan, row=row) if isinstance(w, Transfer)]
+    boundary = 16 // microbatches * SEQ * HIDDEN * HALF
+    # Down the stages and up again, the turn at the last stage crosses nothing.
+    crossings = 2 * stages - 2 if schedule == "zb-v" else stages * virtual - 1
+    assert sum(n for w, n in found if w.nbytes == boundary) == 2 * crossings * microbatches
+    # The two copies of DualPipe's stages also join their gradients, once on every rank.
+    others = sum(n for w, n in found if w.nbytes != boundary)
+    assert others == (stages if schedule == "dualpipe" else 0)
+
+
+@pytest.mark.parametrize("layers", ["1/3", "3/1", "2/2"])
+def test_uneven_stages_send_as_much_as_even_ones(layers: str) -> None:
+    even, uneven = (plan_of(f"pp=2,num_microbatches=4{rest}") for rest in ("", f",layers={layers}"))
+    for row in range(2):
+        sent = [
+            Counter({w: n for w, n in tasks_per_work(plan, row=row) if isinstance(w, Transfer)})
+            for plan in (even, uneven)
+        ]
+        assert sent[0] == sent[1]
 
 
 def test_context_ranks_gather_keys_and_values_for_each_attention() -> None:

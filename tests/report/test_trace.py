@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ChosenSeconds, request_of, run
 from traincast.errors import FileFormatError, RequestError
+from traincast.graph import Operator
 from traincast.report.trace import replacing, write_trace, write_traces
 from traincast.simulate import Timeline
 from traincast.strategy import NUM_STREAMS, Category, Stream, load_runtime
@@ -34,8 +35,10 @@ def rule(work: Work) -> float:
             return 137.77e-6 + work.nbytes * 3.1e-10
         case Transfer():
             return 91.13e-6
-        case _:
+        case Operator():
             return 50.31e-6 + (work.flops + work.nbytes) % 997 * 1e-6
+        case _:
+            return 77.7e-6
 
 
 @cache

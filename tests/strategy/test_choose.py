@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import GPT, devices, graph_of, request_of
 from traincast.errors import StrategyError
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, lower
-from traincast.strategy.lower import memory_only
+from traincast.strategy.prepare import memory_only
 
 
 def with_memory(request: Request, nbytes: float) -> Request:

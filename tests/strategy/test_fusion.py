@@ -73,3 +73,13 @@ def test_a_chain_of_pointwise_operators_is_one_kernel_with_the_outer_tensors() -
         assert op.kind is OpKind.ELEMENTWISE
         assert int(op.attributes["fused"]) >= 2
         assert op.outputs
+
+
+def test_a_fused_gate_keeps_its_inputs_and_computes_the_rest_again() -> None:
+    """SwiGLU in one kernel: gate and up are kept, the gate's activation is not."""
+    fused = fuse(graph_of(LLAMA), ("elementwise",))
+    saved = [
+        sum(t.numel for op in g.operators if op.phase is Phase.FORWARD and op.scope.endswith(".mlp") for t in op.saved)
+        for g in (graph_of(LLAMA), fused)
+    ]
+    assert saved[1] == pytest.approx(saved[0] * 2 / 3)

@@ -16,7 +16,7 @@ from traincast.graph import Operator, Phase
 from traincast.graph.capture import capture
 from traincast.graph.zoo import Traceable
 from traincast.strategy import NUM_STREAMS, Category, Group, Plan, Strategy, Stream, load_runtime, lower
-from traincast.strategy.lower import memory_only
+from traincast.strategy.prepare import memory_only
 from traincast.work import Collective, Launch, Transfer
 
 STRATEGIES = ["dp=1", "dp=4,zero=3", "tp=4,sp", "pp=4,num_microbatches=8", "dp=2,tp=2,pp=2,num_microbatches=4,zero=1"]
@@ -174,7 +174,7 @@ def test_memory_alone_is_that_of_the_fullest_stage() -> None:
 @pytest.mark.parametrize(
     ("strategy", "said"),
     [
-        ("ep=2", "ep=2: expert parallelism"),
+        ("dp=2,ep=2", "has no experts to share out"),
         ("cp=3", "cp=3 does not divide the sequence of 128 tokens"),
         ("tp=3,sp", "tp=3"),
         ("dp=3", "global batch 16 is not divisible by dp·num_microbatches = 3·1 = 3"),

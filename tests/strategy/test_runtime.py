@@ -61,7 +61,7 @@ def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
     ("framework", "name"),
     [
         ("Megatron-LM", "megatron"),
-        ("Megatron-Core r0.9", "megatron"),
+        ("Megatron-Core r0.9", "megatron-bridge"),
         ("Megatron-DeepSpeed", "megatron-deepspeed"),
         ("nanotron", "nanotron"),
         ("composer/FSDP", "fsdp"),

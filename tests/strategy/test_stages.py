@@ -72,3 +72,23 @@ def test_unequal_blocks_are_cut_so_that_the_largest_stage_is_smallest() -> None:
 def test_more_stages_than_layers_are_refused_with_both_numbers() -> None:
     with pytest.raises(StrategyError, match=r"pp·virtual_stages = 8 stages, but .* has only 4 blocks"):
         cut(GPT, 8)
+
+
+def layers_by_weights(spec: str, chunks: int) -> list[int]:
+    graph = graph_of(spec)
+    zeros = [0.0] * len(graph.blocks)
+    stages = cut_stages(graph, chunks, costs=zeros, sends=zeros, by_weights=True)
+    return [sum(graph.blocks[b].count > 1 for b in stage.blocks) for stage in stages]
+
+
+def test_a_cut_by_weights_counts_the_projection_to_the_vocabulary() -> None:
+    """Twelve layers of 12·h² weights and logits of v·h, four layers' worth: each of four stages has that of four."""
+    spec = "gpt:layers=12,hidden=64,heads=4,vocab=3072,seq=32"
+    assert layers_by_weights(spec, 4) == [4, 4, 4, 0]
+    assert layers_by_weights(spec, 2) == [8, 4]
+    assert layers_by_weights(spec, 3) == [6, 5, 1]
+
+
+def test_a_cut_by_weights_that_leaves_a_stage_empty_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"16 stages cut by weights leave stage 1\d of .* without any block"):
+        layers_by_weights("gpt:layers=8,hidden=64,heads=4,vocab=6144,seq=32", 16)

@@ -93,7 +93,7 @@ def test_micro_batch_and_number_of_microbatches_say_one_thing(dp: int, microbatc
         ("dp=2,dp=4", "sets dp twice"),
         ("dp=2,mbs=2,microbatches=2", "give one of them"),
         ("zero=4", "zero=4: expected 0, 1, 2 or 3"),
-        ("zero=2,pp=2", "zero=2 with pp=2"),
+        ("zero=2,shard=3,dp=4", "shard=3 with zero=2"),
         ("sp", "sequence_parallel with tp=1"),
         ("sp=maybe,tp=2", "sp='maybe': expected true or false"),
         ("vp=2", "virtual_stages=2 with pp=1"),

@@ -128,7 +128,7 @@ def test_outcomes_stand_in_the_order_of_the_rows_and_none_is_dropped(tmp_path: P
     first, second, third, fourth, fifth = result.rows
     assert first.predicted is not None and first.low is not None and first.high is not None
     assert first.low < first.predicted < first.high
-    assert (first.measured, first.fits, first.measured_memory) == (0.05, True, 3e9)
+    assert (first.measured, first.fits, first.measured_memory) == (0.05, True, 3 * 2**30)
     assert "secret" in second.reason
     assert "ep=8" in third.reason
     assert (fourth.measured, fourth.fits) == (None, False)

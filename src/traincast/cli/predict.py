@@ -14,9 +14,10 @@ from traincast.units import HOUR, format_bytes, format_count, format_flops, form
 if TYPE_CHECKING:
     from traincast.forecast import Forecast
     from traincast.report import Report
-    from traincast.simulate import Timeline
+    from traincast.simulate import Conditions, Timeline
 
 _READABLE_SPANS = 150_000
+_CHART_WIDTH = 64
 
 
 @click.command(short_help="Forecast a training step, and the whole job.")
@@ -36,6 +37,12 @@ _READABLE_SPANS = 150_000
 @click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
 @click.option("--samples", metavar="N", help="Length of the job in samples.")
 @click.option("--steps", metavar="N", help="Length of the job in steps.")
+@click.option("--slow", metavar="RANK=FACTOR", multiple=True, help="A rank that computes so many times as long.")
+@click.option("--jitter", type=float, default=0.0, metavar="SIGMA", help="Spread of the ranks' speed, such as 0.05.")
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the jitter.")
+@click.option("--busy-network", type=float, default=0.0, metavar="SHARE", help="Bandwidth between nodes others take.")
+@click.option("--share-links", is_flag=True, help="Messages of a rank that run at once share its links.")
+@click.option("--memory", "show_memory", is_flag=True, help="Show memory over time and the tensors of its peak.")
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace for Perfetto; a folder gets one file per rank.")
 @click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
@@ -54,6 +61,12 @@ def predict(
     tokens: str | None,
     samples: str | None,
     steps: str | None,
+    slow: tuple[str, ...],
+    jitter: float,
+    seed: int,
+    busy_network: float,
+    share_links: bool,
+    show_memory: bool,
     trace: str | None,
     trace_ranks: str | None,
     html: str | None,
@@ -86,15 +99,34 @@ def predict(
         samples=None if samples is None else parse_count(samples, what="--samples"),
         steps=None if steps is None else parse_count(steps, what="--steps"),
         cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
+        conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
         use_cache=not no_cache,
     )
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
     if as_json:
         print_json(result.report.as_dict())
         return
-    _show(result.report, chosen=strategy is None)
+    _show(result.report, chosen=strategy is None, memory=show_memory)
     for what, path in written:
         console().print(f"{what}: {path}")
+
+
+def _conditions(
+    slow: tuple[str, ...], *, jitter: float, seed: int, busy_network: float, share_links: bool
+) -> Conditions | None:
+    """What was said of the cluster's state; none if nothing was."""
+    if not (slow or jitter or busy_network or share_links):
+        return None
+    from traincast.simulate import Conditions
+
+    pairs = []
+    for text in slow:
+        rank, _, factor = text.partition("=")
+        try:
+            pairs.append((int(rank), float(factor)))
+        except ValueError:
+            raise RequestError(f"--slow {text!r}: expected RANK=FACTOR, such as 3=1.5") from None
+    return Conditions(slow=tuple(pairs), jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links)
 
 
 def _rule(text: str) -> tuple[str, str]:
@@ -142,7 +174,7 @@ def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
     return sorted([*first, *others][:count])
 
 
-def _show(report: Report, *, chosen: bool) -> None:
+def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     from rich import box
     from rich.table import Table
 
@@ -190,6 +222,14 @@ def _show(report: Report, *, chosen: bool) -> None:
     table.add_section()
     sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
     table.add_row("estimated by", sources, "")
+    if report.servers is not None:
+        run = report.servers
+        table.add_row(
+            "servers",
+            f"{len(run.nic_utilization)}",
+            f"network {max(run.nic_utilization):.0%} in use, staleness {run.mean_staleness:.1f} updates "
+            f"(at most {run.max_staleness})",
+        )
     need = report.demand
     table.add_row("per device", format_flops(need.computation_flop), "computed in a step")
     table.add_row("", format_bytes(need.memory_access_bytes), "read and written in device memory")
@@ -197,6 +237,9 @@ def _show(report: Report, *, chosen: bool) -> None:
     _show_job(table, report)
     out.print(table)
     _show_stages(report)
+    _show_waits(report)
+    if memory:
+        _show_memory(report)
     _show_path(report)
     for warning in report.warnings:
         out.print(f"[yellow]warning:[/yellow] {warning}")
@@ -223,9 +266,42 @@ def _show_job(table: object, report: Report) -> None:
     table.add_row("energy", f"{job.energy_j / 3.6e9:,.2f} MWh", "")
 
 
+def _show_memory(report: Report) -> None:
+    """Memory of the fullest stage over its schedule, what it is made of, and the tensors of its peak."""
+    moments = report.memory_over_time
+    if moments:
+        most = max(report.memory_capacity_bytes, *(m.total for m in moments))
+        every = -(-len(moments) // _CHART_WIDTH)
+        levels = [max(m.total for m in moments[i : i + every]) / most for i in range(0, len(moments), every)]
+        chart = "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * level))] for level in levels)
+        console().print(f"[bold]memory of stage {report.fullest_stage}[/bold] over its {len(moments)} passes")
+        console().print(f"{chart}  full height is {format_bytes(most)}", highlight=False)
+    parts = [(name, format_bytes(nbytes)) for name, nbytes in report.memory.parts.items() if nbytes > 0]
+    print_table("made of", ("part", "bytes"), parts, right=(1,))
+    tensors = [(h.label, str(h.in_flight), format_bytes(h.nbytes)) for h in report.peak_tensors]
+    print_table("activations at the peak", ("tensor", "in flight", "bytes"), tensors, right=(1, 2))
+
+
+def _show_waits(report: Report) -> None:
+    """Ranks that wait least and most, where ranks differ."""
+    if not report.waits:
+        return
+    few = report.waits if len(report.waits) <= 8 else (*report.waits[:4], *report.waits[-4:])
+    rows = [
+        [
+            str(w.rank),
+            format_seconds(w.busy_s),
+            format_seconds(w.waiting_s),
+            "" if w.for_rank < 0 else f"rank {w.for_rank}, {format_seconds(w.for_rank_s)}",
+        ]
+        for w in few
+    ]
+    print_table("who waits", ["rank", "busy", "waits", "most for"], rows, right=(0, 1, 2))
+
+
 def _show_stages(report: Report) -> None:
     """What the ranks of each pipeline stage do, where there is more than one."""
-    if len(report.ranks) == 1:
+    if len({r.stage for r in report.ranks}) == 1:
         return
     rows = [
         (
@@ -237,7 +313,7 @@ def _show_stages(report: Report) -> None:
             format_seconds(r.breakdown.bubble_s),
             format_bytes(r.memory.total),
         )
-        for r in report.ranks
+        for _, r in sorted({r.stage: r for r in reversed(report.ranks)}.items())
     ]
     columns = ("stage", "first rank", "busy", "compute", "exposed comm.", "bubble", "memory")
     print_table("stages", columns, rows, right=range(1, 7))

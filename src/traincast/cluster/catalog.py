@@ -1,9 +1,9 @@
 """The catalog of known hardware, and how a user's own file joins it.
 
 A cluster is asked for as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (a node type and how many), ``dgx-h100:1x2``
-(two devices of a node), ``selene`` (a known cluster), ``my.toml`` or ``my.toml:8`` (a file of one's own). Catalog
-files and a user's files have one schema: SI units throughout (bytes, bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths
-per direction.
+(two devices of a node), ``dgx-a100:2+dgx-h100:2`` (nodes of two kinds), ``selene`` (a known cluster), ``my.toml`` or
+``my.toml:8`` (a file of one's own). Catalog files and a user's files have one schema: SI units throughout (bytes,
+bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
 
 ::
 
@@ -57,7 +57,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast, get_args
 
-from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
+from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link, joined
 from traincast.cluster.schema import MAX_NODES, Table, Value, read_file
 from traincast.cluster.topology import part_of_node
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
@@ -101,7 +101,15 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(spec: str) -> Cluster:
-    """The cluster asked for as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, a node type or a TOML file."""
+    """The cluster asked for as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, a node type or a TOML file.
+
+    Several, joined by ``+``, make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``.
+    """
+    parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
+    return joined([_one_cluster(part) for part in parts])
+
+
+def _one_cluster(spec: str) -> Cluster:
     name, nodes, devices = _split_spec(spec)
     cluster = _build_cluster(_resolve(name, "cluster", Path(), _MAX_DEPTH), name)
     if devices is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+
+from traincast.errors import RequestError
 
 IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
 InterTopology: TypeAlias = Literal["fat-tree", "rail-optimized", "dragonfly", "torus", "none"]
@@ -16,8 +18,9 @@ class Device:
 
     Rates are dense (no structured sparsity), in FLOP/s per dtype name; ``memory_bandwidth`` in
     bytes/s. ``achievable`` holds fractions of those rates that were measured on this device, by the
-    name the analytical cost model gives them; what is absent follows the architecture. ``source`` names
-    the documents behind the figures.
+    name the analytical cost model gives them; what is absent follows the architecture. ``interference`` is how much
+    longer a kernel takes while a collective runs beside it and takes processors and bandwidth from it. ``source``
+    names the documents behind the figures.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Device:
     tdp_w: float
     price_per_hour: float
     achievable: Mapping[str, float] = field(default_factory=dict, hash=False)
+    interference: float = 0.05
     source: str = ""
 
     def peak(self, dtype: str) -> float:
@@ -78,8 +82,9 @@ class Link:
 class Cluster:
     """Nodes of one kind, joined by a network.
 
-    ``launch_s`` is what the host pays to launch one kernel. ``oversubscription`` is how much less
-    bandwidth the network's upper tier has than its edge (1 = none). ``inter_node`` is one NIC of
+    ``launch_s`` is what the host pays to launch one kernel, ``host_bandwidth`` what each device reads from its host's
+    memory, ``host_memory_bandwidth`` that memory's own, for all devices of a node. ``oversubscription`` is how much
+    less bandwidth the network's upper tier has than its edge (1 = none). ``inter_node`` is one NIC of
     ``nics_per_node``.
 
     ``domain_nodes`` consecutive nodes share one domain of ``intra_node`` links (18 trays of four in an
@@ -87,6 +92,9 @@ class Cluster:
     switch, a dragonfly group). ``subset_bandwidth`` has, for the first 2, 3, … devices of a node, the
     bytes/s per direction that each can send to the others where that depends on how many take part
     (meshes, NVLink bridges); beyond its end ``intra_node.bandwidth`` holds.
+
+    A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
+    slowest of them, what a step that waits for everyone is bound by (see :func:`joined`).
     """
 
     name: str
@@ -101,12 +109,15 @@ class Cluster:
     oversubscription: float = 1.0
     launch_s: float = 5e-6
     host_memory_bytes: float = 1e12
+    host_bandwidth: float = 25e9
+    host_memory_bandwidth: float = 200e9
     storage_bandwidth: float = 2e9
     price_per_node_hour: float = 0.0
     node_power_w: float = 0.0
     domain_nodes: int = 1
     group_nodes: int = 1
     subset_bandwidth: tuple[float, ...] = ()
+    parts: tuple[Cluster, ...] = ()
     source: str = ""
 
     @property
@@ -123,7 +134,58 @@ class Cluster:
         """The same cluster with another number of nodes."""
         return replace(self, num_nodes=num_nodes)
 
+    def kinds(self) -> tuple[Cluster, ...]:
+        """One cluster for each kind of node, as large as the whole and on its common network."""
+        return tuple(
+            replace(
+                self,
+                name=part.name,
+                device=part.device,
+                intra_node=part.intra_node,
+                intra_topology=part.intra_topology,
+                launch_s=part.launch_s,
+                parts=(),
+            )
+            for part in self.parts
+        ) or (self,)
+
+    def kind_of_device(self) -> list[int]:
+        """For every device, in the order of ranks, which of :meth:`kinds` it is."""
+        if not self.parts:
+            return [0] * self.num_devices
+        return [number for number, part in enumerate(self.parts) for _ in range(part.num_devices)]
+
     @property
     def nic_bandwidth_per_device(self) -> float:
         """A device's fair share of its node's NICs, in bytes/s per direction."""
         return self.inter_node.bandwidth * self.nics_per_node / self.devices_per_node
+
+
+def joined(parts: Sequence[Cluster]) -> Cluster:
+    """One cluster of the nodes of all ``parts``, in this order; each may have only nodes of as many devices."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = sorted({part.devices_per_node for part in parts})
+    if len(sizes) > 1:
+        raise RequestError(
+            f"nodes of {' and '.join(map(str, sizes))} devices cannot be joined: groups of ranks would be cut by nodes "
+            f"unevenly; use as many of each, such as {parts[0].name}:1x{sizes[0]}"
+        )
+    slowest = min(parts, key=lambda part: part.device.peak("bf16"))
+    device = replace(slowest.device, memory_bytes=min(part.device.memory_bytes for part in parts))
+    return replace(
+        slowest,
+        name="+".join(part.name for part in parts),
+        device=device,
+        num_nodes=sum(part.num_nodes for part in parts),
+        intra_node=min((part.intra_node for part in parts), key=lambda link: link.bandwidth),
+        inter_node=min((part.inter_node for part in parts), key=lambda link: link.bandwidth),
+        nics_per_node=min(part.nics_per_node for part in parts),
+        oversubscription=max(part.oversubscription for part in parts),
+        launch_s=max(part.launch_s for part in parts),
+        price_per_node_hour=sum(p.price_per_node_hour * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
+        node_power_w=sum(p.node_power_w * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
+        domain_nodes=1,
+        subset_bandwidth=min((part.subset_bandwidth for part in parts), key=sum),
+        parts=tuple(parts),
+    )

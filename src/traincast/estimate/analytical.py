@@ -30,7 +30,7 @@ from traincast.estimate.roofline import (
 )
 from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
-from traincast.work import Collective, Launch, Transfer, Work
+from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
 
 GROUPED_SHARE: Final = 0.55
 """What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
@@ -99,6 +99,12 @@ class AnalyticalCostModel:
             elif isinstance(work, Launch):
                 seconds[i] = max(0.0, work.kernels) * cluster.launch_s
                 family[i] = _FAMILIES.index("launch")
+            elif isinstance(work, HostCopy):
+                seconds[i] = work.nbytes / cluster.host_bandwidth
+                family[i] = _FAMILIES.index("intra")
+            elif isinstance(work, HostUpdate):
+                seconds[i] = work.nbytes * cluster.devices_per_node / cluster.host_memory_bandwidth
+                family[i] = _FAMILIES.index("memory")
             else:
                 raise TypeError(f"a work is a {type(work).__name__}: known are {Work}")
         seconds += operators.seconds(len(works))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from traincast.graph.huggingface import from_config
 from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
 from traincast.graph.zoo.traceable import Traceable
+from traincast.imports import import_callable
 
 _MAX_SEQ = 10_000_000
 
@@ -92,15 +91,7 @@ def load_factory(spec: str) -> Traceable:
     require_torch()
     import torch
 
-    module_name, _, function_name = spec.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        factory = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RequestError(f"model {spec!r}: {error}; expected package.module:factory that can be imported") from error
-    if not callable(factory):
-        raise RequestError(f"model {spec!r}: {function_name} is not callable")
+    factory = import_callable(spec, "model", role="factory")
     try:
         with torch.device("meta"):
             made = factory()

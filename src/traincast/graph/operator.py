@@ -142,6 +142,10 @@ class OperatorGraph:
     tokens_per_sample: int = 0
     attributes: Mapping[str, Scalar] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
 
+    def __hash__(self) -> int:
+        """Of what tells graphs apart at a glance: hashing every operator would cost more than most lookups save."""
+        return hash((self.name, len(self.operators), len(self.edges), self.tokens_per_sample))
+
     def __iter__(self) -> Iterator[tuple[Operator, int]]:
         """Every distinct operator with the number of times the model runs it."""
         for block in self.blocks:

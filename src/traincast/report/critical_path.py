@@ -55,17 +55,18 @@ def summarize(timeline: Timeline, tasks: Ints, seconds: Floats) -> list[PathEntr
     plan = timeline.plan
     duration = timeline.end[tasks] - timeline.start[tasks]
     launches = plan.category[tasks] == Category.HOST
-    inside = plan.cost[tasks] >= len(plan.works)
+    inside = plan.cost[tasks] >= plan.num_leaves
     time = np.zeros(len(plan.labels) + 1)
     count = np.zeros(len(plan.labels) + 1, dtype=np.int64)
     time[-1], count[-1] = duration[launches].sum(), launches.sum()
     plain = ~launches & ~inside
     np.add.at(time, plan.label[tasks[plain]], duration[plain])
     np.add.at(count, plan.label[tasks[plain]], 1)
-    numbers, times = np.unique((plan.cost[tasks[inside & ~launches]] - len(plan.works)) // 3, return_counts=True)
+    numbers, times = np.unique((plan.cost[tasks[inside & ~launches]] - plan.num_leaves) // 3, return_counts=True)
+    leaves = plan.leaves(seconds)
     for number, repeats in zip(numbers, times, strict=True):
         segment = plan.segments[number]
-        np.add.at(time, segment.labels, repeats * seconds[segment.works])
+        np.add.at(time, segment.labels, repeats * leaves[segment.works])
         np.add.at(count, segment.labels, repeats)
     total = max(timeline.step_s, 1e-30)
     names = (*plan.labels, "host launches")

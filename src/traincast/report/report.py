@@ -14,11 +14,14 @@ from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast
-from traincast.simulate import Timeline, interval
+from traincast.simulate import ServerRun, Timeline, interval, who_waits
 from traincast.strategy import Category, Lowered, Memory, Plan, Request
+from traincast.strategy.memory_timeline import Holder, Moment
 from traincast.work import Demand, demand_of
 
 _SHOWN: Final = 12
+_MOST_ROWS: Final = 64
+DOES_NOT_FIT: Final = "does not fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,17 @@ class RankReport:
         """Share of the step in which its device computes."""
         total = self.breakdown.total_s
         return (self.breakdown.compute_s + self.breakdown.optimizer_s) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWaits:
+    """How long a rank's device waits in a step, and for which rank most (−1: for none)."""
+
+    rank: int
+    busy_s: float
+    waiting_s: float
+    for_rank: int
+    for_rank_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +85,19 @@ class Report:
     ranks: tuple[RankReport, ...]
     critical_path: tuple[PathEntry, ...]
     warnings: tuple[str, ...]
+    fullest_stage: int = 0
+    memory_over_time: tuple[Moment, ...] = ()
+    peak_tensors: tuple[Holder, ...] = ()
+    waits: tuple[RankWaits, ...] = ()
+    servers: ServerRun | None = None
     job: JobForecast | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
         data = asdict(self)
         data["memory"] = self.memory.as_dict()
+        data["memory_parts"] = dict(self.memory.parts)
+        data["memory_over_time"] = [{"label": m.label, **m.components} for m in self.memory_over_time]
         data["ranks"] = [
             {
                 "rank": r.rank,
@@ -87,6 +108,7 @@ class Report:
             }
             for r in self.ranks
         ]
+        data["servers"] = asdict(self.servers) if self.servers else None
         data["job"] = self.job.as_dict() if self.job else None
         data["job_s"] = self.job.job_s if self.job else None
         data["cost"] = self.job.cost if self.job else None
@@ -101,22 +123,29 @@ def model_flops(graph: OperatorGraph) -> float:
     )
 
 
-def make_report(request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline) -> Report:
-    """Put together what ``timeline`` and ``lowered`` say about ``request``."""
+def make_report(
+    request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded_s: float = 0.0
+) -> Report:
+    """Put together what ``timeline`` and ``lowered`` say about ``request``.
+
+    A timeline of ranks that differ says how long the step of equal ones takes (``folded_s``), which the interval is
+    scaled from.
+    """
     plan = timeline.plan
     spans = timeline.spans()
     communication = plan.shares(estimates.seconds, plan.communicates())
+    stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
     ranks = tuple(
         RankReport(
             rank=int(plan.ranks[row]),
-            stage=row,
+            stage=stages[row],
             breakdown=breakdown_of_row(timeline, spans, row, communication),
-            memory=lowered.memory[row],
+            memory=lowered.memory[stages[row]],
         )
-        for row in range(len(plan.ranks))
+        for row in _rows(len(stages), plan.mesh.pp)
     )
     step_s = timeline.step_s
-    low_s, high_s = interval(plan, estimates)
+    low_s, high_s = (end * step_s / folded_s if folded_s else end for end in interval(lowered.plan, estimates))
     mean = mean_breakdown([r.breakdown for r in ranks])
     fullest = max(lowered.memory, key=lambda m: m.total)
     device = request.cluster.device
@@ -145,11 +174,35 @@ def make_report(request: Request, lowered: Lowered, estimates: Estimates, timeli
         memory_capacity_bytes=device.memory_bytes,
         memory=fullest,
         fits=fullest.total <= device.memory_bytes,
-        demand=_demand(plan),
+        demand=_demand(lowered.plan),
         estimated_by=_sources(timeline, estimates),
         ranks=ranks,
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
         warnings=_warnings(request, estimates, fullest),
+    )
+
+
+def _rows(count: int, stages: int) -> list[int]:
+    """Rows to look at: all, or of many ranks some of each stage, evenly spaced."""
+    if count <= max(stages, _MOST_ROWS):
+        return list(range(count))
+    each, replicas = max(1, _MOST_ROWS // stages), count // stages
+    return [stage * replicas + n * replicas // each for stage in range(stages) for n in range(each)]
+
+
+def waits_of(timeline: Timeline) -> tuple[RankWaits, ...]:
+    """Ranks by how long they wait, those that wait least first: the ones the others wait for."""
+    found = who_waits(timeline)
+    order = np.argsort(found.waiting_s, kind="stable").tolist()
+    return tuple(
+        RankWaits(
+            rank=int(found.ranks[i]),
+            busy_s=float(found.busy_s[i]),
+            waiting_s=float(found.waiting_s[i]),
+            for_rank=int(found.for_rank[i]),
+            for_rank_s=float(found.for_rank_s[i]),
+        )
+        for i in order
     )
 
 
@@ -165,7 +218,8 @@ def _demand(plan: Plan) -> Demand:
 
 
 def _where(cluster: Cluster) -> str:
-    return f"{cluster.name} ({cluster.num_nodes} × {cluster.devices_per_node} {cluster.device.name})"
+    parts = [f"{p.num_nodes} × {p.devices_per_node} {p.device.name}" for p in cluster.parts or (cluster,)]
+    return f"{cluster.name} ({' + '.join(parts)})"
 
 
 def _sources(timeline: Timeline, estimates: Estimates) -> dict[str, float]:
@@ -185,10 +239,7 @@ def _warnings(request: Request, estimates: Estimates, fullest: Memory) -> tuple[
     warnings = list(estimates.warnings)
     capacity = request.cluster.device.memory_bytes
     if fullest.total > capacity:
-        warnings.append(
-            f"does not fit: {fullest.total / 2**30:.1f} GiB needed, {capacity / 2**30:.1f} GiB there; "
-            f"try a smaller micro_batch, recompute=full, more tp or pp, or zero=1"
-        )
+        warnings.append(f"{DOES_NOT_FIT}: {fullest.total / 2**30:.1f} GiB needed, {capacity / 2**30:.1f} GiB there")
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:
         warnings.append(f"operators without a formula of their own, taken as element-wise: {', '.join(unknown)}")

@@ -320,7 +320,7 @@ def _launched(plan: Plan) -> Ints:
 
 def _kind(plan: Plan, task: int) -> _Kind:
     cost, category = int(plan.cost[task]), Category(int(plan.category[task]))
-    work = plan.works[cost] if cost < len(plan.works) else None
+    work = plan.work_of(cost)
     text = plan.labels[plan.label[task]]
     args = {"label": text, "category": category.name.lower(), **_amounts(work)}
     return _Kind(name=json.dumps(_name(work, text, category)), label=json.dumps(text), args=json.dumps(args)[1:-1])

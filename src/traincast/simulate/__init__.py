@@ -1,6 +1,21 @@
 """What happens when: the executor, timelines, and plans written out for every rank."""
 
+from traincast.simulate.conditions import Conditions, under, who_waits
+from traincast.simulate.evaluate import Evaluator
 from traincast.simulate.expand import expand
+from traincast.simulate.servers import ServerRun, simulate_servers
 from traincast.simulate.timeline import Spans, Timeline, interval, simulate
 
-__all__ = ["Spans", "Timeline", "expand", "interval", "simulate"]
+__all__ = [
+    "Conditions",
+    "Evaluator",
+    "ServerRun",
+    "Spans",
+    "Timeline",
+    "expand",
+    "interval",
+    "simulate",
+    "simulate_servers",
+    "under",
+    "who_waits",
+]

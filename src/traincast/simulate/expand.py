@@ -23,6 +23,11 @@ _AXES: Final[dict[Group, tuple[Axis, ...]]] = {
     Group.TENSOR: ("tp",),
     Group.CONTEXT: ("cp",),
     Group.DATA: ("dp", "cp"),
+    Group.EXPERT: ("ep",),
+    Group.EXPERT_TENSOR: ("etp",),
+    Group.EXPERT_DATA: ("edp",),
+    Group.SHARD: ("shard",),
+    Group.COPIES: ("copies",),
 }
 
 

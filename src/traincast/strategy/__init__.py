@@ -1,11 +1,12 @@
 """How training is spread: strategies, runtimes, plans, and lowering to them."""
 
 from traincast.strategy.choose import choose_micro_batch, choose_strategy
-from traincast.strategy.lower import Lowered, Request, lower
+from traincast.strategy.lower import Lowered, lower
 from traincast.strategy.memory import Memory
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
 from traincast.strategy.precision import PRECISIONS, Precision, load_precision
+from traincast.strategy.prepare import Request
 from traincast.strategy.runtime import Runtime, find_runtime, load_runtime, runtime_names
 from traincast.strategy.schedules import SCHEDULES, Slot
 from traincast.strategy.strategy import Strategy, parse_strategy, with_micro_batch

@@ -6,11 +6,16 @@ from traincast.graph import DType, Operator, OpKind, TensorSpec
 from traincast.graph.work_amount import attention_dims
 
 
-def unfused(op: Operator) -> list[Operator]:
+def kernels_of(op: Operator, attention: str) -> list[Operator]:
+    """The kernels that a runtime with this way of attention launches for one operator."""
+    return [op] if attention == "flash" else unfused(op, eager=attention == "eager")
+
+
+def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:
     """The kernels of one attention operator (forward or backward) that materialises its score matrix.
 
     Forward: scores = q·kᵀ, softmax with scale and mask, dropout, out = p·v. Backward: dp and dv, dropout,
-    softmax, dq and dk. Nothing of a causal mask is skipped.
+    softmax, dq and dk. Nothing of a causal mask is skipped. With ``eager``, scale and mask are kernels of their own.
     """
     b, h, sq, sk, dq, dv = attention_dims(op)
     dtype = op.inputs[0].dtype
@@ -26,17 +31,20 @@ def unfused(op: Operator) -> list[Operator]:
     scores = flat(sq, sk)
     mask = TensorSpec((b * h, sq, sk), DType.BOOL, 0)
     gemm = OpKind.BATCHED_GEMM
+    apart = ["scale", "mask"] if eager else []
     if op.name.endswith("backward"):
         return [
             make("grad_probabilities", gemm, [flat(sq, dv), flat(dv, sk)], [scores]),
             make("grad_values", gemm, [flat(sk, sq), flat(sq, dv)], [flat(sk, dv)]),
             make("dropout_backward", OpKind.DROPOUT, [scores, mask], [scores]),
             make("softmax_backward", OpKind.SOFTMAX, [scores, scores], [scores]),
+            *(make(f"{name}_backward", OpKind.ELEMENTWISE, [scores], [scores]) for name in reversed(apart)),
             make("grad_queries", gemm, [flat(sq, sk), flat(sk, dq)], [flat(sq, dq)]),
             make("grad_keys", gemm, [flat(sk, sq), flat(sq, dq)], [flat(sk, dq)]),
         ]
     return [
         make("scores", gemm, [flat(sq, dq), flat(dq, sk)], [scores]),
+        *(make(name, OpKind.ELEMENTWISE, [scores], [scores]) for name in apart),
         make("softmax", OpKind.SOFTMAX, [scores], [scores]),
         make("dropout", OpKind.DROPOUT, [scores], [scores, mask]),
         make("attention_output", gemm, [flat(sq, sk), flat(sk, dv)], [flat(sq, dv)]),

@@ -11,7 +11,8 @@ from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
-from traincast.strategy.lower import Request, memory_only
+from traincast.strategy.prepare import Request, memory_only
+from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Recompute, Strategy
 
 _MAX_TENSOR: Final = 8
@@ -24,7 +25,7 @@ def choose_strategy(request: Request) -> Strategy:
     """
     best: tuple[float, Strategy] | None = None
     reason: StrategyError | None = None
-    for degrees in _candidates(request.cluster, request.global_batch, request.runtime.sequence_parallel):
+    for degrees in _candidates(request.cluster, request.global_batch, request.runtime):
         for recompute in _recomputes(request):
             try:
                 chosen, need = _with_largest_micro_batch(request, replace(degrees, recompute=recompute))
@@ -53,8 +54,11 @@ def _recomputes(request: Request) -> tuple[Recompute, ...]:
     return (first,) if first == "full" else (first, "full")
 
 
-def _candidates(cluster: Cluster, global_batch: int, sequence_parallel: bool) -> Iterator[Strategy]:
+def _candidates(cluster: Cluster, global_batch: int, runtime: Runtime) -> Iterator[Strategy]:
     devices = cluster.num_devices
+    if runtime.servers:
+        yield Strategy(dp=devices, servers=runtime.servers)
+        return
     inside = cluster.domain_devices
     for pp in _divisors(devices):
         for tp in (t for t in _divisors(min(inside, _MAX_TENSOR)) if devices % (t * pp) == 0):
@@ -62,7 +66,7 @@ def _candidates(cluster: Cluster, global_batch: int, sequence_parallel: bool) ->
             if dp > global_batch or global_batch % dp or (pp > 1 and tp < min(inside, _MAX_TENSOR)):
                 continue
             for zero in (0, 1) if dp > 1 else (0,):
-                yield Strategy(dp=dp, tp=tp, pp=pp, zero=zero, sequence_parallel=sequence_parallel and tp > 1)
+                yield Strategy(dp=dp, tp=tp, pp=pp, zero=zero, sequence_parallel=runtime.sequence_parallel and tp > 1)
 
 
 def _divisors(number: int) -> list[int]:

@@ -35,6 +35,8 @@ def cut_operator(
             if op.phase is Phase.FORWARD:
                 return replace(op, inputs=(_divide(op.inputs[0], 0, tp), *op.inputs[1:]))
             return replace(op, outputs=(_divide(op.outputs[0], 0, tp),))
+        case Role.VOCAB if all(t.batch_dim is None for t in op.inputs):  # gradients of a tied table, added up
+            return _each(op, lambda t: _divide(t, 0, tp))
         case _:
             return _each(op, lambda t: width(t, tp))
 

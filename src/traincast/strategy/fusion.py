@@ -118,7 +118,7 @@ def _merge(
     if kind is OpKind.LAYER_NORM:
         used = [members[-1]]
     outputs = [t for i in used or members[-1:] for t in operators[i].outputs]
-    saved = [t for i in members for t in operators[i].saved]
+    saved = [t for i in members for t in operators[i].saved if not _computed_again(t, i, operators, producers, inside)]
     if kind is OpKind.LAYER_NORM and saved:
         # The kernel keeps its input and the statistics, and recomputes the normalised values.
         largest = max(t.numel for t in saved)
@@ -134,4 +134,15 @@ def _merge(
         parameters=tuple(dict.fromkeys(p for i in members for p in operators[i].parameters)),
         saved=tuple(saved),
         attributes={**first.attributes, "fused": len(members)},
+    )
+
+
+def _computed_again(
+    spec: TensorSpec, index: int, operators: Sequence[Operator], producers: dict[int, list[int]], inside: set[int]
+) -> bool:
+    """Whether a fused backward computes what ``index`` would keep once more: it has what that was made from."""
+    return any(
+        operators[p].saved and any(t.numel == spec.numel for t in operators[p].outputs)
+        for p in producers[index]
+        if p in inside
     )

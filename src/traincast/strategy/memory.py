@@ -1,33 +1,41 @@
 """Memory of one rank: what it holds when it holds most.
 
-Weights, gradients and optimizer states follow ZeRO's shares (Rajbhandari et al. 2020); activations
-are the tensors that autograd keeps, as captured, for every microbatch in flight (Korthikanti et al.
-2022 give the closed form for transformers).
+Weights, gradients and optimizer states follow ZeRO's shares (Rajbhandari et al. 2020, arXiv:1910.02054); activations
+are the tensors that autograd keeps, as captured, for every microbatch in flight (Korthikanti et al. 2022,
+arXiv:2205.05198, give the closed form for transformers). The schedule is walked slot by slot: what a forward keeps
+lives until its backward, and the pass that runs needs something on top.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
 
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.runtime import Runtime
+from traincast.strategy.schedules.slots import Pass, Slot
 from traincast.strategy.strategy import Strategy
+
+COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one rank at its peak, by component."""
+    """Bytes of one rank at its peak, by component; ``parts`` says what each component is made of."""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
     other: float
+    parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def tensors(self) -> float:
-        """What the framework's own counters see: all but context, communicators and fragmentation."""
+        """What the framework's own allocator counts: all but context, communicators and fragmentation."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     @property
@@ -37,39 +45,228 @@ class Memory:
 
     def as_dict(self) -> dict[str, float]:
         """Components by name."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in COMPONENTS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One slot of a stage's schedule when it holds most: bytes of activations.
+
+    ``kept`` waits for backward, ``working`` is what block number ``block`` of the chunk needs on top. ``in_flight`` is
+    how many microbatches of each chunk are between forward and backward, the slot's own among them; ``waiting`` how
+    many are done but for the gradients of their weights.
+    """
+
+    index: int
+    slot: Slot
+    kept: float
+    working: float
+    block: int
+    in_flight: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+    @property
+    def peak(self) -> float:
+        """All activations."""
+        return self.kept + self.working
 
 
 def memory_of(
-    programs: list[BlockProgram],
+    chunks: Sequence[Sequence[BlockProgram]],
+    slots: Sequence[Slot],
     *,
-    in_flight: float,
     strategy: Strategy,
     runtime: Runtime,
     precision: Precision,
+    ahead: bool = False,
+    optimizer: bool = True,
 ) -> Memory:
-    """Peak memory of a rank that runs ``programs`` with ``in_flight`` microbatches between their passes.
+    """Peak memory of a rank that holds ``chunks`` of blocks and runs ``slots`` of them in order.
 
-    With virtual stages a slot is one chunk, so ``in_flight`` chunks are in flight out of all that the
-    rank holds.
+    ``ahead`` says whether its host runs ahead of the device (see :func:`runs_ahead`), ``optimizer`` whether weights are
+    updated at all.
     """
-    replicas = strategy.dp * strategy.cp
-    parameters = sum(p.num_parameters for p in programs)
+    states = states_of(chunks, strategy=strategy, runtime=runtime, precision=precision, optimizer=optimizer)
+    fullest = max(walk(chunks, slots, strategy=strategy), key=lambda step: step.peak, default=None)
+    activations = {
+        "kept for backward": fullest.kept if fullest is not None else 0.0,
+        "working": fullest.working if fullest is not None else 0.0,
+        **_buffers(chunks, ahead=ahead, runtime=runtime),
+    }
+    tensors = sum(sum(part.values()) for part in (*states.values(), activations))
+    other = _other(tensors, strategy=strategy, runtime=runtime)
+    every = {**states, "activations": activations, "other": other}
+    return Memory(
+        **{name: sum(every[name].values()) for name in COMPONENTS},
+        parts={name: nbytes for part in every.values() for name, nbytes in part.items() if nbytes},
+    )
+
+
+def reported(memories: Sequence[Memory], runtime: Runtime) -> float:
+    """Bytes that the framework's log says of a run: its allocator's count on the rank it writes from."""
+    counts = [
+        m.tensors + (m.parts.get("fragmentation", 0.0) if runtime.counter == "reserved" else 0.0) for m in memories
+    ]
+    return counts[0] if runtime.reports == "first" else max(counts)
+
+
+def states_of(
+    chunks: Sequence[Sequence[BlockProgram]],
+    *,
+    strategy: Strategy,
+    runtime: Runtime,
+    precision: Precision,
+    optimizer: bool = True,
+) -> dict[str, dict[str, float]]:
+    """Weights, gradients and optimizer states of a rank, by part."""
+    programs = [program for chunk in chunks for program in chunk]
+    dense, experts = sum(p.dense_parameters for p in programs), sum(p.expert_parameters for p in programs)
+    shards = strategy.shard or strategy.dp * strategy.cp
+    owned = dense / shards + experts / strategy.expert_replicas
+    held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
+    elsewhere = not optimizer or strategy.servers > 0 or "optimizer" in strategy.offload
+    updates = 0.0 if elsewhere else held[1]
     states = max((p.optimizer_states for p in programs), default=0)
-    weights = precision.weight_bytes(parameters)
-    gradients = precision.gradient_bytes(parameters)
-    optimizer = precision.optimizer_bytes(parameters, states)
-    if strategy.zero >= 1:
-        optimizer /= replicas
-    if strategy.zero >= 2:
-        gradients /= replicas
-    if strategy.zero == 3 and replicas > 1:
-        blocks = sorted((p.num_parameters for p in programs), reverse=True)
-        gathered = sum(blocks[: 1 + runtime.prefetch_blocks]) * precision.activations.nbytes
-        weights = weights / replicas + gathered
-    saved = sum(p.saved_bytes for p in programs) * in_flight / strategy.virtual_stages
-    working = max((p.working_bytes for p in programs), default=0.0)
-    tensors = weights + gradients + optimizer + saved + working
-    communicators = sum(1 for degree in (strategy.dp, strategy.tp, strategy.pp, strategy.cp) if degree > 1)
-    other = runtime.context_bytes + runtime.allocator_overhead * tensors + communicators * runtime.buffer_bytes
-    return Memory(weights=weights, gradients=gradients, optimizer=optimizer, activations=saved + working, other=other)
+    residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
+    return {
+        "weights": {
+            "weights": precision.weight_bytes(held[3]),
+            "gathered parameters": _gathered(programs, strategy=strategy, runtime=runtime, precision=precision),
+        },
+        "gradients": {
+            "gradients": precision.gradient_bytes(held[2]),
+            "gradients before their sum": _copies(programs, strategy=strategy, runtime=runtime, precision=precision),
+            "gradients not sent yet": residual,
+        },
+        "optimizer": {
+            "master weights": updates * (precision.master.nbytes if precision.master else 0.0),
+            "optimizer states": updates * states * precision.states.nbytes,
+        },
+    }
+
+
+def _gathered(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Runtime, precision: Precision) -> float:
+    """Sharded weights, gathered in the dtype of the products: blocks at work and ahead, or all where they stay."""
+    if strategy.zero < 3 or (strategy.shard or strategy.dp * strategy.cp) == 1:
+        return 0.0
+    ahead = runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
+    blocks = sorted((p.num_parameters for p in programs), reverse=True)
+    return sum(blocks[: 1 + ahead] if strategy.reshard else blocks) * precision.activations.nbytes
+
+
+def _copies(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Runtime, precision: Precision) -> float:
+    """Gradients as backward writes them, where they are not what is kept: sums in a wider dtype, or sharded ones."""
+    written = precision.activations.nbytes
+    if strategy.zero == 3:
+        return max((p.num_parameters for p in programs), default=0.0) * written
+    if precision.gradients.nbytes <= written:
+        return 0.0
+    match runtime.gradient_copies:
+        case "all":
+            return sum(p.num_parameters for p in programs) * written
+        case "shapes":
+            return sum({p.scope: p.footprint.products for p in programs}.values())
+        case "none":
+            return 0.0
+
+
+def runs_ahead(stages: Sequence[Sequence[Sequence[BlockProgram]]], *, inside_node: bool) -> list[bool]:
+    """Which stages' hosts run ahead of their devices: those that do not set the pace of the pipeline.
+
+    The stage with the most layers does, where there is one; with a tensor group across nodes all wait for the network.
+    """
+    if len(stages) == 1:
+        return [True]
+    layers = [sum(p.footprint.products > 0 for chunk in chunks for p in chunk) for chunks in stages]
+    most = max(layers)
+    return [inside_node and (n < most or layers.count(most) > 1) for n in layers]
+
+
+def _buffers(chunks: Sequence[Sequence[BlockProgram]], *, ahead: bool, runtime: Runtime) -> dict[str, float]:
+    """What a framework's allocator counts beside the tensors of the graph.
+
+    A host ahead of its device has as many launches in the queue as fit there. What the collectives among them read or
+    write, on a stream of their own, cannot be given out again before they have run.
+    """
+    largest = max((p.footprint.gathered for chunk in chunks for p in chunk), default=0.0)
+    return {
+        "held for collectives": runtime.held_collectives * largest if ahead else 0.0,
+        "workspace": runtime.workspace_bytes,
+    }
+
+
+def _other(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str, float]:
+    """What the device holds that the framework's allocator does not count, or counts and cannot use."""
+    axes = (strategy.dp, strategy.tp, strategy.pp, strategy.cp, strategy.ep)
+    return {
+        "context": runtime.context_bytes,
+        "communicators": sum(degree > 1 for degree in axes) * runtime.buffer_bytes,
+        "fragmentation": runtime.allocator_overhead * tensors,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """One pass of a chunk: where it holds most, what it keeps by then and needs on top, and what it leaves behind.
+
+    Kept bytes are counted from those when the pass begins.
+    """
+
+    kept: float
+    working: float
+    block: int
+    leaves: float
+
+
+def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy) -> Iterator[Step]:
+    """Activations along a stage's slots."""
+    passes = [_passes(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
+    alive = 0.0
+    in_flight, waiting = [0] * len(chunks), [0] * len(chunks)
+    for index, slot in enumerate(slots):
+        now = passes[slot.chunk][slot.what]
+        in_flight[slot.chunk] += slot.what is Pass.FORWARD
+        yield Step(
+            index=index,
+            slot=slot,
+            kept=alive + now.kept,
+            working=now.working,
+            block=now.block,
+            in_flight=tuple(in_flight),
+            waiting=tuple(waiting),
+        )
+        alive += now.leaves
+        in_flight[slot.chunk] -= slot.what in (Pass.BACKWARD, Pass.INPUT)
+        waiting[slot.chunk] += (slot.what is Pass.INPUT) - (slot.what is Pass.WEIGHT)
+
+
+def _passes(programs: Sequence[BlockProgram], *, offloaded: bool) -> dict[Pass, _Pass]:
+    """A chunk's passes: forward keeps more block by block, backward lets go block by block from the end.
+
+    Activations that go to the host stay only while their own block runs, and the next block's while they come back.
+    """
+    blocks = [p.footprint for p in programs]
+    saved = [0.0 if offloaded else b.saved for b in blocks]
+    deferred = [0.0 if offloaded else b.deferred for b in blocks]
+    moving = [b.saved if offloaded else 0.0 for b in blocks]
+    total = sum(saved)
+    forward = [(kept, b.forward + moved) for kept, b, moved in zip(accumulate(saved), blocks, moving, strict=True)]
+    below = [kept - total for kept in accumulate(saved)]  # of a block that runs backward, and of those before it
+    after = [sum(deferred) - passed for passed in accumulate(deferred)]
+    working = [b.backward + 2 * moved for b, moved in zip(blocks, moving, strict=True)]
+    return {
+        Pass.FORWARD: _fullest(forward, leaves=total),
+        Pass.BACKWARD: _fullest(list(zip(below, working, strict=True)), leaves=-total),
+        Pass.INPUT: _fullest(
+            [(kept + later, work) for kept, later, work in zip(below, after, working, strict=True)],
+            leaves=sum(deferred) - total,
+        ),
+        Pass.WEIGHT: _Pass(kept=0.0, working=0.0, block=0, leaves=-sum(deferred)),
+    }
+
+
+def _fullest(moments: Sequence[tuple[float, float]], *, leaves: float) -> _Pass:
+    """The moment of a pass, (kept, working) of each block, that holds most."""
+    block = max(range(len(moments)), key=lambda n: sum(moments[n]), default=0)
+    kept, working = moments[block] if moments else (0.0, 0.0)
+    return _Pass(kept=kept, working=working, block=block, leaves=leaves)

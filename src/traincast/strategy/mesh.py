@@ -1,7 +1,9 @@
 """The mesh of ranks: which ranks form a group along an axis, and which links such a group crosses.
 
 Ranks are numbered with the tensor axis fastest, then context, data and pipeline, so that tensor
-groups share a node where they can (the order of Megatron-LM).
+groups share a node where they can (the order of Megatron-LM). The ranks of a stage are cut a second time for experts
+(``etp`` fastest, then ``ep``, then ``edp``: the replicas of an expert), and its replicas a third time for sharded
+states (``shard`` fastest, then ``copies``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from traincast.errors import StrategyError
 from traincast.strategy.strategy import Strategy
 from traincast.work import Collective, CollectiveKind
 
-Axis: TypeAlias = Literal["tp", "cp", "dp", "pp"]
+Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "etp", "ep", "edp", "shard", "copies"]
 AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
 
 
@@ -51,6 +53,9 @@ class Mesh:
     cp: int
     devices_per_node: int
     domain_nodes: int = 1
+    ep: int = 1
+    etp: int = 1
+    shard: int = 1
 
     @classmethod
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
@@ -74,15 +79,39 @@ class Mesh:
             cp=strategy.cp,
             devices_per_node=cluster.domain_devices,
             domain_nodes=cluster.domain_devices // cluster.devices_per_node,
+            ep=strategy.ep,
+            etp=strategy.expert_tp,
+            shard=strategy.shard or strategy.dp * strategy.cp,
         )
 
     def degree(self, axis: Axis) -> int:
         """Number of ranks along ``axis``."""
-        return {"tp": self.tp, "cp": self.cp, "dp": self.dp, "pp": self.pp}[axis]
+        match axis:
+            case "edp":
+                return self.dp * self.cp * self.tp // (self.ep * self.etp)
+            case "copies":
+                return self.dp * self.cp // self.shard
+            case _:
+                degree: int = getattr(self, axis)
+                return degree
 
     def stride(self, axis: Axis) -> int:
         """Distance in rank number between neighbours along ``axis``."""
-        return {"tp": 1, "cp": self.tp, "dp": self.tp * self.cp, "pp": self.tp * self.cp * self.dp}[axis]
+        match axis:
+            case "tp" | "etp":
+                return 1
+            case "cp" | "shard":
+                return self.tp
+            case "dp":
+                return self.tp * self.cp
+            case "pp":
+                return self.tp * self.cp * self.dp
+            case "ep":
+                return self.etp
+            case "edp":
+                return self.etp * self.ep
+            case "copies":
+                return self.tp * self.shard
 
     @property
     def num_ranks(self) -> int:

@@ -1,8 +1,9 @@
 """A plan: all tasks of a step, as columns, without durations.
 
 Tasks stand in program order: every task after what it waits for. A task refers to a *cost*, not to
-a time. Costs 0 … W-1 are the distinct works; then each segment adds three: the host's lead before
-the device can start, the device's work, and the host's tail (see :class:`Segment`).
+a time. Costs 0 … W-1 are the distinct works, then come those that run behind others (:class:`Overlap`); then each
+segment adds three: the host's lead before the device can start, the device's work, and the host's tail (see
+:class:`Segment`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.strategy.mesh import Mesh
-from traincast.work import Collective, Transfer, Work
+from traincast.work import Collective, HostCopy, Transfer, Work
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,6 +53,31 @@ class Group(enum.IntEnum):
     TENSOR = 1
     CONTEXT = 2
     DATA = 3  # data and context ranks share gradients
+    EXPERT = 4  # ranks that share out the experts
+    EXPERT_TENSOR = 5  # ranks that share an expert
+    EXPERT_DATA = 6  # ranks that hold the same expert
+    SHARD = 7  # replicas that share the states of one replica
+    COPIES = 8  # replicas that hold the same share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What a communication that runs behind other works costs: what they do not hide, and what it slows them down.
+
+    With c seconds of ``work`` and b of ``share`` of the works it hides ``behind``, this is max(0, c − b) if it is
+    waited for at all, and ``interference`` · min(c, b).
+    """
+
+    work: int
+    behind: tuple[int, ...]
+    share: float = 1.0
+    interference: float = 0.0
+    waited: bool = True
+
+    def cost(self, seconds: npt.NDArray[np.float64]) -> float:
+        """Seconds, from those of the works."""
+        here, there = float(seconds[self.work]), self.share * float(seconds[list(self.behind)].sum())
+        return (max(0.0, here - there) if self.waited else 0.0) + self.interference * min(here, there)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +112,7 @@ class Plan:
 
     mesh: Mesh
     works: tuple[Work, ...]
+    overlaps: tuple[Overlap, ...]
     segments: tuple[Segment, ...]
     ranks: Ints
     cost: npt.NDArray[np.int32]
@@ -110,44 +137,63 @@ class Plan:
         return len(self.ranks) * NUM_STREAMS
 
     @property
+    def num_leaves(self) -> int:
+        """Costs that are not of a segment."""
+        return len(self.works) + len(self.overlaps)
+
+    @property
     def num_costs(self) -> int:
-        """Size of the cost table: works, and three per segment."""
-        return len(self.works) + 3 * len(self.segments)
+        """Size of the cost table: works, overlaps, and three per segment."""
+        return self.num_leaves + 3 * len(self.segments)
+
+    def leaves(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds of works and overlaps, from those of the works."""
+        return np.concatenate([seconds, [overlap.cost(seconds) for overlap in self.overlaps]])
+
+    def work_of(self, cost: int) -> Work | None:
+        """The work of a cost; none of a segment's."""
+        if cost >= self.num_leaves:
+            return None
+        return self.works[cost if cost < len(self.works) else self.overlaps[cost - len(self.works)].work]
 
     def costs(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds of every cost, from the seconds of the works."""
+        leaves = self.leaves(seconds)
         table = np.empty(self.num_costs)
-        table[: len(self.works)] = seconds
-        at = len(self.works)
-        for segment in self.segments:
-            table[at : at + 3] = segment.costs(seconds)
-            at += 3
+        table[: len(leaves)] = leaves
+        for number, segment in enumerate(self.segments):
+            at = len(leaves) + 3 * number
+            table[at : at + 3] = segment.costs(leaves)
         return table
 
     def shares(self, seconds: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """Seconds within every cost that fall to the ``chosen`` works."""
-        part = np.where(chosen, seconds, 0.0)
+        also = np.array([chosen[o.work if o.waited else o.behind[0]] for o in self.overlaps], dtype=bool)
+        part = np.where(np.concatenate([chosen, also]), self.leaves(seconds), 0.0)
         table = np.zeros(self.num_costs)
-        table[: len(self.works)] = part
-        at = len(self.works)
+        table[: self.num_leaves] = part
+        at = self.num_leaves
         for segment in self.segments:
             table[at + 1] = part[segment.works].sum()
             at += 3
         return table
 
     def work_counts(self) -> npt.NDArray[np.int64]:
-        """How often each work runs, segments written out."""
+        """How often each work runs, segments written out; what runs behind others counts as well."""
         uses = np.bincount(self.cost, minlength=self.num_costs)
-        counts = uses[: len(self.works)].copy()
+        counts = uses[: self.num_leaves].copy()
         for number, segment in enumerate(self.segments):
-            repeats = uses[len(self.works) + 3 * number + 1]
+            repeats = uses[self.num_leaves + 3 * number + 1]
             np.add.at(counts, segment.works, repeats)
             np.add.at(counts, segment.launches, repeats)
-        return counts
+        for number, overlap in enumerate(self.overlaps):
+            if overlap.waited:
+                counts[overlap.work] += counts[len(self.works) + number]
+        return counts[: len(self.works)]
 
     def communicates(self) -> npt.NDArray[np.bool_]:
         """Which works are communication."""
-        return np.array([isinstance(w, Collective | Transfer) for w in self.works], dtype=bool)
+        return np.array([isinstance(w, Collective | Transfer | HostCopy) for w in self.works], dtype=bool)
 
 
 def ragged(parts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

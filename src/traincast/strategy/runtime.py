@@ -13,7 +13,11 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 
 Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
-Attention: TypeAlias = Literal["flash", "unfused"]
+Attention: TypeAlias = Literal["flash", "unfused", "eager"]
+GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
+Reports: TypeAlias = Literal["first", "fullest"]
+Counter: TypeAlias = Literal["allocated", "reserved"]
+StageCut: TypeAlias = Literal["layers", "weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +26,23 @@ class Runtime:
 
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward one (autograd's are cheaper), ``collective_launches`` per
-    collective, ``block_launches`` of bookkeeping per block and pass, ``microbatch_launches`` per
-    microbatch and pass. ``context_bytes`` is what the driver holds, ``allocator_overhead`` the fraction
-    of tensors lost to fragmentation, ``buffer_bytes`` what each communicator holds.
+    collective, ``send_launches`` per send of a pipeline whose sides agree first on what is sent (the host then waits
+    for the device), ``block_launches`` of bookkeeping per block and pass, ``microbatch_launches`` per
+    microbatch and pass; with ``cuda_graphs`` a block's pass is one launch. ``overlap_tensor`` and ``overlap_experts``
+    are the parts of the products beside them that tensor-parallel and expert traffic can hide behind. Gradients travel
+    in ``reduce_dtype`` ('': as they are kept, or with sharded parameters as these are gathered).
+
+    Pipelines are cut by counting layers or by their weights (``stage_cut``); one that ``fills_pipeline`` refuses fewer
+    microbatches than its warm-up has.
+
+    Memory: ``lean_kernels`` for attention and routing keep only what their backward reads. Beside sums of gradients in
+    a wider dtype there are ``gradient_copies`` as backward wrote them: none for longer than their own product, one of
+    each shape, or all of a stage. The loss has ``logits_copies`` of the logits in fp32 beside those it keeps,
+    ``tensor_buffers`` whole tensors are in use around tensor-parallel collectives, and ``held_collectives`` more
+    cannot be reused while the host runs ahead of the device. ``workspace_bytes`` are the libraries'.
+    ``context_bytes`` is what the driver holds, ``allocator_overhead`` the fraction of tensors lost to fragmentation,
+    ``buffer_bytes`` what each communicator holds. Its log ``reports`` the first rank or the fullest, by a ``counter``
+    of what its allocator has given out or has reserved.
     """
 
     name: str
@@ -40,11 +58,27 @@ class Runtime:
     bucket_bytes: float = 25e6
     overlap_gradients: bool = True
     overlap_sends: bool = False
+    send_launches: float = 0.0
+    overlap_tensor: float = 0.0
+    overlap_experts: float = 0.0
+    cuda_graphs: bool = False
     gradient_dtype: str = ""
+    reduce_dtype: str = ""
+    servers: int = 0
     recompute: Literal["none", "selective", "full"] = "none"
     zero: Literal[0, 1, 2, 3] = 0
     sequence_parallel: bool = False
+    stage_cut: StageCut = "layers"
+    fills_pipeline: bool = False
     prefetch_blocks: int = 1
+    lean_kernels: bool = False
+    gradient_copies: GradientCopies = "none"
+    logits_copies: float = 1.0
+    tensor_buffers: float = 4.0
+    held_collectives: float = 0.0
+    workspace_bytes: float = 0.1e9
+    reports: Reports = "fullest"
+    counter: Counter = "allocated"
     context_bytes: float = 0.6e9
     allocator_overhead: float = 0.05
     buffer_bytes: float = 0.15e9
@@ -101,7 +135,12 @@ _CHOICES: Final[dict[str, tuple[object, ...]]] = {
     "recompute": ("none", "selective", "full"),
     "zero": (0, 1, 2, 3),
     "gradient_dtype": ("", "fp32", "bf16", "fp16"),
+    "reduce_dtype": ("", "fp32", "bf16", "fp16"),
     "fusions": get_args(Fusion),
+    "gradient_copies": get_args(GradientCopies),
+    "reports": get_args(Reports),
+    "counter": get_args(Counter),
+    "stage_cut": get_args(StageCut),
 }
 
 

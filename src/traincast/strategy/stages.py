@@ -1,8 +1,9 @@
 """Pipeline stages: where the model is cut.
 
 Models of equal layers are cut as frameworks do it: the layers shared out evenly, what comes before
-them on the first stage and what comes after on the last. Any other graph is cut so that the most
-loaded stage, counted with what it must send, is as light as possible.
+them on the first stage and what comes after on the last; or all blocks shared out by their weights, where a
+framework does that. Any other graph is cut so that the most loaded stage, counted with what it must send, is as light
+as possible.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from traincast.errors import StrategyError
-from traincast.graph import OperatorGraph
+from traincast.graph import OperatorGraph, OpKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,23 +25,36 @@ class Stage:
     blocks: tuple[int, ...]
 
 
-def cut_stages(graph: OperatorGraph, num_chunks: int, *, costs: Sequence[float], sends: Sequence[float]) -> list[Stage]:
+def cut_stages(
+    graph: OperatorGraph,
+    num_chunks: int,
+    *,
+    costs: Sequence[float],
+    sends: Sequence[float],
+    layers: Sequence[int] = (),
+    by_weights: bool = False,
+) -> list[Stage]:
     """Cut ``graph`` into ``num_chunks`` stages.
 
     ``costs`` and ``sends`` are, per block, the relative time of its compute and of sending what
-    crosses to the next block.
+    crosses to the next block. ``layers`` is how many of the repeated blocks each stage gets, where it is given.
+    ``by_weights`` shares all blocks out by the weights of their linear layers instead of counting layers.
     """
     units = [i for i, block in enumerate(graph.blocks) for _ in range(block.count)]
+    if layers:
+        return _given(graph, units, num_chunks, layers)
     if num_chunks == 1:
         return [Stage(blocks=tuple(units))]
+    if by_weights:
+        return _by_weights(graph, units, num_chunks)
     repeated = [i for i, block in enumerate(graph.blocks) if block.count > 1]
-    layers = sum(graph.blocks[i].count for i in repeated)
-    if repeated and layers >= num_chunks and _dominates(graph, repeated, costs):
-        return _even(units, set(repeated), layers, num_chunks)
-    if repeated and num_chunks == layers + 2 and _dominates(graph, repeated, costs):
+    there = sum(graph.blocks[i].count for i in repeated)
+    if repeated and there >= num_chunks and _dominates(graph, repeated, costs):
+        return _even(units, set(repeated), there, num_chunks)
+    if repeated and num_chunks == there + 2 and _dominates(graph, repeated, costs):
         return _with_ends_apart(units, set(repeated))
-    if len(units) < num_chunks or (repeated and layers < num_chunks and _dominates(graph, repeated, costs)):
-        available = layers if repeated else len(units)
+    if len(units) < num_chunks or (repeated and there < num_chunks and _dominates(graph, repeated, costs)):
+        available = there if repeated else len(units)
         raise StrategyError(
             f"pp·virtual_stages = {num_chunks} stages, but {graph.name} has only {available} blocks to share out; "
             f"use at most {available} stages"
@@ -54,20 +68,70 @@ def _dominates(graph: OperatorGraph, repeated: list[int], costs: Sequence[float]
     return sum(costs[i] * graph.blocks[i].count for i in repeated) > 0.5 * total
 
 
+def _given(graph: OperatorGraph, units: list[int], num_chunks: int, layers: Sequence[int]) -> list[Stage]:
+    repeated = {i for i, block in enumerate(graph.blocks) if block.count > 1}
+    there = sum(graph.blocks[i].count for i in repeated)
+    if len(layers) != num_chunks or sum(layers) != there:
+        raise StrategyError(
+            f"layers={'/'.join(map(str, layers))} gives {sum(layers)} layers to {len(layers)} stages, but {graph.name} "
+            f"has {there} and the pipeline {num_chunks}; give {num_chunks} numbers that add up to {there}"
+        )
+    stages = _sized(units, repeated, layers)
+    if any(not stage.blocks for stage in stages):
+        raise StrategyError(f"layers={'/'.join(map(str, layers))} leaves a stage without anything to run")
+    return stages
+
+
+def _by_weights(graph: OperatorGraph, units: list[int], num_chunks: int) -> list[Stage]:
+    """Blocks in order, a stage being closed by the block with which it has its share of the weights.
+
+    Looking up an embedding costs nothing, a projection to the vocabulary as much as it has weights, so that the last
+    stages may be left without anything.
+    """
+    weights = [_product_weights(graph, i) for i in range(len(graph.blocks))]
+    total = sum(weights[unit] for unit in units)
+    chunks: list[list[int]] = [[] for _ in range(num_chunks)]
+    at = passed = 0
+    for unit in units:
+        chunks[at].append(unit)
+        passed += weights[unit]
+        at += at < num_chunks - 1 and passed * num_chunks >= total * (at + 1)
+    if not all(chunks):
+        used = sum(map(bool, chunks))
+        raise StrategyError(
+            f"{num_chunks} stages cut by weights leave stage {chunks.index([])} of {graph.name} without any block; "
+            f"use at most {used} stages, or a runtime that shares out layers"
+        )
+    return [Stage(blocks=tuple(c)) for c in chunks]
+
+
+def _product_weights(graph: OperatorGraph, block: int) -> int:
+    """Weights of the linear layers of a block, biases left out."""
+    operators = (graph.operators[i] for i in graph.blocks[block].forward)
+    linear = (op for op in operators if op.kind in (OpKind.GEMM, OpKind.GROUPED_GEMM) and op.parameters)
+    return sum(max(t.numel for t in op.parameters) for op in linear)
+
+
 def _even(units: list[int], repeated: set[int], layers: int, num_chunks: int) -> list[Stage]:
     base, extra = divmod(layers, num_chunks)
     # Where the layers do not divide, the middle stages take one more: the ends have embedding and head.
     sizes = [base] * num_chunks
     for n in range(extra):
         sizes[(1 + n) % num_chunks] += 1
-    chunks: list[list[int]] = [[] for _ in range(num_chunks)]
+    return _sized(units, repeated, sizes)
+
+
+def _sized(units: list[int], repeated: set[int], sizes: Sequence[int]) -> list[Stage]:
+    """Stages with that many repeated blocks each; what comes after the last of them is on the last stage."""
+    chunks: list[list[int]] = [[] for _ in sizes]
+    left = sum(1 for unit in units if unit in repeated)
     chunk = taken = 0
     for unit in units:
         if unit in repeated:
-            if taken == sizes[chunk]:
+            while taken == sizes[chunk]:
                 chunk, taken = chunk + 1, 0
-            taken += 1
-        chunks[chunk].append(unit)
+            taken, left = taken + 1, left - 1
+        chunks[chunk if left or unit in repeated else -1].append(unit)
     return [Stage(blocks=tuple(c)) for c in chunks]
 
 

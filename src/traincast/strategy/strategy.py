@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from traincast.errors import StrategyError, UnknownNameError
 
 Recompute: TypeAlias = Literal["none", "selective", "full"]
+ContextExchange: TypeAlias = Literal["all_gather", "ring"]
+Offload: TypeAlias = Literal["optimizer", "activations"]
 ShardRule: TypeAlias = tuple[str, str]
 
 _MAX_DEGREE: Final = 10_000_000
+_DEGREES: Final = ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "num_microbatches", "recompute_every")
+_COUNTS: Final = ("etp", "shard", "servers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Degrees of parallelism and the choices that go with them; validated when made.
 
-    ``dp·cp·tp·pp`` ranks take part. A replica's batch is cut into ``num_microbatches``; with
-    ``virtual_stages`` each pipeline rank holds that many chunks of layers. ``shard_rules`` are
-    (module glob, ``column`` | ``row`` | ``replicate``) pairs that override what is found by itself.
+    ``dp·cp·tp·pp`` ranks take part. A replica's batch is cut into ``num_microbatches``; with ``virtual_stages`` each
+    pipeline rank holds that many chunks of layers, ``layers`` says how many each chunk has where they are not even.
+    ``ep`` ranks share out the experts of a mixture, each expert cut over ``etp`` ranks (0: as many as ``tp`` without
+    ``ep``, else one); the busiest gets ``imbalance`` times its even share, no more than ``capacity`` times it (0: no
+    limit). ``zero`` shards over ``shard`` replicas (0: over all of them); with 3, ``reshard`` drops gathered
+    parameters between forward and backward, and ``prefetch`` blocks are gathered ahead (−1: the runtime's habit).
+    ``compression`` is the part of the gradients' bytes that is sent. ``servers`` parameter servers hold the weights
+    instead of an all-reduce. ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs that
+    override what is found by itself.
     """
 
     dp: int = 1
@@ -27,40 +38,118 @@ class Strategy:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 0
     virtual_stages: int = 1
+    layers: tuple[int, ...] = ()
     num_microbatches: int = 1
     schedule: str = "1f1b"
     zero: Literal[0, 1, 2, 3] = 0
+    shard: int = 0
+    reshard: bool = True
+    prefetch: int = -1
     sequence_parallel: bool = False
+    context: ContextExchange = "all_gather"
     recompute: Recompute = "none"
+    recompute_every: int = 1
+    offload: tuple[Offload, ...] = ()
+    compression: float = 1.0
+    imbalance: float = 1.0
+    capacity: float = 0.0
+    sync_each: bool = False
+    servers: int = 0
+    asynchronous: bool = False
     shard_rules: tuple[ShardRule, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "num_microbatches"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_DEGREE:
-                raise StrategyError(f"{name}={value}: expected a whole number from 1 to {_MAX_DEGREE}")
+        for name in _DEGREES:
+            _check_count(name, getattr(self, name), 1)
+        for name in _COUNTS:
+            _check_count(name, getattr(self, name), 0)
         if self.zero not in (0, 1, 2, 3):
             raise StrategyError(f"zero={self.zero}: expected 0, 1, 2 or 3")
         if self.recompute not in get_args(Recompute):
             raise UnknownNameError("recompute", self.recompute, get_args(Recompute))
-        if self.sequence_parallel and self.tp == 1:
-            raise StrategyError("sequence_parallel with tp=1: it shards along the tensor-parallel group; set tp > 1")
-        if self.virtual_stages > 1 and self.pp == 1:
-            raise StrategyError(f"virtual_stages={self.virtual_stages} with pp=1: there is no pipeline; set pp > 1")
-        if self.zero >= 2 and self.pp > 1:
-            raise StrategyError(
-                f"zero={self.zero} with pp={self.pp}: sharded gradients would be reduced for every microbatch; "
-                f"use zero=1 with a pipeline, or pp=1"
-            )
+        if self.context not in get_args(ContextExchange):
+            raise UnknownNameError("context", self.context, get_args(ContextExchange))
+        for name in self.offload:
+            if name not in get_args(Offload):
+                raise UnknownNameError("offload", name, get_args(Offload))
+        _check_number("compression", self.compression, 1e-6, 1.0)
+        _check_number("imbalance", self.imbalance, 1.0, 1e4)
+        _check_number("capacity", self.capacity, 0.0, 1e4)
+        if not isinstance(self.prefetch, int) or not -1 <= self.prefetch <= 1000:
+            raise StrategyError(f"prefetch={self.prefetch}: expected a number of blocks from 0 to 1000")
+        self._check_pipeline()
+        self._check_replicas()
+        self._check_experts()
         for rule in self.shard_rules:
             if rule[1] not in ("column", "row", "replicate"):
                 raise StrategyError(f"shard rule {rule[0]}={rule[1]}: expected column, row or replicate")
 
+    def _check_pipeline(self) -> None:
+        if self.sequence_parallel and self.tp == 1:
+            raise StrategyError("sequence_parallel with tp=1: it shards along the tensor-parallel group; set tp > 1")
+        if self.virtual_stages > 1 and self.pp == 1:
+            raise StrategyError(f"virtual_stages={self.virtual_stages} with pp=1: there is no pipeline; set pp > 1")
+        if self.layers and any(not isinstance(n, int) or n < 0 for n in self.layers):
+            raise StrategyError(
+                f"layers={'/'.join(map(str, self.layers))}: expected whole numbers, as in layers=7/8/8/9"
+            )
+        if self.recompute_every > 1 and self.recompute != "full":
+            raise StrategyError(
+                f"recompute_every={self.recompute_every} with recompute={self.recompute}: it says which layers are "
+                "recomputed in full; set recompute=full"
+            )
+
+    def _check_replicas(self) -> None:
+        replicas = self.dp * self.cp
+        if self.shard and (not self.zero or replicas % self.shard):
+            raise StrategyError(
+                f"shard={self.shard} with zero={self.zero} and dp·cp = {replicas}: it is the number of replicas that "
+                "states are sharded over; set zero to 1, 2 or 3 and shard to a divisor of dp·cp"
+            )
+        if not self.reshard and self.zero != 3:
+            raise StrategyError(f"reshard=false with zero={self.zero}: only zero=3 gathers parameters; set zero=3")
+        if self.asynchronous and not self.servers:
+            raise StrategyError("asynchronous without parameter servers: set servers=1 or more")
+        if self.servers and (self.tp, self.pp, self.cp, self.ep, self.zero) != (1, 1, 1, 1, 0):
+            raise StrategyError(
+                f"servers={self.servers} with {self}: parameter servers serve plain data parallelism; leave tp, pp, "
+                "cp, ep and zero out"
+            )
+
+    def _check_experts(self) -> None:
+        group = self.ep * self.expert_tp
+        if (self.ep > 1 or self.etp) and (self.dp * self.cp * self.tp) % group:
+            raise StrategyError(
+                f"ep·etp = {self.ep}·{self.expert_tp} = {group} does not divide the dp·cp·tp = "
+                f"{self.dp * self.cp * self.tp} ranks of a stage; choose degrees that do"
+            )
+        if (self.ep > 1 or self.expert_tp != self.tp) and self.tp > 1 and not self.sequence_parallel:
+            raise StrategyError(
+                f"ep={self.ep} with tp={self.tp}: every rank of a tensor group would route the same tokens; set "
+                "sequence_parallel, or tp=1"
+            )
+
     @property
     def num_ranks(self) -> int:
-        """Ranks that take part."""
+        """Ranks that take part; parameter servers stand beside them."""
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that one expert is cut over: unless said otherwise none, once experts are shared out at all."""
+        return self.etp or (1 if self.ep > 1 else self.tp)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.dp * self.cp * self.tp // (self.ep * self.expert_tp)
+
+    @property
+    def load(self) -> float:
+        """Rows of the busiest rank's experts over the mean: at most all there are."""
+        return min(self.imbalance, self.capacity or self.imbalance, float(self.ep))
 
     def micro_batch(self, global_batch: int) -> int:
         """Samples per microbatch of one replica."""
@@ -74,27 +163,46 @@ class Strategy:
         return global_batch // whole
 
     def __str__(self) -> str:
-        degrees = [f"{n}={getattr(self, n)}" for n in ("dp", "tp", "pp", "cp", "ep") if getattr(self, n) > 1]
-        rest = []
-        if self.virtual_stages > 1:
-            rest.append(f"virtual_stages={self.virtual_stages}")
-        if self.num_microbatches > 1:
-            rest.append(f"num_microbatches={self.num_microbatches}")
-        if self.pp > 1:
-            rest.append(f"schedule={self.schedule}")
-        if self.zero:
-            rest.append(f"zero={self.zero}")
-        if self.sequence_parallel:
-            rest.append("sequence_parallel")
-        if self.recompute != "none":
-            rest.append(f"recompute={self.recompute}")
-        return ",".join([*(degrees or ["dp=1"]), *rest])
+        shown = [f"{n}={getattr(self, n)}" for n in ("dp", "tp", "pp", "cp", "ep") if getattr(self, n) > 1]
+        parts = shown or ["dp=1"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("dp", "tp", "pp", "cp", "ep", "shard_rules"):
+                continue
+            if field.name == "schedule":
+                parts += [f"schedule={value}"] if self.pp > 1 else []
+            elif value != field.default:
+                parts.append(_written(field.name, value))
+        return ",".join(parts)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_DEGREE:
+        raise StrategyError(f"{name}={value}: expected a whole number from {least} to {_MAX_DEGREE}")
+
+
+def _check_number(name: str, value: Any, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise StrategyError(f"{name}={value}: expected a number from {least:g} to {most:g}")
+    if not least <= value <= most:
+        raise StrategyError(f"{name}={value}: expected a number from {least:g} to {most:g}")
+
+
+def _written(name: str, value: object) -> str:
+    if value is True:
+        return name
+    if isinstance(value, bool):
+        return f"{name}=false"
+    if isinstance(value, tuple):
+        return f"{name}={('/' if name == 'layers' else '+').join(map(str, value))}"
+    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
 _SHORT: Final = {
     "vp": "virtual_stages",
     "microbatches": "num_microbatches",
     "sp": "sequence_parallel",
+    "async": "asynchronous",
     "micro_batch": "micro_batch",
     "mbs": "micro_batch",
 }
@@ -105,8 +213,8 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
 
     ``micro_batch`` fixes the samples per microbatch and derives how many microbatches there are.
     """
-    known = {f.name: f for f in fields(Strategy) if f.name != "shard_rules"}
-    values: dict[str, int | str | bool] = {}
+    known = {f.name: f.default for f in fields(Strategy) if f.name != "shard_rules"}
+    values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (p.strip() for p in item.partition("="))
         name = _SHORT.get(key, key)
@@ -114,19 +222,34 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
             raise UnknownNameError("strategy setting", key, [*known, *_SHORT])
         if name in values:
             raise StrategyError(f"strategy {text!r} sets {name} twice")
-        if name in ("schedule", "recompute"):
-            values[name] = value
-        elif name == "sequence_parallel":
-            values[name] = _flag(key, value if equals else "true")
-        else:
-            values[name] = _degree(key, value)
+        values[name] = _parsed(name, key, value if equals else "", known.get(name, 1))
     micro_batch = values.pop("micro_batch", None)
     if micro_batch is not None and "num_microbatches" in values:
         raise StrategyError("micro_batch and num_microbatches are two ways to say one thing: give one of them")
-    strategy = Strategy(**values)  # type: ignore[arg-type]
+    strategy = Strategy(**values)
     if micro_batch is not None:
         return with_micro_batch(strategy, int(micro_batch), global_batch)
     return strategy
+
+
+def _parsed(name: str, key: str, value: str, default: object) -> Any:
+    """One value, of the type that its default has."""
+    match default:
+        case bool():
+            return _flag(key, value or "true")
+        case int():
+            return _degree(key, value)
+        case float():
+            try:
+                return float(value)
+            except ValueError:
+                raise StrategyError(f"{key}={value!r}: expected a number, as in {key}=0.5") from None
+        case tuple() if name == "layers":
+            return tuple(_degree(key, part) for part in value.split("/"))
+        case tuple():
+            return tuple(dict.fromkeys(filter(None, value.split("+"))))
+        case _:
+            return value
 
 
 def says_micro_batch(text: str) -> bool:

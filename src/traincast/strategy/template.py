@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.strategy.mesh import Mesh
-from traincast.strategy.plan import NUM_STREAMS, Category, Group, Ints, Plan, Segment, Stream
+from traincast.strategy.plan import NUM_STREAMS, Category, Group, Ints, Overlap, Plan, Segment, Stream
 from traincast.strategy.program import Item
 from traincast.strategy.runtime import Runtime
-from traincast.work import Collective, Launch, Work
+from traincast.work import Collective, HostCopy, Launch, Work
 
 Grain: TypeAlias = Literal["operator", "segment"]
+
+_OVERLAPS: Final = 1 << 28
+"""Numbers of overlaps begin here until that of the works is known."""
+_DATA: Final = frozenset({Group.DATA, Group.EXPERT_DATA, Group.SHARD, Group.COPIES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +38,11 @@ class Issue:
 
     work: Work
     label: str
+    group: Group = Group.DATA
     gather: bool = False
 
 
 Piece: TypeAlias = Run | Issue
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """A template as arrays, ready to be copied."""
-
-    cost: npt.NDArray[np.int32]
-    lane_count: Ints
-    lane_stream: Ints
-    category: npt.NDArray[np.int8]
-    group: npt.NDArray[np.int8]
-    label: npt.NDArray[np.int32]
-    target: Ints
-    source: Ints
 
 
 @dataclass(slots=True)
@@ -71,7 +62,6 @@ class Template:
     first: int = -1
     last: int = -1
     issued: list[int] = field(default_factory=list)
-    _columns: _Columns | None = None
 
     def add(self, *, cost: int, streams: tuple[int, ...], category: int, group: int, label: int) -> int:
         """Append a task and return its number."""
@@ -82,21 +72,20 @@ class Template:
         self.label.append(label)
         return len(self.cost) - 1
 
-    def columns(self) -> _Columns:
-        """The template as arrays; made when it is first placed, after which it does not change."""
-        if self._columns is None:
-            edges = np.array(self.edges, dtype=np.int64).reshape(-1, 2)
-            self._columns = _Columns(
-                cost=np.array(self.cost, dtype=np.int32),
-                lane_count=np.array([len(s) for s in self.streams], dtype=np.int64),
-                lane_stream=np.array([s for streams in self.streams for s in streams], dtype=np.int64),
-                category=np.array(self.category, dtype=np.int8),
-                group=np.array(self.group, dtype=np.int8),
-                label=np.array(self.label, dtype=np.int32),
-                target=edges[:, 0],
-                source=edges[:, 1],
-            )
-        return self._columns
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Templates copied to rows, in program order: which, where, for which microbatch, and after which placement.
+
+    The first task of a placement waits for the last of ``wait`` (−1: for none); what comes from ``collects`` on waits
+    for everything that was issued on its row as well.
+    """
+
+    template: Ints
+    row: Ints
+    microbatch: Ints
+    wait: Ints
+    collects: int
 
 
 class PlanBuilder:
@@ -107,36 +96,54 @@ class PlanBuilder:
         self._grain = grain
         self._runtime = runtime
         self._works: dict[Work, int] = {}
+        self._overlaps: dict[Overlap, int] = {}
         self._segments: list[Segment] = []
+        self._same: dict[tuple[int, ...], int] = {}
         self._labels: dict[str, int] = {}
         self._parts: dict[int, tuple[Ints, Ints, Ints]] = {}
         self._kept: list[tuple[Item, ...]] = []  # so that no id is used twice
-        self._placed: list[tuple[_Columns, int, int]] = []  # columns, row, microbatch
-        self._external: list[tuple[int, int]] = []
-        self._size = 0
-        self._send_templates: dict[tuple[int, bool], Template] = {}
+        self._templates: list[Template] = []
 
     def work(self, work: Work) -> int:
         """The number of a distinct work."""
         return self._works.setdefault(work, len(self._works))
 
+    def _cost(self, item: Item) -> int:
+        """The number of an item's cost: its work's, or that of what is not hidden of it."""
+        behind = item.behind
+        if behind is None:
+            return self.work(item.work)
+        overlap = Overlap(
+            work=self.work(item.work),
+            behind=tuple(self.work(w) for w in behind.works),
+            share=behind.share,
+            interference=behind.interference,
+            waited=behind.waited,
+        )
+        return _OVERLAPS + self._overlaps.setdefault(overlap, len(self._overlaps))
+
     def _label(self, text: str) -> int:
         return self._labels.setdefault(text, len(self._labels))
 
-    def template(self, pieces: list[Piece], backward: bool, *, category: Category | None = None) -> Template:
-        """Lay out the pieces of a slot."""
-        kind = category if category is not None else Category.BACKWARD if backward else Category.FORWARD
+    def template(self, pieces: list[Piece], kind: Category, name: str) -> int:
+        """Lay out the pieces of a slot that a segment calls ``name``; returns the template's number."""
         template = Template()
         gathers: list[int] = []
         for piece in pieces:
             if isinstance(piece, Issue):
                 (gathers if piece.gather else template.issued).append(self._issue(template, piece))
             elif any(piece.parts):
-                start = self._run(template, piece, int(kind), backward)
+                start = self._run(template, piece, int(kind), name)
                 if piece.wait is not None:
                     template.edges.append((start, gathers[piece.wait]))
-        assert template.first >= 0, "a slot runs something on the device"
-        return template
+        if template.first < 0:  # a stage may have nothing to run in one half of a backward
+            nothing = Run(parts=[(Item(work=Launch(kernels=0.0), launches=0.0, label=name),)])
+            self._run(template, nothing, int(kind), name)
+        return self._keep(template)
+
+    def _keep(self, template: Template) -> int:
+        self._templates.append(template)
+        return len(self._templates) - 1
 
     def _issue(self, template: Template, issue: Issue) -> int:
         host = self._host(template, self._runtime.collective_launches)
@@ -144,7 +151,7 @@ class PlanBuilder:
             cost=self.work(issue.work),
             streams=(Stream.DATA,),
             category=Category.COMMUNICATION,
-            group=Group.DATA,
+            group=issue.group,
             label=self._label(issue.label),
         )
         template.edges.append((task, host))
@@ -161,17 +168,17 @@ class PlanBuilder:
             label=self._label("launch"),
         )
 
-    def _run(self, template: Template, run: Run, kind: int, backward: bool) -> int:
+    def _run(self, template: Template, run: Run, kind: int, name: str) -> int:
         """Append a run's tasks; returns the first one on the device."""
         if self._grain == "segment":
-            return self._run_as_segment(template, run, kind, backward)
+            return self._run_as_segment(template, run, kind, name)
         start = -1
         for item in (item for part in run.parts for item in part):
             host = self._host(template, item.launches)
-            communicates = isinstance(item.work, Collective)
-            side = Stream.DATA if item.group is Group.DATA else Stream.COMMUNICATION
+            communicates = isinstance(item.work, Collective | HostCopy) and (not item.behind or item.behind.waited)
+            side = Stream.DATA if item.group in _DATA else Stream.COMMUNICATION
             task = template.add(
-                cost=self.work(item.work),
+                cost=self._cost(item),
                 streams=(Stream.COMPUTE, side) if communicates else (Stream.COMPUTE,),
                 category=Category.COMMUNICATION if communicates else kind,
                 group=item.group,
@@ -188,30 +195,29 @@ class PlanBuilder:
         """Numbers of the launches, works and labels of a block's program; made once for all its repetitions."""
         if id(part) not in self._parts:
             numbers = [
-                (self.work(Launch(kernels=item.launches)), self.work(item.work), self._label(item.label))
-                for item in part
+                (self.work(Launch(kernels=item.launches)), self._cost(item), self._label(item.label)) for item in part
             ]
             launches, works, labels = np.array(numbers, dtype=np.int64).T
             self._parts[id(part)] = (launches, works, labels)
             self._kept.append(part)
         return self._parts[id(part)]
 
-    def _run_as_segment(self, template: Template, run: Run, kind: int, backward: bool) -> int:
-        number = len(self._segments)
+    def _run_as_segment(self, template: Template, run: Run, kind: int, name: str) -> int:
         columns = [self._part(part) for part in run.parts if part]
-        self._segments.append(
-            Segment(
-                launches=np.concatenate([c[0] for c in columns]),
-                works=np.concatenate([c[1] for c in columns]),
-                labels=np.concatenate([c[2] for c in columns]),
+        number = self._same.setdefault(tuple(id(part) for part in run.parts if part), len(self._segments))
+        if number == len(self._segments):
+            self._segments.append(
+                Segment(
+                    launches=np.concatenate([c[0] for c in columns]),
+                    works=np.concatenate([c[1] for c in columns]),
+                    labels=np.concatenate([c[2] for c in columns]),
+                )
             )
-        )
-        name = "optimizer" if kind == Category.OPTIMIZER else "backward" if backward else "forward"
         # Costs of segments come after those of the works, whose number is not known yet: store them negative.
         base = -1 - 3 * number
         launch = self._label("launch")
         lead = template.add(cost=base, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
-        data = any(item.group is Group.DATA for item in run.parts[0])
+        data = any(item.group in _DATA for part in run.parts for item in part)
         task = template.add(
             cost=base - 1,
             streams=(Stream.COMPUTE, Stream.DATA) if data else (Stream.COMPUTE,),
@@ -226,76 +232,100 @@ class PlanBuilder:
             template.first = task
         return task
 
-    def place(
-        self, template: Template, *, row: int, microbatch: int, wait: int, waits: list[int] | None = None
-    ) -> tuple[int, list[int]]:
-        """Copy a template to a row; returns its last device task and the issued ones, in the plan's numbers."""
-        columns = template.columns()
-        offset = self._size
-        self._placed.append((columns, row, microbatch))
-        self._size += len(columns.cost)
-        if wait >= 0:
-            self._external.append((offset + template.first, wait))
-        self._external.extend((offset + template.first, w) for w in waits or [])
-        return offset + template.last, [offset + t for t in template.issued]
+    def send(self, work: Work, *, backward: bool) -> int:
+        """A transfer to the neighbouring stage, as a template; returns its number."""
+        template = Template()
+        handshake = self._runtime.send_launches
+        host = self._host(template, self._runtime.collective_launches + handshake)
+        side = Stream.SEND_BACKWARD if backward else Stream.SEND_FORWARD
+        task = template.add(
+            cost=self.work(work),
+            streams=(side,) if self._runtime.overlap_sends else (Stream.COMPUTE, side),
+            category=Category.COMMUNICATION,
+            group=Group.RANK,
+            label=self._label("pp send gradients" if backward else "pp send activations"),
+        )
+        template.edges.append((task, host))
+        template.first, template.last = host if handshake else task, task
+        return self._keep(template)
 
-    def send(self, work: int, *, row: int, microbatch: int, backward: bool, after: int) -> int:
-        """A transfer to the neighbouring stage after task ``after``; returns its task."""
-        key = (work, backward)
-        if key not in self._send_templates:
-            template = Template()
-            host = self._host(template, self._runtime.collective_launches)
-            side = Stream.SEND_BACKWARD if backward else Stream.SEND_FORWARD
-            task = template.add(
-                cost=work,
-                streams=(side,) if self._runtime.overlap_sends else (Stream.COMPUTE, side),
-                category=Category.COMMUNICATION,
-                group=Group.RANK,
-                label=self._label("pp send gradients" if backward else "pp send activations"),
-            )
-            template.edges.append((task, host))
-            template.first = template.last = task
-            self._send_templates[key] = template
-        end, _ = self.place(self._send_templates[key], row=row, microbatch=microbatch, wait=after)
-        return end
+    def _numbered(self, costs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Costs with overlaps counted from the last work on."""
+        return np.where(costs >= _OVERLAPS, costs - _OVERLAPS + len(self._works), costs).astype(costs.dtype)
 
-    def finish(self) -> Plan:
-        """Join everything that was placed."""
-        placed = self._placed
-        offsets = np.cumsum([0, *(len(c.cost) for c, _, _ in placed)])[:-1]
-        rows = np.array([row for _, row, _ in placed], dtype=np.int64)
-        sizes = np.array([len(c.cost) for c, _, _ in placed])
-        cost = np.concatenate([c.cost for c, _, _ in placed])
-        negative = cost < 0
-        cost[negative] = len(self._works) - 1 - cost[negative]
-        lanes = np.concatenate([c.lane_stream for c, _, _ in placed])
-        lanes += np.repeat(rows, [len(c.lane_stream) for c, _, _ in placed]) * NUM_STREAMS
-        lane_start = _starts(np.concatenate([c.lane_count for c, _, _ in placed]))
-        shift = np.repeat(offsets, [len(c.target) for c, _, _ in placed])
-        external = np.array(self._external, dtype=np.int64).reshape(-1, 2)
-        target = np.concatenate([*(c.target for c, _, _ in placed), external[:, 0]])
-        source = np.concatenate([*(c.source for c, _, _ in placed), external[:, 1]])
-        target[: len(shift)] += shift
-        source[: len(shift)] += shift
+    def finish(self, placed: Placed) -> Plan:
+        """Join the templates as they are placed: every column is that of the templates, copied and shifted."""
+        templates = self._templates
+        tasks = _Copies(placed.template, [len(t.cost) for t in templates])
+        lanes = _Copies(placed.template, [sum(map(len, t.streams)) for t in templates])
+        edges = _Copies(placed.template, [len(t.edges) for t in templates])
+        issued = _Copies(placed.template, [len(t.issued) for t in templates])
+        offset = tasks.starts[:-1]
+        first, last = (np.array([getattr(t, end) for t in templates])[placed.template] for end in ("first", "last"))
+        within = edges.copied([edge for t in templates for edge in t.edges], 2) + edges.each(offset)[:, None]
+        waits = np.flatnonzero(placed.wait >= 0)
+        before = placed.wait[waits]
+        joins = np.stack([offset[waits] + first[waits], offset[before] + last[before]], axis=1)
+        done = issued.copied([task for t in templates for task in t.issued]) + issued.each(offset)
+        ends = np.arange(placed.collects, len(placed.row))
+        joined = np.zeros(len(self._mesh_rows), dtype=np.int64)
+        joined[placed.row[ends]] = offset[ends] + first[ends]
+        collecting = np.zeros(len(joined), dtype=bool)
+        collecting[placed.row[ends]] = True
+        row = issued.each(placed.row)
+        collected = np.stack([joined[row], done], axis=1)[collecting[row]]
+        target, source = np.concatenate([within, joins, collected]).T
         order = np.argsort(target, kind="stable")
-        counts = np.bincount(target, minlength=len(cost))
-        mesh = self._mesh
+        cost = tasks.copied([cost for t in templates for cost in t.cost])
+        negative = cost < 0
+        cost[negative] = len(self._works) + len(self._overlaps) - 1 - cost[negative]
+        streams = [stream for t in templates for streams in t.streams for stream in streams]
+
+        def column(name: str, dtype: type) -> npt.NDArray[Any]:
+            return tasks.copied([value for t in templates for value in getattr(t, name)]).astype(dtype)
+
         return Plan(
-            mesh=mesh,
+            mesh=self._mesh,
             works=tuple(self._works),
-            segments=tuple(self._segments),
-            ranks=np.array([mesh.rank(pp=stage) for stage in range(mesh.pp)], dtype=np.int64),
-            cost=cost,
-            lane_start=lane_start,
-            lanes=lanes,
-            predecessor_start=_starts(counts),
+            overlaps=tuple(self._overlaps),
+            segments=tuple(replace(s, works=self._numbered(s.works)) for s in self._segments),
+            ranks=self._mesh_rows,
+            cost=self._numbered(cost).astype(np.int32),
+            lane_start=_starts(tasks.copied([len(streams) for t in templates for streams in t.streams])),
+            lanes=lanes.copied(streams) + lanes.each(placed.row) * NUM_STREAMS,
+            predecessor_start=_starts(np.bincount(target, minlength=len(cost))),
             predecessors=source[order],
-            category=np.concatenate([c.category for c, _, _ in placed]),
-            group=np.concatenate([c.group for c, _, _ in placed]),
-            label=np.concatenate([c.label for c, _, _ in placed]),
-            microbatch=np.repeat(np.array([m for _, _, m in placed], dtype=np.int32), sizes),
+            category=column("category", np.int8),
+            group=column("group", np.int8),
+            label=column("label", np.int32),
+            microbatch=tasks.each(placed.microbatch).astype(np.int32),
             labels=tuple(self._labels),
         )
+
+    @property
+    def _mesh_rows(self) -> Ints:
+        return np.array([self._mesh.rank(pp=stage) for stage in range(self._mesh.pp)], dtype=np.int64)
+
+
+class _Copies:
+    """Where the entries of templates go when they are copied: entry ``index[i]`` of all templates to place i."""
+
+    def __init__(self, template: Ints, sizes: list[int]) -> None:
+        size = np.array(sizes, dtype=np.int64)
+        self._counts = size[template]
+        self.starts = _starts(self._counts)
+        begin = _starts(size)[:-1][template]
+        self._index = np.arange(self.starts[-1]) + np.repeat(begin - self.starts[:-1], self._counts)
+
+    def copied(self, values: list[Any], width: int = 1) -> Ints:
+        """A column of the templates, copied."""
+        column = np.array(values, dtype=np.int64)
+        copied: Ints = (column.reshape(-1, width) if width > 1 else column)[self._index]
+        return copied
+
+    def each(self, values: Ints) -> Ints:
+        """One value of each placement, repeated for its entries."""
+        return np.repeat(values, self._counts)
 
 
 def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

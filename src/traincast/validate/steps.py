@@ -15,8 +15,9 @@ from traincast.forecast import forecast
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
+from traincast.strategy.memory import reported
 from traincast.strategy.strategy import Recompute
-from traincast.units import GB
+from traincast.units import GIB
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
 
@@ -65,19 +66,19 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -
     )
     request = request_of(row)
     try:
-        report = forecast(request, cost_model=cost_model).report
+        made = forecast(request, cost_model=cost_model)
     except StrategyError as error:
         if ran:
             raise
         return _with(outcome, fits=False, reason=str(error))
     return _with(
         outcome,
-        predicted=report.step_s,
-        low=report.low_s,
-        high=report.high_s,
-        fits=report.fits,
-        measured_memory=memory * GB if memory and ran else None,
-        predicted_memory=report.memory.tensors,
+        predicted=made.report.step_s,
+        low=made.report.low_s,
+        high=made.report.high_s,
+        fits=made.report.fits,
+        measured_memory=memory * GIB if memory and ran else None,  # frameworks divide their counters by 1024³
+        predicted_memory=reported(made.lowered.memory, request.runtime),
     )
 
 
@@ -153,9 +154,9 @@ def precision_name(written: str) -> str:
 
 def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Strategy:
     tp, pp = whole(row, "tp", 1), whole(row, "pp", 1)
-    zero = number(row, "zero")
+    zero, shard = number(row, "zero"), _sharded(row)
     sequence_parallel = number(row, "sp")
-    chosen_zero = runtime.zero if zero is None else int(zero)
+    chosen_zero = 3 if shard else runtime.zero if zero is None else int(zero)
     virtual = whole(row, "vp", 1) if pp > 1 else 1
     return Strategy(
         dp=dp,
@@ -167,10 +168,17 @@ def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Str
         num_microbatches=num_microbatches,
         schedule="1f1b" if virtual == 1 else "interleaved",
         zero=(min(chosen_zero, 1) if pp > 1 else chosen_zero),  # type: ignore[arg-type]
+        shard=shard if pp == 1 and shard < dp else 0,
         sequence_parallel=tp > 1
         and (runtime.sequence_parallel if sequence_parallel is None else sequence_parallel > 0),
         recompute=_RECOMPUTE.get(text(row, "recompute").lower(), runtime.recompute),
     )
+
+
+def _sharded(row: Row) -> int:
+    """Replicas that parameters are sharded over, where the notes say so (``fsdp=64``); 0 where they do not."""
+    found = re.search(r"\bfsdp\s*=\s*(\d+)", text(row, "notes").lower())
+    return int(found[1]) if found else 0
 
 
 def _cluster(row: Row) -> Cluster:
@@ -196,7 +204,7 @@ def _graph(row: Row) -> OperatorGraph:
         known = zoo_name(name)
         if known is None:
             raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
-        return _model(known, seq)
+        return _model(_shortened(known, int(layers)) if layers else known, seq)
     kv_heads, ffn, vocab = number(row, "kv_heads"), number(row, "ffn"), number(row, "vocab")
     family = _family(name, ffn, hidden)
     parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
@@ -207,6 +215,18 @@ def _graph(row: Row) -> OperatorGraph:
     if family == "llama" and stated and vocab and _closer_tied(row, stated):
         spec += ",tied=true"
     return _model(spec, seq)
+
+
+def _shortened(known: str, layers: int) -> str:
+    """A model of the zoo cut down to so many layers, as a family with its dimensions."""
+    card = zoo.card(known)
+    if card.parameters.get("layers") in (None, layers):
+        return known
+    parts = {**card.parameters, "layers": layers}
+    if "first_dense" in parts:
+        share = layers / float(card.parameters["layers"])
+        parts["first_dense"] = max(1, round(int(parts["first_dense"]) * share))
+    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")
 
 
 def _family(name: str, ffn: float | None, hidden: float) -> str:

@@ -1,0 +1,347 @@
+"""What a real cluster adds to a plan: slow ranks, jitter, a busy network, kernels and collectives in each other's way.
+
+Ranks that differ cannot be folded, so the plan is written out for every rank first. What makes a task longer by itself
+changes its seconds and stays with the executor; what depends on who runs beside whom needs the event engine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import RequestError
+from traincast.graph import Operator
+from traincast.simulate.events import Uses, execute_events
+from traincast.simulate.executor import execute
+from traincast.simulate.expand import expand
+from traincast.simulate.timeline import Timeline
+from traincast.strategy.mesh import Axis, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Stream
+from traincast.work import Collective, Transfer, Work
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_MEETING: Final[dict[Group, tuple[tuple[Axis, ...], bool]]] = {
+    Group.TENSOR: (("tp",), False),
+    Group.CONTEXT: (("cp",), False),
+    Group.EXPERT: (("ep",), False),
+    Group.EXPERT_TENSOR: (("etp",), False),
+    Group.DATA: (("dp", "cp"), True),
+    Group.SHARD: (("shard",), True),
+    Group.COPIES: (("copies",), True),
+    Group.EXPERT_DATA: (("edp",), True),
+}
+"""Groups that meet inside segments: their axes, and whether they do so over the data stream; the usual ones first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How a cluster differs from the one a plan is estimated for; the default is not at all.
+
+    ``slow``: (rank, factor ≥ 1) pairs, whose computation takes ``factor`` times as long.
+    ``jitter``: sigma of a log-normal factor of mean 1 on each rank's computation; another ``seed`` is another step.
+    ``busy_network``: share of the bandwidth between nodes that others take, from 0 to below 1.
+    ``interference``: weight of communication on the device of a rank; beside computation both take 1 + weight as long.
+    ``share_links``: whether communications of a rank that run at once over the same link share its bandwidth; a rank
+    has one link to its node and one to the network.
+    """
+
+    slow: tuple[tuple[int, float], ...] = ()
+    jitter: float = 0.0
+    seed: int = 0
+    busy_network: float = 0.0
+    interference: float = 0.0
+    share_links: bool = False
+
+    def __post_init__(self) -> None:
+        ranks = [rank for rank, _ in self.slow]
+        if len(set(ranks)) < len(ranks) or min(ranks, default=0) < 0:
+            raise RequestError(f"slow ranks {ranks}: expected different numbers from 0")
+        for rank, factor in self.slow:
+            if not 1.0 <= factor < np.inf:
+                raise RequestError(f"rank {rank} is slow by a factor of {factor}: expected a number from 1")
+        if not 0.0 <= self.busy_network < 1.0:
+            raise RequestError(f"others take {self.busy_network} of the network: expected a share from 0 to below 1")
+        for name, value in (("jitter", self.jitter), ("interference", self.interference)):
+            if not 0.0 <= value < np.inf:
+                raise RequestError(f"{name} is {value}: expected a number from 0")
+
+    def compute_factors(self, num_ranks: int) -> Floats:
+        """How many times as long each rank computes."""
+        beyond = [rank for rank, _ in self.slow if rank >= num_ranks]
+        if beyond:
+            raise RequestError(f"rank {beyond[0]} is slow, but ranks go from 0 to {num_ranks - 1}")
+        factors = np.ones(num_ranks)
+        for rank, factor in self.slow:
+            factors[rank] = factor
+        if self.jitter:
+            normal = np.random.default_rng(self.seed).standard_normal(num_ranks)
+            factors *= np.exp(self.jitter * normal - self.jitter**2 / 2)
+        return factors
+
+
+def under(plan: Plan, seconds: Floats, conditions: Conditions, *, kind_of_rank: Ints | None = None) -> Timeline:
+    """Execute a folded ``plan`` for every rank of its mesh, under ``conditions``.
+
+    ``seconds`` are those of the works, or [kinds of devices, works] with ``kind_of_rank`` where nodes differ. A task of
+    one rank takes its own device's seconds, a collective the largest among its members'.
+    """
+    num_ranks = plan.mesh.num_ranks
+    by_kind = np.atleast_2d(seconds)
+    kinds = np.zeros(num_ranks, dtype=np.int64) if kind_of_rank is None else np.asarray(kind_of_rank, dtype=np.int64)
+    _check(plan, by_kind, kinds)
+    crossing = np.array([_crosses_nodes(work) for work in plan.works], dtype=bool)
+    by_kind = np.where(crossing, by_kind / (1.0 - conditions.busy_network), by_kind)
+    factors = conditions.compute_factors(num_ranks)
+    unlike = bool((factors != factors[0]).any() or (kinds != kinds[0]).any())
+    meetings = _meetings(plan) if unlike else np.full(len(plan.segments), Group.RANK, dtype=np.int64)
+    full = expand(_joined(plan, meetings))
+    duration = _durations(full, by_kind, kinds=kinds, factors=factors, meetings=meetings)
+    dynamic = conditions.interference > 0.0 or conditions.share_links
+    run = partial(execute_events, uses=_uses(full, conditions)) if dynamic else execute
+    start, end = run(
+        duration,
+        lane_start=full.lane_start,
+        lanes=full.lanes,
+        predecessor_start=full.predecessor_start,
+        predecessors=full.predecessors,
+        num_lanes=full.num_lanes,
+    )
+    return Timeline(plan=full, start=start, end=end)
+
+
+def _check(plan: Plan, by_kind: Floats, kinds: Ints) -> None:
+    works, ranks = len(plan.works), plan.mesh.num_ranks
+    if by_kind.shape[1:] != (works,) or kinds.shape != (ranks,):
+        raise RequestError(
+            f"seconds have shape {by_kind.shape} and kinds {kinds.shape}; the plan has {works} works and {ranks} "
+            f"ranks: give seconds of shape (kinds, {works}) and kinds of shape ({ranks},)"
+        )
+    if not 0 <= kinds.min() <= kinds.max() < len(by_kind):
+        raise RequestError(f"kinds {kinds.min()} to {kinds.max()} are named, but there are seconds of {len(by_kind)}")
+
+
+def _crosses_nodes(work: Work | None) -> bool:
+    match work:
+        case Collective():
+            return work.num_nodes > 1
+        case Transfer():
+            return work.crosses_nodes
+        case _:
+            return False
+
+
+def _meetings(plan: Plan) -> Ints:
+    """For every segment the kind of group whose collectives are inside it; where there are several, the largest."""
+    ranks = np.array([_num_ranks(plan.work_of(cost)) for cost in range(plan.num_leaves)])
+    size = np.array([ranks[segment.works].max() for segment in plan.segments], dtype=np.int64)
+    number = (plan.cost - plan.num_leaves) // 3
+    over_data = np.zeros(len(size), dtype=bool)
+    over_data[number[(number >= 0) & _holds(plan, Stream.DATA)]] = True
+    groups = np.full(len(size), Group.RANK, dtype=np.int64)
+    for group, (axes, is_data) in _MEETING.items():
+        degree = math.prod(plan.mesh.degree(axis) for axis in axes)
+        groups[(groups == Group.RANK) & (size > 1) & (size == degree) & (over_data == is_data)] = group
+    return groups
+
+
+def _num_ranks(work: Work | None) -> int:
+    return work.num_ranks if isinstance(work, Collective) else 1
+
+
+def _holds(plan: Plan, stream: Stream) -> Bools:
+    """Which tasks hold a lane of ``stream``."""
+    task = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
+    holds = np.zeros(plan.num_tasks, dtype=bool)
+    holds[task[plan.lanes % NUM_STREAMS == stream]] = True
+    return holds
+
+
+def _joined(plan: Plan, meetings: Ints) -> Plan:
+    """``plan`` with every segment that a group meets in as one task of that group.
+
+    Members that differ wait for one another at each collective inside, and the same one is last every time: so the
+    segment starts and ends for all at once, and takes the slowest member's seconds, on the host as well. Of several
+    kinds of groups only the members of the largest wait; a plan of single operators has all of them.
+    """
+    if (meetings == Group.RANK).all():
+        return plan
+    number, part = np.divmod(plan.cost - plan.num_leaves, 3)
+    group = np.where((number >= 0) & (part == 1), meetings[np.maximum(number, 0)], plan.group)
+    return replace(plan, group=group.astype(plan.group.dtype))
+
+
+def _durations(full: Plan, by_kind: Floats, *, kinds: Ints, factors: Floats, meetings: Ints) -> Floats:
+    """Seconds of every task: of its own rank, or the largest among its members'."""
+    computes = np.array([isinstance(work, Operator) for work in full.works], dtype=bool)
+    pairs, of_rank = np.unique(np.stack([kinds, factors]), axis=1, return_inverse=True)
+    of_rank = of_rank.reshape(-1)
+    seconds = [by_kind[int(kind)] * np.where(computes, factor, 1.0) for kind, factor in pairs.T.tolist()]
+    tables = np.stack([full.costs(one) for one in seconds])
+    if len(tables) == 1:
+        return np.asarray(tables[0][full.cost])
+    held = np.diff(full.lane_start)
+    assert held.all(), "every task of a plan holds a lane"
+    rank, cost = full.lanes // NUM_STREAMS, np.repeat(full.cost, held)
+    chosen = of_rank[rank]
+    counts = full.work_counts()
+    total = np.array([counts @ one for one in seconds])
+    for group in np.unique(meetings[meetings != Group.RANK]).tolist():
+        meets = np.repeat(meetings == group, 3)
+        inside = (cost >= full.num_leaves) & meets[np.maximum(cost - full.num_leaves, 0)]
+        slowest = _slowest_member(full.mesh, _MEETING[Group(group)][0], total[of_rank])
+        chosen[inside] = of_rank[slowest[rank[inside]]]
+    return np.maximum.reduceat(tables[chosen, cost], full.lane_start[:-1])
+
+
+def _slowest_member(mesh: Mesh, axes: tuple[Axis, ...], seconds: Floats) -> Ints:
+    """For every rank the member of its group along ``axes`` that takes longest."""
+    rank = np.arange(mesh.num_ranks)
+    leader = rank.copy()
+    for axis in axes:
+        leader -= rank // mesh.stride(axis) % mesh.degree(axis) * mesh.stride(axis)
+    slowest = np.zeros(mesh.num_ranks, dtype=np.int64)
+    order = np.argsort(seconds, kind="stable")
+    slowest[leader[order]] = order  # the longest is written last
+    return slowest[leader]
+
+
+def _uses(full: Plan, conditions: Conditions) -> Uses:
+    """What tasks put on each rank's device, its link to the node and its link to the network, in this order."""
+    num_ranks = len(full.ranks)
+    task, rank = _task_rows(full)
+    communicates = full.category == Category.COMMUNICATION
+    computes = _holds(full, Stream.COMPUTE) & ~communicates
+    parts: list[tuple[Ints, Ints, Floats]] = []
+    if conditions.interference:
+        on_device = (communicates | computes)[task]
+        weight = np.where(communicates[task[on_device]], conditions.interference, 1.0)
+        parts.append((task[on_device], rank[on_device], weight))
+    if conditions.share_links:
+        on_link = communicates[task]
+        crossing = np.array([_crosses_nodes(full.work_of(cost)) for cost in range(full.num_costs)], dtype=bool)
+        link = np.where(crossing[full.cost[task[on_link]]], 2, 1) * num_ranks + rank[on_link]
+        parts.append((task[on_link], link, np.ones(len(link))))
+    user, resource, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(user, kind="stable")
+    start = np.zeros(full.num_tasks + 1, dtype=np.int64)
+    np.cumsum(np.bincount(user, minlength=full.num_tasks), out=start[1:])
+    return Uses(start=start, resource=resource[order], weight=weights[order], capacity=np.ones(3 * num_ranks))
+
+
+def _task_rows(plan: Plan) -> tuple[Ints, Ints]:
+    """Every pair of a task and a row it has a lane of, once, in order of tasks."""
+    held = np.diff(plan.lane_start)
+    task, row = np.repeat(np.arange(plan.num_tasks), held), plan.lanes // NUM_STREAMS
+    several = held[task] > 1  # few of many, so that sorting only these is quick
+    once = np.zeros(len(task), dtype=bool)
+    once[~several] = True
+    found = np.flatnonzero(several)
+    once[found[np.unique(task[found] * len(plan.ranks) + row[found], return_index=True)[1]]] = True
+    return task[once], row[once]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Per rank: seconds its compute stream is held, seconds it is not, and the rank it waits for most.
+
+    ``for_rank`` is -1 for a rank that waits for no other; ``for_rank_s`` are the seconds it waits for that one. The
+    rest of ``waiting_s`` goes to bytes on their way, to its own host, and to other ranks.
+    """
+
+    ranks: Ints
+    busy_s: Floats
+    waiting_s: Floats
+    for_rank: Ints
+    for_rank_s: Floats
+
+
+def who_waits(timeline: Timeline) -> Waits:
+    """Who holds up whom on the compute streams.
+
+    A gap before a task is put down to what released it: the predecessor, or the task before it on a lane, that ended
+    last. If that belongs to several ranks (a collective), to what released it in turn, until it is of one rank; a rank
+    that came as late itself waits for no other. The gap counts as waiting for that rank as far as its task lasted, not
+    while bytes travelled after it. The gap after a rank's last task is put down to whatever ends the step. Waits
+    inside a segment are seen in plans of operators only.
+    """
+    plan, start, end = timeline.plan, timeline.start, timeline.end
+    rows = len(plan.ranks)
+    task, row = _task_rows(plan)
+    members = np.bincount(task, minlength=plan.num_tasks)
+    row_of = row[np.searchsorted(task, np.arange(plan.num_tasks))]
+    source, tied = _released_by(timeline, row_of, members)
+    held, on, since = _compute_gaps(timeline)
+    busy, last = np.zeros(rows), np.zeros(rows)
+    np.add.at(busy, on, (end - start)[held])
+    np.maximum.at(last, on, end[held])
+    waits = source[held] >= 0
+    final = int(np.argmax(end))
+    gap_row = np.concatenate([on[waits], np.arange(rows)])
+    gap_since = np.concatenate([since[waits], last])
+    gap_until = np.concatenate([start[held[waits]], np.full(rows, timeline.step_s)])
+    released = np.where(members[held] > 1, held, source[held])
+    released = np.concatenate([released[waits], np.full(rows, final)])
+    # Back through tasks of several rows to the first of them, and from there to what released that.
+    hop = np.where((members > 1) & (source >= 0) & (members[source] > 1), source, np.arange(plan.num_tasks))
+    while (hop != hop[hop]).any():
+        hop = hop[hop]
+    met = hop[released]
+    cause = np.where((members[met] > 1) & (source[met] >= 0), source[met], met)
+    waited = np.maximum(0.0, np.minimum(end[cause], gap_until) - gap_since)
+    counts = (members[cause] == 1) & (row_of[cause] != gap_row) & ~np.isin(met * rows + gap_row, tied) & (waited > 0.0)
+    pair, where = np.unique(gap_row[counts] * rows + row_of[cause[counts]], return_inverse=True)
+    total = np.bincount(where, weights=waited[counts], minlength=len(pair))
+    for_rank, for_rank_s = np.full(rows, -1, dtype=np.int64), np.zeros(rows)
+    order = np.argsort(total, kind="stable")  # the largest of each row is written last
+    for_rank[pair[order] // rows] = plan.ranks[pair[order] % rows]
+    for_rank_s[pair[order] // rows] = total[order]
+    return Waits(
+        ranks=plan.ranks,
+        busy_s=busy,
+        waiting_s=np.maximum(0.0, timeline.step_s - busy),
+        for_rank=for_rank,
+        for_rank_s=for_rank_s,
+    )
+
+
+def _released_by(timeline: Timeline, row_of: Ints, members: Ints) -> tuple[Ints, Ints]:
+    """For every task the one whose end let it start (the last to end), or -1; and who else did not come earlier.
+
+    The latter as task · rows + row, for the rows of all that ended as late as that.
+    """
+    plan, end = timeline.plan, timeline.end
+    holder = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
+    order = np.argsort(plan.lanes, kind="stable")
+    same = plan.lanes[order][1:] == plan.lanes[order][:-1]
+    waiter = np.repeat(np.arange(plan.num_tasks), np.diff(plan.predecessor_start))
+    later = np.concatenate([waiter, holder[order[1:][same]]])
+    earlier = np.concatenate([plan.predecessors, holder[order[:-1][same]]])
+    latest = np.full(plan.num_tasks, -1.0)
+    np.maximum.at(latest, later, end[earlier])
+    binding = np.flatnonzero(end[earlier] == latest[later])[::-1]  # of equals the first is written last
+    later, earlier = later[binding], earlier[binding]
+    source = np.full(plan.num_tasks, -1, dtype=np.int64)
+    source[later] = earlier
+    alone = (members[later] > 1) & (members[earlier] == 1)
+    return source, later[alone] * len(plan.ranks) + row_of[earlier[alone]]
+
+
+def _compute_gaps(timeline: Timeline) -> tuple[Ints, Ints, Floats]:
+    """Tasks on compute streams with their rows, and since when each stream had been free."""
+    plan = timeline.plan
+    holder = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
+    on_compute = np.flatnonzero(plan.lanes % NUM_STREAMS == Stream.COMPUTE)
+    order = on_compute[np.argsort(plan.lanes[on_compute], kind="stable")]  # by row, then in program order
+    task, row = holder[order], plan.lanes[order] // NUM_STREAMS
+    since = np.zeros(len(task))
+    same = row[1:] == row[:-1]
+    since[1:][same] = timeline.end[task[:-1][same]]
+    return task, row, since

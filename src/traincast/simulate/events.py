@@ -1,0 +1,459 @@
+"""The event engine: start and end of every task where that depends on what else happens. No domain words in it.
+
+Tasks hold lanes and wait for predecessors exactly as in the executor. Three things are added, each optional:
+
+- **Resources are shared.** While a task runs it puts a weight on some resources. A resource whose load exceeds its
+  capacity slows every task on it by load / capacity (processor sharing); a task runs at the pace of its slowest one.
+- **A task may be released late**: it does not start before its time.
+- **A lane may serve by arrival**: its tasks run in the order in which they become ready, not in program order. A task
+  arrives there when its predecessors have ended, it is released, and it is its turn on all its other lanes.
+
+One rule orders everything that happens: (time, what, task number), where ends and releases come before arrivals. So
+arrivals at one instant are served by number, after all that ended at that instant. Paces change only once an instant
+is settled. The cost is that of a heap: O((tasks + changes of pace) · log(tasks running)).
+
+The same functions run as plain Python on small inputs and compiled by Numba on large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import SimulationError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+COMPILE_FROM: Final = 60_000
+"""Number of tasks from which compiling pays; once compiled, that form serves inputs of any size."""
+
+_WAITING: Final = 0
+_RELEASED: Final = 1
+_ARRIVED: Final = 2
+_RUNNING: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uses:
+    """What tasks load while they run, ragged: task i has entries ``start[i]:start[i+1]``.
+
+    Each puts ``weight`` on ``resource``, whose ``capacity`` is in the unit of the weights.
+    """
+
+    start: Ints
+    resource: Ints
+    weight: Floats
+    capacity: Floats
+
+
+class _Input(NamedTuple):
+    """Columns that do not change: int64 and float64 arrays when compiled, lists otherwise."""
+
+    duration: Any
+    lane_start: Any
+    lanes: Any
+    predecessor_start: Any
+    predecessors: Any
+    release: Any
+    by_arrival: Any
+    use_start: Any
+    use_resource: Any
+    use_weight: Any
+    use_task: Any
+    capacity: Any
+
+
+class _Heap(NamedTuple):
+    """What happens next: a binary heap of (time, order), and each task's place in it or -1."""
+
+    time: Any
+    order: Any  # the task's number; for its arrival, the number of tasks more
+    where: Any
+
+
+class _State(NamedTuple):
+    """What changes, per task unless said otherwise."""
+
+    start: Any
+    end: Any
+    phase: Any
+    waits: Any  # how many things a task still waits for
+    ready: Any  # tasks that wait for nothing
+    successor_start: Any
+    successors: Any
+    follower: Any  # per lane entry: the task that is next on the lane, or -1
+    tail: Any  # per lane: the last entry in line, or -1
+    remaining: Any  # seconds of work left at full pace
+    since: Any  # when that was so
+    slowness: Any  # how many times longer than alone it takes now
+    is_changed: Any
+    changed: Any
+    head: Any  # per resource: first use that is running, or -1
+    before: Any  # per use: its neighbours among those of the resource
+    after: Any
+    stretch: Any  # per resource: max(1, load / capacity)
+    is_touched: Any
+    touched: Any
+
+
+def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
+    """Fill the hole at ``at`` with (time, order), moving others so that the heap is one again."""
+    times, orders, where = heap.time, heap.order, heap.where
+    tasks = len(where)
+    while at > 0:
+        parent = (at - 1) >> 1
+        if times[parent] < time or (times[parent] == time and orders[parent] < order):
+            break
+        times[at], orders[at] = times[parent], orders[parent]
+        where[orders[at] if orders[at] < tasks else orders[at] - tasks] = at
+        at = parent
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        right = child + 1
+        if right < size and (
+            times[right] < times[child] or (times[right] == times[child] and orders[right] < orders[child])
+        ):
+            child = right
+        if time < times[child] or (time == times[child] and order < orders[child]):
+            break
+        times[at], orders[at] = times[child], orders[child]
+        where[orders[at] if orders[at] < tasks else orders[at] - tasks] = at
+        at = child
+    times[at], orders[at] = time, order
+    where[order if order < tasks else order - tasks] = at
+
+
+def _link(given: Any, state: Any) -> None:
+    """Count what every task waits for, and turn predecessors into successors; lanes in program order are waits too."""
+    tasks = len(given.duration)
+    starts, successors, waits = state.successor_start, state.successors, state.waits
+    predecessor_start, predecessors = given.predecessor_start, given.predecessors
+    for at in range(predecessor_start[0], predecessor_start[tasks]):
+        starts[predecessors[at]] += 1
+    for task in range(tasks):
+        starts[task + 1] += starts[task]  # for now where the successors of a task end
+    for back in range(tasks):
+        task = tasks - 1 - back
+        for at in range(predecessor_start[task], predecessor_start[task + 1]):
+            source = predecessors[at]
+            starts[source] -= 1  # when all are counted, where they begin
+            successors[starts[source]] = task
+            waits[task] += 1
+    lane_start, lanes, by_arrival = given.lane_start, given.lanes, given.by_arrival
+    follower, tail = state.follower, state.tail
+    for task in range(tasks):
+        for at in range(lane_start[task], lane_start[task + 1]):
+            last = tail[lanes[at]]
+            if by_arrival[lanes[at]] or last >= lane_start[task]:
+                continue  # the task stands in line when it arrives, or already does
+            if last >= 0:
+                follower[last] = task
+                waits[task] += 1
+            tail[lanes[at]] = at
+
+
+def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
+    """Put ``number`` on a list unless it is there; returns how many are."""
+    if is_noted[number]:
+        return count
+    is_noted[number] = 1
+    noted[count] = number
+    return count + 1
+
+
+def _let_go(waits: Any, ready: Any, num_ready: Any, task: Any) -> Any:
+    """One thing less to wait for; returns how many tasks are ready."""
+    waits[task] -= 1
+    if waits[task] > 0:
+        return num_ready
+    ready[num_ready] = task
+    return num_ready + 1
+
+
+def _attach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
+    """Put a use first among those of its resource."""
+    first = head[resource]
+    before[at], after[at], head[resource] = -1, first, at
+    if first >= 0:
+        before[first] = at
+
+
+def _detach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
+    """Take a use from among those of its resource."""
+    if before[at] >= 0:
+        after[before[at]] = after[at]
+    else:
+        head[resource] = after[at]
+    if after[at] >= 0:
+        before[after[at]] = before[at]
+
+
+def _change_paces(  # noqa: PLR0917  (Numba takes positional arguments)
+    given: Any, heap: Any, size: Any, state: Any, num_changed: Any, num_touched: Any, now: Any
+) -> Any:
+    """Bring loads, paces and expected ends up to date, at the end of an instant; returns the size of the heap."""
+    use_start, use_resource, after = given.use_start, given.use_resource, state.after
+    slowness, stretch, remaining, since = state.slowness, state.stretch, state.remaining, state.since
+    changed, is_changed = state.changed, state.is_changed
+    for number in range(num_touched):
+        resource = state.touched[number]
+        state.is_touched[resource] = 0
+        load = 0.0
+        at = state.head[resource]
+        while at >= 0:
+            load += given.use_weight[at]
+            at = after[at]
+        before, new = stretch[resource], max(1.0, load / given.capacity[resource])
+        if new == before:
+            continue
+        stretch[resource] = new
+        at = state.head[resource]
+        while at >= 0:
+            task = given.use_task[at]
+            if new > slowness[task] or before == slowness[task]:
+                num_changed = _note(is_changed, changed, num_changed, task)
+            at = after[at]
+    for number in range(num_changed):
+        task = changed[number]
+        is_changed[task] = 0
+        before, new = slowness[task], 1.0
+        for at in range(use_start[task], use_start[task + 1]):
+            new = max(new, stretch[use_resource[at]])
+        if new == before:
+            continue
+        slowness[task] = new
+        if before > 0.0:
+            remaining[task] = max(0.0, remaining[task] - (now - since[task]) / before)
+            since[task] = now
+            _settle(heap, size, heap.where[task], now + remaining[task] * new, task)
+        else:  # it has just started
+            size += 1
+            _settle(heap, size, size - 1, now + remaining[task] * new, task)
+    return size
+
+
+def _run(given: Any, heap: Any, state: Any) -> int:
+    """Fill the state's ``start`` and ``end``; returns how many tasks have ended."""
+    duration, release, by_arrival = given.duration, given.release, given.by_arrival
+    lane_start, lanes, use_start, use_resource = given.lane_start, given.lanes, given.use_start, given.use_resource
+    phase, waits, ready, follower, tail = state.phase, state.waits, state.ready, state.follower, state.tail
+    head, before, after, touched, is_touched = state.head, state.before, state.after, state.touched, state.is_touched
+    tasks = len(duration)
+    _link(given, state)
+    size = num_ready = num_changed = num_touched = num_ended = 0
+    for task in range(tasks):
+        if waits[task] == 0:
+            ready[num_ready] = task
+            num_ready += 1
+    now = 0.0
+    while True:
+        while num_ready:  # tasks that wait for nothing: their release, their arrival or their start is next
+            num_ready -= 1
+            task = ready[num_ready]
+            time, order = now, task
+            if phase[task] == _WAITING:
+                phase[task] = _RELEASED
+                time = max(now, release[task])
+            if phase[task] == _RELEASED and time == now:
+                phase[task] = _ARRIVED
+                for at in range(lane_start[task], lane_start[task + 1]):
+                    if by_arrival[lanes[at]]:
+                        order = tasks + task
+            if phase[task] == _ARRIVED and order == task:
+                phase[task] = _RUNNING
+                state.start[task] = now
+                time = now + duration[task]
+                if duration[task] > 0.0 and use_start[task] < use_start[task + 1]:
+                    order = -1
+                    state.remaining[task], state.since[task] = duration[task], now
+                    num_changed = _note(state.is_changed, state.changed, num_changed, task)
+                    for at in range(use_start[task], use_start[task + 1]):
+                        _attach(head, before, after, use_resource[at], at)
+                        num_touched = _note(is_touched, touched, num_touched, use_resource[at])
+            if order >= 0:
+                size += 1
+                _settle(heap, size, size - 1, time, order)
+        if num_changed + num_touched > 0 and (size == 0 or heap.time[0] > now):
+            size = _change_paces(given, heap, size, state, num_changed, num_touched, now)
+            num_changed = num_touched = 0
+        if size == 0:
+            return num_ended
+        now, order = heap.time[0], heap.order[0]
+        size -= 1
+        if size:
+            _settle(heap, size, 0, heap.time[size], heap.order[size])
+        if order >= tasks:  # an arrival: stand in line on every lane that serves by arrival
+            task = order - tasks
+            for at in range(lane_start[task], lane_start[task + 1]):
+                last = tail[lanes[at]]
+                if by_arrival[lanes[at]] and not lane_start[task] <= last < lane_start[task + 1]:
+                    if last >= 0:
+                        follower[last] = task
+                        waits[task] += 1
+                    tail[lanes[at]] = at
+            if waits[task] == 0:
+                ready[num_ready] = task
+                num_ready += 1
+        elif phase[order] == _RUNNING:  # an end: leave resources and lanes, and let go what waits
+            num_ended += 1
+            state.end[order] = now
+            if state.slowness[order] > 0.0:
+                for at in range(use_start[order], use_start[order + 1]):
+                    _detach(head, before, after, use_resource[at], at)
+                    num_touched = _note(is_touched, touched, num_touched, use_resource[at])
+            for at in range(lane_start[order], lane_start[order + 1]):
+                if tail[lanes[at]] == at:
+                    tail[lanes[at]] = -1
+                if follower[at] >= 0:
+                    num_ready = _let_go(waits, ready, num_ready, follower[at])
+            for at in range(state.successor_start[order], state.successor_start[order + 1]):
+                num_ready = _let_go(waits, ready, num_ready, state.successors[at])
+        else:  # a release
+            ready[num_ready] = order
+            num_ready += 1
+
+
+@cache
+def _compiled() -> Callable[..., int]:
+    import numba
+    from numba.extending import register_jitable
+
+    for part in (_settle, _link, _note, _let_go, _attach, _detach, _change_paces):
+        register_jitable(part)
+    compiled: Callable[..., int] = numba.njit(cache=True, boundscheck=False)(_run)
+    return compiled
+
+
+def execute_events(
+    duration: Floats,
+    *,
+    lane_start: Ints,
+    lanes: Ints,
+    predecessor_start: Ints,
+    predecessors: Ints,
+    num_lanes: int,
+    uses: Uses | None = None,
+    release: Floats | None = None,
+    by_arrival: Bools | None = None,
+) -> tuple[Floats, Floats]:
+    """Start and end of every task, in the unit of ``duration``; predecessors may have any number.
+
+    ``release`` is the earliest start of each task, ``by_arrival`` says which lanes serve in order of arrival.
+    """
+    size = len(duration)
+    shared = uses or Uses(
+        start=np.zeros(size + 1, dtype=np.int64),
+        resource=np.zeros(0, dtype=np.int64),
+        weight=np.zeros(0),
+        capacity=np.zeros(0),
+    )
+    given = _Input(
+        duration=duration,
+        lane_start=lane_start,
+        lanes=lanes,
+        predecessor_start=predecessor_start,
+        predecessors=predecessors,
+        release=np.zeros(size) if release is None else release,
+        by_arrival=np.zeros(num_lanes, dtype=np.bool_) if by_arrival is None else by_arrival,
+        use_start=shared.start,
+        use_resource=shared.resource,
+        use_weight=shared.weight,
+        use_task=np.repeat(np.arange(size), np.diff(shared.start)),
+        capacity=shared.capacity,
+    )
+    _check(given)
+    heap, state = _scratch(given)
+    if size >= COMPILE_FROM or _compiled.cache_info().currsize:
+        ended = _compiled()(given, heap, state)
+    else:
+        state = _State(*(column.tolist() for column in state))
+        ended = _run(_Input(*(c.tolist() for c in given)), _Heap(*(c.tolist() for c in heap)), state)
+    if ended < size:
+        raise SimulationError(_why_stuck(given, state.phase))
+    return np.asarray(state.start, dtype=np.float64), np.asarray(state.end, dtype=np.float64)
+
+
+def _check(given: _Input) -> None:
+    """Refuse what would never end, or would end in a wrong order without a word."""
+    for name, values in (("duration", given.duration), ("release", given.release), ("weight", given.use_weight)):
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0.0)))
+        if len(wrong):
+            raise SimulationError(f"{name} {wrong[0]} is {values[wrong[0]]}: expected a number from 0")
+    wrong = np.flatnonzero(~(given.capacity > 0.0))
+    if len(wrong):
+        raise SimulationError(f"capacity of resource {wrong[0]} is {given.capacity[wrong[0]]}: expected more than 0")
+    for what, numbers, size in (
+        ("predecessor", given.predecessors, len(given.duration)),
+        ("lane", given.lanes, len(given.by_arrival)),
+        ("resource", given.use_resource, len(given.capacity)),
+    ):
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
+            raise SimulationError(f"{what}s {numbers.min()} to {numbers.max()} are named, but there are {size}")
+
+
+def _scratch(given: _Input) -> tuple[_Heap, _State]:
+    """Room for what changes."""
+    tasks, uses, resources = len(given.duration), len(given.use_resource), len(given.capacity)
+
+    def zeros(size: int) -> Ints:
+        return np.zeros(size, dtype=np.int64)
+
+    def none(size: int) -> Ints:
+        return np.full(size, -1, dtype=np.int64)
+
+    state = _State(
+        start=np.zeros(tasks),
+        end=np.zeros(tasks),
+        phase=np.zeros(tasks, dtype=np.int8),
+        waits=zeros(tasks),
+        ready=zeros(tasks),
+        successor_start=zeros(tasks + 1),
+        successors=zeros(len(given.predecessors)),
+        follower=none(len(given.lanes)),
+        tail=none(len(given.by_arrival)),
+        remaining=np.zeros(tasks),
+        since=np.zeros(tasks),
+        slowness=np.zeros(tasks),
+        is_changed=np.zeros(tasks, dtype=np.int8),
+        changed=zeros(tasks),
+        head=none(resources),
+        before=none(uses),
+        after=none(uses),
+        stretch=np.ones(resources),
+        is_touched=np.zeros(resources, dtype=np.int8),
+        touched=zeros(resources),
+    )
+    return _Heap(time=np.zeros(tasks), order=zeros(tasks), where=none(tasks)), state
+
+
+def _why_stuck(given: _Input, phase: Any) -> str:
+    """A line that names one circle among the tasks that never started."""
+    stuck = np.asarray(phase) != _RUNNING
+    waiting = np.repeat(np.arange(len(stuck)), np.diff(given.predecessor_start))
+    blocker = np.full(len(stuck), -1, dtype=np.int64)
+    open_waits = stuck[given.predecessors]
+    blocker[waiting[open_waits]] = given.predecessors[open_waits]
+    last: dict[int, int] = {}
+    for task in np.flatnonzero(stuck).tolist():
+        for lane in given.lanes[given.lane_start[task] : given.lane_start[task + 1]].tolist():
+            if blocker[task] < 0 and not given.by_arrival[lane]:
+                blocker[task] = last.get(lane, -1)
+            last[lane] = task
+    task = int(np.flatnonzero(stuck)[0])
+    seen: dict[int, int] = {}
+    while task not in seen:
+        seen[task] = len(seen)
+        task = int(blocker[task])
+    circle = [*list(seen)[seen[task] :], task]
+    named = circle if len(circle) <= 9 else [*circle[:8], circle[-1]]
+    path = " waits for ".join(str(number) for number in named)
+    return f"{stuck.sum()} of {len(stuck)} tasks never start, because they wait in a circle: task {path}"

@@ -1,0 +1,134 @@
+"""Parameter-server training, run: how fast it is once it runs steadily, how stale gradients are, how full the NICs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import RequestError
+from traincast.simulate.events import Uses, execute_events
+from traincast.strategy.servers import Piece, Role, ServerSetup, ServerTasks, lay_out
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_FEWEST_STEPS: Final = 4
+"""Half of the steps warm up; a rate needs more than one after that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRun:
+    """Parameter-server training in its steady state.
+
+    ``step_s`` is the time in which every worker makes one step on average, ``worker_steps_per_s`` counts the steps of
+    all workers. Staleness is how many updates by others a shard gets between a worker's pull and the update made from
+    what that worker then computed. ``nic_utilization`` is, for each server, the share of its node's NIC in use, in
+    the busier direction.
+    """
+
+    step_s: float
+    worker_steps_per_s: float
+    mean_staleness: float
+    max_staleness: int
+    nic_utilization: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTimeline:
+    """Start and end of every task of parameter-server training, in seconds."""
+
+    tasks: ServerTasks
+    start: Floats
+    end: Floats
+
+
+def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = 20) -> ServerRun:
+    """Simulate ``steps`` steps of every worker, and measure the later half."""
+    if steps < _FEWEST_STEPS or not pieces:
+        raise RequestError(
+            f"{steps} steps of {len(pieces)} pieces: expected at least {_FEWEST_STEPS} steps and 1 piece"
+        )
+    return measure(setup, run_servers(setup, pieces, steps=steps))
+
+
+def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> ServerTimeline:
+    """Execute ``steps`` steps of every worker."""
+    tasks = lay_out(setup, pieces, steps=steps)
+    uses = Uses(
+        start=tasks.use_start,
+        resource=tasks.use_resource,
+        weight=tasks.use_weight,
+        capacity=np.ones(tasks.num_resources),
+    )
+    start, end = execute_events(
+        tasks.duration,
+        lane_start=tasks.lane_start,
+        lanes=tasks.lanes,
+        predecessor_start=tasks.predecessor_start,
+        predecessors=tasks.predecessors,
+        num_lanes=len(tasks.by_arrival),
+        uses=uses,
+        release=tasks.release,
+        by_arrival=tasks.by_arrival,
+    )
+    return ServerTimeline(tasks=tasks, start=start, end=end)
+
+
+def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
+    """Rates, staleness and utilisation over the later half of the steps of the worker that is done first.
+
+    After that the others would have the servers to themselves.
+    """
+    tasks, end = timeline.tasks, timeline.end
+    last = (tasks.role == Role.BACKWARD) & (tasks.piece == 0)
+    ends = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
+    ends[tasks.worker[last], tasks.step[last]] = end[last]
+    first = ends[np.argmin(ends[:, -1])]
+    window = (float(first[len(first) // 2 - 1]), float(first[-1]))
+    rate = sum(_progress(one, window) for one in ends) / max(window[1] - window[0], 1e-300)
+    staleness = _staleness(timeline, window)
+    return ServerRun(
+        step_s=setup.workers / rate,
+        worker_steps_per_s=rate,
+        mean_staleness=float(staleness.mean()) if len(staleness) else 0.0,
+        max_staleness=int(staleness.max(initial=0)),
+        nic_utilization=_utilization(setup, timeline, window),
+    )
+
+
+def _progress(ends: Floats, window: tuple[float, float]) -> float:
+    """Steps that a worker makes within ``window``; within a step it goes on evenly."""
+    first, last = np.interp(window, np.append(0.0, ends), np.arange(len(ends) + 1))
+    return float(last - first)
+
+
+def _staleness(timeline: ServerTimeline, window: tuple[float, float]) -> Ints:
+    """Updates by others between two of the same worker to the same shard: a worker pulls as soon as its own is made."""
+    tasks, end = timeline.tasks, timeline.end
+    update = np.flatnonzero(tasks.role == Role.UPDATE)
+    update = update[np.lexsort((update, end[update], tasks.shard[update]))]
+    shard, worker = tasks.shard[update], tasks.worker[update]
+    turn = np.arange(len(update))
+    order = np.lexsort((turn, worker, shard))
+    same = (shard[order][1:] == shard[order][:-1]) & (worker[order][1:] == worker[order][:-1])
+    between = np.diff(turn[order])[same] - 1
+    when = end[update[order[1:][same]]]
+    return np.asarray(between[(window[0] < when) & (when <= window[1])])
+
+
+def _utilization(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[float, ...]:
+    """Share of ``window`` in which a server's NIC is in use, in the busier direction."""
+    tasks, start, end = timeline.tasks, timeline.start, timeline.end
+    user = np.repeat(np.arange(len(end)), np.diff(tasks.use_start))
+    inside = np.clip(end, *window) - np.clip(start, *window)
+    share = np.divide(inside, end - start, out=np.zeros(len(end)), where=end > start)
+    moved = np.bincount(
+        tasks.use_resource, weights=tasks.use_weight * (tasks.duration * share)[user], minlength=tasks.num_resources
+    )
+    full = max(window[1] - window[0], 1e-300)
+    nodes = [setup.node_of_server(server) for server in range(setup.servers)]
+    return tuple(float(max(moved[2 * node], moved[2 * node + 1]) / full) for node in nodes)

@@ -1,0 +1,187 @@
+"""What a block holds on one rank: tensors kept for backward, and what its passes need on top while they run.
+
+The captured graph says what autograd keeps, by storage: a view keeps the whole tensor that it is a view of. Runtimes
+differ from it where they have kernels of their own, and in how they treat the logits, which are the largest tensors
+of a language model by far (Korthikanti et al. 2022, arXiv:2205.05198, leave them out of their closed form).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from traincast.graph import Block, DType, Operator, OpKind
+from traincast.strategy.attention import unfused_saved
+from traincast.strategy.cut import saved_fraction
+from traincast.strategy.plan import Group
+from traincast.strategy.sharding import Role
+from traincast.strategy.strategy import Recompute
+from traincast.work import Collective
+
+if TYPE_CHECKING:
+    from traincast.strategy.program import Item, ProgramBuilder
+
+_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one operator keeps for backward: bytes of one rank and one microbatch."""
+
+    label: str
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What one block holds on one rank for one microbatch, in bytes.
+
+    ``kept`` lives from forward to backward; ``forward`` and ``backward`` are needed on top while that pass runs.
+    ``deferred`` is what the gradients of its weights still need once those of its inputs are done: inputs of linear
+    layers and gradients of their outputs. ``products`` is one gradient of each distinct shape of weights, for a block
+    that is repeated, ``gathered`` the largest tensor that its tensor-parallel collectives carry: a whole one, though
+    every rank keeps a share.
+    """
+
+    kept: tuple[Kept, ...]
+    forward: float
+    backward: float
+    deferred: float
+    products: float
+    gathered: float
+
+    @property
+    def saved(self) -> float:
+        """Bytes kept for backward."""
+        return sum(k.nbytes for k in self.kept)
+
+
+def footprint(
+    builder: ProgramBuilder,
+    block: Block,
+    *,
+    forward: Sequence[Item],
+    backward: Sequence[Item],
+    labels: Sequence[str],
+    recompute: Recompute,
+    boundary: float,
+) -> Footprint:
+    """What ``block`` holds; ``labels`` name its forward operators, ``boundary`` bytes cross to the next block.
+
+    Recomputed in full, a block keeps its input alone and holds all the rest while its own backward runs.
+    """
+    kept = tuple(
+        Kept(label=label, nbytes=nbytes)
+        for label, i in zip(labels, block.forward, strict=True)
+        if (nbytes := _kept_by(builder, i, selective=recompute == "selective"))
+    )
+    own = sum(k.nbytes for k in kept)
+    working = max((_backward(builder, item, repeated=block.count > 1) for item in backward), default=0.0)
+    carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
+    gathered = max(carried, default=0.0)
+    around = builder.runtime.tensor_buffers * gathered
+    if block.count > 1:
+        around += boundary  # the gradient that goes past a branch, to be added to the branch's own
+    if recompute == "full":
+        kept = (Kept(label=f"{labels[0].partition(':')[0]} input" if labels else "input", nbytes=boundary),)
+        working += own
+    return Footprint(
+        kept=kept,
+        forward=max((_forward(builder, i) for i in block.forward), default=0.0) + around,
+        backward=working + around,
+        deferred=_deferred(builder, block),
+        products=_products(builder, block),
+        gathered=gathered,
+    )
+
+
+def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
+    """Bytes that one rank keeps of what operator ``index`` is the first to save."""
+    strategy, runtime = builder.strategy, builder.runtime
+    op = builder.precision.apply(builder.graph.operators[index].with_batch(builder.micro_batch))
+    lean = runtime.lean_kernels and op.kind is OpKind.GATHER  # moving rows needs no more than where they went
+    region = builder.experts.get(index)
+    if region is not None:
+        return float(sum(t.nbytes for t in builder.cut_expert(op, region).saved))
+    nbytes = float(sum(t.nbytes for t in op.saved if not (lean and t.dtype.is_floating)))
+    if op.kind is OpKind.ATTENTION and op.saved:
+        if runtime.lean_kernels:
+            nbytes = float(sum(t.nbytes for t in (*op.inputs[:3], *op.outputs)))
+        if runtime.attention != "flash" and not selective:
+            nbytes += unfused_saved(op)
+    return nbytes * saved_fraction(
+        op,
+        builder.sharding.roles[index],
+        tp=strategy.tp,
+        cp=strategy.cp,
+        sequence_parallel=strategy.sequence_parallel,
+    )
+
+
+def _forward(builder: ProgramBuilder, index: int) -> float:
+    """What one forward operator writes beyond what it keeps."""
+    op = builder.cut(index)
+    if _is_loss(op):
+        return _logits(builder, op)
+    kept = _kept_by(builder, index, selective=False)
+    return max(0.0, sum(t.nbytes for t in op.outputs) - kept)
+
+
+def _backward(builder: ProgramBuilder, item: Item, *, repeated: bool) -> float:
+    """What one backward operator needs beside what is kept: the gradient it gets, and its results.
+
+    Gradients of weights are counted here only where they are let go of at once, because they are added to a sum.
+    """
+    op = item.work
+    if not isinstance(op, Operator) or not op.inputs:
+        return 0.0
+    if _is_loss(op):
+        return _logits(builder, op)
+    if item.weight or all(t.batch_dim is None for t in op.inputs):
+        stays = {"none": False, "shapes": repeated, "all": True}[builder.runtime.gradient_copies]
+        return op.inputs[0].nbytes + (0.0 if stays else op.bytes_written)
+    read = op.inputs if op.kind is OpKind.COPY else op.inputs[:1]
+    return sum(t.nbytes for t in read) + op.bytes_written
+
+
+def _is_loss(op: Operator) -> bool:
+    return op.kind is OpKind.LOSS or "log_softmax" in op.name
+
+
+def _logits(builder: ProgramBuilder, op: Operator) -> float:
+    """Logits while the loss is computed: as they came (or their gradient as it leaves), and copies in fp32."""
+    numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
+    half = 0 if op.name.startswith("nll_loss") else builder.precision.activations.nbytes
+    return numel * (half + builder.runtime.logits_copies * DType.FP32.nbytes)
+
+
+def _linear(builder: ProgramBuilder, block: Block) -> list[int]:
+    operators = builder.graph.operators
+    return [i for i in block.forward if operators[i].kind in _LINEAR and operators[i].parameters]
+
+
+def _deferred(builder: ProgramBuilder, block: Block) -> float:
+    """Inputs of linear layers, once for all that read the same tensor, and the gradients of their outputs."""
+    strategy = builder.strategy
+    enters, roles = builder.sharding.enters, builder.sharding.roles
+    total = 0.0
+    for i in _linear(builder, block):
+        op = builder.cut(i)
+        split = strategy.tp if strategy.sequence_parallel and i in enters else 1
+        shared = roles[i] in (Role.COLUMN, Role.VOCAB) and i not in enters
+        total += op.outputs[0].nbytes + (0.0 if shared else op.inputs[0].nbytes / split)
+    return total
+
+
+def _products(builder: ProgramBuilder, block: Block) -> float:
+    """One gradient of each distinct shape of weights, as the products write them; of experts, of one of them."""
+    if block.count == 1:
+        return 0.0
+    shapes = {
+        weight.shape[1:] if op.kind is OpKind.GROUPED_GEMM else weight.shape
+        for op in map(builder.cut, _linear(builder, block))
+        for weight in op.inputs[1:2]
+    }
+    return float(sum(math.prod(shape) for shape in shapes)) * builder.precision.activations.nbytes

@@ -1,0 +1,141 @@
+"""What replicas send one another: gradients, and the parameters and states that ZeRO shards among them.
+
+Volumes per step and replica of Ψ bytes (Rajbhandari et al. 2020): an all-reduce of gradients moves 2Ψ; ZeRO-1 and 2
+reduce-scatter gradients and gather parameters, 2Ψ as well; ZeRO-3 gathers parameters twice, 3Ψ. Sharding over fewer
+than all replicas (hybrid sharding) sends these among the ranks of a shard, and all-reduces each share between shards.
+Experts have replicas of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.strategy.mesh import Axis, Mesh
+from traincast.strategy.plan import Group
+from traincast.strategy.precision import Precision
+from traincast.strategy.program import BlockProgram, Item
+from traincast.strategy.runtime import Runtime
+from traincast.strategy.strategy import Strategy
+from traincast.strategy.template import Issue
+from traincast.work import Collective, CollectiveKind, Transfer
+
+_AXES: Final[dict[Group, tuple[Axis, ...]]] = {
+    Group.DATA: ("dp", "cp"),
+    Group.SHARD: ("shard",),
+    Group.COPIES: ("copies",),
+    Group.EXPERT_DATA: ("edp",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Collectives between replicas, for one mesh and one way to shard."""
+
+    mesh: Mesh
+    strategy: Strategy
+    runtime: Runtime
+    precision: Precision
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of what is not an expert."""
+        return self.mesh.dp * self.mesh.cp
+
+    @property
+    def needed(self) -> bool:
+        """Whether gradients are exchanged at all: parameter servers exchange them otherwise."""
+        return not self.strategy.servers and (self.replicas > 1 or self.strategy.expert_replicas > 1)
+
+    def gradients(self, dense: float, experts: float) -> list[Issue]:
+        """The exchange of the gradients of that many parameters, issued while compute goes on."""
+        return [
+            Issue(work=work, label=label, group=group) for work, label, group in self._gradients(dense, experts)
+        ]  # fmt: skip
+
+    def at_the_end(self, dense: float, experts: float) -> list[Item]:
+        """The same in buckets one after the other, once all gradients are there."""
+        items: list[Item] = []
+        per_bucket = max(1.0, self.runtime.bucket_bytes / self.precision.gradients.nbytes)
+        for total, of_experts in ((dense, False), (experts, True)):
+            rest = total
+            while rest > 0:
+                part = min(rest, per_bucket)
+                items += [
+                    self._item(work, label, group)
+                    for work, label, group in self._gradients(*((0.0, part) if of_experts else (part, 0.0)))
+                ]
+                rest -= part
+        return items
+
+    def gather(self, program: BlockProgram) -> list[Issue]:
+        """ZeRO-3: a block's parameters, in the dtype they are computed with."""
+        per_element = self.precision.activations.nbytes
+        found = self._over(program.dense_parameters, program.expert_parameters, "all_gather", per_element)
+        return [Issue(work=work, label=f"dp {work.kind}", group=group, gather=True) for work, group in found]
+
+    def parameters(self, dense: float, experts: float) -> list[Item]:
+        """ZeRO-1 and 2: what every rank updated, gathered again."""
+        if self.strategy.zero not in (1, 2) or self.strategy.servers:
+            return []
+        found = self._over(dense, experts, "all_gather", self.precision.weights.nbytes)
+        return [self._item(work, "dp parameters", group) for work, group in found]
+
+    def owned(self, dense: float, experts: float) -> float:
+        """Parameters whose states a rank keeps and updates."""
+        if not self.strategy.zero:
+            return dense + experts
+        return dense / self.mesh.shard + experts / self.strategy.expert_replicas
+
+    def squeezed(self, parameters: float) -> list[Item]:
+        """Compressing gradients before they are sent, and writing out what came."""
+        return [*self.squeeze(parameters), *self.squeeze(parameters, back=True)]
+
+    def squeeze(self, parameters: float, *, back: bool = False) -> list[Item]:
+        """Compressing gradients before they are sent, or writing out what came: one pass over them."""
+        if self.strategy.compression >= 1.0 or not self.needed:
+            return []
+        whole = TensorSpec((max(1, int(parameters)),), self.precision.gradients)
+        small = TensorSpec((max(1, int(parameters * self.strategy.compression)),), self.precision.gradients)
+        work = Operator(
+            name="decompress_gradients" if back else "compress_gradients",
+            kind=OpKind.ELEMENTWISE,
+            phase=Phase.BACKWARD,
+            inputs=(small,) if back else (whole, whole),  # compressing adds what was left out the last time
+            outputs=(whole,) if back else (small, whole),
+        )
+        return [Item(work=work, launches=self.runtime.operator_launches, label=work.name.replace("_", " "))]
+
+    def between_copies(self, nbytes: float) -> list[Item]:
+        """Gradients of two copies of a stage on different ranks of the same pipeline."""
+        far = self.mesh.rank(pp=self.mesh.pp - 1) // self.mesh.devices_per_node > 0
+        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(self.mesh.devices_per_node, self.mesh.num_ranks))
+        return [Item(work=work, launches=self.runtime.collective_launches, label="pp gradients of the other copy")]
+
+    def _item(self, work: Collective, label: str, group: Group) -> Item:
+        return Item(work=work, launches=self.runtime.collective_launches, label=label, group=group)
+
+    def _gradients(self, dense: float, experts: float) -> list[tuple[Collective, str, Group]]:
+        zero = self.strategy.zero
+        kept = self.precision.activations if zero == 3 else self.precision.gradients
+        sent = DType(self.runtime.reduce_dtype) if self.runtime.reduce_dtype else kept
+        nbytes = sent.nbytes * self.strategy.compression
+        kind: CollectiveKind = "reduce_scatter" if zero else "all_reduce"
+        label = "dp reduce_scatter" if zero == 3 else "dp gradients"
+        found = [(work, label, group) for work, group in self._over(dense, experts, kind, nbytes)]
+        copies = self.mesh.degree("copies")
+        if zero and copies > 1 and dense:
+            work = self.mesh.span("copies").collective("all_reduce", dense * nbytes / self.mesh.shard)
+            found.append((work, "dp gradients between shards", Group.COPIES))
+        return found
+
+    def _over(self, dense: float, experts: float, kind: CollectiveKind, size: float) -> list[tuple[Collective, Group]]:
+        """A collective of the replicas of what every replica holds, and one of those of the experts."""
+        group = Group.SHARD if self.strategy.zero and self.mesh.degree("copies") > 1 else Group.DATA
+        found = []
+        for parameters, over in ((dense, group), (experts, Group.EXPERT_DATA)):
+            span = self.mesh.span(*_AXES[over])
+            if parameters and span.num_ranks > 1:
+                found.append((span.collective(kind, parameters * size), over))
+        return found

@@ -1,0 +1,165 @@
+"""What to change when a strategy does not fit: candidates from cheap to dear, and the choice among those that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from traincast.errors import StrategyError
+from traincast.strategy.strategy import Strategy
+from traincast.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A strategy that needs less memory than another, and what was changed."""
+
+    description: str
+    strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What is missing, in bytes, and the change that makes it fit, if one was found; seconds where they are known."""
+
+    needed: float
+    capacity: float
+    change: Change | None = None
+    memory_bytes: float | None = None
+    step_s: float | None = None
+
+    @property
+    def shortfall(self) -> float:
+        """Bytes that are missing."""
+        return max(0.0, self.needed - self.capacity)
+
+    def __str__(self) -> str:
+        missing = f"{format_bytes(self.shortfall)} more than the {format_bytes(self.capacity)} there are"
+        if self.change is None or self.memory_bytes is None:
+            return f"{missing}; no change of one or two settings makes it fit"
+        time = f", {self.step_s:.3g} s a step" if self.step_s is not None else ""
+        return f"{missing}; fits with {self.change.description} ({format_bytes(self.memory_bytes)}{time})"
+
+
+def changes(strategy: Strategy, *, global_batch: int, most_tensor: int = 8) -> Iterator[Change]:
+    """Changes that save memory, from those that cost least time to those that cost most.
+
+    Degrees keep their product: what a tensor or pipeline group gains, data parallelism loses. Tensor groups grow up to
+    ``most_tensor`` ranks, those of a node.
+    """
+    yield from _sharding(strategy)
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        yield from _made("sequence_parallel", strategy, sequence_parallel=True)
+    yield from _smaller_batches(strategy, global_batch)
+    yield from _recomputation(strategy)
+    yield from _larger_groups(strategy, most_tensor)
+    if "optimizer" not in strategy.offload:
+        yield from _made("offload=optimizer", strategy, offload=(*strategy.offload, "optimizer"))
+
+
+def find_remedy(
+    strategy: Strategy,
+    *,
+    capacity: float,
+    global_batch: int,
+    memory: Callable[[Strategy], float],
+    seconds: Callable[[Strategy], float] | None = None,
+    most_tensor: int = 8,
+) -> Remedy:
+    """The change that fits into ``capacity`` bytes: the fastest by ``seconds``, or without it the first.
+
+    ``memory`` says what a strategy needs on its fullest rank. Changes that the model or the devices cannot carry
+    (their ``StrategyError``) are passed over.
+    """
+    needed = memory(strategy)
+    best = Remedy(needed=needed, capacity=capacity)
+    if needed <= capacity:
+        return best
+    single = _sized(changes(strategy, global_batch=global_batch, most_tensor=most_tensor), memory)
+    best = _fastest(single, best, seconds)
+    if best.change is None:  # what helps most, and one change more
+        helpful = sorted(single, key=lambda pair: pair[0])[:_TWICE]
+        best = _fastest(
+            _sized(
+                (
+                    Change(description=f"{first.description},{second.description}", strategy=second.strategy)
+                    for _, first in helpful
+                    for second in changes(first.strategy, global_batch=global_batch, most_tensor=most_tensor)
+                ),
+                memory,
+            ),
+            best,
+            seconds,
+        )
+    return best
+
+
+_TWICE: Final = 4
+"""Changes that a second one is tried on where none is enough."""
+
+
+def _sized(candidates: Iterable[Change], memory: Callable[[Strategy], float]) -> list[tuple[float, Change]]:
+    """Changes that can be made, with the bytes that each needs."""
+    found = []
+    for change in candidates:
+        try:
+            found.append((memory(change.strategy), change))
+        except StrategyError:
+            continue
+    return found
+
+
+def _fastest(
+    candidates: list[tuple[float, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
+) -> Remedy:
+    """Of those that fit the fastest, or without times the first."""
+    for nbytes, change in candidates:
+        if nbytes > best.capacity:
+            continue
+        if seconds is None:
+            return replace(best, change=change, memory_bytes=nbytes)
+        step_s = seconds(change.strategy)
+        if best.step_s is None or step_s < best.step_s:
+            best = replace(best, change=change, memory_bytes=nbytes, step_s=step_s)
+    return best
+
+
+def _made(description: str, strategy: Strategy, **values: Any) -> Iterator[Change]:
+    """The change, unless it makes no strategy at all."""
+    try:
+        yield Change(description=description, strategy=replace(strategy, **values))
+    except StrategyError:
+        return
+
+
+def _sharding(strategy: Strategy) -> Iterator[Change]:
+    if strategy.dp * strategy.cp == 1 or strategy.servers:
+        return
+    for zero in range(strategy.zero + 1, 4):
+        yield from _made(f"zero={zero}", strategy, zero=zero)
+
+
+def _smaller_batches(strategy: Strategy, global_batch: int) -> Iterator[Change]:
+    size = strategy.micro_batch(global_batch)
+    per_replica = global_batch // strategy.dp
+    for smaller in (s for s in range(size - 1, 0, -1) if size % s == 0):
+        yield from _made(f"micro_batch={smaller}", strategy, num_microbatches=per_replica // smaller)
+
+
+def _recomputation(strategy: Strategy) -> Iterator[Change]:
+    if strategy.recompute == "none":
+        yield from _made("recompute=selective", strategy, recompute="selective")
+    if strategy.recompute != "full" or strategy.recompute_every > 1:
+        yield from _made("recompute=full", strategy, recompute="full", recompute_every=1)
+
+
+def _larger_groups(strategy: Strategy, most_tensor: int) -> Iterator[Change]:
+    """Tensor and pipeline groups of two, four … times the ranks, with the same samples per microbatch."""
+    factor = 2
+    while strategy.dp % factor == 0:
+        fewer = {"dp": strategy.dp // factor, "num_microbatches": strategy.num_microbatches * factor}
+        if strategy.tp * factor <= most_tensor:
+            yield from _made(f"tp={strategy.tp * factor}", strategy, **fewer, tp=strategy.tp * factor)
+        yield from _made(f"pp={strategy.pp * factor}", strategy, **fewer, pp=strategy.pp * factor, layers=())
+        factor *= 2

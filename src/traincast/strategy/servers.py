@@ -1,0 +1,358 @@
+"""Training with parameter servers: which tasks some steps of all workers make, ready for the event engine.
+
+A worker runs forward and backward. As soon as the gradient of a piece is there it is pushed to the servers that hold
+the piece's parameters, while backward goes on. Synchronous: a server updates a shard when the pushes of all workers
+have arrived, and all workers pull it. Asynchronous: every push is applied as it arrives, and its worker pulls at once.
+The next forward of a piece needs the pull of its parameters.
+
+Messages between a worker and a server go one after the other, in the order in which they are ready; all that is on
+a link at once shares it. Links send and receive at the same time. What is pushed and what is pulled have the same size.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Link
+from traincast.errors import RequestError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of the model whose gradients travel together: seconds of a worker, and bytes of its parameters.
+
+    Pieces stand in the order of forward; backward goes through them from the last to the first.
+    """
+
+    forward_s: float
+    backward_s: float
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetup:
+    """Workers and servers, where they are, and the links between them.
+
+    Workers and servers fill nodes one after the other, so many to a node; servers are on nodes of their own, or from
+    the first node on beside the workers. A node with workers has a ``worker_nic``, one with servers alone a
+    ``server_nic``; within a node bytes go over ``local``. ``sharding``: whole pieces, each to the server that holds
+    least so far (TensorFlow's greedy strategy), or every piece in equal parts over all servers. ``update_s_per_byte``
+    is what a server takes to apply a gradient. ``worker_factors`` says how many times as long each worker computes.
+
+    Asynchronous workers begin at times spread over ``spread`` steps of a worker that is alone. Those that begin at once
+    and are exactly alike would push together and pull together for ever, and use their links one way at a time.
+    """
+
+    servers: int
+    workers: int
+    asynchronous: bool = False
+    workers_per_node: int = 1
+    servers_per_node: int = 1
+    own_nodes: bool = True
+    sharding: Literal["greedy", "even"] = "greedy"
+    worker_nic: Link
+    server_nic: Link
+    local: Link
+    update_s_per_byte: float = 0.0
+    worker_factors: tuple[float, ...] = ()
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "workers", "workers_per_node", "servers_per_node"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is {getattr(self, name)}: expected a whole number from 1")
+        if self.worker_factors and len(self.worker_factors) != self.workers:
+            raise RequestError(f"{len(self.worker_factors)} worker factors are given for {self.workers} workers")
+        for link in (self.worker_nic, self.server_nic, self.local):
+            if not (link.bandwidth > 0.0 and link.latency_s >= 0.0):
+                raise RequestError(
+                    f"link {link.name} moves {link.bandwidth} bytes/s after {link.latency_s} s: expected more than 0 "
+                    "bytes/s and no negative latency"
+                )
+        for name in ("update_s_per_byte", "spread"):
+            if not 0.0 <= getattr(self, name) < np.inf:
+                raise RequestError(f"{name} is {getattr(self, name)}: expected a number from 0")
+
+    @property
+    def worker_nodes(self) -> int:
+        """Nodes that have workers."""
+        return -(-self.workers // self.workers_per_node)
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes."""
+        server_nodes = -(-self.servers // self.servers_per_node)
+        return self.worker_nodes + server_nodes if self.own_nodes else max(self.worker_nodes, server_nodes)
+
+    def node_of_worker(self, worker: int) -> int:
+        """The node of a worker."""
+        return worker // self.workers_per_node
+
+    def node_of_server(self, server: int) -> int:
+        """The node of a server."""
+        return server // self.servers_per_node + (self.worker_nodes if self.own_nodes else 0)
+
+    def nic(self, node: int) -> Link:
+        """What joins a node to the network."""
+        return self.worker_nic if node < self.worker_nodes else self.server_nic
+
+
+def shards(pieces: Sequence[Piece], setup: ServerSetup) -> list[list[tuple[int, float]]]:
+    """For every piece the servers that hold it, each with its bytes."""
+    if setup.sharding == "even":
+        return [
+            [(server, piece.nbytes / setup.servers) for server in range(setup.servers)] if piece.nbytes else []
+            for piece in pieces
+        ]
+    held = [0.0] * setup.servers
+    chosen: list[list[tuple[int, float]]] = []
+    for piece in pieces:
+        server = held.index(min(held))
+        held[server] += piece.nbytes
+        chosen.append([(server, piece.nbytes)] if piece.nbytes else [])
+    return chosen
+
+
+class Role(enum.IntEnum):
+    """What a task of parameter-server training does."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    LATENCY = 2  # before the bytes of a message move
+    PUSH = 3
+    UPDATE = 4
+    PULL = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTasks:
+    """Some steps of all workers, as columns of the event engine, and what each task is.
+
+    ``worker`` is -1 for the updates of synchronous training, ``shard`` for computation. Resources are, in this order,
+    what every node sends and receives, then what every process (workers, then servers) does within its node.
+    """
+
+    duration: Floats
+    lane_start: Ints
+    lanes: Ints
+    predecessor_start: Ints
+    predecessors: Ints
+    release: Floats
+    by_arrival: npt.NDArray[np.bool_]
+    use_start: Ints
+    use_resource: Ints
+    use_weight: Floats
+    num_resources: int
+    role: npt.NDArray[np.int8]
+    worker: Ints
+    piece: Ints
+    shard: Ints
+    step: Ints
+
+
+@dataclass(slots=True)
+class _Step:
+    """The tasks of one step as they are added; edges are (task, what it waits for), in this step and the one before."""
+
+    duration: list[float] = field(default_factory=list)
+    lane: list[int] = field(default_factory=list)
+    role: list[int] = field(default_factory=list)
+    worker: list[int] = field(default_factory=list)
+    piece: list[int] = field(default_factory=list)
+    shard: list[int] = field(default_factory=list)
+    uses: list[tuple[int, int, float]] = field(default_factory=list)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+    back: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(
+        self,
+        role: Role,
+        seconds: float,
+        *,
+        lane: int = -1,
+        worker: int = -1,
+        piece: int,
+        shard: int = -1,
+        after: int = -1,
+    ) -> int:
+        """Append a task and return its number."""
+        task = len(self.duration)
+        self.duration.append(seconds)
+        self.lane.append(lane)
+        self.role.append(role)
+        self.worker.append(worker)
+        self.piece.append(piece)
+        self.shard.append(shard)
+        if after >= 0:
+            self.edges.append((task, after))
+        return task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Lanes and resources of a setup, by number."""
+
+    setup: ServerSetup
+
+    @property
+    def num_lanes(self) -> int:
+        """Compute of each worker, updates of each server, and both ways of every connection."""
+        return self.setup.workers + self.setup.servers + 2 * self.setup.workers * self.setup.servers
+
+    def updates(self, server: int) -> int:
+        """The lane on which a server applies gradients."""
+        return self.setup.workers + server
+
+    def connection(self, worker: int, server: int, *, push: bool) -> int:
+        """The lane of the messages between a worker and a server, one way."""
+        pairs = self.setup.workers * self.setup.servers
+        base = self.setup.workers + self.setup.servers + (0 if push else pairs)
+        return base + worker * self.setup.servers + server
+
+    def message(
+        self, worker: int, server: int, nbytes: float, *, push: bool
+    ) -> tuple[float, float, list[tuple[int, float]]]:
+        """Latency, seconds alone on its way, and (resource, weight) of a message.
+
+        On a link faster than the message's slowest one it takes only part: its weight is that share.
+        """
+        setup = self.setup
+        near, far = setup.node_of_worker(worker), setup.node_of_server(server)
+        if near == far:
+            first = 2 * setup.num_nodes
+            ends, links = (first + 2 * worker, first + 2 * (setup.workers + server)), (setup.local, setup.local)
+        else:
+            ends, links = (2 * near, 2 * far), (setup.nic(near), setup.nic(far))
+        rate = min(link.bandwidth for link in links)
+        sends, receives = (0, 1) if push else (1, 0)
+        uses = [
+            (end + side, rate / link.bandwidth if np.isfinite(link.bandwidth) else 0.0)
+            for end, side, link in zip(ends, (sends, receives), links, strict=True)
+        ]
+        return max(link.latency_s for link in links), nbytes / rate, uses
+
+
+def lay_out(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> ServerTasks:
+    """All tasks of ``steps`` steps; parameters are in place when the first begins."""
+    layout = _Layout(setup=setup)
+    step, chosen = _Step(), shards(pieces, setup)
+    ready = [_compute(step, setup, pieces, worker) for worker in range(setup.workers)]
+    shard = 0
+    for piece in reversed(range(len(pieces))):
+        for server, nbytes in chosen[piece]:
+            sent = [_Exchange(worker, server, piece, shard, nbytes) for worker in range(setup.workers)]
+            _exchange(step, layout, sent, ready)
+            shard += 1
+    return _repeat(step, layout, steps)
+
+
+def _compute(step: _Step, setup: ServerSetup, pieces: Sequence[Piece], worker: int) -> list[tuple[int, int]]:
+    """Forward and backward of a worker: the numbers of both tasks, for every piece."""
+    factor = setup.worker_factors[worker] if setup.worker_factors else 1.0
+    forward = [
+        step.add(Role.FORWARD, piece.forward_s * factor, lane=worker, worker=worker, piece=number)
+        for number, piece in enumerate(pieces)
+    ]
+    backward = [
+        step.add(Role.BACKWARD, piece.backward_s * factor, lane=worker, worker=worker, piece=number)
+        for number, piece in reversed(list(enumerate(pieces)))
+    ]
+    return list(zip(forward, reversed(backward), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A shard on its way between a worker and the server that holds it."""
+
+    worker: int
+    server: int
+    piece: int
+    shard: int
+    nbytes: float
+
+
+def _exchange(step: _Step, layout: _Layout, sent: list[_Exchange], ready: list[list[tuple[int, int]]]) -> None:
+    """Pushes of all workers, the update or updates, and pulls."""
+    setup, first = layout.setup, sent[0]
+    pushes = [_message(step, layout, one, after=ready[one.worker][one.piece][1], push=True) for one in sent]
+    seconds = first.nbytes * setup.update_s_per_byte
+    lane = layout.updates(first.server)
+    if setup.asynchronous:
+        updates = [
+            step.add(Role.UPDATE, seconds, lane=lane, worker=s.worker, piece=s.piece, shard=s.shard, after=push)
+            for s, push in zip(sent, pushes, strict=True)
+        ]
+    else:
+        update = step.add(Role.UPDATE, seconds, lane=lane, piece=first.piece, shard=first.shard)
+        step.edges.extend((update, push) for push in pushes)
+        updates = [update] * len(sent)
+    for one, update in zip(sent, updates, strict=True):
+        pull = _message(step, layout, one, after=update, push=False)
+        step.back.append((ready[one.worker][one.piece][0], pull))
+
+
+def _message(step: _Step, layout: _Layout, sent: _Exchange, *, after: int, push: bool) -> int:
+    latency, seconds, uses = layout.message(sent.worker, sent.server, sent.nbytes, push=push)
+    place = {"worker": sent.worker, "piece": sent.piece, "shard": sent.shard}
+    wait = step.add(Role.LATENCY, latency, **place, after=after)
+    lane = layout.connection(sent.worker, sent.server, push=push)
+    task = step.add(Role.PUSH if push else Role.PULL, seconds, lane=lane, **place, after=wait)
+    step.uses.extend((task, resource, weight) for resource, weight in uses)
+    return task
+
+
+def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
+    """One step after another, joined by what waits for the step before."""
+    setup, size = layout.setup, len(one.duration)
+    lane = np.tile(np.array(one.lane, dtype=np.int64), steps)
+    held = lane >= 0
+    edges, back = (np.array(e, dtype=np.int64).reshape(-1, 2) for e in (one.edges, one.back))
+    shift = np.arange(steps)[:, None, None] * size
+    across = back[None] + shift[1:] - np.array([0, size])
+    waits = np.concatenate([(edges[None] + shift).reshape(-1, 2), across.reshape(-1, 2)])
+    waits = waits[np.argsort(waits[:, 0], kind="stable")]
+    user = np.array([task for task, _, _ in one.uses], dtype=np.int64)
+    total = steps * size
+    by_arrival = np.ones(layout.num_lanes, dtype=np.bool_)
+    by_arrival[: setup.workers] = False
+    return ServerTasks(
+        duration=np.tile(np.array(one.duration), steps),
+        lane_start=_starts(held.astype(np.int64)),
+        lanes=lane[held],
+        predecessor_start=_starts(np.bincount(waits[:, 0], minlength=total)),
+        predecessors=waits[:, 1],
+        release=_release(one, setup, total),
+        by_arrival=by_arrival,
+        use_start=_starts(np.tile(np.bincount(user, minlength=size), steps)),
+        use_resource=np.tile(np.array([resource for _, resource, _ in one.uses], dtype=np.int64), steps),
+        use_weight=np.tile(np.array([weight for _, _, weight in one.uses], dtype=np.float64), steps),
+        num_resources=2 * (setup.num_nodes + setup.workers + setup.servers),
+        role=np.tile(np.array(one.role, dtype=np.int8), steps),
+        worker=np.tile(np.array(one.worker, dtype=np.int64), steps),
+        piece=np.tile(np.array(one.piece, dtype=np.int64), steps),
+        shard=np.tile(np.array(one.shard, dtype=np.int64), steps),
+        step=np.repeat(np.arange(steps), size),
+    )
+
+
+def _release(one: _Step, setup: ServerSetup, total: int) -> Floats:
+    """When the first task of each worker may start."""
+    release = np.zeros(total)
+    if setup.asynchronous:
+        alone_s = sum(d for d, worker in zip(one.duration, one.worker, strict=True) if worker == 0)
+        begins = [one.worker.index(worker) for worker in range(setup.workers)]
+        release[begins] = np.arange(setup.workers) / setup.workers * setup.spread * alone_s
+    return release
+
+
+def _starts(counts: npt.NDArray[np.int64]) -> Ints:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -1,0 +1,225 @@
+"""Laws of training with parameter servers: what bounds a step, and how stale gradients are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traincast.cluster import Link
+from traincast.errors import RequestError
+from traincast.simulate.servers import run_servers, simulate_servers
+from traincast.strategy.servers import Piece, Role, ServerSetup, lay_out, shards
+
+FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)
+GIGABYTE = Link(name="one gigabyte per second", bandwidth=1e9, latency_s=0.0)
+PIECES = [Piece(forward_s=0.01 * n, backward_s=0.02 * n, nbytes=1e6 * n) for n in (1, 3, 2)]
+COMPUTE_S = sum(p.forward_s + p.backward_s for p in PIECES)
+HUGE = [Piece(forward_s=1e-9, backward_s=1e-9, nbytes=1e9)]
+BOTH = pytest.mark.parametrize("asynchronous", [False, True])
+
+
+def setup(
+    servers: int = 1, workers: int = 1, *, link: Link = GIGABYTE, asynchronous: bool = False, **others: float
+) -> ServerSetup:
+    base = ServerSetup(
+        servers=servers, workers=workers, asynchronous=asynchronous, worker_nic=link, server_nic=link, local=link
+    )
+    return replace(base, **others)  # type: ignore[arg-type]
+
+
+@BOTH
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 4), (2, 3), (4, 2)])
+def test_with_a_free_network_and_free_updates_a_step_is_its_computation(
+    servers: int, workers: int, asynchronous: bool
+) -> None:
+    run = simulate_servers(setup(servers, workers, link=FREE, asynchronous=asynchronous), PIECES)
+    assert run.step_s == pytest.approx(COMPUTE_S, rel=1e-9)
+    assert run.worker_steps_per_s == pytest.approx(workers / COMPUTE_S, rel=1e-9)
+    assert run.nic_utilization == (0.0,) * servers
+
+
+@BOTH
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_workers_on_one_server_take_as_many_times_as_long_as_one(workers: int, asynchronous: bool) -> None:
+    """Bound by the server's NIC: it receives all gradients and sends all parameters."""
+    alone = simulate_servers(setup(asynchronous=asynchronous), HUGE)
+    assert alone.step_s == pytest.approx(2.0, rel=1e-6)
+    run = simulate_servers(setup(workers=workers, asynchronous=asynchronous), HUGE, steps=40)
+    if asynchronous and workers > 1:  # some push while others pull, so the NIC works both ways at once
+        assert workers * 1.0 * (1 - 1e-6) <= run.step_s < workers * 2.0
+    else:
+        assert run.step_s == pytest.approx(workers * 2.0, rel=1e-6)
+
+
+def test_asynchronous_workers_that_do_not_begin_at_once_use_their_links_both_ways() -> None:
+    pieces = [Piece(forward_s=0.1, backward_s=0.2, nbytes=2e8)] * 3
+    together = setup(workers=5, asynchronous=True, spread=0.0)
+    alike = simulate_servers(replace(together, asynchronous=False), pieces).step_s
+    assert simulate_servers(together, pieces).step_s == pytest.approx(alike)
+    # Five workers' 0.6 GB over 1 GB/s is 3 s, both ways at once.
+    apart = simulate_servers(replace(together, spread=1.0), pieces, steps=40)
+    assert apart.step_s == pytest.approx(3.0, rel=0.01)
+    assert apart.nic_utilization[0] == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 4, 8])
+def test_servers_divide_what_their_nics_carry(servers: int) -> None:
+    run = simulate_servers(setup(servers, 8, sharding="even"), HUGE)  # type: ignore[arg-type]
+    assert run.step_s == pytest.approx(8 * 2.0 / servers, rel=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("sharding", ["greedy", "even"])
+def test_more_servers_never_slow_a_step_that_their_nics_bound(sharding: str, asynchronous: bool) -> None:
+    pieces = [Piece(forward_s=1e-6, backward_s=1e-6, nbytes=1e8) for _ in range(8)]
+    steps = [
+        simulate_servers(setup(n, 8, asynchronous=asynchronous, sharding=sharding), pieces).step_s  # type: ignore[arg-type]
+        for n in (1, 2, 4, 8)
+    ]
+    assert all(more <= fewer * (1 + 1e-6) for fewer, more in pairwise(steps))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_synchronous_gradients_are_never_stale(workers: int) -> None:
+    run = simulate_servers(setup(2, workers, update_s_per_byte=1e-9), PIECES)
+    assert (run.mean_staleness, run.max_staleness) == (0.0, 0)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6])
+@pytest.mark.parametrize("link", [FREE, GIGABYTE], ids=["free", "gigabyte"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_equal_asynchronous_workers_are_one_update_of_each_other_stale(workers: int, link: Link, servers: int) -> None:
+    """Between two updates of a worker every other makes one, on average: overlap changes when, not how many."""
+    chosen = setup(servers, workers, link=link, asynchronous=True, update_s_per_byte=1e-9)
+    run = simulate_servers(chosen, PIECES, steps=60)
+    assert run.mean_staleness == pytest.approx(workers - 1, rel=0.05, abs=0.05)
+    assert run.max_staleness <= 2 * (workers - 1)
+
+
+def test_a_slow_worker_holds_up_all_others_only_if_they_are_synchronous() -> None:
+    factors = (1.0, 1.0, 1.0, 4.0)
+    together, apart = (
+        simulate_servers(replace(setup(workers=4, link=FREE, asynchronous=a), worker_factors=factors), PIECES, steps=40)
+        for a in (False, True)
+    )
+    assert together.worker_steps_per_s == pytest.approx(4 / (4 * COMPUTE_S), rel=1e-9)
+    assert apart.worker_steps_per_s == pytest.approx((3 + 1 / 4) / COMPUTE_S, rel=1e-9)
+    assert apart.max_staleness >= 3 * 4
+
+
+def test_backward_hides_the_pushes_of_what_is_ready_early() -> None:
+    """The last piece's gradient is ready first, and travels while backward goes on."""
+    pieces = [Piece(forward_s=0.0, backward_s=1.0, nbytes=0.0), Piece(forward_s=0.0, backward_s=1.0, nbytes=0.5e9)]
+    assert simulate_servers(setup(), pieces).step_s == pytest.approx(2.0)
+    swapped = [pieces[1], pieces[0]]
+    assert simulate_servers(setup(), swapped).step_s == pytest.approx(3.0)
+
+
+def test_forward_hides_the_pull_of_what_is_needed_late() -> None:
+    pieces = [Piece(forward_s=1.0, backward_s=0.0, nbytes=0.0), Piece(forward_s=1.0, backward_s=0.0, nbytes=0.5e9)]
+    # Push and pull take a second, and so does the forward of the first piece.
+    assert simulate_servers(setup(), pieces).step_s == pytest.approx(2.0)
+
+
+def test_latency_and_update_are_paid_once_each_way() -> None:
+    link = Link(name="far", bandwidth=float("inf"), latency_s=0.25)
+    run = simulate_servers(setup(link=link, update_s_per_byte=1e-9), HUGE)
+    assert run.step_s == pytest.approx(0.25 + 1.0 + 0.25, rel=1e-6)
+
+
+def test_a_fast_link_is_filled_by_as_many_slow_ones() -> None:
+    chosen = replace(setup(workers=4), server_nic=Link(name="four", bandwidth=4e9, latency_s=0.0))
+    run = simulate_servers(chosen, HUGE)
+    assert run.step_s == pytest.approx(2.0, rel=1e-6)  # as if each worker had the server to itself
+    assert run.nic_utilization == pytest.approx((0.5,), rel=1e-3)  # half the time each way
+
+
+def test_on_one_node_bytes_do_not_touch_the_network() -> None:
+    slow = Link(name="slow", bandwidth=1.0, latency_s=1.0)
+    one = replace(
+        setup(2, 2), workers_per_node=2, servers_per_node=2, own_nodes=False, worker_nic=slow, server_nic=slow
+    )
+    run = simulate_servers(one, PIECES)
+    assert one.num_nodes == 1
+    assert run.step_s < 2 * COMPUTE_S
+    assert run.nic_utilization == (0.0, 0.0)
+
+
+def test_workers_of_one_node_share_its_nic() -> None:
+    apart = replace(setup(4, 4, sharding="even"), workers_per_node=1)  # type: ignore[arg-type]
+    together = replace(apart, workers_per_node=4)
+    assert simulate_servers(together, HUGE).step_s == pytest.approx(4 * simulate_servers(apart, HUGE).step_s, rel=1e-6)
+
+
+def test_greedy_shards_go_where_least_is_held() -> None:
+    pieces = [Piece(forward_s=0.0, backward_s=0.0, nbytes=n) for n in (5.0, 3.0, 1.0, 1.0, 4.0)]
+    assert shards(pieces, setup(2)) == [[(0, 5.0)], [(1, 3.0)], [(1, 1.0)], [(1, 1.0)], [(0, 4.0)]]
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> ServerSetup:
+    per_node = draw(st.integers(1, 3))
+    return replace(
+        setup(draw(st.integers(1, 4)), draw(st.integers(1, 4)), asynchronous=draw(st.booleans())),
+        sharding=draw(st.sampled_from(["greedy", "even"])),
+        own_nodes=draw(st.booleans()),
+        workers_per_node=per_node,
+        servers_per_node=per_node,
+        update_s_per_byte=1e-10,
+    )
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(chosen=setups(), sizes=st.lists(st.floats(0, 1e8), min_size=1, max_size=5))
+def test_no_step_is_shorter_than_its_computation_and_no_nic_more_than_full(
+    chosen: ServerSetup, sizes: list[float]
+) -> None:
+    pieces = [Piece(forward_s=0.01, backward_s=0.02, nbytes=n) for n in sizes]
+    run = simulate_servers(chosen, pieces, steps=8)
+    assert run.step_s >= 0.03 * len(pieces) * (1 - 1e-9)
+    assert all(0.0 <= share <= 1.0 + 1e-9 for share in run.nic_utilization)
+    if not chosen.asynchronous:
+        assert run.max_staleness == 0
+
+
+@BOTH
+def test_updates_wait_for_pushes_and_forward_for_pulls(asynchronous: bool) -> None:
+    timeline = run_servers(setup(2, 3, asynchronous=asynchronous, update_s_per_byte=1e-9), PIECES, steps=3)
+    tasks, start, end = timeline.tasks, timeline.start, timeline.end
+    waiting = np.repeat(np.arange(len(end)), np.diff(tasks.predecessor_start))
+    assert (end[tasks.predecessors] <= start[waiting]).all()
+    updates = np.flatnonzero(tasks.role == Role.UPDATE)
+    pushes = [tasks.predecessors[tasks.predecessor_start[u] : tasks.predecessor_start[u + 1]] for u in updates]
+    assert all(len(p) == (1 if asynchronous else 3) for p in pushes)
+    assert (tasks.role[np.concatenate(pushes)] == Role.PUSH).all()
+
+
+def test_each_step_has_the_same_tasks() -> None:
+    tasks = lay_out(setup(2, 3), PIECES, steps=5)
+    counts = np.bincount(tasks.step)
+    assert (counts == counts[0]).all()
+    # Per worker: both passes of each piece; per piece and worker two messages with their latencies; one update.
+    assert counts[0] == 3 * 2 * 3 + 3 * (3 * 4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"servers": 0}, "servers is 0"),
+        ({"worker_factors": (1.0,)}, "1 worker factors are given for 2 workers"),
+        ({"local": Link(name="cut", bandwidth=0.0, latency_s=0.0)}, "link cut moves 0.0 bytes/s"),
+    ],
+)
+def test_a_wrong_setup_is_refused(change: dict[str, object], line: str) -> None:
+    with pytest.raises(RequestError, match=line):
+        replace(setup(1, 2), **change)  # type: ignore[arg-type]
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(RequestError, match="3 steps of 1 pieces"):
+        simulate_servers(setup(), HUGE, steps=3)
