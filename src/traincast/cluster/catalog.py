@@ -14,7 +14,7 @@ bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
     extends = "h100-sxm5-80gb"        # a catalog name or the path of a file with a [device] table
     name = "my-gpu"                   # vendor, architecture, source: texts
     memory_bytes = 85.0e9             # what the device reports, not what the box says
-    memory_bandwidth = 3.35e12        # l2_bytes, num_sms, clock_hz, tdp_w, price_per_hour: numbers
+    memory_bandwidth = 3.35e12        # l2_bytes, num_sms, clock_hz, tdp_w, price_per_hour, interference: numbers
     usual_node = "dgx-h100"           # node type assumed for a measurement that names only the device
     [device.peak_flops]               # dense FLOP/s: fp64, fp32, tf32, fp16, bf16, fp8, nvfp4
     bf16 = 989.4e12
@@ -30,7 +30,7 @@ bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
     inter_node = { name = "NDR InfiniBand", bandwidth = 50e9, latency_s = 3e-6 } # of one NIC
     nics_per_node = 8
     inter_topology = "rail-optimized" # fat-tree, rail-optimized, dragonfly, torus, none
-    launch_s = 4.5e-6                 # host_memory_bytes, storage_bandwidth, node_power_w: numbers
+    launch_s = 4.5e-6                 # host_memory_bytes, host_bandwidth, storage_bandwidth …: numbers
     price_per_node_hour = 24.0        # default: devices_per_node × price_per_hour
     domain_nodes = 1                  # nodes that share one domain of intra_node links (NVL72: 18)
     subset_bandwidth = []             # see Cluster; aliases = [...]: names of machines built of this node
@@ -57,7 +57,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast, get_args
 
-from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link, joined
+from traincast.cluster.hardware import (
+    HOST_BANDWIDTH,
+    HOST_MEMORY_BANDWIDTH,
+    INTERFERENCE,
+    Cluster,
+    Device,
+    InterTopology,
+    IntraTopology,
+    Link,
+    joined,
+)
 from traincast.cluster.schema import MAX_NODES, Table, Value, read_file
 from traincast.cluster.topology import part_of_node
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
@@ -65,7 +75,9 @@ from traincast.errors import FileFormatError, RequestError, UnknownNameError
 DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
 _MAX_DEPTH: Final = 8
-_KEEPS_NAME: Final = frozenset({"name", "extends", "tdp_w", "price_per_hour", "achievable", "aliases", "source"})
+_KEEPS_NAME: Final = frozenset(
+    {"name", "extends", "tdp_w", "price_per_hour", "achievable", "interference", "aliases", "source"}
+)
 _SAME_NODE_ONLY: Final = ("price_per_node_hour", "node_power_w", "subset_bandwidth")
 _POWER_PER_TDP: Final = 1.6
 """Power of a whole node over that of its devices, where its file has none; DGX machines have 1.5 to 2.0."""
@@ -265,6 +277,7 @@ def _build_device(table: Table, where: str) -> Device:
         tdp_w=number("tdp_w"),
         price_per_hour=cast("float", table.get("price_per_hour", 0.0)),
         achievable=MappingProxyType(dict(cast("dict[str, float]", table.get("achievable", {})))),
+        interference=cast("float", table.get("interference", INTERFERENCE)),
         source=str(table.get("source", "")),
     )
 
@@ -304,6 +317,8 @@ def _build_cluster(layers: _Layers, where: str) -> Cluster:
         oversubscription=number("oversubscription", 1.0),
         launch_s=number("launch_s", 5e-6),
         host_memory_bytes=number("host_memory_bytes", 1e12),
+        host_bandwidth=number("host_bandwidth", HOST_BANDWIDTH),
+        host_memory_bandwidth=number("host_memory_bandwidth", HOST_MEMORY_BANDWIDTH),
         storage_bandwidth=number("storage_bandwidth", 2e9),
         price_per_node_hour=number("price_per_node_hour", count * device.price_per_hour),
         node_power_w=number("node_power_w", count * device.tdp_w * _POWER_PER_TDP),

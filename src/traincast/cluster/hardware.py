@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from traincast.errors import RequestError
 
 IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
 InterTopology: TypeAlias = Literal["fat-tree", "rail-optimized", "dragonfly", "torus", "none"]
+
+INTERFERENCE: Final = 0.05
+"""How much longer a kernel takes beside a collective, where nobody measured it."""
+HOST_BANDWIDTH: Final = 25e9
+"""Bytes/s between a device and its host, where nothing is said: PCIe 4."""
+HOST_MEMORY_BANDWIDTH: Final = 200e9
+"""Bytes/s of a host's memory, where nothing is said: eight channels of DDR4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +42,7 @@ class Device:
     tdp_w: float
     price_per_hour: float
     achievable: Mapping[str, float] = field(default_factory=dict, hash=False)
-    interference: float = 0.05
+    interference: float = INTERFERENCE
     source: str = ""
 
     def peak(self, dtype: str) -> float:
@@ -109,8 +116,8 @@ class Cluster:
     oversubscription: float = 1.0
     launch_s: float = 5e-6
     host_memory_bytes: float = 1e12
-    host_bandwidth: float = 25e9
-    host_memory_bandwidth: float = 200e9
+    host_bandwidth: float = HOST_BANDWIDTH
+    host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
     storage_bandwidth: float = 2e9
     price_per_node_hour: float = 0.0
     node_power_w: float = 0.0
