@@ -120,7 +120,8 @@ def _with_memory(result: Forecast) -> Report:
         return report
 
     def seconds(strategy: Strategy) -> float:
-        return forecast(replace(request, strategy=strategy), cost_model=result.cost_model).report.step_s
+        plan = lower(replace(request, strategy=strategy)).plan
+        return simulate(plan, result.cost_model.estimate(plan.works, request.cluster).seconds).step_s
 
     remedy = find_remedy(
         request.strategy,

@@ -95,6 +95,7 @@ def find_remedy(
     return best
 
 
+_MOST_TIMES: Final = 8
 _TWICE: Final = 4
 """Changes that a second one is tried on where none is enough."""
 
@@ -155,9 +156,9 @@ def _recomputation(strategy: Strategy) -> Iterator[Change]:
 
 
 def _larger_groups(strategy: Strategy, most_tensor: int) -> Iterator[Change]:
-    """Tensor and pipeline groups of two, four … times the ranks, with the same samples per microbatch."""
+    """Tensor and pipeline groups of two, four or eight times the ranks, with the same samples per microbatch."""
     factor = 2
-    while strategy.dp % factor == 0:
+    while strategy.dp % factor == 0 and factor <= _MOST_TIMES:
         fewer = {"dp": strategy.dp // factor, "num_microbatches": strategy.num_microbatches * factor}
         if strategy.tp * factor <= most_tensor:
             yield from _made(f"tp={strategy.tp * factor}", strategy, **fewer, tp=strategy.tp * factor)
