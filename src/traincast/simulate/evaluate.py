@@ -1,7 +1,7 @@
 """The step time of one plan for many estimates: what search and calibration ask thousands of times.
 
-Everything that does not change with the seconds is laid out once; a call is one compiled loop over works, overlaps,
-segments and tasks. It says what :func:`traincast.simulate.simulate` says.
+Everything that does not change with the seconds is laid out once; a call is a compiled loop over works, overlaps
+and segments, and the executor's. It says what :func:`traincast.simulate.simulate` says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from traincast.simulate.executor import compiled
 from traincast.strategy.plan import Plan, ragged
 
 Floats = npt.NDArray[np.float64]
@@ -36,28 +37,31 @@ class Evaluator:
             np.concatenate([empty, *(segment.launches for segment in plan.segments)]),
             np.concatenate([empty, *(segment.works for segment in plan.segments)]),
         )
-        tasks = (plan.cost, plan.lane_start, plan.lanes, plan.predecessor_start, plan.predecessors)
-        self._columns = (*overlaps, *segments, *tasks)
+        self._columns = (*overlaps, *segments)
+        self._cost = plan.cost
+        self._tasks = (plan.lane_start, plan.lanes, plan.predecessor_start, plan.predecessors)
         self._costs = np.empty(plan.num_costs)
         self._free = np.empty(plan.num_lanes)
-        self._end = np.empty(plan.num_tasks)
+        self._start, self._end = np.empty(plan.num_tasks), np.empty(plan.num_tasks)
 
     def __call__(self, seconds: Floats) -> float:
         """Seconds of the step."""
         self._costs[: self._num_works] = seconds
+        _fill_compiled()(self._num_works, *self._columns, self._costs)
         self._free[:] = 0.0
-        return float(_compiled()(self._num_works, *self._columns, self._costs, self._free, self._end))
+        compiled()(self._costs[self._cost], *self._tasks, self._free, self._start, self._end)
+        return float(self._end.max(initial=0.0))
 
 
 @cache
-def _compiled() -> Callable[..., float]:
+def _fill_compiled() -> Callable[..., None]:
     import numba
 
-    compiled: Callable[..., float] = numba.njit(cache=True, boundscheck=False)(_step)
-    return compiled
+    made: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_fill)
+    return made
 
 
-def _step(  # noqa: PLR0917  (Numba takes positional arguments)
+def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
     num_works: int,
     overlap_work: Any,
     overlap_terms: Any,
@@ -66,16 +70,9 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
     segment_start: Any,
     launches: Any,
     works: Any,
-    cost: Any,
-    lane_start: Any,
-    lanes: Any,
-    predecessor_start: Any,
-    predecessors: Any,
     costs: Any,
-    free: Any,
-    end: Any,
-) -> float:
-    """Fill the costs beyond those of the works, run all tasks, and return the last end."""
+) -> None:
+    """Fill the costs of overlaps and segments, which follow those of the works."""
     at = num_works
     for number in range(len(overlap_work)):
         here, there = costs[overlap_work[number]], 0.0
@@ -94,16 +91,3 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
             device += costs[works[i]]
         costs[at], costs[at + 1], costs[at + 2] = lead, device, max(0.0, host - lead)
         at += 3
-    step = 0.0
-    for task in range(len(cost)):
-        ready = 0.0
-        for i in range(lane_start[task], lane_start[task + 1]):
-            ready = max(ready, free[lanes[i]])
-        for i in range(predecessor_start[task], predecessor_start[task + 1]):
-            ready = max(ready, end[predecessors[i]])
-        done = ready + costs[cost[task]]
-        end[task] = done
-        step = max(step, done)
-        for i in range(lane_start[task], lane_start[task + 1]):
-            free[lanes[i]] = done
-    return step

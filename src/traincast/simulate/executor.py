@@ -49,11 +49,12 @@ def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
 
 
 @cache
-def _compiled() -> Callable[..., None]:
+def compiled() -> Callable[..., None]:
+    """The loop in machine code, kept on disk between runs."""
     import numba
 
-    compiled: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_execute)
-    return compiled
+    made: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_execute)
+    return made
 
 
 def execute(
@@ -67,9 +68,9 @@ def execute(
 ) -> tuple[Floats, Floats]:
     """Start and end of every task, in the unit of ``duration``."""
     size = len(duration)
-    if size >= COMPILE_FROM or _compiled.cache_info().currsize:
+    if size >= COMPILE_FROM or compiled.cache_info().currsize:
         start, end = np.empty(size), np.empty(size)
-        _compiled()(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
+        compiled()(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
         return start, end
     starts, ends = [0.0] * size, [0.0] * size
     _execute(
