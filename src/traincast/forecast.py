@@ -199,9 +199,9 @@ def with_servers(report: Report, request: Request, model: CostModel) -> Report:
     parts = exchanged_parts(request)
     works = list(dict.fromkeys(i.work for program, _ in parts for i in (*program.forward, *program.backward)))
     launches = list(dict.fromkeys(i.launches for program, _ in parts for i in (*program.forward, *program.backward)))
-    estimates = model.estimate([*works, *(Launch(kernels=n) for n in launches)], cluster)
+    estimates = model.estimate([*works, *launches], cluster)
     seconds: dict[Work, float] = dict(zip(works, estimates.seconds.tolist(), strict=False))
-    host: dict[float, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
+    host: dict[Launch, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
 
     def of(items: tuple[Item, ...]) -> float:
         """A piece takes what its device or its host takes, whichever is longer, for every microbatch."""

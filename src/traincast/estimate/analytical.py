@@ -97,7 +97,7 @@ class AnalyticalCostModel:
                 transfers.append(i)
                 family[i] = _FAMILIES.index("inter" if work.crosses_nodes else "intra")
             elif isinstance(work, Launch):
-                seconds[i] = max(0.0, work.kernels) * cluster.launch_s
+                seconds[i] = max(0.0, work.launches) * cluster.launch_s
                 family[i] = _FAMILIES.index("launch")
             elif isinstance(work, HostCopy):
                 seconds[i] = work.nbytes / cluster.host_bandwidth

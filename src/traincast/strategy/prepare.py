@@ -89,6 +89,7 @@ def prepare(request: Request) -> Prepared:
         runtime,
         precision,
         tuple((axis, mesh.span(axis)) for axis in _WAITED),
+        mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and runtime.wait_launches > 0,
         micro_batch,
         cluster.device.interference,
     )
@@ -154,6 +155,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     runtime: Runtime,
     precision: Precision,
     spans: tuple[tuple[Axis, Span], ...],
+    crowded: bool,
     micro_batch: int,
     interference: float,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
@@ -167,6 +169,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         runtime=runtime,
         precision=precision,
         spans=dict(spans),
+        crowded=crowded,
         micro_batch=micro_batch,
         experts=_shared_out(fused, strategy),
         interference=interference,

@@ -53,6 +53,7 @@ class Runtime:
     operator_launches: float = 2.0
     backward_launches: float = 1.2
     collective_launches: float = 6.0
+    wait_launches: float = 0.0
     block_launches: float = 0.0
     microbatch_launches: float = 0.0
     bucket_bytes: float = 25e6

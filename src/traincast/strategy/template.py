@@ -137,7 +137,7 @@ class PlanBuilder:
                 if piece.wait is not None:
                     template.edges.append((start, gathers[piece.wait]))
         if template.first < 0:  # a stage may have nothing to run in one half of a backward
-            nothing = Run(parts=[(Item(work=Launch(kernels=0.0), launches=0.0, label=name),)])
+            nothing = Run(parts=[(Item(work=Launch(), launches=Launch(), label=name),)])
             self._run(template, nothing, int(kind), name)
         return self._keep(template)
 
@@ -146,7 +146,7 @@ class PlanBuilder:
         return len(self._templates) - 1
 
     def _issue(self, template: Template, issue: Issue) -> int:
-        host = self._host(template, self._runtime.collective_launches)
+        host = self._host(template, Launch(collectives=self._runtime.collective_launches))
         task = template.add(
             cost=self.work(issue.work),
             streams=(Stream.DATA,),
@@ -159,9 +159,9 @@ class PlanBuilder:
             template.edges.append((task, template.last))
         return task
 
-    def _host(self, template: Template, launches: float) -> int:
+    def _host(self, template: Template, launches: Launch) -> int:
         return template.add(
-            cost=self.work(Launch(kernels=launches)),
+            cost=self.work(launches),
             streams=(Stream.HOST,),
             category=Category.HOST,
             group=Group.RANK,
@@ -194,9 +194,7 @@ class PlanBuilder:
     def _part(self, part: tuple[Item, ...]) -> tuple[Ints, Ints, Ints]:
         """Numbers of the launches, works and labels of a block's program; made once for all its repetitions."""
         if id(part) not in self._parts:
-            numbers = [
-                (self.work(Launch(kernels=item.launches)), self._cost(item), self._label(item.label)) for item in part
-            ]
+            numbers = [(self.work(item.launches), self._cost(item), self._label(item.label)) for item in part]
             launches, works, labels = np.array(numbers, dtype=np.int64).T
             self._parts[id(part)] = (launches, works, labels)
             self._kept.append(part)
@@ -236,7 +234,7 @@ class PlanBuilder:
         """A transfer to the neighbouring stage, as a template; returns its number."""
         template = Template()
         handshake = self._runtime.send_launches
-        host = self._host(template, self._runtime.collective_launches + handshake)
+        host = self._host(template, Launch(collectives=self._runtime.collective_launches, sends=handshake))
         side = Stream.SEND_BACKWARD if backward else Stream.SEND_FORWARD
         task = template.add(
             cost=self.work(work),
