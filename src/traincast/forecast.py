@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
-from traincast.estimate import CostModel, Estimates, learned_cost_model
+from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
@@ -139,9 +139,17 @@ _MOST_MOMENTS: Final = 2000
 """Slots whose memory a report has at most; of more, evenly spaced ones."""
 
 
+@lru_cache(maxsize=8)
+def default_cost_model(kernels: str = "") -> CostModel:
+    """The cost model used when none is given: the bundles that come with Traincast, physics for the rest.
+
+    ``kernels`` is the framework whose measured operators are preferred.
+    """
+    return replace(_shipped(), framework=kernels)
+
+
 @lru_cache(maxsize=1)
-def default_cost_model() -> CostModel:
-    """The cost model used when none is given: the bundles that come with Traincast, physics for the rest."""
+def _shipped() -> LearnedCostModel:
     return learned_cost_model()
 
 
@@ -156,7 +164,7 @@ def forecast(
 
     Under ``conditions``, or where nodes differ, every rank is simulated on its own.
     """
-    model = cost_model or default_cost_model()
+    model = cost_model or default_cost_model(request.runtime.kernels)
     if request.strategy.servers and conditions is not None:
         raise RequestError(
             "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"

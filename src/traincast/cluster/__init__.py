@@ -1,5 +1,6 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
+from traincast.cluster.calibration import FACTORS, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
 from traincast.cluster.interconnect import find_node
@@ -7,11 +8,16 @@ from traincast.cluster.match import find_device
 from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops
 
 __all__ = [
+    "FACTORS",
+    "MOST_LIKELY",
+    "Calibration",
     "Cluster",
+    "Correction",
     "Device",
     "InterTopology",
     "IntraTopology",
     "Link",
+    "Stall",
     "cluster_names",
     "device_names",
     "effective_inter_bandwidth",

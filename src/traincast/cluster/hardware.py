@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
+from traincast.cluster.calibration import Calibration
 from traincast.errors import RequestError
 
 IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
@@ -100,7 +101,8 @@ class Cluster:
     bytes/s per direction that each can send to the others where that depends on how many take part
     (meshes, NVLink bridges); beyond its end ``intra_node.bandwidth`` holds.
 
-    A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
+    ``calibration`` is what measured runs taught beyond all this; without one, a forecast assumes what other clusters
+    taught. A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
     slowest of them, what a step that waits for everyone is bound by (see :func:`joined`).
     """
 
@@ -125,6 +127,7 @@ class Cluster:
     group_nodes: int = 1
     subset_bandwidth: tuple[float, ...] = ()
     parts: tuple[Cluster, ...] = ()
+    calibration: Calibration | None = None
     source: str = ""
 
     @property

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from traincast.cluster import Cluster
+from traincast.cluster import Cluster, Device
 from traincast.estimate.collectives import collective_seconds, crosses_nics, transfer_seconds
 from traincast.estimate.efficiency import (
     ARCHITECTURES,
     INTERVALS,
     MEMORY_SHARE,
+    OLDER_ATTENTION,
     UNMEASURED_WIDENING,
     achievable,
 )
@@ -32,7 +33,7 @@ from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
 
-GROUPED_SHARE: Final = 0.55
+GROUPED_SHARE: Final = 0.42
 """What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
 RNN_STEP_S: Final = 12e-6
 """Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
@@ -231,6 +232,7 @@ class _Operators:
         backward = op.name.endswith("backward")
         batch, heads, queries, keys, dims_qk, dims_v = attention_dims(op)
         rate = self._rate("attention_backward" if backward else "attention", op.inputs[0].dtype.value)
+        rate *= attention_share(op, self.device)
         # Backward makes five products where forward makes two.
         passes = batch * heads * (2.5 if backward else 1.0)
         seen = keys * attention_fraction(op)
@@ -268,6 +270,12 @@ class _Operators:
             spent = join(compute, memory_seconds(nbytes, machine, share)) + floor
             np.add.at(total, index.astype(np.intp), spent)
         return total
+
+
+def attention_share(op: Operator, device: Device) -> float:
+    """What an attention operator reaches of the device's best kernels."""
+    older = op.attributes.get("kernel") == "flash-2"
+    return OLDER_ATTENTION.get(device.architecture, 1.0) if older else 1.0
 
 
 def _columns(rows: list[tuple[float, ...]]) -> Column:

@@ -112,7 +112,8 @@ class Exchange:
     def between_copies(self, nbytes: float) -> list[Item]:
         """Gradients of two copies of a stage on different ranks of the same pipeline."""
         far = self.mesh.rank(pp=self.mesh.pp - 1) // self.mesh.devices_per_node > 0
-        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(self.mesh.devices_per_node, self.mesh.num_ranks))
+        per_node = self.mesh.devices_per_node // self.mesh.domain_nodes
+        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(per_node, self.mesh.num_ranks))
         return [
             Item(
                 work=work,

@@ -107,7 +107,8 @@ class _Layout:
         """The transfer between ``piece`` and the next; boundary activations and their gradients are of one size."""
         mesh, route = self.prepared.mesh, self.prepared.slots.routes[way]
         here, there = (mesh.rank(pp=route[p][0]) // mesh.devices_per_node for p in (piece, piece + 1))
-        sharing = min(mesh.devices_per_node, mesh.num_ranks // mesh.pp) if here != there else 1
+        per_node = mesh.devices_per_node // mesh.domain_nodes
+        sharing = min(per_node, mesh.num_ranks // mesh.pp) if here != there else 1
         nbytes = self.prepared.programs[self.prepared.pieces[piece].blocks[-1]].boundary_bytes
         return out.send(Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing), backward=bool(backward))
 

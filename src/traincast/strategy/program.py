@@ -192,8 +192,11 @@ class ProgramBuilder:
 
     def cut(self, index: int) -> Operator:
         """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
-        op = self.precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
         source = self.graph.forward_of[index]
+        role = self.sharding.roles[index if source < 0 else source]
+        # The projection to the vocabulary stays in the dtype of other products where the rest are narrower.
+        precision = replace(self.precision, linear=self.precision.products) if role is Role.VOCAB else self.precision
+        op = precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
         region = self.experts.get(index)
         if region is not None:
             op = self.cut_expert(op, region)

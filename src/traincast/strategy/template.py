@@ -272,7 +272,9 @@ class PlanBuilder:
         collecting[placed.row[ends]] = True
         row = issued.each(placed.row)
         collected = np.stack([joined[row], done], axis=1)[collecting[row]]
-        target, source = np.concatenate([within, joins, collected]).T
+        waited = _in_turn(placed.row) if self._runtime.sync_passes else np.zeros((0, 2), dtype=np.int64)
+        turns = np.stack([offset[waited[:, 1]], (offset + last)[waited[:, 0]]], axis=1)
+        target, source = np.concatenate([within, joins, turns, collected]).T
         order = np.argsort(target, kind="stable")
         cost = tasks.copied([cost for t in templates for cost in t.cost])
         negative = cost < 0
@@ -303,6 +305,14 @@ class PlanBuilder:
     @property
     def _mesh_rows(self) -> Ints:
         return np.array([self._mesh.rank(pp=stage) for stage in range(self._mesh.pp)], dtype=np.int64)
+
+
+def _in_turn(row: Ints) -> Ints:
+    """Pairs of placements that follow one another on a row."""
+    order = np.argsort(row, kind="stable")
+    pairs = np.stack([order[:-1], order[1:]], axis=1)
+    together: Ints = pairs[row[pairs[:, 0]] == row[pairs[:, 1]]]
+    return together
 
 
 class _Copies:

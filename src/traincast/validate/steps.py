@@ -37,6 +37,16 @@ _FAMILY_WORDS: Final = (
     ("gpt", "gpt"),
     ("megatron", "gpt"),
 )
+_AS_RUN: Final = {
+    ("gpt3_xl", 2048): "gpt:layers=24,hidden=3072,heads=24,activation=gelu_new",
+    ("switchxl4", 2048): "switch-xl-4",
+}
+"""Models of Hugging Face that a table states with other dimensions than those that ran, by name and stated width.
+
+NeuSight's configurations and the shapes of its operators (``neusight_labels``) say so.
+"""
+_FLASH_SINCE: Final = 2023
+"""The year from which Megatron-LM's own runs have fused attention."""
 
 
 def validate_steps(
@@ -100,6 +110,8 @@ def _with(outcome: Outcome, **changes: object) -> Outcome:
 
 def request_of(row: Row) -> Request:
     """What a row measured, as a request: model, cluster, runtime and strategy from its own columns."""
+    if re.search(r"\blora\b", text(row, "notes").lower()):
+        raise RowError("LoRA trains adapters beside frozen weights: not a step of full training")
     runtime = runtime_of(row)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
     dp = whole(row, "dp", max(1, whole(row, "n_gpus") // (tp * pp * cp)))
@@ -119,7 +131,10 @@ def runtime_of(row: Row) -> Runtime:
     """The runtime of a row's framework; one that is not known is taken for the usual one of its strategy."""
     framework = text(row, "framework")
     try:
-        return find_runtime(framework)
+        runtime = find_runtime(framework)
+        year = re.match(r"(\d{4})", text(row, "date"))
+        old = runtime.name == "megatron" and year is not None and int(year[1]) < _FLASH_SINCE
+        return load_runtime("megatron-2") if old else runtime
     except UnknownNameError:
         spread = (number(row, "tp") or 1) * (number(row, "pp") or 1) > 1
         return load_runtime("megatron" if spread else "pytorch")
@@ -200,6 +215,10 @@ def _graph(row: Row) -> OperatorGraph:
     layers, hidden, heads = number(row, "n_layers"), number(row, "hidden"), number(row, "heads")
     name = text(row, "model")
     seq = whole(row, "seq")
+    written_out = "/hf" in text(row, "framework").lower()
+    as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
+    if as_run is not None:
+        return _model(as_run, seq)
     if not layers or not hidden or not heads:
         known = zoo_name(name)
         if known is None:
@@ -211,6 +230,8 @@ def _graph(row: Row) -> OperatorGraph:
     if family == "llama":
         parts["kv_heads"] = kv_heads
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
+    if written_out and family == "gpt":
+        spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
     stated = number(row, "params_b")
     if family == "llama" and stated and vocab and _closer_tied(row, stated):
         spec += ",tied=true"
