@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -12,6 +13,7 @@ import numpy as np
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
+from traincast.estimate.calibrated import calibrated
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
@@ -57,7 +59,7 @@ class Forecast:
         if self.report.waits:
             return self.timeline
         lowered = lower(self.request, grain="operator")
-        estimates = self.cost_model.estimate(lowered.plan.works, self.request.cluster)
+        estimates = _estimate(self.cost_model, lowered.plan.works, self.request.cluster)
         return simulate(expand(lowered.plan) if all_ranks else lowered.plan, estimates.seconds)
 
 
@@ -121,7 +123,7 @@ def _with_memory(result: Forecast) -> Report:
 
     def seconds(strategy: Strategy) -> float:
         plan = lower(replace(request, strategy=strategy)).plan
-        return simulate(plan, result.cost_model.estimate(plan.works, request.cluster).seconds).step_s
+        return simulate(plan, _estimate(result.cost_model, plan.works, request.cluster).seconds).step_s
 
     remedy = find_remedy(
         request.strategy,
@@ -153,6 +155,11 @@ def _shipped() -> LearnedCostModel:
     return learned_cost_model()
 
 
+def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
+    """What ``model`` says of ``works``, as the cluster was calibrated."""
+    return calibrated(model.estimate(works, cluster), works, cluster)
+
+
 def forecast(
     request: Request,
     *,
@@ -173,14 +180,14 @@ def forecast(
     if request.strategy.servers:  # they make the updates
         request = replace(request, optimizer=False)
     lowered = lower(request, grain=grain if alike else "operator")
-    estimates = model.estimate(lowered.plan.works, request.cluster)
+    estimates = _estimate(model, lowered.plan.works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
     if alike:
         report = make_report(request, lowered, estimates, timeline)
     else:
-        folded_s = timeline.step_s
+        folded = timeline
         timeline = _every_rank(request, lowered, model, conditions or Conditions())
-        report = make_report(request, lowered, estimates, timeline, folded_s=folded_s)
+        report = make_report(request, lowered, estimates, timeline, folded=folded)
         report = replace(report, waits=waits_of(timeline))
     if request.strategy.servers:
         report = with_servers(report, request, model)
@@ -197,7 +204,7 @@ def forecast(
 def _every_rank(request: Request, lowered: Lowered, model: CostModel, conditions: Conditions) -> Timeline:
     """The timeline of all ranks: each with its own device's times, under ``conditions``."""
     kinds = request.cluster.kinds()
-    seconds = np.stack([model.estimate(lowered.plan.works, kind).seconds for kind in kinds])
+    seconds = np.stack([_estimate(model, lowered.plan.works, kind).seconds for kind in kinds])
     return under(lowered.plan, seconds, conditions, kind_of_rank=np.array(request.cluster.kind_of_device()))
 
 
@@ -207,7 +214,7 @@ def with_servers(report: Report, request: Request, model: CostModel) -> Report:
     parts = exchanged_parts(request)
     works = list(dict.fromkeys(i.work for program, _ in parts for i in (*program.forward, *program.backward)))
     launches = list(dict.fromkeys(i.launches for program, _ in parts for i in (*program.forward, *program.backward)))
-    estimates = model.estimate([*works, *launches], cluster)
+    estimates = _estimate(model, [*works, *launches], cluster)
     seconds: dict[Work, float] = dict(zip(works, estimates.seconds.tolist(), strict=False))
     host: dict[Launch, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
 

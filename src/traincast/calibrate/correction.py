@@ -18,7 +18,7 @@ from traincast.cluster import Correction
 
 Floats = npt.NDArray[np.float64]
 
-SCALES: Final = (2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.5, 2.0, 2.0, 2.0)
+SCALES: Final = (2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.5, 2.0, 2.0, 2.0, 1.0)
 """How far apart two runs are alike, in each of :data:`traincast.report.outlook.FEATURES`."""
 AMPLITUDE: Final = 0.08
 """What physics is taken to leave over, as a standard deviation of logarithms."""

@@ -86,7 +86,7 @@ def calibration_at(values: Floats, *, like: Calibration | None = None) -> Calibr
     return replace(like or Calibration(), **numbers)
 
 
-def matters(name: str, by_part: Mapping[str, float], *, nodes: int, collectives: bool) -> bool:
+def matters(name: str, by_part: Mapping[str, float], *, nodes: int) -> bool:
     """Whether a run says anything about a parameter."""
     if name in FACTORS:
         return by_part.get(name, 0.0) > 0.0
@@ -94,4 +94,4 @@ def matters(name: str, by_part: Mapping[str, float], *, nodes: int, collectives:
         return by_part.get("intra", 0.0) > 0.0
     if name == "inter_latency_s":
         return by_part.get("inter", 0.0) > 0.0
-    return name in _ALWAYS or (name in _OF_SEVERAL_NODES and nodes > 1) or collectives
+    return name in _ALWAYS or (name in _OF_SEVERAL_NODES and nodes > 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +14,7 @@ from traincast.errors import TraincastError
 from traincast.estimate import CostModel
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import default_cost_model
-from traincast.report.outlook import Look, features_of
+from traincast.report.outlook import Look, look_at
 from traincast.simulate import Evaluator, simulate
 from traincast.strategy import Request, lower
 from traincast.strategy.memory import reported
@@ -34,7 +33,6 @@ class Measured:
     request: Request
     seconds: float
     memory_bytes: float | None = None
-    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +83,7 @@ def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Run:
         estimates=seconds,
         parts=parts,
         evaluator=Evaluator(plan),
-        look=features_of(request, timeline, seconds),
+        look=look_at(request, timeline, seconds),
         by_part=parts.seconds_by_part(seconds, plan.work_counts()),
         predicted_memory=reported(lowered.memory, request.runtime),
     )
@@ -109,8 +107,3 @@ def prepare_runs(
         if progress is not None:
             progress(index + 1, len(rows))
     return runs, skipped
-
-
-def log_error(run: Run, calibration: Calibration) -> float:
-    """Logarithm of forecast over measured, the likelier mode assumed."""
-    return math.log(run.simulated(calibration) / run.seconds)

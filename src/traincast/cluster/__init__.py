@@ -1,5 +1,6 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
+from traincast.cluster.calibrated import find_calibration, write_calibrated
 from traincast.cluster.calibration import FACTORS, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
@@ -22,10 +23,12 @@ __all__ = [
     "device_names",
     "effective_inter_bandwidth",
     "effective_intra_bandwidth",
+    "find_calibration",
     "find_device",
     "find_node",
     "hops",
     "load_cluster",
     "load_device",
     "node_names",
+    "write_calibrated",
 ]

@@ -41,10 +41,10 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """A smooth function of what a simulation says, fitted to what it left over; it fades to nothing far from its points.
+    """A smooth function of what a simulation says, fitted to what it left over; it fades far from its points.
 
-    The logarithm of the factor at x is Σ weights · exp(−|x − points|²/2), in units of ``scales``. ``spread`` is what
-    it may be off by where nothing was measured, relative to ``noise`` where something was.
+    The logarithm of the factor at x is Σ weights · exp(−|x − points|²/2), in units of ``scales``. The points are also
+    where something was measured at all.
     """
 
     points: tuple[tuple[float, ...], ...]
@@ -54,13 +54,13 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Parameters of a cluster fitted to ``runs`` measured runs under ``runtimes``, on from ``nodes[0]`` to ``nodes[1]``.
+    """Parameters of a cluster fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` from fewest to most.
 
     Factors multiply the time of: products (``gemm``; ``narrow_gemm`` in fp8 and below; ``grouped`` those of experts),
     ``attention``, memory-bound operators (``memory``), convolutions, collectives within and between nodes
     (``intra``, ``inter``), messages between stages (``send``), and what the host does for operators, blocks,
-    collectives, handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or ``inter_latency_s`` is
-    added to a collective for every hop of its messages. A step takes ``jitter`` of itself longer
+    collectives, handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or
+    ``inter_latency_s`` is added to a collective for every hop of its messages. A step takes ``jitter`` of itself longer
     for every doubling of nodes, and ``step_s`` in any case. ``memory_share`` is real memory over forecast memory.
 
     A run ends between ``low`` and ``high`` times its forecast in 90 % of cases where all is as it was measured, and
@@ -101,3 +101,4 @@ class Calibration:
 
 
 NUMBERS: Final = tuple(f.name for f in fields(Calibration) if f.type == "float")
+"""Fields that are plain numbers."""

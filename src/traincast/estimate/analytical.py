@@ -201,15 +201,17 @@ class _Operators:
 
     def _add_conv(self, index: int, op: Operator) -> None:
         dtype = op.inputs[0].dtype.value
-        rate = self._rate("conv", dtype)
         products = _conv_products(op, narrow=dtype not in ("fp32", "fp64"))
         weight = op.inputs[2 if op.name.endswith("backward") else 1].shape
+        plain = math.prod(weight[2:]) == 1  # a product of matrices, with nothing to gather
+        rate = self._rate("gemm" if plain else "conv", dtype)
+        traffic, sharpness = (1.0, SHARPNESS) if plain else (CONV_TRAFFIC_SHARE, CONV_SHARPNESS)
         if dtype == "fp32" and tuple(weight[2:]) == (3, 3) and op.attributes.get("stride", 1) == 1:
             rate *= WINOGRAD_GAIN
-        nbytes = op.nbytes / (len(products) * CONV_TRAFFIC_SHARE)
+        nbytes = op.nbytes / (len(products) * traffic)
         out_bytes = op.outputs[0].dtype.nbytes
         for share, *dims in products:
-            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS, 1.0))
+            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, sharpness, 1.0))
 
     def _add_rnn(self, index: int, op: Operator) -> None:
         """Products over all steps at once, and those with the recurrent weights, step after step."""

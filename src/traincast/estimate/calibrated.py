@@ -1,4 +1,4 @@
-"""Estimates as a calibration corrects them: which part of a step each work belongs to, and what that does to its time."""
+"""Estimates as a calibration has them: which part of a step each work belongs to, and what that does to its time."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ Floats = npt.NDArray[np.float64]
 _NARROW: Final = frozenset({"fp8", "nvfp4"})
 _PART_OF_KIND: Final = {
     OpKind.GEMM: "gemm",
-    OpKind.BATCHED_GEMM: "gemm",
+    OpKind.BATCHED_GEMM: "attention",  # the scores of attention that is not fused
     OpKind.RNN: "gemm",
     OpKind.GROUPED_GEMM: "grouped",
     OpKind.ATTENTION: "attention",
     OpKind.CONV: "conv",
-    OpKind.DEPTHWISE_CONV: "conv",
 }
 _HOST: Final = ("kernels", "blocks", "collectives", "handshakes", "waits")
 _NONE: Final = len(FACTORS)
@@ -79,7 +78,10 @@ def calibrated(estimates: Estimates, works: Sequence[Work], cluster: Cluster) ->
     seconds = parts.scaled(estimates.seconds, calibration)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(estimates.seconds > 0.0, seconds / estimates.seconds, 1.0)
-    return replace(estimates, seconds=seconds, low=estimates.low * ratio, high=estimates.high * ratio)
+    stalled = parts.scaled(estimates.seconds, calibration, stalled=True) if calibration.stall else None
+    return replace(
+        estimates, seconds=seconds, low=estimates.low * ratio, high=estimates.high * ratio, stalled=stalled
+    )  # fmt: skip
 
 
 def _part(work: Work, cluster: Cluster) -> int:

@@ -183,8 +183,8 @@ def _by_dtype(base: Mapping[str, float], own: Mapping[str, float], name: str) ->
 
 
 MEMORY_SHARE: Final[dict[tuple[OpKind, bool], float]] = {
-    (OpKind.DEPTHWISE_CONV, False): 0.40,
-    (OpKind.DEPTHWISE_CONV, True): 0.20,
+    (OpKind.DEPTHWISE_CONV, False): 0.20,
+    (OpKind.DEPTHWISE_CONV, True): 0.10,
     (OpKind.BATCH_NORM, False): 0.60,
     (OpKind.BATCH_NORM, True): 0.60,
     (OpKind.LAYER_NORM, False): 0.65,

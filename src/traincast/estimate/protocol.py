@@ -19,7 +19,8 @@ SOURCES: Final = ("measured", "learned", "analytical")
 class Estimates:
     """Seconds of works, in their order: the expected time, a 90 % interval, and where each comes from.
 
-    ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats.
+    ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats. ``stalled`` are the
+    seconds in the slow mode of a cluster that has one.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -27,6 +28,7 @@ class Estimates:
     high: npt.NDArray[np.float64]
     source: npt.NDArray[np.int8]
     warnings: tuple[str, ...] = ()
+    stalled: npt.NDArray[np.float64] | None = None
 
 
 class CostModel(Protocol):

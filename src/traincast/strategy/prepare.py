@@ -229,6 +229,8 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
     """Peak memory of a rank of every stage."""
     held = [prepared.held(stage) for stage in range(len(prepared.slots.order))]
     ahead = runs_ahead(held, inside_node=prepared.mesh.span("tp").num_nodes == 1)
+    calibration = request.cluster.calibration
+    share = calibration.memory_share if calibration else 1.0
     return tuple(
         memory_of(
             held[stage],
@@ -238,7 +240,7 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
             precision=prepared.precision,
             ahead=ahead[stage],
             optimizer=request.optimizer,
-        )
+        ).measured(share)
         for stage, slots in enumerate(prepared.slots.order)
     )
 

@@ -26,7 +26,9 @@ class Runtime:
 
     ``kernels`` names the framework whose measured operators to prefer, as tables of measurements spell it.
     ``attention`` is fused with kernels made for the device (``flash``) or for Ampere (``flash-2``), or leaves its
-    scores in memory. Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
+    scores in memory.
+
+    Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward one (autograd's are cheaper), ``collective_launches`` per
     collective, ``send_launches`` per send of a pipeline whose sides agree first on what is sent (the host then waits
     for the device), ``block_launches`` of bookkeeping per block and pass, ``microbatch_launches`` per

@@ -17,7 +17,7 @@ from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.validate.outcome import Outcome, Validation, judge
-from traincast.validate.steps import precision_name, zoo_name
+from traincast.validate.steps import precision_name, with_calibration, zoo_name
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
 
 _NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
@@ -53,13 +53,17 @@ _SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
 
 
 def validate_dp_steps(
-    path: Path, *, cost_model: CostModel | None = None, progress: Callable[[int, int], None] | None = None
+    path: Path,
+    *,
+    cost_model: CostModel | None = None,
+    calibrated: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Forecast every row of a table of measured data-parallel steps and compare."""
     rows = read_table(path, needs=_NEEDS)
     return judge(
         rows,
-        lambda index, row: forecast_row(index, row, cost_model=cost_model),
+        lambda index, row: forecast_row(index, row, cost_model=cost_model, calibrated=calibrated),
         source=source_of,
         with_memory=False,
         progress=(lambda done: progress(done, len(rows))) if progress else None,
@@ -71,13 +75,15 @@ def source_of(row: Row) -> str:
     return text(row, "family") or text(row, "source") or "unknown"
 
 
-def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -> Outcome:
+def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None, calibrated: bool = True) -> Outcome:
     """The forecast of one measured step; where accumulation is not stated, of one microbatch."""
     request = request_of(row)
     stated = number(row, "grad_accum") is not None
     measured = number(row, "step_time_s" if stated or "microstep_time_s" not in row else "microstep_time_s")
     if not measured or measured <= 0:
         raise RowError("no step time is stated")
+    if calibrated:
+        request = with_calibration(request)
     report = forecast(request, cost_model=cost_model).report
     return Outcome(
         index=index,
