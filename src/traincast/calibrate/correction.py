@@ -20,8 +20,9 @@ Floats = npt.NDArray[np.float64]
 
 SCALES: Final = (2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.5, 2.0, 2.0, 2.0, 1.0)
 """How far apart two runs are alike, in each of :data:`traincast.report.outlook.FEATURES`."""
-AMPLITUDE: Final = 0.08
-"""What physics is taken to leave over, as a standard deviation of logarithms."""
+LEAST_LEFT: Final = 0.08
+MOST_LEFT: Final = 0.25
+"""What physics is taken to leave over at least and at most, as a standard deviation of logarithms."""
 MOST_POINTS: Final = 64
 _FEWEST: Final = 20
 
@@ -41,7 +42,7 @@ def domain(runs: Sequence[Run]) -> Correction:
     )
 
 
-def fit_correction(runs: Sequence[Run], left: Floats, *, amplitude: float = AMPLITUDE) -> Correction:
+def fit_correction(runs: Sequence[Run], left: Floats) -> Correction:
     """The correction that explains ``left``: logarithms of measured over forecast, one for each run."""
     place = domain(runs)
     if len(runs) < _FEWEST:
@@ -49,7 +50,8 @@ def fit_correction(runs: Sequence[Run], left: Floats, *, amplitude: float = AMPL
     points = np.array(place.points)
     x, z = features(runs) / SCALES, points / SCALES
     near, among = _kernel(x, z), _kernel(z, z)
-    centre = np.clip(left, -4.0 * NOISE, 4.0 * NOISE)
+    amplitude = float(np.clip(1.4826 * np.median(np.abs(left)), LEAST_LEFT, MOST_LEFT))
+    centre = np.clip(left, -3.0 * amplitude, 3.0 * amplitude)
     held = among * (NOISE / amplitude) ** 2 + 1e-9 * np.eye(len(z))
     weights = np.linalg.solve(near.T @ near + held, near.T @ centre)
     return Correction(

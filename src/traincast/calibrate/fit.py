@@ -5,7 +5,7 @@ With parameters θ (logarithms), forecast times p and measured times m, the fit 
     Σᵢ ρ(log(pᵢ(θ)/mᵢ)/σ) + Σⱼ ((θⱼ − θ⁰ⱼ)/sⱼ)²/2
 
 by Gauss–Newton steps, ρ growing linearly beyond a few σ so that odd runs do not bend the rest. σ is what runs of one
-configuration differ by, or what the fit leaves over if that is more: where the model itself is wrong, runs say less.
+configuration differ by.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ _STALL_S: Final = 0.3
 _MODE_ROUNDS: Final = 4
 _FAR: Final = float(np.log(1.5))
 _FEWEST_STALLED: Final = 8
-_FEWEST_FOR_NOISE: Final = 8
-_TO_DEVIATION: Final = 1.4826
-"""Standard deviations in a median absolute deviation, of normal errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +68,7 @@ def fit(
         if found is not None:
             return found
     none = np.zeros(len(runs), dtype=bool)
-    made = _descend(runs, believed, values, none, Calibration(), rounds=rounds, progress=progress)
-    return _again(runs, made, rounds=rounds)
-
-
-def _again(runs: Sequence[Run], made: Fit, *, rounds: int) -> Fit:
-    """The fit with the noise that it left over, where that is more than was assumed."""
-    if len(runs) < _FEWEST_FOR_NOISE:
-        return made
-    errors = _Problem(runs, made.prior, made.stalled, made.calibration, NOISE).errors(made.values)
-    taught = float((1.0 - np.minimum(1.0, made.spread / made.prior.spread)).sum())
-    noise = _TO_DEVIATION * float(np.median(np.abs(errors - np.median(errors))))
-    noise *= float(np.sqrt(len(runs) / max(1.0, len(runs) - taught)))
-    if noise < 1.2 * NOISE:
-        return made
-    return _descend(
-        runs, made.prior, made.values, made.stalled, made.calibration, rounds=max(3, rounds // 2), noise=noise
-    )
+    return _descend(runs, believed, values, none, Calibration(), rounds=rounds, progress=progress)
 
 
 def _descend(
@@ -98,10 +79,9 @@ def _descend(
     like: Calibration,
     *,
     rounds: int,
-    noise: float = NOISE,
     progress: Callable[[float], None] | None = None,
 ) -> Fit:
-    problem = _Problem(runs, prior, stalled, like, noise)
+    problem = _Problem(runs, prior, stalled, like)
     errors = problem.errors(values)
     loss = problem.loss(values, errors)
     damping = 0.0
@@ -138,10 +118,7 @@ def _descend(
 class _Problem:
     """Errors of runs as a function of the parameters, and how they change with each."""
 
-    def __init__(
-        self, runs: Sequence[Run], prior: Prior, stalled: Bools, like: Calibration, noise: float
-    ) -> None:
-        self._noise = noise
+    def __init__(self, runs: Sequence[Run], prior: Prior, stalled: Bools, like: Calibration) -> None:
         self._runs = runs
         self._prior = prior
         self._stalled = stalled.tolist()
@@ -173,13 +150,13 @@ class _Problem:
 
     def weights(self, errors: Floats) -> Floats:
         """Weights of iteratively reweighted least squares."""
-        scaled = errors / (self._noise * _BEND)
-        weights: Floats = 1.0 / (self._noise**2 * np.sqrt(1.0 + scaled**2))
+        scaled = errors / (NOISE * _BEND)
+        weights: Floats = 1.0 / (NOISE**2 * np.sqrt(1.0 + scaled**2))
         return weights
 
     def loss(self, values: Floats, errors: Floats) -> float:
         """What is minimised."""
-        scaled = errors / (self._noise * _BEND)
+        scaled = errors / (NOISE * _BEND)
         held = (values - self._prior.mean) / self._prior.spread
         return float((_BEND**2 * (np.sqrt(1.0 + scaled**2) - 1.0)).sum() + 0.5 * (held**2).sum())
 
@@ -217,8 +194,7 @@ def _with_modes(
         if progress is not None:
             progress((number + 1) / _MODE_ROUNDS)
     assert best is not None
-    found = replace(best, calibration=replace(calibration, stall=_odds(runs, best.stalled, seconds)))
-    return _again(runs, found, rounds=rounds)
+    return replace(best, calibration=replace(calibration, stall=_odds(runs, best.stalled, seconds)))
 
 
 def _odds(runs: Sequence[Run], stalled: Bools, seconds: float) -> Stall:

@@ -38,10 +38,10 @@ def bounds(errors: Sequence[float] | Floats, *, otherwise: tuple[float, float] |
     return math.exp(low), math.exp(high)
 
 
-def crossed(errors: Floats, fold: npt.NDArray[np.int64]) -> Floats:
+def crossed(errors: Floats, fold: npt.NDArray[np.int64], *, otherwise: tuple[float, float] | None = None) -> Floats:
     """For every error, the bounds that the errors of all other folds give: one row of (low, high) each."""
     result = np.empty((len(errors), 2))
     for number in np.unique(fold).tolist():
         inside = fold == number
-        result[inside] = bounds(errors[~inside])
+        result[inside] = bounds(errors[~inside], otherwise=otherwise)
     return result

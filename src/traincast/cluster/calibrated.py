@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -72,6 +73,7 @@ def write_calibrated(
     calibration: Calibration,
     name: str = "",
     source: str = "",
+    device: str = "",
     num_nodes: int = 0,
     comments: Mapping[str, str] | None = None,
 ) -> None:
@@ -79,7 +81,8 @@ def write_calibrated(
 
     It is written beside ``path`` and moved there, so that it is whole or not there.
     """
-    lines = [f"extends = {_quoted(extends)}", "", "[cluster]", f"name = {_quoted(name or path.stem)}"]
+    lines = [f"extends = {_quoted(extends)}", *([f"device = {_quoted(device)}"] if device else [])]
+    lines += ["", "[cluster]", f"name = {_quoted(name or path.stem)}"]
     if num_nodes:
         lines.append(f"num_nodes = {num_nodes}")
     if source:
@@ -100,5 +103,4 @@ def _list(values: tuple[float, ...]) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return json.dumps(text, ensure_ascii=False)  # strings of JSON are strings of TOML

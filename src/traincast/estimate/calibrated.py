@@ -59,7 +59,9 @@ class Parts:
 
     def seconds_by_part(self, seconds: Floats, counts: npt.NDArray[np.int64]) -> dict[str, float]:
         """Seconds of all works of each part, which run ``counts`` times."""
-        totals = np.bincount(self._part, weights=seconds * counts, minlength=_NONE + 1)
+        spent = seconds * counts
+        spent[self._launch] = 0.0  # those of the host are told apart below
+        totals = np.bincount(self._part, weights=spent, minlength=_NONE + 1)
         result = {name: float(total) for name, total in zip((*FACTORS, "other"), totals, strict=True)}
         if len(self._launch):
             host = self._host_s.copy()
