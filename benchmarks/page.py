@@ -190,8 +190,8 @@ def _modes(rows: Sequence[Row]) -> str:
         said = (
             f"Some runs of `{source}` stall: every message between stages takes longer, for no reason that their "
             "configuration shows. A run counts as stalled if its time is nearer the calibrated time with stalls than "
-            "the one without, as ratios. *Mode known* is the calibrated forecast, had one known which. The right "
-            f"mode was forecast for {_share(_right(known))} of the {len(known):,} runs, and for "
+            "the one without, as ratios. *Mode known* is the forecast in that mode: what could be reached at best. "
+            f"The right mode was forecast for {_share(_right(known))} of the {len(known):,} runs, and for "
             f"{_share(_right(apart))} of the {len(apart):,} whose two times differ by more than "
             f"{_share(_MODES_DIFFER - 1.0)}; to say that none stalls is right for {_share(_never(known))} and "
             f"{_share(_never(apart))}."
@@ -361,7 +361,7 @@ def _picking(rows: Sequence[Row]) -> str:
         f"`ultrascale` measured many strategies for each model, number of GPUs and batch: {len(groups)} such groups "
         f"have at least {_FEWEST_TO_PICK} runs ({sum(map(len, groups)):,} in all). In each, the run with the "
         "shortest forecast is picked; *regret* is how much longer it took than the best. Calibrated forecasts have "
-        "not seen the run. With the chance p of a stall counted, a run is expected to take (1 − p)·usual + p·stalled."
+        "not seen the run. With the chance p of a stall counted, a run is expected to take (1−p)·usual + p·stalled."
     )
     columns = ["picked by", "mean regret", "median regret", "best picked", "rank corr. in groups"]
     return "\n\n".join(["## Picking the best strategy", _prose(said), _table(columns, lines)])
@@ -389,19 +389,19 @@ def _memory(rows: Sequence[Row], fits: Mapping[str, float]) -> str:
 
 def _misses(study: Mapping[str, Any], steps: Sequence[Row], other: Sequence[Row]) -> str:
     reasons = Reasons(study)
-    missed = [row for row in steps if figures.stalled(row) not in (None, figures.stall_forecast(row))]
-    rest = [row for row in steps if figures.stalled(row) in (None, figures.stall_forecast(row))]
+    foreseen = [row for row in steps if figures.stalled(row) in (None, figures.stall_forecast(row))]
+    missed = len(steps) - len(foreseen)
     said = (
         f"The {_WORST} runs of each table whose calibrated forecasts are furthest off, as ratios, and what the rows "
-        "themselves say of why. A run is named by its row, from 0. What is *in interval* was allowed for. Of "
-        f"language models, {len(missed):,} runs whose mode was not foreseen hide all others, which follow apart."
+        "themselves say of why. A run is named by its row, from 0. What is *in interval* was allowed for."
     )
+    if missed:
+        said += (
+            f" Of language models, {missed:,} runs in another mode than forecast hide the others, which follow apart."
+        )
+    groups = [(_TABLES["steps"], steps), ("Language models, mode foreseen", foreseen), (_TABLES["dp-steps"], other)]
     parts = ["## The worst cases", _prose(said)]
-    for title, rows in (
-        (_TABLES["steps"], steps),
-        ("Language models, mode foreseen", rest),
-        (_TABLES["dp-steps"], other),
-    ):
+    for title, rows in groups if missed else groups[::2]:
         lines = [_miss(row, reasons) for row in worst(rows, _WORST)]
         columns = ["source", "row", "run", "measured", "calibrated", "error", "in interval", "why"]
         parts += [f"### Worst: {title}", _table(columns, lines, numbers=(1, 3, 4, 5))]

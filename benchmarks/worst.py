@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.figures import Row, grouped, in_its_mode, log_error, stall_forecast, stalled
+from benchmarks.figures import Row, degree, grouped, in_its_mode, log_error, stall_forecast, stalled
 
 _REPEATS_DIFFER: Final = 0.15
 _FEW: Final = 15
@@ -46,7 +46,7 @@ class Reasons:
     def __init__(self, study: Mapping[str, Any]) -> None:
         known = [row for row in study["rows"] if row.get("calibrated") is not None]
         self._repeats = grouped(study["rows"], _configuration)
-        self._like = grouped(known, _like)
+        self._like = [(words, key, grouped(known, key)) for words, key in _LIKE]
         self._runs = {(g["source"], g["device"], g["runtime"]): g["runs"] for g in study["groups"]}
 
     def of(self, row: Row) -> list[str]:
@@ -65,15 +65,16 @@ class Reasons:
         return f"{len(times)} runs of this configuration differ by {100 * apart:.0f} % among themselves"
 
     def _neighbours(self, row: Row) -> str:
-        others = [log_error(other) for other in self._like[_like(row)] if other is not row]
-        if len(others) < 2:
-            return "no other runs of its model there" if not others else "one other run of its model there"
-        middle, own = float(np.median(others)), log_error(row)
-        if middle * own > 0 and abs(middle) >= _SHARED * abs(own):
-            return f"the {len(others)} other runs of its model there are off alike ({_signed(middle)} at the median)"
-        if abs(middle) < _ALONE:
-            return f"alone in it: the {len(others)} other runs of its model there are {_signed(middle)} at the median"
-        return ""
+        for words, key, groups in self._like:
+            others = [_own_mode(other) for other in groups[key(row)] if other is not row]
+            if len(others) < 2:
+                continue
+            middle, own = float(np.median(others)), log_error(row)
+            said = f"the {len(others)} other runs {words} are"
+            if middle * own > 0 and abs(middle) >= _SHARED * abs(own):
+                return f"{said} off alike ({_signed(middle)} at the median)"
+            return f"alone in it: {said} {_signed(middle)} at the median" if abs(middle) < _ALONE else ""
+        return "fewer than two other runs of its model there"
 
     def _small(self, row: Row) -> str:
         runs = self._runs.get((group_of(row), row["device"], row["runtime"]), 0)
@@ -91,8 +92,26 @@ def _configuration(row: Row) -> tuple[object, ...]:
     return (*(row[name] for name in names), f"{row['zero_shot']:.9g}")
 
 
-def _like(row: Row) -> tuple[object, ...]:
-    return (row["table"], row["model"], row["device"], row["runtime"])
+def _place(row: Row) -> tuple[object, ...]:
+    return tuple(row[name] for name in ("table", "source", "model", "device", "runtime"))
+
+
+def _degrees(row: Row) -> tuple[object, ...]:
+    return (*_place(row), row["n_gpus"], *(degree(row, axis) for axis in ("dp", "tp", "pp", "cp", "ep")))
+
+
+_LIKE: Final[tuple[tuple[str, Callable[[Row], tuple[object, ...]]], ...]] = (
+    ("of its model and degrees", _degrees),
+    ("of its model on as many GPUs", lambda row: (*_place(row), row["n_gpus"])),
+    ("of its model there", _place),
+)
+"""Runs that are like another, the nearest first."""
+
+
+def _own_mode(row: Row) -> float:
+    """The error of a forecast in the mode that the run was in."""
+    own = in_its_mode(row) if stalled(row) is not None else None
+    return log_error(row) if own is None else math.log(own / row["measured"])
 
 
 def _mode(row: Row) -> str:

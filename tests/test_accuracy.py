@@ -54,7 +54,12 @@ def row(index: int, **changes: Any) -> dict[str, Any]:
 def study() -> dict[str, Any]:
     steps = [row(i) for i in range(5)]
     steps[3] |= {"usual": 0.4, "calibrated": 0.4, "stalled": 4.12}  # stalled, forecast not to
-    net = {"table": "dp-steps", "source": "cnn_classification", "model": "resnet50", "family": "resnet50"}
+    net: dict[str, Any] = {
+        "table": "dp-steps",
+        "source": "cnn_classification",
+        "model": "resnet50",
+        "family": "resnet50",
+    }
     net |= {"strategy": "dp=8", "stall_chance": 0.0, "runtime": "pytorch", "n_gpus": 8, "nodes": 1, "micro_batch": None}
     others = [row(i, **net, parts={"conv": 3.0, "memory": 1.0}) for i in range(3)]
     others[2] |= dict.fromkeys(("calibrated", "unseen_model", "low", "high", "usual", "stalled"))

@@ -21,7 +21,7 @@ from benchmarks.outputs import FENCE
 import traincast
 from traincast import report
 from traincast.cli.main import VERBS, app, main
-from traincast.cluster import Correction, Stall, load_cluster, load_device
+from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
 from traincast.cluster.schema import CALIBRATION_KEYS, CLUSTER_KEYS, DEVICE_KEYS, NODE_KEYS
 from traincast.graph import zoo
 from traincast.graph.huggingface import READERS
@@ -181,12 +181,15 @@ def refusals() -> set[str]:
 
 
 def written_files(folder: Path) -> Path:
-    """A folder with every file that the documents show, and the examples."""
+    """A folder with every file that the documents show or have a command write, and the examples."""
     for name in PAGE_NAMES:
         for body in fences(name, "toml"):
             title = body.splitlines()[0].removeprefix("# ")
             assert re.fullmatch(r"[\w-]+\.toml", title), f"a toml fence in {name} does not start with its file's name"
             (folder / title).write_text(body, encoding="utf-8")
+        for words in (w for w in commands(name) if w[1] == "calibrate"):
+            path = folder / words[words.index("-o") + 1]
+            write_calibrated(path, extends="dgx-h100", calibration=Calibration())
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder
 

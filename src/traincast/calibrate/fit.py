@@ -5,7 +5,8 @@ With parameters θ (logarithms), forecast times p and measured times m, the fit 
     Σᵢ ρ(log(pᵢ(θ)/mᵢ)/σ) + Σⱼ ((θⱼ − θ⁰ⱼ)/sⱼ)²/2
 
 by Gauss–Newton steps, ρ growing linearly beyond a few σ so that odd runs do not bend the rest. σ is what runs of one
-configuration differ by.
+configuration differ by. A run that is several times off what is believed before, and off what the others are, says more
+about itself than about the cluster, and counts for less from the start.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ _ROUNDS: Final = 12
 _CLOSE: Final = 2e-3
 _STALL_S: Final = 0.3
 _MODE_ROUNDS: Final = 4
-_FAR: Final = float(np.log(1.5))
+_FAR: Final = float(np.log(2.0))
+_STALLS: Final = float(np.log(1.5))
 _FEWEST_STALLED: Final = 8
+_FEWEST_TO_COMPARE: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ def _descend(
     progress: Callable[[float], None] | None = None,
 ) -> Fit:
     problem = _Problem(runs, prior, stalled, like)
+    if not stalled.any():
+        problem.distrust(prior.mean)
     errors = problem.errors(values)
     loss = problem.loss(values, errors)
     damping = 0.0
@@ -124,9 +129,16 @@ class _Problem:
         self._stalled = stalled.tolist()
         self._like = like
         self._measured = np.log([run.seconds for run in runs]) if len(runs) else np.zeros(0)
+        self._trust = np.ones(len(runs))
         self._matter = [
             [i for i, run in enumerate(runs) if matters(name, run.by_part, nodes=run.nodes)] for name in NAMES
         ]
+
+    def distrust(self, values: Floats) -> None:
+        """Let runs count for less that are far off ``values``, and off the rest of them where there are some."""
+        errors = self.errors(values)
+        usual = float(np.median(errors)) if len(errors) >= _FEWEST_TO_COMPARE else 0.0
+        self._trust = 1.0 / (1.0 + ((errors - usual) / _FAR) ** 4)
 
     def _logs(self, values: Floats, chosen: Sequence[int]) -> Floats:
         calibration = calibration_at(values, like=self._like)
@@ -151,14 +163,14 @@ class _Problem:
     def weights(self, errors: Floats) -> Floats:
         """Weights of iteratively reweighted least squares."""
         scaled = errors / (NOISE * _BEND)
-        weights: Floats = 1.0 / (NOISE**2 * np.sqrt(1.0 + scaled**2))
+        weights: Floats = self._trust / (NOISE**2 * np.sqrt(1.0 + scaled**2))
         return weights
 
     def loss(self, values: Floats, errors: Floats) -> float:
         """What is minimised."""
         scaled = errors / (NOISE * _BEND)
         held = (values - self._prior.mean) / self._prior.spread
-        return float((_BEND**2 * (np.sqrt(1.0 + scaled**2) - 1.0)).sum() + 0.5 * (held**2).sum())
+        return float(self._trust @ (_BEND**2 * (np.sqrt(1.0 + scaled**2) - 1.0)) + 0.5 * (held**2).sum())
 
 
 def _with_modes(
@@ -178,7 +190,7 @@ def _with_modes(
         usual = np.abs(np.log([run.simulated(like) for run in runs] / measured))
         slow = np.abs(np.log([run.simulated(like, stalled=True) for run in runs] / measured))
         stalled = slow < usual - NOISE
-        if int((stalled & (usual > _FAR)).sum()) < _FEWEST_STALLED:
+        if int((stalled & (usual > _STALLS)).sum()) < _FEWEST_STALLED:
             return None
         if best is not None and bool((stalled == best.stalled).all()):
             break

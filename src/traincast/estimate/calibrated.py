@@ -82,8 +82,13 @@ def calibrated(estimates: Estimates, works: Sequence[Work], cluster: Cluster) ->
         ratio = np.where(estimates.seconds > 0.0, seconds / estimates.seconds, 1.0)
     stalled = parts.scaled(estimates.seconds, calibration, stalled=True) if calibration.stall else None
     return replace(
-        estimates, seconds=seconds, low=estimates.low * ratio, high=estimates.high * ratio, stalled=stalled
-    )  # fmt: skip
+        estimates,
+        seconds=seconds,
+        low=estimates.low * ratio,
+        high=estimates.high * ratio,
+        uncalibrated=estimates.seconds,
+        stalled=stalled,
+    )
 
 
 def _part(work: Work, cluster: Cluster) -> int:

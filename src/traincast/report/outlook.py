@@ -130,7 +130,8 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
         step = timeline.step_s
         low, high = UNCALIBRATED
         return Outlook(step_s=step, low_s=min(step * low, low_s), high_s=max(step * high, high_s))
-    look = look_at(request, timeline, estimates.seconds)
+    before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
+    look = look_at(request, simulate(plan, before), before)
     usual = calibration.step(timeline.step_s, nodes=look.nodes)
     slow = usual
     if calibration.stall is not None and estimates.stalled is not None:
