@@ -34,7 +34,6 @@ skipped with its reason, never dropped in silence.
   `vtrain_single` show, so those sources and `vtrain_multi` are not independent of these [habits](runtimes.md).
 - **calibrated**: runs of one source on one GPU under one framework are a group. Every run is forecast by a
   calibration fitted to other runs of its group, with all repeats of its own configuration left out: 5 folds, seed 0.
-  The fit of a fold starts from the fit to all runs of the group, then sees only its own.
 - **unseen models**: the same, with all runs of its model left out.
 - **a source left out**: nothing of the whole source is used. That is the zero-shot forecast, with an interval from
   the errors of the other sources.

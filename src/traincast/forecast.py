@@ -172,6 +172,8 @@ def forecast(
     Under ``conditions``, or where nodes differ, every rank is simulated on its own.
     """
     model = cost_model or default_cost_model(request.runtime.kernels)
+    if isinstance(model, LearnedCostModel) and not model.framework:
+        model = replace(model, framework=request.runtime.kernels)
     if request.strategy.servers and conditions is not None:
         raise RequestError(
             "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"

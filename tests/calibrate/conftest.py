@@ -25,7 +25,7 @@ MakeRuns = Callable[[Calibration], list[Run]]
 @pytest.fixture(scope="session")
 def plain_runs() -> list[Run]:
     """One run for each strategy and model, measured to take what its simulation says."""
-    runs = []
+    runs: list[Run] = []
     for model in MODELS:
         graph = load_model(model, use_cache=True)
         for written, nodes, batch in STRATEGIES:

@@ -9,7 +9,8 @@ import pytest
 
 from traincast.calibrate.correction import SCALES, domain, features, fit_correction
 from traincast.calibrate.runs import Run
-from traincast.report.outlook import FEATURES, correction_at
+from traincast.cluster import FEATURES
+from traincast.report.outlook import correction_at
 
 
 def test_there_is_a_scale_for_every_feature() -> None:

@@ -56,11 +56,12 @@ def test_one_odd_run_does_not_bend_the_rest(make_runs: MakeRuns) -> None:
     assert max(errors(runs[1:], fit(odd).calibration)) < 0.06
 
 
-def test_one_run_moves_what_it_can_and_no_more_than_its_prior_allows(make_runs: MakeRuns) -> None:
-    runs = make_runs(replace(TRUE, gemm=20.0))
-    made = fit(runs[:1])
-    moved = np.abs(made.values - made.prior.mean) / made.prior.spread
-    assert 0.5 < moved.max() < 10.0
+def test_a_run_that_is_many_times_off_moves_little(make_runs: MakeRuns) -> None:
+    slower, absurd = (make_runs(replace(TRUE, kernels=host))[0] for host in (1.6, 400.0))
+    believed = fit([]).calibration
+    near, far = (fit([run]).calibration for run in (slower, absurd))
+    assert slower.simulated(near) == pytest.approx(slower.seconds, rel=0.06)
+    assert absurd.simulated(far) < 2.0 * absurd.simulated(believed) < 0.1 * absurd.seconds
 
 
 def test_runs_that_stall_are_told_from_those_that_do_not(make_runs: MakeRuns) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from traincast.calibrate.intervals import bounds, crossed
@@ -13,12 +15,12 @@ from traincast.calibrate.intervals import bounds, crossed
 @pytest.mark.parametrize("kind", ["normal", "skewed", "heavy"])
 def test_nine_in_ten_of_new_errors_are_covered(kind: str) -> None:
     rng = np.random.default_rng(0)
-    draw = {
+    draw: dict[str, Callable[[int], npt.NDArray[np.float64]]] = {
         "normal": rng.standard_normal,
         "skewed": lambda n: rng.standard_exponential(n) - 0.7,
         "heavy": lambda n: rng.standard_t(2, n),
     }
-    covered = []
+    covered: list[float] = []
     for _ in range(300):
         low, high = bounds(0.1 * draw[kind](100))
         new = np.exp(0.1 * draw[kind](20))

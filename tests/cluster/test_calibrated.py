@@ -10,6 +10,7 @@ import pytest
 
 from traincast.cluster import (
     FACTORS,
+    FEATURES,
     Calibration,
     Cluster,
     Correction,
@@ -23,10 +24,11 @@ from traincast.cluster.calibration import NUMBERS
 from traincast.errors import FileFormatError
 
 STALL = Stall(seconds=0.0123456, base=-3.14159, per_node=0.271828, pipeline=1.41421, per_tensor_node=-0.5)
+REST = (1.0,) * (len(FEATURES) - 3)
 CORRECTION = Correction(
-    points=((0.0, 1.5, -2.25), (3.0, 0.123456, 7.0), (1e-7, 8.0, 999.0)),
+    points=((0.0, 1.5, -2.25, *REST), (3.0, 0.123456, 7.0, *REST), (1e-7, 8.0, 999.0, *REST)),
     weights=(0.0314159, -0.271828, 1e-6),
-    scales=(1.0, 2.5, 0.333333),
+    scales=(1.0, 2.5, 0.333333, *REST),
 )
 FULL = Calibration(
     **{name: 1.0 + 0.0123456 * (i + 1) for i, name in enumerate(FACTORS)},
@@ -129,7 +131,7 @@ def test_a_file_that_extends_a_calibrated_one_is_calibrated_until_it_says_otherw
         ("[calibration.stall]\nseconds = 1.0\nbase = 'low'", "base"),
         ("[calibration.stall]\nseconds = 1.0\nbase = 1.0\nper_rank = 1.0", "per_rank"),
         ("[calibration.correction]\npoints = [[1.0]]\nweights = []\nscales = [1.0]", "1 points, 0 weights"),
-        ("[calibration.correction]\npoints = [[1.0, 2.0]]\nweights = [1.0]\nscales = [1.0]", "as many numbers as"),
+        ("[calibration.correction]\npoints = [[1.0, 2.0]]\nweights = [1.0]\nscales = [1.0]", "numbers each"),
         ("[calibration.correction]\npoints = [1.0]\nweights = [1.0]\nscales = [1.0]", r"points\[0\]"),
         ("[calibration.correction]\npoints = 1.0", "points"),
         ("[calibration.correction]\nscales = [0.0]", "scales"),

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import AnalyticalCostModel, ChosenSeconds, request_of, rises
-from traincast.cluster import MOST_LIKELY, Calibration, Correction, Stall
+from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.forecast import forecast
 from traincast.report import Report
-from traincast.report.outlook import FEATURES, UNCALIBRATED, Look, correction_at, expect, look_at, unfamiliar
+from traincast.report.outlook import UNCALIBRATED, Look, correction_at, expect, look_at, unfamiliar
 from traincast.strategy import Request
 
 NUMBER = len(FEATURES)

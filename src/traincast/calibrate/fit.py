@@ -55,7 +55,6 @@ def fit(
     runs: Sequence[Run],
     prior: Prior | None = None,
     *,
-    start: Fit | None = None,
     modes: bool = True,
     rounds: int = _ROUNDS,
     progress: Callable[[float], None] | None = None,
@@ -65,7 +64,7 @@ def fit(
     With ``modes``, runs that a stalled network explains far better are taken as stalled, if there are enough of them.
     """
     believed = prior or Prior.usual()
-    values = (start.values if start is not None else believed.mean).copy()
+    values = believed.mean.copy()
     if modes and len(runs) >= 4 * _FEWEST_STALLED:
         found = _with_modes(runs, believed, values, rounds=rounds, progress=progress)
         if found is not None:

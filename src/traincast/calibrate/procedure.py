@@ -65,6 +65,7 @@ class Calibrated:
     fitted: tuple[float, ...]
     held: Held
     held_by_model: Held
+    helped: bool
     correction_kept: bool
     curve: tuple[CurvePoint, ...]
     odd: tuple[Odd, ...]
@@ -82,6 +83,7 @@ class Calibrated:
             "calibration": asdict(self.calibration),
             "parameters": [{**asdict(move), "taught": move.taught} for move in self.moves],
             "errors": {name: _figures(list(values)) for name, values in errors.items()},
+            "helped": self.helped,
             "correction": self.correction_kept,
             "learning_curve": [asdict(point) for point in self.curve],
             "odd": [asdict(odd) for odd in self.odd],
@@ -147,7 +149,7 @@ def calibrate(
     steps.done()
     held = _held(kept, "runs", runs, whole, believed, _configuration, steps)
     by_model = _held(kept, "models", runs, whole, believed, _model, steps)
-    pays = _pays(held, by_model)
+    helps, pays = _helps(runs, held), _pays(held, by_model)
     made = kept.stage("curve", lambda: [asdict(p) for p in _curve(runs, curve, believed, steps)])
     points = tuple(CurvePoint(**point) for point in made)
     left = [held.left_over(corrected=pays), by_model.left_over(corrected=pays)]
@@ -155,9 +157,12 @@ def calibrate(
     errors = errors[np.isfinite(errors)]
     if not len(errors):  # too few to leave any out
         errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
+    if not helps:
+        pays, held, by_model = False, _as_before(runs, held), _as_before(runs, by_model)
+        errors = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
     low, high = bounds(errors, otherwise=UNCALIBRATED)
     calibration = replace(
-        whole.calibration,
+        whole.calibration if helps else Calibration(),
         correction=corrected(runs, whole) if pays else domain(runs),
         memory_share=_memory_share(runs),
         low=low,
@@ -177,6 +182,7 @@ def calibrate(
         ),
         held=held,
         held_by_model=by_model,
+        helped=helps,
         correction_kept=pays,
         curve=points,
         odd=tuple(odd_runs(runs, held)),
@@ -222,6 +228,20 @@ def _held(  # noqa: PLR0917
     result = Held(fold=fold, **{k: np.array(v, dtype=np.float64) for k, v in columns.items()})
     columns["fold"] = fold.tolist()
     return result
+
+
+def _helps(runs: Sequence[Run], held: Held) -> bool:
+    """Whether calibrated forecasts of runs not seen are better than uncalibrated ones; so, where none was left out."""
+    left = held.left_over()
+    known = np.isfinite(left)
+    before = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
+    return not known.any() or _mean(left[known]) < _mean(before[known])
+
+
+def _as_before(runs: Sequence[Run], held: Held) -> Held:
+    """What uncalibrated forecasts say of the runs that were left out."""
+    usual = np.where(np.isfinite(held.usual), [run.simulated(Calibration()) for run in runs], np.nan)
+    return replace(held, usual=usual, stalled=usual, factor=np.ones(len(runs)), chance=np.zeros(len(runs)))
 
 
 def _pays(held: Held, by_model: Held) -> bool:

@@ -21,7 +21,6 @@ Ints = npt.NDArray[np.int64]
 Key = Callable[[Run], Hashable]
 
 FOLDS: Final = 5
-_FOLD_ROUNDS: Final = 5
 _ODD: Final = 3.5
 _ODD_AT_LEAST: Final = 0.15
 _CURVE_REPEATS: Final = 8
@@ -87,7 +86,7 @@ def held_out(
     for number in numbers if len(numbers) > 1 else []:
         inside = np.flatnonzero(fold == number).tolist()
         others = [runs[i] for i in np.flatnonzero(fold != number).tolist()]
-        made = fit(others, prior, start=whole, modes=whole.calibration.stall is not None, rounds=_FOLD_ROUNDS)
+        made = fit(others, prior, modes=whole.calibration.stall is not None)
         calibration = replace(made.calibration, correction=corrected(others, made))
         for i in inside:
             for name, value in zip(columns, _forecast(runs[i], calibration), strict=True):

@@ -33,6 +33,7 @@ def calibrate(file: str, cluster: str, output: str, curve: str, as_json: bool) -
 
     target = Path(output)
     _check_output(target)
+    extends = _extended(cluster, target)
     place = load_cluster(cluster)
     sizes = _sizes(curve)
     with progress_bar("runs") as progress:
@@ -44,7 +45,7 @@ def calibrate(file: str, cluster: str, output: str, curve: str, as_json: bool) -
     said = {move.name: f"± {100 * move.sure:.0f} %" for move in result.moves if move.taught > 0.05}
     write_calibrated(
         target,
-        extends=_extended(cluster, target),
+        extends=extends,
         calibration=result.calibration,
         name=place.name if place.calibration else f"{place.name}-calibrated",
         source=f"{place.source}; calibrated with {len(runs)} runs" if place.source else "",
@@ -76,7 +77,11 @@ def _sizes(text: str) -> list[int]:
 
 def _extended(cluster: str, target: Path) -> str:
     """What the output extends: a name of the catalog, or the path of a file as seen from the output's folder."""
-    name = cluster.rpartition(":")[0] if ":" in cluster and not Path(cluster).exists() else cluster
+    name, _, numbers = cluster.rpartition(":") if ":" in cluster and not Path(cluster).exists() else (cluster, "", "")
+    if "x" in numbers or "+" in cluster:
+        raise RequestError(
+            f"--cluster {cluster}: calibrate a whole kind of node, such as {name}; rows say how many devices they used"
+        )
     if not name.endswith(".toml"):
         return name
     return os.path.relpath(Path(name).resolve(), target.resolve().parent)
@@ -112,6 +117,10 @@ def _show(result: Calibrated, skipped: dict[int, str], target: Path) -> None:
         print_table("error on runs not seen", ["runs seen", "mean", "median", "draws"], curve, right=range(4))
     out = console()
     calibration = result.calibration
+    if not result.helped:
+        out.print(
+            "[yellow]on runs not seen, calibration was no better than none: parameters are left as they were[/yellow]"
+        )
     out.print(
         f"a run takes {calibration.low:.2f} to {calibration.high:.2f} times its forecast in 90 % of cases"
         f"{'' if result.correction_kept else '; a learned correction did not pay and was left out'}"

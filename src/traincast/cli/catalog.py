@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from traincast.cli.output import print_json, print_table
+from traincast.cluster.calibration import Calibration
 from traincast.cluster.hardware import Device, Link
 from traincast.units import format_bytes, format_count, format_seconds
 
@@ -134,7 +135,7 @@ def _fields(value: Any) -> dict[str, Any]:
         item = getattr(value, field.name)
         if isinstance(item, Device):
             item = item.name
-        elif isinstance(item, Link):
+        elif isinstance(item, Link | Calibration):
             item = asdict(item)
         elif isinstance(item, Mapping):
             item = dict(item)

@@ -1,7 +1,7 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
 from traincast.cluster.calibrated import find_calibration, write_calibrated
-from traincast.cluster.calibration import FACTORS, MOST_LIKELY, Calibration, Correction, Stall
+from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
 from traincast.cluster.interconnect import find_node
@@ -10,6 +10,7 @@ from traincast.cluster.topology import effective_inter_bandwidth, effective_intr
 
 __all__ = [
     "FACTORS",
+    "FEATURES",
     "MOST_LIKELY",
     "Calibration",
     "Cluster",

@@ -12,6 +12,14 @@ FACTORS: Final = (
     "kernels", "blocks", "collectives", "handshakes", "waits",
 )  # fmt: skip
 """Parameters that multiply times; all others add to them."""
+FEATURES: Final = (
+    "nodes", "tensor ranks", "stages", "replicas", "microbatches", "tokens of a microbatch", "work of a device",
+    "exposed communication", "bubble", "host", "products",
+)  # fmt: skip
+"""What a correction depends on: counts as logarithms of base 2, shares of the simulated step in tenths.
+
+The last is the share of matrix products in the time of all operators.
+"""
 MOST_LIKELY: Final = 0.7
 """How likely a slow mode must be before a step is forecast to be in it: being wrong about it costs more."""
 

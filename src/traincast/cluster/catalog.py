@@ -60,7 +60,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast, get_args
 
-from traincast.cluster.calibration import NUMBERS, Calibration, Correction, Stall
+from traincast.cluster.calibration import FEATURES, NUMBERS, Calibration, Correction, Stall
 from traincast.cluster.hardware import (
     HOST_BANDWIDTH,
     HOST_MEMORY_BANDWIDTH,
@@ -238,8 +238,13 @@ def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers
         _overlay(layers.device, changed),
         _overlay(base_node, node),
         _overlay(layers.cluster, {**named_here, **({"name": node["name"]} if "name" in node else {}), **cluster}),
-        _as_table(document.get("calibration")) or layers.calibration,
+        _as_table(document.get("calibration")) or ({} if _other_device(layers.device, changed) else layers.calibration),
     )
+
+
+def _other_device(base: Table, changed: Table) -> bool:
+    """Whether a file changes the device, so that what was learned of the old one does not hold."""
+    return bool(changed) and not changed.keys() <= _KEEPS_NAME and changed.get("name") != base.get("name")
 
 
 def _as_table(value: str | Table | None) -> Table:
@@ -312,10 +317,11 @@ def _build_correction(table: Table, where: str) -> Correction | None:
     points = cast("tuple[tuple[float, ...], ...]", table.get("points", ()))
     weights = cast("tuple[float, ...]", table.get("weights", ()))
     scales = cast("tuple[float, ...]", table.get("scales", ()))
-    if len(points) != len(weights) or any(len(point) != len(scales) for point in points):
+    if len(points) != len(weights) or any(len(row) != len(FEATURES) for row in (*points, scales)):
         raise FileFormatError(
             f"{where}: [calibration.correction] has {len(points)} points, {len(weights)} weights and {len(scales)} "
-            "scales: there is one weight for each point, and a point has as many numbers as there are scales"
+            f"scales: there is one weight for each point, and points and scales have {len(FEATURES)} numbers each; "
+            "calibrate again if it was made by another version"
         )
     return Correction(points=points, weights=weights, scales=scales)
 

@@ -154,6 +154,7 @@ class Cluster:
                 intra_node=part.intra_node,
                 intra_topology=part.intra_topology,
                 launch_s=part.launch_s,
+                calibration=part.calibration,
                 parts=(),
             )
             for part in self.parts
@@ -196,6 +197,7 @@ def joined(parts: Sequence[Cluster]) -> Cluster:
         price_per_node_hour=sum(p.price_per_node_hour * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
         node_power_w=sum(p.node_power_w * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
         domain_nodes=1,
+        calibration=None,
         subset_bandwidth=min((part.subset_bandwidth for part in parts), key=sum),
         parts=tuple(parts),
     )

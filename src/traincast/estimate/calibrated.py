@@ -42,8 +42,9 @@ class Parts:
         launches = [(i, work) for i, work in enumerate(works) if isinstance(work, Launch)]
         self._launch = np.array([i for i, _ in launches], dtype=np.intp)
         counts = [(w.kernels, w.blocks, w.collectives, w.sends, w.waits) for _, w in launches]
-        self._host_s = np.array(counts, dtype=np.float64).reshape(-1, len(_HOST)) * cluster.launch_s
+        self._counts = np.array(counts, dtype=np.float64).reshape(-1, len(_HOST))
         self._crowded = np.array([work.crowded for _, work in launches], dtype=bool)
+        self._all = np.maximum(self._usual_counts().sum(axis=1), 1e-12)
 
     def scaled(self, seconds: Floats, calibration: Calibration, *, stalled: bool = False) -> Floats:
         """Seconds of the works under ``calibration``, from those without; ``stalled`` for its slow mode."""
@@ -51,11 +52,16 @@ class Parts:
         latency = np.array([calibration.intra_latency_s, calibration.inter_latency_s])
         result: Floats = seconds * factors[self._part] + self._hops @ latency
         if len(self._launch):
-            host = self._host_s * np.array([getattr(calibration, name) for name in _HOST])
-            if not stalled:
-                host[~self._crowded, -1] = 0.0
-            result[self._launch] = host.sum(axis=1)
+            counts = self._counts if stalled else self._usual_counts()
+            scaled = counts @ np.array([getattr(calibration, name) for name in _HOST])
+            result[self._launch] = seconds[self._launch] * scaled / self._all
         return result
+
+    def _usual_counts(self) -> Floats:
+        """Launches by kind, waits only where hosts are crowded."""
+        counts = self._counts.copy()
+        counts[~self._crowded, -1] = 0.0
+        return counts
 
     def seconds_by_part(self, seconds: Floats, counts: npt.NDArray[np.int64]) -> dict[str, float]:
         """Seconds of all works of each part, which run ``counts`` times."""
@@ -64,9 +70,8 @@ class Parts:
         totals = np.bincount(self._part, weights=spent, minlength=_NONE + 1)
         result = {name: float(total) for name, total in zip((*FACTORS, "other"), totals, strict=True)}
         if len(self._launch):
-            host = self._host_s.copy()
-            host[~self._crowded, -1] = 0.0
-            for name, total in zip(_HOST, counts[self._launch] @ host, strict=True):
+            shares = self._usual_counts() / self._all[:, None]
+            for name, total in zip(_HOST, (seconds * counts)[self._launch] @ shares, strict=True):
                 result[name] = float(total)
         return result
 

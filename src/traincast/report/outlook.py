@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.cluster import MOST_LIKELY, Calibration, Correction
+from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
 from traincast.estimate import Estimates
 from traincast.graph import Operator
 from traincast.graph.work_amount import MATRIX_KINDS
@@ -18,14 +18,6 @@ from traincast.report.breakdown import breakdown_of_row, mean_breakdown
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
 
-FEATURES: Final = (
-    "nodes", "tensor ranks", "stages", "replicas", "microbatches", "tokens of a microbatch", "work of a device",
-    "exposed communication", "bubble", "host", "products",
-)  # fmt: skip
-"""What a correction depends on: counts as logarithms of base 2, shares of the simulated step in tenths.
-
-The last is the share of matrix products in the time of all operators.
-"""
 _COUNTS: Final = 6
 """So many of the features are counts that a person can read."""
 UNCALIBRATED: Final = (0.8, 2.3)
@@ -85,7 +77,7 @@ def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float6
     )
     return Look(
         features=features,
-        messages=strategy.num_microbatches * 2 * min(2, strategy.pp - 1),
+        messages=strategy.num_microbatches * strategy.virtual_stages * 2 * min(2, strategy.pp - 1),
         nodes=request.cluster.num_nodes,
         tensor_nodes=plan.mesh.span("tp").num_nodes,
         stages=strategy.pp,
@@ -125,9 +117,9 @@ class Outlook:
 def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> Outlook:
     """What to expect of ``request``, whose ``timeline`` follows from ``estimates`` under its cluster's calibration."""
     calibration = request.cluster.calibration
-    low_s, high_s = interval(plan, estimates)
     if calibration is None:
         step = timeline.step_s
+        low_s, high_s = interval(plan, estimates)
         low, high = UNCALIBRATED
         return Outlook(step_s=step, low_s=min(step * low, low_s), high_s=max(step * high, high_s))
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
@@ -146,7 +138,8 @@ def expect(calibration: Calibration, look: Look, *, usual_s: float, stalled_s: f
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
     strange = runtime not in calibration.runtimes
     far = 1.0 if strange else unfamiliar(calibration, look)
-    below, above = (math.hypot(math.log(end), calibration.unknown * far) for end in (calibration.low, calibration.high))
+    ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
+    below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
     warnings = []
     if strange and calibration.runtimes:
         warnings.append(
