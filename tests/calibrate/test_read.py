@@ -151,3 +151,12 @@ def test_one_row_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_failed_run_has_no_time() -> None:
     with pytest.raises(RowError, match="failed"):
         measured(0, {"status": "failed", "step_time_s": 1.0})
+
+
+def test_a_forecast_points_to_what_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["predict", "bert-base", "--global-batch", "64", "--strategy", "dp=8,micro_batch=4", "--seq", "128"]
+    place = ["--cluster", "dgx-a100", "--runtime"]
+    _, out, _ = run([*asked, *place, "pytorch-1"], capsys)
+    assert "not calibrated; a100-sxm4-80gb-pytorch-1-deep-learning-examples is" in out
+    _, out, _ = run([*asked, *place, "nanotron"], capsys)
+    assert "calibrated" not in out

@@ -107,7 +107,10 @@ def clusters(name: str | None, as_json: bool) -> None:
 
     if name is not None:
         cluster = load_cluster(name)
-        _show_one(cluster.name, facts(cluster), as_json=as_json)
+        shown = facts(cluster)
+        if shown["calibration"] and not as_json:  # the points of its correction are of no use to a reader
+            shown["calibration"].pop("correction")
+        _show_one(cluster.name, shown, as_json=as_json)
         return
     known = [load_cluster(n) for n in (*cluster_names(), *node_names())]
     if as_json:

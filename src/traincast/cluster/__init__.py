@@ -1,6 +1,6 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
-from traincast.cluster.calibrated import find_calibration, write_calibrated
+from traincast.cluster.calibrated import find_calibrated, find_calibration, write_calibrated
 from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
@@ -24,6 +24,7 @@ __all__ = [
     "device_names",
     "effective_inter_bandwidth",
     "effective_intra_bandwidth",
+    "find_calibrated",
     "find_calibration",
     "find_device",
     "find_node",

@@ -23,12 +23,12 @@ def calibrated_clusters() -> tuple[Cluster, ...]:
     return tuple(cluster for cluster in found if cluster.calibration is not None)
 
 
-def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
-    """What was learned on the calibrated cluster most like ``cluster`` under ``runtime``, if one is like it at all.
+def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
+    """The calibrated cluster most like ``cluster`` under ``runtime``, if one is like it at all.
 
     It must have the same device and the same runtime; of several, the one whose number of nodes is nearest speaks.
     """
-    best: tuple[float, Calibration] | None = None
+    best: tuple[float, Cluster] | None = None
     for known in calibrated_clusters():
         calibration = known.calibration
         if calibration is None or known.device.name != cluster.device.name or runtime not in calibration.runtimes:
@@ -36,8 +36,14 @@ def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
         fewest, most = calibration.nodes
         distance = max(math.log(fewest / cluster.num_nodes), math.log(cluster.num_nodes / most), 0.0)
         if best is None or distance < best[0]:
-            best = distance, calibration
+            best = distance, known
     return best[1] if best else None
+
+
+def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
+    """What was learned on the calibrated cluster most like ``cluster`` under ``runtime``."""
+    known = find_calibrated(cluster, runtime)
+    return known.calibration if known else None
 
 
 def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | None = None) -> str:
