@@ -48,6 +48,7 @@ def page(study: Mapping[str, Any], *, fits: Mapping[str, float], folder: str) ->
                 f"### {_TABLES['steps']}",
                 _plots("steps", folder),
                 _sources([*_split(steps), ("all", steps)]),
+                _repeats(steps),
                 _rivals(steps),
                 _modes(steps),
                 f"### {_TABLES['dp-steps']}",
@@ -140,6 +141,24 @@ def _sources(groups: Iterable[tuple[str, Sequence[Row]]], *, by: str = "source")
             cells += _pair(errors(rows, field), len(rows))
         lines.append([*cells, _share(covered(rows))])
     return _table([*columns, "in interval"], lines)
+
+
+def _repeats(rows: Sequence[Row]) -> str:
+    """Sources that ran configurations several times, forecast with and without having seen another such run."""
+    lines = []
+    for name, members in _split(rows):
+        known = [row for row in members if row.get("repeat_seen") is not None]
+        if known:
+            made = [errors(known, field) for field in ("calibrated", "repeat_seen")]
+            lines.append([name, f"{len(known):,}", *(cell for e in made for cell in _pair(e, len(known)))])
+    if not lines:
+        return ""
+    said = (
+        "Some sources ran a configuration several times, in several releases. *Calibrated* leaves all of them out at "
+        "once; with *another seen*, only the run itself is left out."
+    )
+    columns = ["source", "runs", "calibrated mean", "calibrated median", "another seen mean", "another seen median"]
+    return "\n\n".join(["#### Configurations that were run again", _prose(said), _table(columns, lines)])
 
 
 def _rivals(rows: Sequence[Row]) -> str:
@@ -347,12 +366,19 @@ def _picking(rows: Sequence[Row]) -> str:
     groups = [members for members in sets.values() if len(members) >= _FEWEST_TO_PICK]
     if not groups:
         return ""
-    made = (
+    made = [
         ("calibrated, the chance of a stall counted", figures.picks(groups, figures.expected)),
         ("calibrated, in the likelier mode", figures.picks(groups, lambda row: row["calibrated"])),
         ("zero-shot", figures.picks(groups, lambda row: row["zero_shot"])),
         (_RANDOM, figures.random_picks(groups)),
-    )
+    ]
+    calm = [
+        kept for members in groups if len(kept := [r for r in members if not figures.stalled(r)]) >= _FEWEST_TO_PICK
+    ]
+    made += [
+        ("calibrated, of the runs that did not stall", figures.picks(calm, lambda row: row["usual"])),
+        ("zero-shot, of the runs that did not stall", figures.picks(calm, lambda row: row["zero_shot"])),
+    ]
     lines = [
         [name, _percent(p.mean), _percent(p.median), _share(p.best), "–" if name == _RANDOM else _number(p.rank)]
         for name, p in made

@@ -26,6 +26,7 @@ from traincast.calibrate.study import (
     corrected,
     fold_numbers,
     held_out,
+    helps,
     learning_curve,
     odd_runs,
 )
@@ -150,7 +151,7 @@ def calibrate(
     steps.done()
     held = _held(kept, "runs", runs, whole, believed, _configuration, steps)
     by_model = _held(kept, "models", runs, whole, believed, _model, steps)
-    helps, pays = _helps(runs, held), _pays(held, by_model)
+    better, pays = helps(runs, held), _pays(held, by_model)
     made = kept.stage("curve", lambda: [asdict(p) for p in _curve(runs, curve, believed, steps)])
     points = tuple(CurvePoint(**point) for point in made)
     left = [held.left_over(corrected=pays), by_model.left_over(corrected=pays)]
@@ -158,12 +159,12 @@ def calibrate(
     errors = errors[np.isfinite(errors)]
     if not len(errors):  # too few to leave any out
         errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
-    if not helps:
+    if not better:
         pays, held, by_model = False, _as_before(runs, held), _as_before(runs, by_model)
         errors = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
     low, high = bounds(errors, otherwise=UNCALIBRATED)
     calibration = replace(
-        whole.calibration if helps else Calibration(),
+        whole.calibration if better else Calibration(),
         correction=corrected(runs, whole) if pays else domain(runs),
         memory_share=_memory_share(runs),
         low=low,
@@ -183,7 +184,7 @@ def calibrate(
         ),
         held=held,
         held_by_model=by_model,
-        helped=helps,
+        helped=better,
         correction_kept=pays,
         curve=points,
         odd=tuple(odd_runs(runs, held)),
@@ -229,14 +230,6 @@ def _held(  # noqa: PLR0917
     result = Held(fold=fold, **{k: np.array(v, dtype=np.float64) for k, v in columns.items()})
     columns["fold"] = fold.tolist()
     return result
-
-
-def _helps(runs: Sequence[Run], held: Held) -> bool:
-    """Whether calibrated forecasts of runs not seen are better than uncalibrated ones; so, where none was left out."""
-    left = held.left_over()
-    known = np.isfinite(left)
-    before = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
-    return not known.any() or _mean(left[known]) < _mean(before[known])
 
 
 def _as_before(runs: Sequence[Run], held: Held) -> Held:

@@ -24,6 +24,8 @@ FOLDS: Final = 5
 _ODD: Final = 3.5
 _ODD_AT_LEAST: Final = 0.15
 _CURVE_REPEATS: Final = 8
+_FEWEST_TO_TEST: Final = 4
+_FEW_FOLDS: Final = 3
 _CURVE_JUDGED: Final = 120
 CURVE: Final = (0, 1, 3, 10, 30)
 
@@ -140,8 +142,7 @@ def learning_curve(
             order = rng.permutation(len(runs))
             seen = [runs[i] for i in order[:size].tolist()]
             judged = [runs[i] for i in order[size:][:_CURVE_JUDGED].tolist()] if size else list(runs)
-            made = fit(seen, prior, modes=False)
-            calibration = replace(made.calibration, correction=corrected(seen, made)) if seen else made.calibration
+            calibration = _careful(seen, prior)
             errors.append(
                 [
                     abs(run.simulated(calibration) * correction_at(calibration.correction, run.look.features)
@@ -162,6 +163,26 @@ def learning_curve(
             )
         )
     return points
+
+
+def _careful(seen: Sequence[Run], prior: Prior | None) -> Calibration:
+    """A calibration to a few runs, or none where leaving some of them out shows that it does not help."""
+    made = fit(seen, prior, modes=False)
+    if len(seen) >= _FEWEST_TO_TEST:
+        held = held_out(seen, fold_numbers(seen, lambda run: run.measured.index, folds=_FEW_FOLDS), made, prior=prior)
+        if not helps(seen, held):
+            return Calibration()
+    return replace(made.calibration, correction=corrected(seen, made)) if seen else made.calibration
+
+
+def helps(runs: Sequence[Run], held: Held) -> bool:
+    """Whether calibrated forecasts of runs not seen are better than uncalibrated ones; so, where none was left out."""
+    left = held.left_over()
+    known = np.isfinite(left)
+    if not known.any():
+        return True
+    before = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
+    return float(np.abs(left[known]).mean()) < float(np.abs(before[known]).mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
