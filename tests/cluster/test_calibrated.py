@@ -32,6 +32,7 @@ CORRECTION = Correction(
 )
 FULL = Calibration(
     **{name: 1.0 + 0.0123456 * (i + 1) for i, name in enumerate(FACTORS)},
+    interference=1.98765,
     intra_latency_s=1.23456e-6,
     inter_latency_s=7.65432e-5,
     jitter=0.0123456,

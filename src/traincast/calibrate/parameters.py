@@ -39,6 +39,7 @@ PARAMETERS: Final = (
     Parameter(name="collectives", usual=1.0, spread=0.5, meaning="what the host pays for a collective"),
     Parameter(name="handshakes", usual=1.0, spread=0.5, meaning="what the host pays before a message"),
     Parameter(name="waits", usual=1.0, spread=0.5, meaning="how long hosts wait for one another"),
+    Parameter(name="interference", usual=1.0, spread=0.7, meaning="how much traffic beside them slows kernels down"),
     Parameter(
         name="intra_latency_s", usual=0.3e-6, spread=1.0, meaning="latency per hop of a collective in a node, in s"
     ),
@@ -88,7 +89,7 @@ def calibration_at(values: Floats, *, like: Calibration | None = None) -> Calibr
 
 def matters(name: str, by_part: Mapping[str, float], *, nodes: int) -> bool:
     """Whether a run says anything about a parameter."""
-    if name in FACTORS:
+    if name in (*FACTORS, "interference"):
         return by_part.get(name, 0.0) > 0.0
     if name == "intra_latency_s":
         return by_part.get("intra", 0.0) > 0.0

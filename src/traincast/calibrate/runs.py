@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from traincast.estimate.calibrated import Parts
 from traincast.forecast import default_cost_model
 from traincast.report.outlook import Look, look_at
 from traincast.simulate import Evaluator, simulate
-from traincast.strategy import Request, lower
+from traincast.strategy import Plan, Request, lower
 from traincast.strategy.memory import reported
 from traincast.validate.tables import Row, RowError
 
@@ -62,7 +62,8 @@ class Run:
 
     def simulated(self, calibration: Calibration, *, stalled: bool = False) -> float:
         """The step time under ``calibration``, its correction left out."""
-        step = self.evaluator(self.parts.scaled(self.estimates, calibration, stalled=stalled))
+        seconds = self.parts.scaled(self.estimates, calibration, stalled=stalled)
+        step = self.evaluator(seconds, interference=calibration.interference)
         step = calibration.step(step, nodes=self.nodes)
         if stalled and calibration.stall is not None:
             step += calibration.stall.seconds * self.look.messages
@@ -71,7 +72,7 @@ class Run:
 
 def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Run:
     """Lower and estimate one measured run."""
-    request = measured.request
+    request = replace(measured.request, cluster=replace(measured.request.cluster, calibration=None))
     model = cost_model or default_cost_model(request.runtime.kernels)
     lowered = lower(request)
     plan = lowered.plan
@@ -84,9 +85,14 @@ def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Run:
         parts=parts,
         evaluator=Evaluator(plan),
         look=look_at(request, timeline, seconds),
-        by_part=parts.seconds_by_part(seconds, plan.work_counts()),
+        by_part={**parts.seconds_by_part(seconds, plan.work_counts()), "interference": _slowed_down(plan, seconds)},
         predicted_memory=reported(lowered.memory, request.runtime),
     )
+
+
+def _slowed_down(plan: Plan, seconds: Floats) -> float:
+    """Seconds that works are slowed down by beside traffic, each kind of them once."""
+    return sum(replace(o, waited=False).cost(seconds) for o in plan.overlaps if o.interference > 0.0)
 
 
 def prepare_runs(

@@ -68,7 +68,8 @@ class Calibration:
     ``attention``, memory-bound operators (``memory``), convolutions, collectives within and between nodes
     (``intra``, ``inter``), messages between stages (``send``), and what the host does for operators, blocks,
     collectives, handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or
-    ``inter_latency_s`` is added to a collective for every hop of its messages. A step takes ``jitter`` of itself longer
+    ``inter_latency_s`` is added to a collective for every hop of its messages, and ``interference`` multiplies what
+    kernels are slowed down by while traffic runs beside them. A step takes ``jitter`` of itself longer
     for every doubling of nodes, and ``step_s`` in any case. ``memory_share`` is real memory over forecast memory.
 
     A run ends between ``low`` and ``high`` times its forecast in 90 % of cases where all is as it was measured, and
@@ -89,6 +90,7 @@ class Calibration:
     collectives: float = 1.0
     handshakes: float = 1.0
     waits: float = 1.0
+    interference: float = 1.0
     intra_latency_s: float = 0.0
     inter_latency_s: float = 0.0
     jitter: float = 0.0

@@ -140,6 +140,11 @@ class Cluster:
         """Devices that reach one another over ``intra_node`` links, without a NIC."""
         return self.devices_per_node * min(self.domain_nodes, self.num_nodes)
 
+    @property
+    def interference(self) -> float:
+        """How much longer a kernel takes beside a collective: the device's, as it was calibrated."""
+        return self.device.interference * (self.calibration.interference if self.calibration else 1.0)
+
     def with_nodes(self, num_nodes: int) -> Cluster:
         """The same cluster with another number of nodes."""
         return replace(self, num_nodes=num_nodes)

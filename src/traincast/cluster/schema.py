@@ -165,6 +165,7 @@ CALIBRATION_KEYS: Final[Mapping[str, _Check]] = {
     **dict.fromkeys((*FACTORS, "memory_share", "low", "high"), _share),
     **dict.fromkeys(("intra_latency_s", "inter_latency_s"), _delay),
     "step_s": partial(_number, low=0.0, high=1e4),
+    "interference": partial(_number, low=0.0, high=1e3),
     "jitter": partial(_number, low=0.0, high=10.0),
     "unknown": partial(_number, low=0.0, high=10.0),
     "runtimes": _words,

@@ -154,7 +154,7 @@ class _Layout:
 
     def _slowed(self, pieces: list[Piece]) -> list[Piece]:
         """Works take longer while traffic that was issued since the works before them runs beside them."""
-        slowdown = self.request.cluster.device.interference
+        slowdown = self.request.cluster.interference
         result: list[Piece] = []
         running: list[Issue] = []
         gathers = 0

@@ -91,7 +91,7 @@ def prepare(request: Request) -> Prepared:
         tuple((axis, mesh.span(axis)) for axis in _WAITED),
         mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and runtime.wait_launches > 0,
         micro_batch,
-        cluster.device.interference,
+        cluster.interference,
     )
     schedule = load_schedule(strategy.schedule)
     chunks = schedule.chunks or strategy.virtual_stages
