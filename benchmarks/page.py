@@ -316,7 +316,7 @@ def _ablation(study: Mapping[str, Any], steps: Sequence[Row], other: Sequence[Ro
     said = (
         "A calibration first moves parameters that mean something (rates, latencies, host costs). What is left over "
         "may then be learned by a small correction. A group keeps it only if errors on unseen runs become smaller "
-        "and those on unseen models no larger: one yes or no per group, decided by these same errors. Mean errors:"
+        "and those on unseen models hardly larger: one yes or no per group, decided by these same errors. Mean errors:"
     )
     columns = [
         "source",
