@@ -1,4 +1,4 @@
-"""Learned times against measurements that were not trained on, written into docs/accuracy.md.
+"""Learned times against measurements that were not trained on, written into docs/operators.md.
 
     python -m benchmarks.learned cells                      # what the shipped bundle's card says of every cell
     python -m benchmarks.learned unseen DATA                # products with widths that training has not seen
@@ -9,7 +9,7 @@
     python -m benchmarks.learned speed                      # 100,000 distinct operators on one core
 
 DATA is a folder with ``operators.parquet`` and ``collectives.parquet``. Each study prints a Markdown table; with
-``--write`` it also replaces the one in docs/accuracy.md.
+``--write`` it also replaces the one in docs/operators.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.accuracy import PAGE, write
+from benchmarks.markers import write
 from traincast.cluster import load_cluster, load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
@@ -45,6 +45,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+PAGE: Final = Path(__file__).parents[1] / "docs" / "operators.md"
 DEVICES: Final = ("h200-sxm", "a100-sxm4-80gb")
 COUNTS: Final = (10, 30, 100)
 DRAWS: Final = 5

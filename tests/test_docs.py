@@ -15,14 +15,14 @@ from typing import Any
 
 import click
 import pytest
-from benchmarks.accuracy import rewrite
+from benchmarks.markers import rewrite
 from benchmarks.outputs import FENCE
 
 import traincast
 from traincast import report
 from traincast.cli.main import VERBS, app, main
-from traincast.cluster import load_cluster, load_device
-from traincast.cluster.schema import CLUSTER_KEYS, DEVICE_KEYS, NODE_KEYS
+from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
+from traincast.cluster.schema import CALIBRATION_KEYS, CLUSTER_KEYS, DEVICE_KEYS, NODE_KEYS
 from traincast.graph import zoo
 from traincast.graph.huggingface import READERS
 from traincast.report import JobForecast, Report
@@ -181,12 +181,15 @@ def refusals() -> set[str]:
 
 
 def written_files(folder: Path) -> Path:
-    """A folder with every file that the documents show, and the examples."""
+    """A folder with every file that the documents show or have a command write, and the examples."""
     for name in PAGE_NAMES:
         for body in fences(name, "toml"):
             title = body.splitlines()[0].removeprefix("# ")
             assert re.fullmatch(r"[\w-]+\.toml", title), f"a toml fence in {name} does not start with its file's name"
             (folder / title).write_text(body, encoding="utf-8")
+        for words in (w for w in commands(name) if w[1] == "calibrate"):
+            path = folder / words[words.index("-o") + 1]
+            write_calibrated(path, extends="dgx-h100", calibration=Calibration())
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder
 
@@ -347,13 +350,15 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
     assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
     hardware = text_of("docs/your-hardware.md")
     assert all(f"`{word}`" in hardware for word in {*DEVICE_KEYS, *NODE_KEYS, *CLUSTER_KEYS})
+    calibration = hardware.partition("**`[calibration]`**")[2]
+    assert all(f"`{word}`" in calibration for word in {*CALIBRATION_KEYS, *names_of(Stall, Correction)})
 
 
-def test_accuracy_tables_are_rewritten_between_their_markers() -> None:
-    page = text_of("docs/accuracy.md")
-    fresh = rewrite(rewrite(page, "steps", "| a |"), "dp-steps", "| b |")
-    assert "<!-- steps:begin -->\n| a |\n<!-- steps:end -->" in fresh
-    assert "<!-- dp-steps:begin -->\n| b |\n<!-- dp-steps:end -->" in fresh
-    assert rewrite(fresh, "steps", "| a |") == fresh
+def test_tables_of_operators_are_rewritten_between_their_markers() -> None:
+    page = text_of("docs/operators.md")
+    fresh = rewrite(rewrite(page, "cells", "| a |"), "speed", "| b |")
+    assert "<!-- cells:begin -->\n| a |\n<!-- cells:end -->" in fresh
+    assert "<!-- speed:begin -->\n| b |\n<!-- speed:end -->" in fresh
+    assert rewrite(fresh, "cells", "| a |") == fresh
     with pytest.raises(ValueError, match="once each"):
-        rewrite("no markers", "steps", "| a |")
+        rewrite("no markers", "cells", "| a |")

@@ -26,6 +26,7 @@ LAYERS: list[set[str]] = [
     {"search", "resources"},
     {"scheduling"},
     {"validate"},
+    {"calibrate"},
     {"cli", "web"},
 ]
 ASIDE = {"profile", "testbed"}

@@ -50,7 +50,8 @@ class UnknownNameError(RequestError):
     def __init__(self, what: str, name: str, choices: Iterable[str], *, hint: str = "") -> None:
         known = sorted(choices)
         close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        shown = ", ".join(close) if close else ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
+        short = sorted(sorted(known, key=len)[:12])
+        shown = ", ".join(close) if close else ", ".join(short) + (", …" if len(known) > 12 else "")
         lead = "did you mean" if close else "known are"
         tail = f"; {hint}" if hint else ""
         super().__init__(f"unknown {what} {name!r}: {lead} {shown}{tail}")

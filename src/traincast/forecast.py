@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -11,7 +12,8 @@ import numpy as np
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
-from traincast.estimate import CostModel, Estimates, learned_cost_model
+from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
+from traincast.estimate.calibrated import calibrated
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
@@ -57,7 +59,7 @@ class Forecast:
         if self.report.waits:
             return self.timeline
         lowered = lower(self.request, grain="operator")
-        estimates = self.cost_model.estimate(lowered.plan.works, self.request.cluster)
+        estimates = _estimate(self.cost_model, lowered.plan.works, self.request.cluster)
         return simulate(expand(lowered.plan) if all_ranks else lowered.plan, estimates.seconds)
 
 
@@ -121,7 +123,7 @@ def _with_memory(result: Forecast) -> Report:
 
     def seconds(strategy: Strategy) -> float:
         plan = lower(replace(request, strategy=strategy)).plan
-        return simulate(plan, result.cost_model.estimate(plan.works, request.cluster).seconds).step_s
+        return simulate(plan, _estimate(result.cost_model, plan.works, request.cluster).seconds).step_s
 
     remedy = find_remedy(
         request.strategy,
@@ -139,10 +141,23 @@ _MOST_MOMENTS: Final = 2000
 """Slots whose memory a report has at most; of more, evenly spaced ones."""
 
 
+@lru_cache(maxsize=8)
+def default_cost_model(kernels: str = "") -> CostModel:
+    """The cost model used when none is given: the bundles that come with Traincast, physics for the rest.
+
+    ``kernels`` is the framework whose measured operators are preferred.
+    """
+    return replace(_shipped(), framework=kernels)
+
+
 @lru_cache(maxsize=1)
-def default_cost_model() -> CostModel:
-    """The cost model used when none is given: the bundles that come with Traincast, physics for the rest."""
+def _shipped() -> LearnedCostModel:
     return learned_cost_model()
+
+
+def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
+    """What ``model`` says of ``works``, as the cluster was calibrated."""
+    return calibrated(model.estimate(works, cluster), works, cluster)
 
 
 def forecast(
@@ -156,7 +171,9 @@ def forecast(
 
     Under ``conditions``, or where nodes differ, every rank is simulated on its own.
     """
-    model = cost_model or default_cost_model()
+    model = cost_model or default_cost_model(request.runtime.kernels)
+    if isinstance(model, LearnedCostModel) and not model.framework:
+        model = replace(model, framework=request.runtime.kernels)
     if request.strategy.servers and conditions is not None:
         raise RequestError(
             "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"
@@ -165,14 +182,14 @@ def forecast(
     if request.strategy.servers:  # they make the updates
         request = replace(request, optimizer=False)
     lowered = lower(request, grain=grain if alike else "operator")
-    estimates = model.estimate(lowered.plan.works, request.cluster)
+    estimates = _estimate(model, lowered.plan.works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
     if alike:
         report = make_report(request, lowered, estimates, timeline)
     else:
-        folded_s = timeline.step_s
+        folded = timeline
         timeline = _every_rank(request, lowered, model, conditions or Conditions())
-        report = make_report(request, lowered, estimates, timeline, folded_s=folded_s)
+        report = make_report(request, lowered, estimates, timeline, folded=folded)
         report = replace(report, waits=waits_of(timeline))
     if request.strategy.servers:
         report = with_servers(report, request, model)
@@ -189,7 +206,7 @@ def forecast(
 def _every_rank(request: Request, lowered: Lowered, model: CostModel, conditions: Conditions) -> Timeline:
     """The timeline of all ranks: each with its own device's times, under ``conditions``."""
     kinds = request.cluster.kinds()
-    seconds = np.stack([model.estimate(lowered.plan.works, kind).seconds for kind in kinds])
+    seconds = np.stack([_estimate(model, lowered.plan.works, kind).seconds for kind in kinds])
     return under(lowered.plan, seconds, conditions, kind_of_rank=np.array(request.cluster.kind_of_device()))
 
 
@@ -199,9 +216,9 @@ def with_servers(report: Report, request: Request, model: CostModel) -> Report:
     parts = exchanged_parts(request)
     works = list(dict.fromkeys(i.work for program, _ in parts for i in (*program.forward, *program.backward)))
     launches = list(dict.fromkeys(i.launches for program, _ in parts for i in (*program.forward, *program.backward)))
-    estimates = model.estimate([*works, *(Launch(kernels=n) for n in launches)], cluster)
+    estimates = _estimate(model, [*works, *launches], cluster)
     seconds: dict[Work, float] = dict(zip(works, estimates.seconds.tolist(), strict=False))
-    host: dict[float, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
+    host: dict[Launch, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
 
     def of(items: tuple[Item, ...]) -> float:
         """A piece takes what its device or its host takes, whichever is longer, for every microbatch."""

@@ -46,9 +46,34 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What the host does before a device can start: ``kernels`` kernel launches' worth of time."""
+    """What the host does before a device can start, in launches' worth of time, by what it does it for.
 
-    kernels: float
+    ``kernels`` are those of operators, ``blocks`` what a layer or a pass costs beside them, ``collectives`` and
+    ``sends`` what communication does: a host may be quick at one and slow at another. ``waits`` are those of a
+    collective whose ranks wait for one another's hosts, which they do where these are ``crowded``.
+    """
+
+    kernels: float = 0.0
+    blocks: float = 0.0
+    collectives: float = 0.0
+    sends: float = 0.0
+    waits: float = 0.0
+    crowded: bool = False
+
+    def __add__(self, other: Launch) -> Launch:
+        return Launch(
+            kernels=self.kernels + other.kernels,
+            blocks=self.blocks + other.blocks,
+            collectives=self.collectives + other.collectives,
+            sends=self.sends + other.sends,
+            waits=self.waits + other.waits,
+            crowded=self.crowded or other.crowded,
+        )
+
+    @property
+    def launches(self) -> float:
+        """All of them."""
+        return self.kernels + self.blocks + self.collectives + self.sends + (self.waits if self.crowded else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ def test_launches_and_buffers_are_of_a_sane_size(name: str) -> None:
     assert 0 < runtime.operator_launches <= 50
     assert 0 < runtime.backward_launches <= runtime.operator_launches
     assert runtime.operator_launches <= runtime.collective_launches <= 100
-    assert 1e6 <= runtime.bucket_bytes <= 1e9
+    assert runtime.bucket_bytes >= 1e6  # one may hold all gradients
+    assert 0 <= runtime.wait_launches <= 100
     assert 0 <= runtime.allocator_overhead < 0.5
     assert runtime.context_bytes < 4e9
 

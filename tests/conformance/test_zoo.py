@@ -79,7 +79,11 @@ def t5(name: str) -> float:
     own = 2 * t * 4 * h * inner + 4 * t * t * inner
     cross = 2 * h * inner * (2 * t + 2 * s) + 4 * t * s * inner
     decoded = own + cross + 2 * t * mlp
-    return float(p["layers"] * (encoder + decoded) + 2 * t * h * p.get("vocab", 32128))
+    sparse, experts = p["layers"] // 2 if p.get("experts") else 0, p.get("experts", 0)
+    # Every other layer has a router and experts, each of which takes as many tokens as it has room for.
+    routed = 2 * (2 * experts * p.get("capacity", 0) * mlp) + 2 * (s + t) * h * experts
+    instead = 2 * (s + t) * mlp
+    return float(p["layers"] * (encoder + decoded) + sparse * (routed - instead) + 2 * t * h * p.get("vocab", 32128))
 
 
 def transformer_xl(name: str) -> float:

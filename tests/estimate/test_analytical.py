@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from traincast.cluster import Cluster, load_cluster
-from traincast.estimate import SOURCES, AnalyticalCostModel, Estimates
+from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates, learned_cost_model
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.work import Collective, Launch, Transfer, Work
 
@@ -96,6 +96,11 @@ def test_a_launch_costs_its_kernels_on_the_host() -> None:
     assert seconds(Launch(kernels=10)) == [pytest.approx(10 * H100.launch_s)]
 
 
+def test_a_launch_costs_whatever_the_host_does_and_waits_only_where_it_is_crowded() -> None:
+    quiet = Launch(kernels=1.0, blocks=2.0, collectives=4.0, sends=8.0, waits=16.0)
+    assert seconds(quiet, replace(quiet, crowded=True)) == pytest.approx([15 * H100.launch_s, 31 * H100.launch_s])
+
+
 @pytest.mark.parametrize(
     ("cluster", "m", "n", "k", "measured_us"),
     # Orders of magnitude that cuBLAS shows on these devices: 4096³ in bf16 at 770 and 250 TFLOP/s.
@@ -178,6 +183,24 @@ def test_a_device_that_reaches_more_of_its_peak_is_faster() -> None:
     q = TensorSpec((4, 32, 4096, 128), DType.BF16)
     works: list[Work] = [gemm(8192, 8192, 8192), op(OpKind.ATTENTION, q, q, q, outputs=(q,), causal=True)]
     assert (estimate(works, tuned).seconds < estimate(works).seconds).all()
+
+
+@pytest.mark.parametrize("model", [AnalyticalCostModel(), learned_cost_model()], ids=["analytical", "learned"])
+@pytest.mark.parametrize(("cluster", "ratio"), [(H100, 2.0), (A100, 1.0)], ids=["h100", "a100"])
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_attention_kernels_made_for_ampere_take_twice_as_long_on_hopper(
+    model: CostModel, cluster: Cluster, ratio: float, name: str
+) -> None:
+    q = TensorSpec((8, 32, 8192, 128), DType.BF16)
+    backward = name.endswith("backward")
+    inputs, outputs = (q,) * (4 if backward else 3), (q,) * (3 if backward else 1)
+    latest, older = (
+        op(OpKind.ATTENTION, *inputs, outputs=outputs, name=name, causal=True, **kernel)
+        for kernel in ({}, {"kernel": "flash-2"})
+    )
+    found = model.estimate([latest, older], cluster)
+    for column in (found.seconds, found.low, found.high):
+        assert column[1] / column[0] == pytest.approx(ratio, rel=0.05)  # a little of it is no product
 
 
 def test_the_same_call_gives_the_same_estimates() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,17 @@ def test_what_no_family_describes_has_none() -> None:
     assert family_of(conv("convolution", Phase.FORWARD, transposed=True)) is None
     assert family_of(conv("convolution", Phase.FORWARD)) == "conv"
     assert family_of(conv("conv2d.bwd_data", Phase.BACKWARD)) == "conv"
+
+
+@pytest.mark.parametrize(("dims_qk", "dims_v", "family"), [(128, 128, "attention"), (192, 128, None), (64, 128, None)])
+def test_attention_whose_queries_are_not_as_wide_as_its_values_is_left_to_physics(
+    dims_qk: int, dims_v: int, family: str | None
+) -> None:
+    q, v = (TensorSpec((2, 16, 128, dims), DType.BF16) for dims in (dims_qk, dims_v))
+    forward = Operator(name="attention", kind=OpKind.ATTENTION, phase=Phase.FORWARD, inputs=(q, q, v), outputs=(v,))
+    assert family_of(forward) == family
+    backward = replace(forward, name="attention_backward", phase=Phase.BACKWARD, inputs=(v, q, q, v), outputs=(q, q, v))
+    assert family_of(backward) == family
 
 
 def test_moving_sizes_into_a_range_leaves_the_rest() -> None:

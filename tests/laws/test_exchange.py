@@ -222,10 +222,10 @@ def test_a_replica_updates_its_share_wherever_it_does(strategy: str, share: int,
 
 
 def launches(strategy: str, runtime: Runtime) -> tuple[float, int]:
-    """Kernels that the host launches in a step, and collectives among them."""
+    """Launches' worth of time that the host spends in a step, and the collectives that it is spent on."""
     found = tasks_per_work(lower(request_of(strategy, runtime=runtime, optimizer=False), grain="operator").plan)
-    kernels = sum(w.kernels * n for w, n in found if isinstance(w, Launch))
-    return kernels, sum(n for w, n in found if isinstance(w, Collective))
+    spent = sum(w.launches * n for w, n in found if isinstance(w, Launch))
+    return spent, sum(n for w, n in found if isinstance(w, Collective))
 
 
 @pytest.mark.parametrize("strategy", ["", ",zero=1", ",zero=3", ",sync_each"])

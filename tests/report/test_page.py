@@ -37,7 +37,7 @@ JOB = JobForecast(
 
 
 def rule(work: Work) -> float:
-    return 5e-6 * work.kernels if isinstance(work, Launch) else 123.456e-6
+    return 5e-6 * work.launches if isinstance(work, Launch) else 123.456e-6
 
 
 @cache

@@ -30,7 +30,7 @@ def rule(work: Work) -> float:
     """Odd lengths, so that nothing falls on a whole microsecond by itself."""
     match work:
         case Launch():
-            return 4.3e-6 * work.kernels
+            return 4.3e-6 * work.launches
         case Collective():
             return 137.77e-6 + work.nbytes * 3.1e-10
         case Transfer():

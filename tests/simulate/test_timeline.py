@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.conftest import AnalyticalCostModel, request_of, run, seconds_of
 from traincast.simulate import interval, simulate
-from traincast.simulate.timeline import UNCALIBRATED
 from traincast.strategy import Segment, Stream
 
 
@@ -83,12 +82,9 @@ def test_an_interval_is_the_step_at_both_ends_of_all_works() -> None:
     lowered, timeline = run(request)
     estimates = AnalyticalCostModel().estimate(lowered.plan.works, request.cluster)
     sure = replace(estimates, low=estimates.seconds, high=estimates.seconds)
-    below, above = UNCALIBRATED
-    assert interval(lowered.plan, sure) == (timeline.step_s * below, timeline.step_s * above)
+    assert interval(lowered.plan, sure) == (timeline.step_s, timeline.step_s)
     wide = replace(estimates, low=estimates.seconds / 2, high=estimates.seconds * 3)
-    assert interval(lowered.plan, wide) == pytest.approx(
-        (timeline.step_s / 2 * below, timeline.step_s * 3 * above), rel=1e-9
-    )
+    assert interval(lowered.plan, wide) == pytest.approx((timeline.step_s / 2, timeline.step_s * 3), rel=1e-9)
 
 
 def test_a_simulation_does_not_change_its_plan() -> None:

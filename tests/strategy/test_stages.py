@@ -89,6 +89,18 @@ def test_a_cut_by_weights_counts_the_projection_to_the_vocabulary() -> None:
     assert layers_by_weights(spec, 3) == [6, 5, 1]
 
 
+@pytest.mark.parametrize(("vocab", "chunks"), [(3072, 2), (3072, 3), (3072, 4), (96, 2), (96, 4), (20000, 2)])
+def test_a_cut_by_weights_keeps_the_projection_to_the_vocabulary_with_the_loss(vocab: int, chunks: int) -> None:
+    graph = graph_of(f"gpt:layers=12,hidden=64,heads=4,vocab={vocab},seq=32")
+    zeros = [0.0] * len(graph.blocks)
+    stages = cut_stages(graph, chunks, costs=zeros, sends=zeros, by_weights=True)
+    units = [i for i, block in enumerate(graph.blocks) for _ in range(block.count)]
+    assert [block for stage in stages for block in stage.blocks] == units
+    logits = [i for i in units if graph.operators[graph.blocks[i].forward[0]].outputs[0].shape[-1:] == (vocab,)]
+    assert len(logits) == 2  # the projection, and its softmax
+    assert {*logits, units[-1]} <= set(stages[-1].blocks)
+
+
 def test_a_cut_by_weights_that_leaves_a_stage_empty_is_refused() -> None:
     with pytest.raises(StrategyError, match=r"16 stages cut by weights leave stage 1\d of .* without any block"):
         layers_by_weights("gpt:layers=8,hidden=64,heads=4,vocab=6144,seq=32", 16)

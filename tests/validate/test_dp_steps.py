@@ -41,6 +41,14 @@ def test_a_container_tells_which_pytorch_it_was() -> None:
     assert request_of(ROW).runtime.name == "pytorch"
     assert request_of({**ROW, "container": "20.06"}).runtime.name == "pytorch-1"
     assert request_of({**ROW, "framework": "TensorFlow2"}).runtime.name == "tensorflow"
+    assert request_of({**ROW, "framework": "TensorFlow2", "xla": "yes"}).runtime.name == "tensorflow-xla"
+
+
+def test_long_sequences_of_binned_pre_training_are_shorter_than_stated() -> None:
+    row = {**ROW, "model": "bert-base", "seq_len": 512, "task": "pre-training phase2"}
+    assert request_of({**row, "container": "20.06"}).graph.tokens_per_sample == 512
+    assert request_of({**row, "container": "21.11"}).graph.tokens_per_sample == 288
+    assert request_of({**row, "container": "21.11", "task": "fine-tuning"}).graph.tokens_per_sample == 512
 
 
 def test_accumulation_makes_microbatches() -> None:

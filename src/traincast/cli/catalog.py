@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from traincast.cli.output import print_json, print_table
+from traincast.cluster.calibration import Calibration
 from traincast.cluster.hardware import Device, Link
 from traincast.units import format_bytes, format_count, format_seconds
 
@@ -106,7 +107,10 @@ def clusters(name: str | None, as_json: bool) -> None:
 
     if name is not None:
         cluster = load_cluster(name)
-        _show_one(cluster.name, facts(cluster), as_json=as_json)
+        shown = facts(cluster)
+        if shown["calibration"] and not as_json:  # the points of its correction are of no use to a reader
+            shown["calibration"].pop("correction")
+        _show_one(cluster.name, shown, as_json=as_json)
         return
     known = [load_cluster(n) for n in (*cluster_names(), *node_names())]
     if as_json:
@@ -134,7 +138,7 @@ def _fields(value: Any) -> dict[str, Any]:
         item = getattr(value, field.name)
         if isinstance(item, Device):
             item = item.name
-        elif isinstance(item, Link):
+        elif isinstance(item, Link | Calibration):
             item = asdict(item)
         elif isinstance(item, Mapping):
             item = dict(item)

@@ -21,6 +21,7 @@ VERBS: Final = {
     "devices": ("traincast.cli.catalog", "List the known devices, or show one."),
     "runtimes": ("traincast.cli.catalog", "List the known training frameworks, or show one."),
     "validate": ("traincast.cli.validate", "Compare forecasts with a table of measured runs."),
+    "calibrate": ("traincast.cli.calibrate", "Learn a cluster from its own measured runs."),
     "fit": ("traincast.cli.fit", "Fit bundles of operator and collective times to measurements."),
     "profile": ("traincast.cli.profile", "Measure operators and collectives on the machine at hand."),
 }

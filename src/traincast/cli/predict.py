@@ -109,6 +109,7 @@ def predict(
     _show(result.report, chosen=strategy is None, memory=show_memory)
     for what, path in written:
         console().print(f"{what}: {path}")
+    _say_if_calibrated(result)
 
 
 def _conditions(
@@ -157,6 +158,19 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
         write_page(result.report, result.detailed() if detailed else result.timeline, Path(html))
         written.append(("page", html))
     return written
+
+
+def _say_if_calibrated(result: Forecast) -> None:
+    """Point to what measured runs of the same device and runtime taught, where the request does not use it."""
+    from traincast.cluster import find_calibrated
+
+    cluster = result.request.cluster
+    known = find_calibrated(cluster, result.request.runtime.name) if cluster.calibration is None else None
+    if known is not None and known.calibration is not None:
+        console().print(
+            f"[dim]not calibrated; {known.name} is, with {known.calibration.runs} runs of the same device and runtime: "
+            f"see what --cluster {known.name}:{cluster.num_nodes} says[/dim]"
+        )
 
 
 def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
@@ -208,6 +222,7 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
         ("bubble", report.bubble_s),
         ("optimizer", report.optimizer_s),
         ("overhead", report.overhead_s),
+        *([("calibrated", report.calibrated_s)] if report.calibrated_s else []),
     ):
         table.add_row(name, format_seconds(seconds), f"{_bar(seconds / report.step_s)} {seconds / report.step_s:.1%}")
     table.add_section()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, print_json, print_table
+from traincast.cli.output import console, print_json, print_table, progress_bar
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
@@ -20,6 +17,9 @@ if TYPE_CHECKING:
     from traincast.validate.operators import OperatorValidation
 
 
+_UNCALIBRATED = click.option(
+    "--uncalibrated", is_flag=True, help="Use nothing that calibration to measured runs taught."
+)
 _BUNDLE = click.option("--bundle", multiple=True, metavar="BUNDLE", help="Ask this bundle before the shipped ones.")
 
 
@@ -43,7 +43,7 @@ def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple
     """Single operators on one device (.csv or .parquet)."""
     from traincast.validate.operators import validate_operators
 
-    with _progress("operators") as progress:
+    with progress_bar("operators") as progress:
         result = validate_operators(
             Path(file), rows=rows, where=conditions(where), bundles=[Path(b) for b in bundle], progress=progress
         )
@@ -107,46 +107,44 @@ def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
     """Single collectives and transfers (.csv or .parquet)."""
     from traincast.validate.collectives import validate_collectives
 
-    with _progress("collectives") as progress:
+    with progress_bar("collectives") as progress:
         result = validate_collectives(Path(file), bundles=[Path(b) for b in bundle], progress=progress)
     _show(result, as_json=as_json)
 
 
 @validate.command(name="steps")
 @click.argument("file")
+@click.option("--cluster", metavar="NAME|FILE", help="All rows ran on this cluster; default: what each row says.")
+@_UNCALIBRATED
+@click.option("--explain", type=click.IntRange(min=0), metavar="ROW", help="Say where the time of one row went.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def steps(file: str, as_json: bool) -> None:
+def steps(file: str, cluster: str | None, uncalibrated: bool, explain: int | None, as_json: bool) -> None:
     """Steps of language models under a stated strategy (.csv or .parquet)."""
+    from traincast.cluster import load_cluster
     from traincast.validate import validate_steps
 
-    with _progress("steps") as progress:
-        result = validate_steps(Path(file), progress=progress)
+    place = load_cluster(cluster) if cluster else None
+    if explain is not None:
+        from traincast.cli.explain import show_explanation
+
+        show_explanation(Path(file), explain, place, calibrated=not uncalibrated, as_json=as_json)
+        return
+    with progress_bar("steps") as progress:
+        result = validate_steps(Path(file), cluster=place, calibrated=not uncalibrated, progress=progress)
     _show(result, as_json=as_json)
 
 
 @validate.command(name="dp-steps")
 @click.argument("file")
+@_UNCALIBRATED
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def dp_steps(file: str, as_json: bool) -> None:
+def dp_steps(file: str, uncalibrated: bool, as_json: bool) -> None:
     """Data-parallel steps of convolutional and other models (.csv or .parquet)."""
     from traincast.validate import validate_dp_steps
 
-    with _progress("dp-steps") as progress:
-        result = validate_dp_steps(Path(file), progress=progress)
+    with progress_bar("dp-steps") as progress:
+        result = validate_dp_steps(Path(file), calibrated=not uncalibrated, progress=progress)
     _show(result, as_json=as_json)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:

@@ -40,6 +40,9 @@ bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
     num_nodes = 16                    # default 1
     oversubscription = 2.0            # also name, inter_topology, group_nodes, source
 
+    [calibration]                     # what measured runs taught, as ``traincast calibrate`` writes it
+    gemm = 1.08                       # see Calibration; whatever is left out is as datasheets have it
+
 ``peak_flops`` are those of the fastest unit that multiplies matrices in that dtype (tensor or matrix cores;
 for fp32 on NVIDIA, the CUDA cores). ``price_per_hour`` in the catalog is a public on-demand price, with its
 date beside it, good for an order of magnitude. ``latency_s`` is what a small message takes from one device's
@@ -57,6 +60,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast, get_args
 
+from traincast.cluster.calibration import FEATURES, NUMBERS, Calibration, Correction, Stall
 from traincast.cluster.hardware import (
     HOST_BANDWIDTH,
     HOST_MEMORY_BANDWIDTH,
@@ -90,6 +94,7 @@ class _Layers:
     device: Table
     node: Table
     cluster: Table
+    calibration: Table
 
 
 def device_names() -> tuple[str, ...]:
@@ -207,7 +212,7 @@ def _from_catalog(name: str, kind: str) -> _Layers:
 def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers:
     """Lay the tables of one file over what they extend."""
     folder, stem = path.parent, path.name.removesuffix(".toml")
-    layers = _Layers({}, {}, {})
+    layers = _Layers({}, {}, {}, {})
     cluster, node, device = (_as_table(document.get(key)) for key in ("cluster", "node", "device"))
     for base in (document.get("extends"), cluster.get("extends")):
         if isinstance(base, str):
@@ -215,7 +220,7 @@ def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers
     for base in (cluster.get("node"), node.get("extends")):
         if isinstance(base, str):
             named = _resolve(base, "node", folder, depth - 1)
-            layers = _Layers(named.device, named.node, layers.cluster)
+            layers = replace(layers, device=named.device, node=named.node)
     if isinstance(node.get("device"), str):
         layers = replace(layers, device=_resolve(str(node["device"]), "device", folder, depth - 1).device)
     base_node = layers.node
@@ -233,7 +238,13 @@ def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers
         _overlay(layers.device, changed),
         _overlay(base_node, node),
         _overlay(layers.cluster, {**named_here, **({"name": node["name"]} if "name" in node else {}), **cluster}),
+        _as_table(document.get("calibration")) or ({} if _other_device(layers.device, changed) else layers.calibration),
     )
+
+
+def _other_device(base: Table, changed: Table) -> bool:
+    """Whether a file changes the device, so that what was learned of the old one does not hold."""
+    return bool(changed) and not changed.keys() <= _KEEPS_NAME and changed.get("name") != base.get("name")
 
 
 def _as_table(value: str | Table | None) -> Table:
@@ -282,6 +293,39 @@ def _build_device(table: Table, where: str) -> Device:
     )
 
 
+def _build_calibration(table: Table, where: str) -> Calibration:
+    numbers = {name: cast("float", table[name]) for name in NUMBERS if name in table}
+    nodes = cast("tuple[float, ...]", table.get("nodes", (1.0, 1.0)))
+    if len(nodes) != 2 or nodes[0] > nodes[1]:
+        raise FileFormatError(f"{where}: [calibration] nodes are {list(nodes)}: expected the fewest and the most")
+    stall = cast("dict[str, float]", table.get("stall", {}))
+    if stall and not {"seconds", "base"} <= stall.keys():
+        raise FileFormatError(f"{where}: [calibration.stall] lacks seconds or base: add them, or leave it out")
+    return Calibration(
+        **numbers,
+        runtimes=cast("tuple[str, ...]", table.get("runtimes", ())),
+        nodes=(int(nodes[0]), int(nodes[1])),
+        runs=int(cast("int", table.get("runs", 0))),
+        stall=Stall(**stall) if stall else None,
+        correction=_build_correction(cast("Table", table.get("correction", {})), where),
+    )
+
+
+def _build_correction(table: Table, where: str) -> Correction | None:
+    if not table:
+        return None
+    points = cast("tuple[tuple[float, ...], ...]", table.get("points", ()))
+    weights = cast("tuple[float, ...]", table.get("weights", ()))
+    scales = cast("tuple[float, ...]", table.get("scales", ()))
+    if len(points) != len(weights) or any(len(row) != len(FEATURES) for row in (*points, scales)):
+        raise FileFormatError(
+            f"{where}: [calibration.correction] has {len(points)} points, {len(weights)} weights and {len(scales)} "
+            f"scales: there is one weight for each point, and points and scales have {len(FEATURES)} numbers each; "
+            "calibrate again if it was made by another version"
+        )
+    return Correction(points=points, weights=weights, scales=scales)
+
+
 def _build_link(table: Table, key: str, where: str) -> Link:
     link = cast("Table", _need(table, key, where, "node"))
     title = f"node.{key}"
@@ -325,5 +369,6 @@ def _build_cluster(layers: _Layers, where: str) -> Cluster:
         domain_nodes=int(number("domain_nodes", 1)),
         group_nodes=int(number("group_nodes", 1)),
         subset_bandwidth=cast("tuple[float, ...]", table.get("subset_bandwidth", ())),
+        calibration=_build_calibration(layers.calibration, where) if layers.calibration else None,
         source=str(table.get("source", "")),
     )

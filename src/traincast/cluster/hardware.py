@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
+from traincast.cluster.calibration import Calibration
 from traincast.errors import RequestError
 
 IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
@@ -100,7 +101,8 @@ class Cluster:
     bytes/s per direction that each can send to the others where that depends on how many take part
     (meshes, NVLink bridges); beyond its end ``intra_node.bandwidth`` holds.
 
-    A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
+    ``calibration`` is what measured runs taught beyond all this; without one, a forecast assumes what other clusters
+    taught. A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
     slowest of them, what a step that waits for everyone is bound by (see :func:`joined`).
     """
 
@@ -125,6 +127,7 @@ class Cluster:
     group_nodes: int = 1
     subset_bandwidth: tuple[float, ...] = ()
     parts: tuple[Cluster, ...] = ()
+    calibration: Calibration | None = None
     source: str = ""
 
     @property
@@ -136,6 +139,11 @@ class Cluster:
     def domain_devices(self) -> int:
         """Devices that reach one another over ``intra_node`` links, without a NIC."""
         return self.devices_per_node * min(self.domain_nodes, self.num_nodes)
+
+    @property
+    def interference(self) -> float:
+        """How much longer a kernel takes beside a collective: the device's, as it was calibrated."""
+        return self.device.interference * (self.calibration.interference if self.calibration else 1.0)
 
     def with_nodes(self, num_nodes: int) -> Cluster:
         """The same cluster with another number of nodes."""
@@ -151,6 +159,7 @@ class Cluster:
                 intra_node=part.intra_node,
                 intra_topology=part.intra_topology,
                 launch_s=part.launch_s,
+                calibration=part.calibration,
                 parts=(),
             )
             for part in self.parts
@@ -193,6 +202,7 @@ def joined(parts: Sequence[Cluster]) -> Cluster:
         price_per_node_hour=sum(p.price_per_node_hour * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
         node_power_w=sum(p.node_power_w * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
         domain_nodes=1,
+        calibration=None,
         subset_bandwidth=min((part.subset_bandwidth for part in parts), key=sum),
         parts=tuple(parts),
     )

@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias, get_args
 
+from traincast.cluster.calibration import FACTORS
 from traincast.cluster.hardware import InterTopology, IntraTopology
 from traincast.errors import FileFormatError
 
-Value: TypeAlias = str | int | float | tuple[float, ...] | tuple[str, ...] | Mapping[str, "Value"]
+Value: TypeAlias = (
+    str | int | float | tuple[float, ...] | tuple[str, ...] | tuple[tuple[float, ...], ...] | Mapping[str, "Value"]
+)
 Table: TypeAlias = dict[str, Value]
 _Check: TypeAlias = Callable[[object, str], Value]
 
@@ -61,6 +64,12 @@ def _numbers(value: object, where: str, *, low: float, high: float) -> tuple[flo
     if not isinstance(value, list):
         raise FileFormatError(f"{where} is {_shown(value)}: expected a list of numbers")
     return tuple(_number(item, f"{where}[{i}]", low=low, high=high) for i, item in enumerate(value))
+
+
+def _points(value: object, where: str) -> tuple[tuple[float, ...], ...]:
+    if not isinstance(value, list):
+        raise FileFormatError(f"{where} is {_shown(value)}: expected a list of lists of numbers")
+    return tuple(_numbers(item, f"{where}[{i}]", low=-1e3, high=1e3) for i, item in enumerate(value))
 
 
 def _open_table(value: object, where: str, *, low: float, high: float) -> Table:
@@ -141,7 +150,37 @@ CLUSTER_KEYS: Final[Mapping[str, _Check]] = {
     "num_nodes": _count,
     **_NETWORK_KEYS,
 }
-_TABLES: Final = {"device": DEVICE_KEYS, "node": NODE_KEYS, "cluster": CLUSTER_KEYS}
+_share: Final = partial(_number, low=1e-6, high=1e6)
+_plain: Final = partial(_number, low=-1e6, high=1e6)
+_STALL: Final[Mapping[str, _Check]] = {
+    "seconds": _delay,
+    **dict.fromkeys(("base", "per_node", "pipeline", "per_tensor_node"), _plain),
+}
+_CORRECTION: Final[Mapping[str, _Check]] = {
+    "points": _points,
+    "weights": partial(_numbers, low=-10.0, high=10.0),
+    "scales": partial(_numbers, low=1e-3, high=1e3),
+}
+CALIBRATION_KEYS: Final[Mapping[str, _Check]] = {
+    **dict.fromkeys((*FACTORS, "memory_share", "low", "high"), _share),
+    **dict.fromkeys(("intra_latency_s", "inter_latency_s"), _delay),
+    "step_s": partial(_number, low=0.0, high=1e4),
+    "interference": partial(_number, low=0.0, high=1e3),
+    "jitter": partial(_number, low=0.0, high=10.0),
+    "unknown": partial(_number, low=0.0, high=10.0),
+    "runtimes": _words,
+    "nodes": partial(_numbers, low=1.0, high=float(MAX_NODES)),
+    "runs": partial(_whole, low=0, high=10**9),
+    "source": _text,
+    "stall": partial(_closed_table, keys=_STALL),
+    "correction": partial(_closed_table, keys=_CORRECTION),
+}
+_TABLES: Final = {
+    "device": DEVICE_KEYS,
+    "node": NODE_KEYS,
+    "cluster": CLUSTER_KEYS,
+    "calibration": CALIBRATION_KEYS,
+}
 
 
 def read_file(path: Path) -> dict[str, str | Table]:

@@ -9,12 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from traincast.cluster import Cluster
+from traincast.cluster import Cluster, Device
 from traincast.estimate.collectives import collective_seconds, crosses_nics, transfer_seconds
 from traincast.estimate.efficiency import (
     ARCHITECTURES,
     INTERVALS,
     MEMORY_SHARE,
+    OLDER_ATTENTION,
     UNMEASURED_WIDENING,
     achievable,
 )
@@ -32,7 +33,7 @@ from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
 
-GROUPED_SHARE: Final = 0.55
+GROUPED_SHARE: Final = 0.42
 """What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
 RNN_STEP_S: Final = 12e-6
 """Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
@@ -97,7 +98,7 @@ class AnalyticalCostModel:
                 transfers.append(i)
                 family[i] = _FAMILIES.index("inter" if work.crosses_nodes else "intra")
             elif isinstance(work, Launch):
-                seconds[i] = max(0.0, work.kernels) * cluster.launch_s
+                seconds[i] = max(0.0, work.launches) * cluster.launch_s
                 family[i] = _FAMILIES.index("launch")
             elif isinstance(work, HostCopy):
                 seconds[i] = work.nbytes / cluster.host_bandwidth
@@ -200,15 +201,17 @@ class _Operators:
 
     def _add_conv(self, index: int, op: Operator) -> None:
         dtype = op.inputs[0].dtype.value
-        rate = self._rate("conv", dtype)
         products = _conv_products(op, narrow=dtype not in ("fp32", "fp64"))
         weight = op.inputs[2 if op.name.endswith("backward") else 1].shape
+        plain = math.prod(weight[2:]) == 1  # a product of matrices, with nothing to gather
+        rate = self._rate("gemm" if plain else "conv", dtype)
+        traffic, sharpness = (1.0, SHARPNESS) if plain else (CONV_TRAFFIC_SHARE, CONV_SHARPNESS)
         if dtype == "fp32" and tuple(weight[2:]) == (3, 3) and op.attributes.get("stride", 1) == 1:
             rate *= WINOGRAD_GAIN
-        nbytes = op.nbytes / (len(products) * CONV_TRAFFIC_SHARE)
+        nbytes = op.nbytes / (len(products) * traffic)
         out_bytes = op.outputs[0].dtype.nbytes
         for share, *dims in products:
-            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, CONV_SHARPNESS, 1.0))
+            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, sharpness, 1.0))
 
     def _add_rnn(self, index: int, op: Operator) -> None:
         """Products over all steps at once, and those with the recurrent weights, step after step."""
@@ -231,6 +234,7 @@ class _Operators:
         backward = op.name.endswith("backward")
         batch, heads, queries, keys, dims_qk, dims_v = attention_dims(op)
         rate = self._rate("attention_backward" if backward else "attention", op.inputs[0].dtype.value)
+        rate *= attention_share(op, self.device)
         # Backward makes five products where forward makes two.
         passes = batch * heads * (2.5 if backward else 1.0)
         seen = keys * attention_fraction(op)
@@ -268,6 +272,12 @@ class _Operators:
             spent = join(compute, memory_seconds(nbytes, machine, share)) + floor
             np.add.at(total, index.astype(np.intp), spent)
         return total
+
+
+def attention_share(op: Operator, device: Device) -> float:
+    """What an attention operator reaches of the device's best kernels."""
+    older = op.attributes.get("kernel") == "flash-2"
+    return OLDER_ATTENTION.get(device.architecture, 1.0) if older else 1.0
 
 
 def _columns(rows: list[tuple[float, ...]]) -> Column:

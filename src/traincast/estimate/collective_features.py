@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster, effective_intra_bandwidth, find_device, find_node
 from traincast.errors import RequestError
-from traincast.estimate.collectives import collective_seconds, nic_bandwidth, transfer_seconds
+from traincast.estimate.collectives import collective_seconds, islands_of, nic_bandwidth, transfer_seconds
 from traincast.work import Collective, CollectiveKind, Transfer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -162,10 +162,11 @@ def messages(works: Sequence[Message], cluster: Cluster) -> Messages:
         else:
             ranks = max(1, work.num_ranks)
             kind, nodes = KINDS.index(work.kind), min(max(1, work.num_nodes), ranks)
-        where = (ranks, nodes, isinstance(work, Transfer))
+        stated = nodes if isinstance(work, Transfer) else work.num_nodes
+        where = (ranks, stated, isinstance(work, Transfer))
         if where not in known:
-            route = route_of(cluster, ranks=ranks, nodes=nodes)
-            islands = -(-nodes // max(1, cluster.domain_nodes))
+            islands = min(ranks, islands_of(stated, cluster))
+            route = route_of(cluster, ranks=ranks, nodes=nodes, islands=islands)
             known[where] = islands, routes.setdefault(route, len(routes))
         rows.append((kind, ranks, *known[where]))
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
@@ -180,10 +181,10 @@ def messages(works: Sequence[Message], cluster: Cluster) -> Messages:
     )
 
 
-def route_of(cluster: Cluster, *, ranks: int, nodes: int) -> Route:
+def route_of(cluster: Cluster, *, ranks: int, nodes: int, islands: int = 0) -> Route:
     """The route of a group of ``ranks`` over ``nodes`` nodes, when no other group shares its NICs."""
     per_node = -(-ranks // nodes)
-    crosses = nodes > max(1, cluster.domain_nodes)
+    crosses = (islands or islands_of(nodes, cluster)) > 1
     together = ranks if nodes > 1 and not crosses else per_node
     bandwidth = effective_intra_bandwidth(cluster, per_node)
     if together == 1:

@@ -162,6 +162,11 @@ def crosses_nics(num_nodes: int, cluster: Cluster) -> bool:
     return num_nodes > max(1, cluster.domain_nodes)
 
 
+def islands_of(num_nodes: int, cluster: Cluster) -> int:
+    """Domains of intra-node links that ``num_nodes`` nodes make up."""
+    return -(-max(1, num_nodes) // max(1, cluster.domain_nodes))
+
+
 def paths(works: Sequence[Collective], cluster: Cluster) -> Paths:
     """The columns of ``works``: which links they cross, and how much of those they have."""
     link_share = cluster.device.achievable.get("intra_link", LINK_SHARE[cluster.intra_topology])
@@ -180,7 +185,7 @@ def paths(works: Sequence[Collective], cluster: Cluster) -> Paths:
 def _path(work: Collective, cluster: Cluster, link_share: float, nic_share: float) -> tuple[float, ...]:
     ranks = max(1, work.num_ranks)
     nodes = min(max(1, work.num_nodes), ranks)
-    islands = -(-nodes // max(1, cluster.domain_nodes))
+    islands = min(ranks, islands_of(work.num_nodes, cluster))
     per_island = -(-ranks // islands)
     per_node = -(-ranks // nodes)
     intra = link_share * effective_intra_bandwidth(cluster, per_node)

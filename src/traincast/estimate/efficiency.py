@@ -84,6 +84,12 @@ _CDNA: Final = _of(
     {"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 40.0), memory=0.85, floor_us=4.0, measured=False
 )
 
+OLDER_ATTENTION: Final = {"hopper": 0.5, "blackwell": 0.5, "blackwell-ultra": 0.5}
+"""What FlashAttention 2, made for Ampere, reaches of the attention kernels made for a later architecture.
+
+On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to 400 of FlashAttention 3's 640 to 740 TFLOP/s.
+"""
+
 ARCHITECTURES: Final[dict[str, Achievable]] = {
     "kepler": _of({"": 0.65}, {"": 0.30}, attention=(0.3, 0.25, 40.0), memory=0.72, floor_us=8.0),
     "maxwell": _of({"": 0.75}, {"": 0.65}, attention=(0.3, 0.25, 40.0), memory=0.75, floor_us=6.0),
@@ -177,8 +183,8 @@ def _by_dtype(base: Mapping[str, float], own: Mapping[str, float], name: str) ->
 
 
 MEMORY_SHARE: Final[dict[tuple[OpKind, bool], float]] = {
-    (OpKind.DEPTHWISE_CONV, False): 0.40,
-    (OpKind.DEPTHWISE_CONV, True): 0.20,
+    (OpKind.DEPTHWISE_CONV, False): 0.20,
+    (OpKind.DEPTHWISE_CONV, True): 0.10,
     (OpKind.BATCH_NORM, False): 0.60,
     (OpKind.BATCH_NORM, True): 0.60,
     (OpKind.LAYER_NORM, False): 0.65,

@@ -407,8 +407,11 @@ _FAMILY_OF_KIND: Final = {
 
 
 def family_of(op: Operator) -> str | None:
-    """The family of ``op``; ``None`` for what no family describes (recurrent layers, gradients of convolutions)."""
-    if op.kind is OpKind.RNN:
+    """The family of ``op``; ``None`` for what no family describes (recurrent layers, gradients of convolutions).
+
+    Attention whose queries are wider than its values was measured in serving alone, before it was tuned for training.
+    """
+    if op.kind is OpKind.RNN or (op.kind is OpKind.ATTENTION and _unlike_dims(op)):
         return None
     family = _FAMILY_OF_KIND.get(op.kind, "traffic")
     if family == "conv" and (op.attributes.get("transposed", False) or len(op.inputs) < 2):
@@ -449,6 +452,11 @@ def _details(op: Operator) -> tuple[str, ...]:
         return (name, "none", "none", "none")
     layout = a.get("layout", a.get("stage", "none"))
     return (name, str(a.get("act", "none")), str(a.get("optimizer", "none")), str(layout))
+
+
+def _unlike_dims(op: Operator) -> bool:
+    *_, dims_qk, dims_v = attention_dims(op)
+    return dims_qk != dims_v
 
 
 @lru_cache(maxsize=4096)

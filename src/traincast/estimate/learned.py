@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster, Device
-from traincast.estimate.analytical import AnalyticalCostModel
+from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
 from traincast.estimate.features import INTERCHANGEABLE, Rates, Shapes, family_of, shapes_of
@@ -56,8 +56,9 @@ class LearnedCostModel:
         places = [i for i, work in enumerate(works) if isinstance(work, Operator)]
         for rows, found in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
             where = np.asarray(places, dtype=np.intp)[rows]
+            share = np.array([attention_share(works[i], cluster.device) for i in where.tolist()])
             for name, column in columns.items():
-                column[where] = getattr(found, name)
+                column[where] = getattr(found, name) / share
             source[where] = _LEARNED
         self._collectives(works, cluster, columns, source, warnings)
         rest = np.flatnonzero(source < 0)
@@ -128,7 +129,7 @@ class LearnedCostModel:
     def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[Cell]:
         """Cells to ask, the best first: those of the device, or the network of all devices where it has none."""
         wanted = setting_of(self.framework) if self.framework else ""
-        ranks = {name: i for i, name in enumerate((wanted, *_PREFERRED))}
+        ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, *_PREFERRED)))}
         measured = False
         for bundle in self.bundles:
             own: list[tuple[tuple[int, int], str]] = []

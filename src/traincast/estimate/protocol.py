@@ -19,7 +19,8 @@ SOURCES: Final = ("measured", "learned", "analytical")
 class Estimates:
     """Seconds of works, in their order: the expected time, a 90 % interval, and where each comes from.
 
-    ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats.
+    ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats. On a
+    calibrated cluster, ``uncalibrated`` are the seconds before calibration, ``stalled`` those in its slow mode.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -27,6 +28,8 @@ class Estimates:
     high: npt.NDArray[np.float64]
     source: npt.NDArray[np.int8]
     warnings: tuple[str, ...] = ()
+    uncalibrated: npt.NDArray[np.float64] | None = None
+    stalled: npt.NDArray[np.float64] | None = None
 
 
 class CostModel(Protocol):

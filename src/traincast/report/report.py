@@ -14,7 +14,8 @@ from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast
-from traincast.simulate import ServerRun, Timeline, interval, who_waits
+from traincast.report.outlook import outlook
+from traincast.simulate import ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Memory, Plan, Request
 from traincast.strategy.memory_timeline import Holder, Moment
 from traincast.work import Demand, demand_of
@@ -76,6 +77,7 @@ class Report:
     bubble_s: float
     optimizer_s: float
     overhead_s: float
+    calibrated_s: float
     peak_memory_bytes: float
     memory_capacity_bytes: float
     memory: Memory
@@ -124,12 +126,11 @@ def model_flops(graph: OperatorGraph) -> float:
 
 
 def make_report(
-    request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded_s: float = 0.0
+    request: Request, lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None
 ) -> Report:
     """Put together what ``timeline`` and ``lowered`` say about ``request``.
 
-    A timeline of ranks that differ says how long the step of equal ones takes (``folded_s``), which the interval is
-    scaled from.
+    A timeline of ranks that differ comes with that of equal ones (``folded``), which the interval is scaled from.
     """
     plan = timeline.plan
     spans = timeline.spans()
@@ -144,8 +145,10 @@ def make_report(
         )
         for row in _rows(len(stages), plan.mesh.pp)
     )
-    step_s = timeline.step_s
-    low_s, high_s = (end * step_s / folded_s if folded_s else end for end in interval(lowered.plan, estimates))
+    expected = outlook(request, lowered.plan, estimates, folded or timeline)
+    if folded is not None and folded.step_s:
+        expected = expected.scaled(timeline.step_s / folded.step_s)
+    step_s = expected.step_s
     mean = mean_breakdown([r.breakdown for r in ranks])
     fullest = max(lowered.memory, key=lambda m: m.total)
     device = request.cluster.device
@@ -164,12 +167,13 @@ def make_report(
         tokens_per_sample=graph.tokens_per_sample,
         num_parameters=graph.num_parameters,
         step_s=step_s,
-        low_s=low_s,
-        high_s=high_s,
+        low_s=expected.low_s,
+        high_s=expected.high_s,
         samples_per_s=samples,
         tokens_per_s=samples * graph.tokens_per_sample,
         mfu=model_flops(graph) * samples / peak,
         **asdict(mean),
+        calibrated_s=step_s - timeline.step_s,
         peak_memory_bytes=fullest.total,
         memory_capacity_bytes=device.memory_bytes,
         memory=fullest,
@@ -178,7 +182,7 @@ def make_report(
         estimated_by=_sources(timeline, estimates),
         ranks=ranks,
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
-        warnings=_warnings(request, estimates, fullest),
+        warnings=(*_warnings(request, estimates, fullest), *expected.warnings),
     )
 
 

@@ -44,10 +44,10 @@ class Evaluator:
         self._free = np.empty(plan.num_lanes)
         self._start, self._end = np.empty(plan.num_tasks), np.empty(plan.num_tasks)
 
-    def __call__(self, seconds: Floats) -> float:
-        """Seconds of the step."""
+    def __call__(self, seconds: Floats, *, interference: float = 1.0) -> float:
+        """Seconds of the step; what works are slowed down by beside traffic is multiplied by ``interference``."""
         self._costs[: self._num_works] = seconds
-        _fill_compiled()(self._num_works, *self._columns, self._costs)
+        _fill_compiled()(self._num_works, *self._columns, self._costs, interference)
         self._free[:] = 0.0
         compiled()(self._costs[self._cost], *self._tasks, self._free, self._start, self._end)
         return float(self._end.max(initial=0.0))
@@ -71,6 +71,7 @@ def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
     launches: Any,
     works: Any,
     costs: Any,
+    interference: float,
 ) -> None:
     """Fill the costs of overlaps and segments, which follow those of the works."""
     at = num_works
@@ -79,7 +80,7 @@ def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
         for i in range(behind_start[number], behind_start[number + 1]):
             there += costs[behind[i]]
         there *= overlap_terms[number, 0]
-        costs[at] = overlap_terms[number, 1] * min(here, there)
+        costs[at] = interference * overlap_terms[number, 1] * min(here, there)
         if overlap_terms[number, 2] > 0.0:
             costs[at] += max(0.0, here - there)
         at += 1

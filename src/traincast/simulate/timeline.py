@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -76,18 +75,10 @@ def simulate(plan: Plan, seconds: npt.NDArray[np.float64]) -> Timeline:
     return Timeline(plan=plan, start=start, end=end)
 
 
-UNCALIBRATED: Final = (0.9, 1.25)
-"""What a machine and a framework that nobody calibrated may add to a step: more often they slow it down.
-
-Throttled clocks, stragglers, jitter of the host, kernels and collectives in each other's way are in no plan.
-"""
-
-
 def interval(plan: Plan, estimates: Estimates) -> tuple[float, float]:
-    """Step time when every work takes the low, and the high, end of its interval, and the system adds its own.
+    """Step time when every work takes the low, and the high, end of its interval.
 
     Errors of one cost model go together (a fraction that is too high is too high everywhere), so the
     ends are not averaged out.
     """
-    low, high = simulate(plan, estimates.low).step_s, simulate(plan, estimates.high).step_s
-    return low * UNCALIBRATED[0], high * UNCALIBRATED[1]
+    return simulate(plan, estimates.low).step_s, simulate(plan, estimates.high).step_s

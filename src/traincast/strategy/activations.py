@@ -109,7 +109,7 @@ def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
     if op.kind is OpKind.ATTENTION and op.saved:
         if runtime.lean_kernels:
             nbytes = float(sum(t.nbytes for t in (*op.inputs[:3], *op.outputs)))
-        if runtime.attention != "flash" and not selective:
+        if not runtime.attention.startswith("flash") and not selective:
             nbytes += unfused_saved(op)
     return nbytes * saved_fraction(
         op,

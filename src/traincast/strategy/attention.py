@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from traincast.graph import DType, Operator, OpKind, TensorSpec
 from traincast.graph.work_amount import attention_dims
+
+_SOFTMAX_ROWS: Final = 4
 
 
 def kernels_of(op: Operator, attention: str) -> list[Operator]:
     """The kernels that a runtime with this way of attention launches for one operator."""
-    return [op] if attention == "flash" else unfused(op, eager=attention == "eager")
+    if attention == "flash":
+        return [op]
+    if attention == "flash-2":
+        return [replace(op, attributes={**op.attributes, "kernel": attention})]
+    batch, heads, *_ = attention_dims(op)
+    # The fused softmax of Megatron takes four rows of heads at a time and leaves other numbers to PyTorch.
+    return unfused(op, eager=attention == "eager" or batch * heads % _SOFTMAX_ROWS != 0)
 
 
 def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:

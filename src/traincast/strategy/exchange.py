@@ -19,7 +19,7 @@ from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Strategy
 from traincast.strategy.template import Issue
-from traincast.work import Collective, CollectiveKind, Transfer
+from traincast.work import Collective, CollectiveKind, Launch, Transfer
 
 _AXES: Final[dict[Group, tuple[Axis, ...]]] = {
     Group.DATA: ("dp", "cp"),
@@ -105,16 +105,25 @@ class Exchange:
             inputs=(small,) if back else (whole, whole),  # compressing adds what was left out the last time
             outputs=(whole,) if back else (small, whole),
         )
-        return [Item(work=work, launches=self.runtime.operator_launches, label=work.name.replace("_", " "))]
+        return [
+            Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label=work.name.replace("_", " "))
+        ]
 
     def between_copies(self, nbytes: float) -> list[Item]:
         """Gradients of two copies of a stage on different ranks of the same pipeline."""
         far = self.mesh.rank(pp=self.mesh.pp - 1) // self.mesh.devices_per_node > 0
-        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(self.mesh.devices_per_node, self.mesh.num_ranks))
-        return [Item(work=work, launches=self.runtime.collective_launches, label="pp gradients of the other copy")]
+        per_node = self.mesh.devices_per_node // self.mesh.domain_nodes
+        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(per_node, self.mesh.num_ranks))
+        return [
+            Item(
+                work=work,
+                launches=Launch(collectives=self.runtime.collective_launches),
+                label="pp gradients of the other copy",
+            )
+        ]
 
     def _item(self, work: Collective, label: str, group: Group) -> Item:
-        return Item(work=work, launches=self.runtime.collective_launches, label=label, group=group)
+        return Item(work=work, launches=Launch(collectives=self.runtime.collective_launches), label=label, group=group)
 
     def _gradients(self, dense: float, experts: float) -> list[tuple[Collective, str, Group]]:
         zero = self.strategy.zero

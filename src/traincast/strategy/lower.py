@@ -22,7 +22,7 @@ from traincast.strategy.program import Behind, BlockProgram, Item
 from traincast.strategy.schedules import Pass
 from traincast.strategy.stages import Stage
 from traincast.strategy.template import Grain, Issue, Piece, Placed, PlanBuilder, Run
-from traincast.work import HostCopy, HostUpdate, Transfer, Work
+from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,8 @@ class _Layout:
         """The transfer between ``piece`` and the next; boundary activations and their gradients are of one size."""
         mesh, route = self.prepared.mesh, self.prepared.slots.routes[way]
         here, there = (mesh.rank(pp=route[p][0]) // mesh.devices_per_node for p in (piece, piece + 1))
-        sharing = min(mesh.devices_per_node, mesh.num_ranks // mesh.pp) if here != there else 1
+        per_node = mesh.devices_per_node // mesh.domain_nodes
+        sharing = min(per_node, mesh.num_ranks // mesh.pp) if here != there else 1
         nbytes = self.prepared.programs[self.prepared.pieces[piece].blocks[-1]].boundary_bytes
         return out.send(Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing), backward=bool(backward))
 
@@ -153,7 +154,7 @@ class _Layout:
 
     def _slowed(self, pieces: list[Piece]) -> list[Piece]:
         """Works take longer while traffic that was issued since the works before them runs beside them."""
-        slowdown = self.request.cluster.device.interference
+        slowdown = self.request.cluster.interference
         result: list[Piece] = []
         running: list[Issue] = []
         gathers = 0
@@ -170,7 +171,7 @@ class _Layout:
             extra = tuple(
                 Item(
                     work=issue.work,
-                    launches=0.0,
+                    launches=Launch(),
                     label=f"beside {issue.label}",
                     behind=Behind(works=works, interference=slowdown, waited=False),
                 )
@@ -183,9 +184,9 @@ class _Layout:
 
     def _with_slot_launches(self, pieces: list[Piece]) -> list[Piece]:
         """The first work of a slot waits for what the host does once per microbatch and pass."""
-        extra = self.request.runtime.microbatch_launches
+        extra = Launch(blocks=self.request.runtime.microbatch_launches)
         for n, piece in enumerate(pieces):
-            if extra and isinstance(piece, Run) and piece.parts and piece.parts[0]:
+            if extra.blocks and isinstance(piece, Run) and piece.parts and piece.parts[0]:
                 first, *rest = piece.parts[0]
                 begun = (replace(first, launches=first.launches + extra), *rest)
                 return [*pieces[:n], replace(piece, parts=[begun, *piece.parts[1:]]), *pieces[n + 1 :]]
@@ -252,13 +253,15 @@ class _Layout:
         )
         update = replace(self.prepared.precision.apply(update), parameters=())
         label = f"optimizer {first.optimizer_name}"
-        items = [Item(work=update, launches=float(len(programs)), label=label)]
+        items = [Item(work=update, launches=Launch(kernels=float(len(programs))), label=label)]
         if "optimizer" in self.request.strategy.offload:
             precision = self.prepared.precision
             moved = precision.gradient_bytes(owned), update.nbytes, precision.weight_bytes(owned)
             works: tuple[Work, ...] = HostCopy(nbytes=moved[0]), HostUpdate(nbytes=moved[1]), HostCopy(nbytes=moved[2])
             names = ("offload gradients", f"{label} on the host", "offload weights")
-            items = [Item(work=w, launches=1.0, label=name) for w, name in zip(works, names, strict=True)]
+            items = [
+                Item(work=w, launches=Launch(kernels=1.0), label=name) for w, name in zip(works, names, strict=True)
+            ]
         return items + self.exchange.parameters(dense, experts)
 
 

@@ -9,7 +9,7 @@ lives until its backward, and the pass that runs needs something on top.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
@@ -42,6 +42,15 @@ class Memory:
     def total(self) -> float:
         """All of it."""
         return self.tensors + self.other
+
+    def measured(self, share: float) -> Memory:
+        """The same where real memory is ``share`` of it: what is beyond, or short of it, is the allocator's."""
+        beyond = (share - 1.0) * self.total
+        if not beyond:
+            return self
+        other = max(0.0, self.other + beyond)
+        parts = {**self.parts, "other: beyond the forecast, as measured": other - self.other}
+        return replace(self, other=other, parts=parts)
 
     def as_dict(self) -> dict[str, float]:
         """Components by name."""

@@ -148,4 +148,5 @@ def _span(mesh: Mesh, axes: tuple[Axis, ...]) -> Span:
     nodes, counts = np.unique(members // mesh.devices_per_node, return_counts=True)
     on_node = min(mesh.devices_per_node, mesh.num_ranks)
     sharing = max(1, on_node // int(counts.max()) // mesh.domain_nodes) if len(nodes) > 1 else 1
-    return Span(num_ranks=len(members), num_nodes=len(nodes), sharing=sharing)
+    crossed = len(nodes) * mesh.domain_nodes if len(nodes) > 1 else 1  # whole domains of nodes, or part of one
+    return Span(num_ranks=len(members), num_nodes=crossed, sharing=sharing)

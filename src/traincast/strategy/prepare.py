@@ -89,8 +89,9 @@ def prepare(request: Request) -> Prepared:
         runtime,
         precision,
         tuple((axis, mesh.span(axis)) for axis in _WAITED),
+        mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and runtime.wait_launches > 0,
         micro_batch,
-        cluster.device.interference,
+        cluster.interference,
     )
     schedule = load_schedule(strategy.schedule)
     chunks = schedule.chunks or strategy.virtual_stages
@@ -154,6 +155,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     runtime: Runtime,
     precision: Precision,
     spans: tuple[tuple[Axis, Span], ...],
+    crowded: bool,
     micro_batch: int,
     interference: float,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
@@ -167,6 +169,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         runtime=runtime,
         precision=precision,
         spans=dict(spans),
+        crowded=crowded,
         micro_batch=micro_batch,
         experts=_shared_out(fused, strategy),
         interference=interference,
@@ -226,6 +229,8 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
     """Peak memory of a rank of every stage."""
     held = [prepared.held(stage) for stage in range(len(prepared.slots.order))]
     ahead = runs_ahead(held, inside_node=prepared.mesh.span("tp").num_nodes == 1)
+    calibration = request.cluster.calibration
+    share = calibration.memory_share if calibration else 1.0
     return tuple(
         memory_of(
             held[stage],
@@ -235,7 +240,7 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
             precision=prepared.precision,
             ahead=ahead[stage],
             optimizer=request.optimizer,
-        )
+        ).measured(share)
         for stage, slots in enumerate(prepared.slots.order)
     )
 

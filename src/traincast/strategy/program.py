@@ -23,7 +23,7 @@ from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules.slots import Pass
 from traincast.strategy.sharding import Role, Sharding
 from traincast.strategy.strategy import Recompute, Strategy
-from traincast.work import CollectiveKind, HostCopy, Work
+from traincast.work import CollectiveKind, HostCopy, Launch, Work
 
 _LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
 _AXIS: Final[dict[Group, Axis]] = {
@@ -54,7 +54,7 @@ class Item:
     """
 
     work: Work
-    launches: float
+    launches: Launch
     label: str
     group: Group = Group.RANK
     core: bool = False
@@ -106,7 +106,7 @@ class ProgramBuilder:
     """Everything a block's program depends on.
 
     ``spans`` are those of the groups that compute waits for, ``experts`` has the region of every operator of experts
-    that are shared out over ranks.
+    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes.
     """
 
     graph: OperatorGraph
@@ -117,6 +117,7 @@ class ProgramBuilder:
     spans: Mapping[Axis, Span]
     micro_batch: int
     experts: Mapping[int, Region] = field(default_factory=dict)
+    crowded: bool = False
     interference: float = 0.0
 
     def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
@@ -177,7 +178,12 @@ class ProgramBuilder:
         works = tuple(i.work for i in items if isinstance(i.work, Operator))
         behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
         label = f"offload activations {way}"
-        return Item(work=HostCopy(nbytes=nbytes), launches=self.runtime.operator_launches, label=label, behind=behind)
+        return Item(
+            work=HostCopy(nbytes=nbytes),
+            launches=Launch(kernels=self.runtime.operator_launches),
+            label=label,
+            behind=behind,
+        )
 
     def _recomputes(self, block: Block) -> Recompute:
         """Only repeated blocks are recomputed (or all, in a model without any)."""
@@ -186,8 +192,11 @@ class ProgramBuilder:
 
     def cut(self, index: int) -> Operator:
         """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
-        op = self.precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
         source = self.graph.forward_of[index]
+        role = self.sharding.roles[index if source < 0 else source]
+        # The projection to the vocabulary stays in the dtype of other products where the rest are narrower.
+        precision = replace(self.precision, linear=self.precision.products) if role is Role.VOCAB else self.precision
+        op = precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
         region = self.experts.get(index)
         if region is not None:
             op = self.cut_expert(op, region)
@@ -209,7 +218,7 @@ class ProgramBuilder:
         rows = strategy.load * strategy.expert_tp / (strategy.tp * strategy.cp)
         return cut_expert(op, region, ep=strategy.ep, etp=strategy.expert_tp, rows=rows)
 
-    def _items(self, index: int, launches: float, block: Block) -> Iterator[Item]:
+    def _items(self, index: int, launches: Launch, block: Block) -> Iterator[Item]:
         scope = _place(self.graph.operators[index].scope, block)
         for work in self._works(index):
             if self.graph.operators[index].kind is OpKind.ATTENTION:
@@ -235,7 +244,8 @@ class ProgramBuilder:
         return op.kind in (*_LINEAR, OpKind.EMBEDDING) and of.kind is op.kind and bool(of.parameters)
 
     def _forward(self, block: Block) -> Iterator[Item]:
-        launches = self.runtime.operator_launches
+        launches = Launch(kernels=self.runtime.operator_launches)
+        first = launches + Launch(blocks=self.runtime.block_launches)
         ends = {r.forward[0]: r for r in self._regions(block)}, {r.forward[-1]: r for r in self._regions(block)}
         for n, i in enumerate(block.forward):
             if i in ends[0]:
@@ -244,14 +254,15 @@ class ProgramBuilder:
                 yield from self._enter_forward(i, block)
             if self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION:
                 yield self._context("all_gather", i, "keys and values")
-            yield from self._items(i, launches + (self.runtime.block_launches if n == 0 else 0.0), block)
+            yield from self._items(i, launches if n else first, block)
             if i in ends[1]:
                 yield from self._from_experts(ends[1][i], ends[1][i].forward)
             elif i in self.sharding.leaves and i not in self.experts:
                 yield from self._leave_forward(i, block)
 
     def _backward(self, block: Block) -> Iterator[Item]:
-        launches = self.runtime.backward_launches
+        launches = Launch(kernels=self.runtime.backward_launches)
+        first = launches + Launch(blocks=self.runtime.block_launches)
         last = {self.graph.forward_of[i]: i for i in block.backward}
         after_enter = self._region_ends(block, last)
         regions = [r for r in self._regions(block) if r.backward]
@@ -267,7 +278,7 @@ class ProgramBuilder:
             context = self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION
             if context:
                 yield self._context("all_gather", i, "keys and values")
-            yield from self._items(i, launches + (self.runtime.block_launches if n == 0 else 0.0), block)
+            yield from self._items(i, launches if n else first, block)
             if context:
                 yield self._context("reduce_scatter", i, "gradients of keys and values")
             if i in ends[1]:
@@ -343,9 +354,11 @@ class ProgramBuilder:
         self, group: Group, kind: CollectiveKind, nbytes: float, what: str, behind: Behind | None = None
     ) -> Item:
         axis = _AXIS[group]
+        span, runtime = self.spans[axis], self.runtime
+        waits = runtime.wait_launches * span.num_ranks
         return Item(
-            work=self.spans[axis].collective(kind, nbytes),
-            launches=self.runtime.collective_launches,
+            work=span.collective(kind, nbytes),
+            launches=Launch(collectives=runtime.collective_launches, waits=waits, crowded=self.crowded),
             label=f"{axis} {kind} {what}",
             group=group,
             behind=behind,
@@ -446,7 +459,14 @@ class ProgramBuilder:
             inputs=(gradient, gradient.with_dtype(self.precision.activations)),
             outputs=(gradient,),
         )
-        return [Item(work=work, launches=self.runtime.backward_launches, label="accumulate gradients", weight=True)]
+        return [
+            Item(
+                work=work,
+                launches=Launch(kernels=self.runtime.backward_launches),
+                label="accumulate gradients",
+                weight=True,
+            )
+        ]
 
     def _cast_weights(self, parameters: float) -> Item:
         """Mixed precision casts the fp32 weights of a layer when it is used."""
@@ -458,12 +478,12 @@ class ProgramBuilder:
             inputs=(weights,),
             outputs=(weights.with_dtype(self.precision.activations),),
         )
-        return Item(work=work, launches=self.runtime.operator_launches, label="cast weights")
+        return Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label="cast weights")
 
 
 def _graphed(items: list[Item]) -> list[Item]:
     """Works that one launch of a recorded graph starts."""
-    return [item if n == 0 else replace(item, launches=0.0) for n, item in enumerate(items)]
+    return [item if n == 0 else replace(item, launches=Launch()) for n, item in enumerate(items)]
 
 
 def _place(scope: str, block: Block) -> str:

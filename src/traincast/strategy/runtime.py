@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 
 Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
-Attention: TypeAlias = Literal["flash", "unfused", "eager"]
+Attention: TypeAlias = Literal["flash", "flash-2", "unfused", "eager"]
 GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
 Counter: TypeAlias = Literal["allocated", "reserved"]
@@ -24,11 +24,17 @@ StageCut: TypeAlias = Literal["layers", "weights"]
 class Runtime:
     """What a framework does with a strategy.
 
+    ``kernels`` names the framework whose measured operators to prefer, as tables of measurements spell it.
+    ``attention`` is fused with kernels made for the device (``flash``) or for Ampere (``flash-2``), or leaves its
+    scores in memory.
+
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward one (autograd's are cheaper), ``collective_launches`` per
     collective, ``send_launches`` per send of a pipeline whose sides agree first on what is sent (the host then waits
     for the device), ``block_launches`` of bookkeeping per block and pass, ``microbatch_launches`` per
-    microbatch and pass; with ``cuda_graphs`` a block's pass is one launch. ``overlap_tensor`` and ``overlap_experts``
+    microbatch and pass; with ``cuda_graphs`` a block's pass is one launch. Where a pipeline crosses nodes, hosts keep
+    one another waiting: ``wait_launches`` per rank of a collective that compute waits for. With ``sync_passes`` the
+    host begins a pass when the device has ended the one before. ``overlap_tensor`` and ``overlap_experts``
     are the parts of the products beside them that tensor-parallel and expert traffic can hide behind. Gradients travel
     in ``reduce_dtype`` ('': as they are kept, or with sharded parameters as these are gathered).
 
@@ -50,11 +56,14 @@ class Runtime:
     frameworks: tuple[str, ...] = ()
     fusions: tuple[Fusion, ...] = ()
     attention: Attention = "flash"
+    kernels: str = ""
     operator_launches: float = 2.0
     backward_launches: float = 1.2
     collective_launches: float = 6.0
+    wait_launches: float = 0.0
     block_launches: float = 0.0
     microbatch_launches: float = 0.0
+    sync_passes: bool = False
     bucket_bytes: float = 25e6
     overlap_gradients: bool = True
     overlap_sends: bool = False

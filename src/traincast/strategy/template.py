@@ -137,7 +137,7 @@ class PlanBuilder:
                 if piece.wait is not None:
                     template.edges.append((start, gathers[piece.wait]))
         if template.first < 0:  # a stage may have nothing to run in one half of a backward
-            nothing = Run(parts=[(Item(work=Launch(kernels=0.0), launches=0.0, label=name),)])
+            nothing = Run(parts=[(Item(work=Launch(), launches=Launch(), label=name),)])
             self._run(template, nothing, int(kind), name)
         return self._keep(template)
 
@@ -146,7 +146,7 @@ class PlanBuilder:
         return len(self._templates) - 1
 
     def _issue(self, template: Template, issue: Issue) -> int:
-        host = self._host(template, self._runtime.collective_launches)
+        host = self._host(template, Launch(collectives=self._runtime.collective_launches))
         task = template.add(
             cost=self.work(issue.work),
             streams=(Stream.DATA,),
@@ -159,9 +159,9 @@ class PlanBuilder:
             template.edges.append((task, template.last))
         return task
 
-    def _host(self, template: Template, launches: float) -> int:
+    def _host(self, template: Template, launches: Launch) -> int:
         return template.add(
-            cost=self.work(Launch(kernels=launches)),
+            cost=self.work(launches),
             streams=(Stream.HOST,),
             category=Category.HOST,
             group=Group.RANK,
@@ -194,9 +194,7 @@ class PlanBuilder:
     def _part(self, part: tuple[Item, ...]) -> tuple[Ints, Ints, Ints]:
         """Numbers of the launches, works and labels of a block's program; made once for all its repetitions."""
         if id(part) not in self._parts:
-            numbers = [
-                (self.work(Launch(kernels=item.launches)), self._cost(item), self._label(item.label)) for item in part
-            ]
+            numbers = [(self.work(item.launches), self._cost(item), self._label(item.label)) for item in part]
             launches, works, labels = np.array(numbers, dtype=np.int64).T
             self._parts[id(part)] = (launches, works, labels)
             self._kept.append(part)
@@ -236,7 +234,7 @@ class PlanBuilder:
         """A transfer to the neighbouring stage, as a template; returns its number."""
         template = Template()
         handshake = self._runtime.send_launches
-        host = self._host(template, self._runtime.collective_launches + handshake)
+        host = self._host(template, Launch(collectives=self._runtime.collective_launches, sends=handshake))
         side = Stream.SEND_BACKWARD if backward else Stream.SEND_FORWARD
         task = template.add(
             cost=self.work(work),
@@ -274,7 +272,9 @@ class PlanBuilder:
         collecting[placed.row[ends]] = True
         row = issued.each(placed.row)
         collected = np.stack([joined[row], done], axis=1)[collecting[row]]
-        target, source = np.concatenate([within, joins, collected]).T
+        waited = _in_turn(placed.row) if self._runtime.sync_passes else np.zeros((0, 2), dtype=np.int64)
+        turns = np.stack([offset[waited[:, 1]], (offset + last)[waited[:, 0]]], axis=1)
+        target, source = np.concatenate([within, joins, turns, collected]).T
         order = np.argsort(target, kind="stable")
         cost = tasks.copied([cost for t in templates for cost in t.cost])
         negative = cost < 0
@@ -305,6 +305,14 @@ class PlanBuilder:
     @property
     def _mesh_rows(self) -> Ints:
         return np.array([self._mesh.rank(pp=stage) for stage in range(self._mesh.pp)], dtype=np.int64)
+
+
+def _in_turn(row: Ints) -> Ints:
+    """Pairs of placements that follow one another on a row."""
+    order = np.argsort(row, kind="stable")
+    pairs = np.stack([order[:-1], order[1:]], axis=1)
+    together: Ints = pairs[row[pairs[:, 0]] == row[pairs[:, 1]]]
+    return together
 
 
 class _Copies:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from traincast.cluster import Cluster, find_device, find_node
+from traincast.cluster import Cluster, find_calibration, find_device, find_node
+from traincast.cluster.topology import part_of_node
 from traincast.errors import StrategyError, UnknownNameError
 from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
-from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
+from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime, parse_strategy
 from traincast.strategy.memory import reported
 from traincast.strategy.strategy import Recompute
 from traincast.units import GIB
@@ -37,23 +39,49 @@ _FAMILY_WORDS: Final = (
     ("gpt", "gpt"),
     ("megatron", "gpt"),
 )
+_AS_RUN: Final = {
+    ("gpt3_xl", 2048): "gpt:layers=24,hidden=3072,heads=24,activation=gelu_new",
+    ("switchxl4", 2048): "switch-xl-4",
+}
+"""Models of Hugging Face that a table states with other dimensions than those that ran, by name and stated width.
+
+NeuSight's configurations and the shapes of its operators (``neusight_labels``) say so.
+"""
+_FLASH_SINCE: Final = 2023
+"""The year from which Megatron-LM's own runs have fused attention."""
 
 
 def validate_steps(
-    path: Path, *, cost_model: CostModel | None = None, progress: Callable[[int, int], None] | None = None
+    path: Path,
+    *,
+    cost_model: CostModel | None = None,
+    cluster: Cluster | None = None,
+    calibrated: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Forecast every row of a table of measured steps and compare."""
+    """Forecast every row of a table of measured steps and compare.
+
+    Rows run on ``cluster`` if it is given, else on what their own columns say. Without ``calibrated`` nothing is used
+    that calibration taught.
+    """
     rows = read_table(path, needs=_NEEDS)
     return judge(
         rows,
-        lambda index, row: forecast_row(index, row, cost_model=cost_model),
+        lambda index, row: forecast_row(index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated),
         source=lambda row: text(row, "source") or "unknown",
         with_memory=True,
         progress=(lambda done: progress(done, len(rows))) if progress else None,
     )
 
 
-def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -> Outcome:
+def forecast_row(
+    index: int,
+    row: Row,
+    *,
+    cost_model: CostModel | None = None,
+    cluster: Cluster | None = None,
+    calibrated: bool = True,
+) -> Outcome:
     """The forecast of one measured step.
 
     A run that failed, and that the strategy itself rules out, counts as forecast not to fit.
@@ -64,7 +92,11 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -
     outcome = Outcome(
         index=index, source=text(row, "source") or "unknown", measured=measured, ran=ran, reason=_assumed(row)
     )
-    request = request_of(row)
+    request = request_of(row, cluster=cluster)
+    if calibrated:
+        request = with_calibration(request)
+    else:
+        request = replace(request, cluster=replace(request.cluster, calibration=None))
     try:
         made = forecast(request, cost_model=cost_model)
     except StrategyError as error:
@@ -82,6 +114,14 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None) -
     )
 
 
+def with_calibration(request: Request) -> Request:
+    """``request`` with what was learned on a cluster like its own, unless that has been calibrated itself."""
+    cluster = request.cluster
+    if cluster.calibration is not None:
+        return request
+    return replace(request, cluster=replace(cluster, calibration=find_calibration(cluster, request.runtime.name)))
+
+
 def _assumed(row: Row) -> str:
     """What a forecast had to take for granted."""
     framework = text(row, "framework")
@@ -93,33 +133,46 @@ def _assumed(row: Row) -> str:
 
 
 def _with(outcome: Outcome, **changes: object) -> Outcome:
-    from dataclasses import replace
-
     return replace(outcome, **changes)  # type: ignore[arg-type]
 
 
-def request_of(row: Row) -> Request:
-    """What a row measured, as a request: model, cluster, runtime and strategy from its own columns."""
+def request_of(row: Row, *, cluster: Cluster | None = None) -> Request:
+    """What a row measured, as a request: model, cluster, runtime and strategy from its own columns.
+
+    With ``cluster`` it ran on so many nodes of that one. A column ``strategy`` says all of it in one text.
+    """
+    if re.search(r"\blora\b", text(row, "notes").lower()):
+        raise RowError("LoRA trains adapters beside frozen weights: not a step of full training")
     runtime = runtime_of(row)
-    tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
-    dp = whole(row, "dp", max(1, whole(row, "n_gpus") // (tp * pp * cp)))
-    micro_batch, accumulate = _microbatches(row, dp)
+    strategy, global_batch = _stated_strategy(row) or _strategy(row, runtime)
     return Request(
         graph=_graph(row),
-        cluster=_cluster(row),
-        strategy=_strategy(row, runtime, dp, accumulate),
+        cluster=_cluster(row) if cluster is None else _part_of(cluster, whole(row, "n_gpus")),
+        strategy=strategy,
         runtime=runtime,
         precision=load_precision(precision_name(text(row, "precision"))),
-        global_batch=dp * micro_batch * accumulate,
+        global_batch=global_batch,
         optimizer="no optimizer" not in text(row, "notes").lower(),
     )
+
+
+def _stated_strategy(row: Row) -> tuple[Strategy, int] | None:
+    """The strategy that a row states as one text, and its global batch."""
+    written = text(row, "strategy")
+    if not written:
+        return None
+    global_batch = whole(row, "global_batch")
+    return parse_strategy(written, global_batch=global_batch), global_batch
 
 
 def runtime_of(row: Row) -> Runtime:
     """The runtime of a row's framework; one that is not known is taken for the usual one of its strategy."""
     framework = text(row, "framework")
     try:
-        return find_runtime(framework)
+        runtime = find_runtime(framework)
+        year = re.match(r"(\d{4})", text(row, "date"))
+        old = runtime.name == "megatron" and year is not None and int(year[1]) < _FLASH_SINCE
+        return load_runtime("megatron-2") if old else runtime
     except UnknownNameError:
         spread = (number(row, "tp") or 1) * (number(row, "pp") or 1) > 1
         return load_runtime("megatron" if spread else "pytorch")
@@ -152,17 +205,20 @@ def precision_name(written: str) -> str:
     return "amp-bf16" if automatic else "bf16"
 
 
-def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Strategy:
-    tp, pp = whole(row, "tp", 1), whole(row, "pp", 1)
+def _strategy(row: Row, runtime: Runtime) -> tuple[Strategy, int]:
+    """The strategy that a row states column by column, and its global batch."""
+    tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    dp = whole(row, "dp", max(1, whole(row, "n_gpus") // (tp * pp * cp)))
+    micro_batch, num_microbatches = _microbatches(row, dp)
     zero, shard = number(row, "zero"), _sharded(row)
     sequence_parallel = number(row, "sp")
     chosen_zero = 3 if shard else runtime.zero if zero is None else int(zero)
     virtual = whole(row, "vp", 1) if pp > 1 else 1
-    return Strategy(
+    strategy = Strategy(
         dp=dp,
         tp=tp,
         pp=pp,
-        cp=whole(row, "cp", 1),
+        cp=cp,
         ep=whole(row, "ep", 1),
         virtual_stages=virtual,
         num_microbatches=num_microbatches,
@@ -173,6 +229,16 @@ def _strategy(row: Row, runtime: Runtime, dp: int, num_microbatches: int) -> Str
         and (runtime.sequence_parallel if sequence_parallel is None else sequence_parallel > 0),
         recompute=_RECOMPUTE.get(text(row, "recompute").lower(), runtime.recompute),
     )
+    return strategy, dp * micro_batch * num_microbatches
+
+
+def _part_of(cluster: Cluster, devices: int) -> Cluster:
+    """So many devices of ``cluster``: whole nodes, or part of one."""
+    if devices % cluster.devices_per_node == 0:
+        return cluster.with_nodes(devices // cluster.devices_per_node)
+    if devices < cluster.devices_per_node:
+        return part_of_node(cluster, cluster.device, devices).with_nodes(1)
+    raise RowError(f"{devices} GPUs do not fill nodes of {cluster.devices_per_node}")
 
 
 def _sharded(row: Row) -> int:
@@ -199,7 +265,11 @@ def _node(gpu: str, per_node: int, interconnect: str, system: str) -> Cluster:
 def _graph(row: Row) -> OperatorGraph:
     layers, hidden, heads = number(row, "n_layers"), number(row, "hidden"), number(row, "heads")
     name = text(row, "model")
-    seq = whole(row, "seq")
+    seq = whole(row, "seq", 0) or None
+    written_out = "/hf" in text(row, "framework").lower()
+    as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
+    if as_run is not None:
+        return _model(as_run, seq)
     if not layers or not hidden or not heads:
         known = zoo_name(name)
         if known is None:
@@ -211,6 +281,8 @@ def _graph(row: Row) -> OperatorGraph:
     if family == "llama":
         parts["kv_heads"] = kv_heads
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
+    if written_out and family == "gpt":
+        spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
     stated = number(row, "params_b")
     if family == "llama" and stated and vocab and _closer_tied(row, stated):
         spec += ",tied=true"
@@ -256,5 +328,5 @@ def zoo_name(written: str) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def _model(spec: str, seq: int) -> OperatorGraph:
+def _model(spec: str, seq: int | None) -> OperatorGraph:
     return load_model(spec, seq=seq, use_cache=True)

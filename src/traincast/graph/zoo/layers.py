@@ -6,6 +6,7 @@ Projections that frameworks fuse are fused here: one GEMM for q, k and v, one fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -32,7 +33,7 @@ LIMITS: Final[Mapping[str, int]] = {
 LARGEST: Final = 2**20
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "norm": ("layernorm", "rmsnorm"),
-    "activation": ("gelu", "relu", "swiglu", "geglu"),
+    "activation": ("gelu", "gelu_new", "relu", "swiglu", "geglu"),
     "positions": ("learned", "rope", "alibi", "none"),
     "router": ("softmax", "sigmoid"),
 }
@@ -267,6 +268,8 @@ def activate(activation: str, x: torch.Tensor) -> torch.Tensor:
             return functional.gelu(gate) * up
         case "relu":
             return functional.relu(x)
+        case "gelu_new":  # as Hugging Face writes it out, eight kernels where nothing fuses them
+            return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
         case _:
             return functional.gelu(x)
 

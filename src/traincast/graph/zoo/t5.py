@@ -86,15 +86,45 @@ class CrossAttention(nn.Module):  # type: ignore[misc]
         return self.out(mixed.transpose(1, 2).reshape(batch, seq, self.heads * self.head_dim))
 
 
+class Switch(nn.Module):  # type: ignore[misc]
+    """Experts with a capacity, one after another (Fedus et al. 2021, arXiv:2101.03961), as Hugging Face runs them.
+
+    Every expert takes ``capacity`` tokens of each sample; the others pass by.
+    """
+
+    def __init__(self, *, hidden: int, ffn: int, activation: str, experts: int, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.router = nn.Linear(hidden, experts, bias=False)
+        self.experts = nn.ModuleList(
+            MLP(hidden=hidden, ffn=ffn, activation=activation, bias=False) for _ in range(experts)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``x`` [batch, seq, hidden] to the same shape."""
+        best = self.router(x).softmax(dim=-1).amax(dim=-1, keepdim=True)
+        order, out = best.squeeze(-1).argsort(dim=1), x
+        for i, expert in enumerate(self.experts):
+            chosen = order[:, i * self.capacity : (i + 1) * self.capacity, None].expand(-1, -1, x.shape[-1])
+            out = out.scatter(1, chosen, expert(x.gather(1, chosen)))
+        return best * out
+
+
 class EncoderLayer(nn.Module):  # type: ignore[misc]
     """Self-attention and MLP, each after an RMS norm."""
 
-    def __init__(self, *, hidden: int, heads: int, head_dim: int, ffn: int, activation: str) -> None:
+    def __init__(
+        self, *, hidden: int, heads: int, head_dim: int, ffn: int, activation: str, sparse: tuple[int, int] | None
+    ) -> None:
         super().__init__()
         self.norm1 = RMSNorm(hidden)
         self.attention = SelfAttention(hidden=hidden, heads=heads, head_dim=head_dim)
         self.norm2 = RMSNorm(hidden)
-        self.mlp = MLP(hidden=hidden, ffn=ffn, activation=activation, bias=False)
+        self.mlp = (
+            MLP(hidden=hidden, ffn=ffn, activation=activation, bias=False)
+            if sparse is None
+            else Switch(hidden=hidden, ffn=ffn, activation=activation, experts=sparse[0], capacity=sparse[1])
+        )
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         """Map ``x`` [batch, seq, hidden] to the same shape."""
@@ -105,14 +135,20 @@ class EncoderLayer(nn.Module):  # type: ignore[misc]
 class DecoderLayer(nn.Module):  # type: ignore[misc]
     """Self-attention, attention to the encoder, and MLP, each after an RMS norm."""
 
-    def __init__(self, *, hidden: int, heads: int, head_dim: int, ffn: int, activation: str) -> None:
+    def __init__(
+        self, *, hidden: int, heads: int, head_dim: int, ffn: int, activation: str, sparse: tuple[int, int] | None
+    ) -> None:
         super().__init__()
         self.norm1 = RMSNorm(hidden)
         self.attention = SelfAttention(hidden=hidden, heads=heads, head_dim=head_dim)
         self.norm2 = RMSNorm(hidden)
         self.cross = CrossAttention(hidden=hidden, heads=heads, head_dim=head_dim)
         self.norm3 = RMSNorm(hidden)
-        self.mlp = MLP(hidden=hidden, ffn=ffn, activation=activation, bias=False)
+        self.mlp = (
+            MLP(hidden=hidden, ffn=ffn, activation=activation, bias=False)
+            if sparse is None
+            else Switch(hidden=hidden, ffn=ffn, activation=activation, experts=sparse[0], capacity=sparse[1])
+        )
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         """Map ``x`` [batch, target, hidden] to the same shape."""
@@ -138,19 +174,34 @@ class T5(nn.Module):  # type: ignore[misc]
         target_seq: int,
         activation: str,
         tied: bool,
+        sparse: tuple[int, int] | None,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, hidden)
         self.encoder_bias = RelativeBias(heads=heads, seq=seq, causal=False)
         self.encoder = nn.ModuleList(
-            EncoderLayer(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn, activation=activation)
-            for _ in range(layers)
+            EncoderLayer(
+                hidden=hidden,
+                heads=heads,
+                head_dim=head_dim,
+                ffn=ffn,
+                activation=activation,
+                sparse=sparse if i % 2 else None,
+            )
+            for i in range(layers)
         )
         self.encoder_norm = RMSNorm(hidden)
         self.decoder_bias = RelativeBias(heads=heads, seq=target_seq, causal=True)
         self.decoder = nn.ModuleList(
-            DecoderLayer(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn, activation=activation)
-            for _ in range(decoder_layers)
+            DecoderLayer(
+                hidden=hidden,
+                heads=heads,
+                head_dim=head_dim,
+                ffn=ffn,
+                activation=activation,
+                sparse=sparse if i % 2 else None,
+            )
+            for i in range(decoder_layers)
         )
         self.decoder_norm = RMSNorm(hidden)
         self.logits = None if tied else nn.Linear(hidden, vocab, bias=False)
@@ -183,6 +234,8 @@ def t5(
     target_seq: int | None = None,
     activation: str = "relu",
     tied: bool = True,
+    experts: int = 0,
+    capacity: int = 64,
 ) -> Traceable:
     """T5; ``target_seq`` defaults to 114 of 512, the lengths of its span-corruption pre-training."""
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "vocab": vocab, "seq": seq}
@@ -206,6 +259,7 @@ def t5(
             target_seq=targets,
             activation=activation,
             tied=tied,
+            sparse=(experts, capacity) if experts else None,
         )
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,98 @@
+"""What calibration fits: the parameters, where they start, and how far they may reasonably be from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import FACTORS, Calibration
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter: its usual value, and the standard deviation of its logarithm between clusters."""
+
+    name: str
+    usual: float
+    spread: float
+    meaning: str
+
+
+PARAMETERS: Final = (
+    Parameter(name="gemm", usual=1.0, spread=0.25, meaning="time of matrix products"),
+    Parameter(name="narrow_gemm", usual=1.0, spread=0.25, meaning="time of products in fp8 and below"),
+    Parameter(name="attention", usual=1.0, spread=0.4, meaning="time of attention"),
+    Parameter(name="memory", usual=1.0, spread=0.3, meaning="time of memory-bound operators"),
+    Parameter(name="grouped", usual=1.0, spread=0.4, meaning="time of the experts' products"),
+    Parameter(name="conv", usual=1.0, spread=0.3, meaning="time of convolutions"),
+    Parameter(name="intra", usual=1.0, spread=0.4, meaning="time of collectives within a node"),
+    Parameter(name="inter", usual=1.0, spread=0.5, meaning="time of collectives between nodes"),
+    Parameter(name="send", usual=1.0, spread=0.5, meaning="time of messages between stages"),
+    Parameter(name="kernels", usual=1.0, spread=0.4, meaning="what the host pays for an operator"),
+    Parameter(name="blocks", usual=1.0, spread=0.5, meaning="what the host pays for a layer"),
+    Parameter(name="collectives", usual=1.0, spread=0.5, meaning="what the host pays for a collective"),
+    Parameter(name="handshakes", usual=1.0, spread=0.5, meaning="what the host pays before a message"),
+    Parameter(name="waits", usual=1.0, spread=0.5, meaning="how long hosts wait for one another"),
+    Parameter(name="interference", usual=1.0, spread=0.7, meaning="how much traffic beside them slows kernels down"),
+    Parameter(
+        name="intra_latency_s", usual=0.3e-6, spread=1.0, meaning="latency per hop of a collective in a node, in s"
+    ),
+    Parameter(
+        name="inter_latency_s", usual=3e-6, spread=1.5, meaning="latency per hop of a collective between nodes, in s"
+    ),
+    Parameter(name="jitter", usual=0.003, spread=1.0, meaning="share of a step lost per doubling of nodes"),
+    Parameter(name="step_s", usual=2e-3, spread=1.5, meaning="what every step takes besides, in s"),
+)
+NAMES: Final = tuple(p.name for p in PARAMETERS)
+_ALWAYS: Final = frozenset({"step_s"})
+_OF_SEVERAL_NODES: Final = frozenset({"jitter"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed before any run: logarithms of the parameters, and their standard deviations."""
+
+    mean: Floats
+    spread: Floats
+
+    @classmethod
+    def usual(cls) -> Prior:
+        """What datasheets and measured operators say."""
+        return cls(
+            mean=np.log([p.usual for p in PARAMETERS]),
+            spread=np.array([p.spread for p in PARAMETERS]),
+        )
+
+    @classmethod
+    def around(cls, calibration: Calibration, *, spread: Floats | None = None) -> Prior:
+        """Beliefs around another calibration."""
+        usual = cls.usual()
+        mean = np.array([_log(getattr(calibration, n), m) for n, m in zip(NAMES, usual.mean, strict=True)])
+        return cls(mean=mean, spread=usual.spread if spread is None else spread)
+
+
+def _log(value: float, otherwise: float) -> float:
+    return float(np.log(value)) if value > 0.0 else float(otherwise)
+
+
+def calibration_at(values: Floats, *, like: Calibration | None = None) -> Calibration:
+    """A calibration with the parameters whose logarithms are ``values``, and all else as in ``like``."""
+    numbers = dict(zip(NAMES, np.exp(values).tolist(), strict=True))
+    return replace(like or Calibration(), **numbers)
+
+
+def matters(name: str, by_part: Mapping[str, float], *, nodes: int) -> bool:
+    """Whether a run says anything about a parameter."""
+    if name in (*FACTORS, "interference"):
+        return by_part.get(name, 0.0) > 0.0
+    if name == "intra_latency_s":
+        return by_part.get("intra", 0.0) > 0.0
+    if name == "inter_latency_s":
+        return by_part.get("inter", 0.0) > 0.0
+    return name in _ALWAYS or (name in _OF_SEVERAL_NODES and nodes > 1)

@@ -1,0 +1,56 @@
+"""``traincast validate steps FILE --explain ROW``: one measured run beside its forecast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from traincast.calibrate.explain import Explanation, explain, uncalibrated
+from traincast.calibrate.read import NEEDS, measured
+from traincast.cli.output import console, print_json, print_table
+from traincast.cluster import Cluster
+from traincast.errors import RequestError
+from traincast.validate.steps import with_calibration
+from traincast.validate.tables import RowError, read_table
+
+_MOST = 10
+
+
+def show_explanation(path: Path, index: int, cluster: Cluster | None, *, calibrated: bool, as_json: bool) -> None:
+    """Print where the time of row ``index`` of a table went."""
+    rows = read_table(path, needs=NEEDS)
+    if index >= len(rows):
+        raise RequestError(f"--explain {index}: {path} has rows 0 to {len(rows) - 1}")
+    try:
+        run = measured(index, rows[index], cluster)
+    except RowError as error:
+        raise RequestError(f"row {index} of {path} cannot be explained: {error}") from error
+    run = replace(run, request=with_calibration(run.request)) if calibrated else uncalibrated(run)
+    found = explain(run)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    _show(found)
+
+
+def _show(found: Explanation) -> None:
+    report, out = found.report, console()
+    out.print(f"row {found.index}: {report.model} on {report.cluster}")
+    out.print(f"[dim]{report.strategy}, {report.runtime}, {report.precision}, global batch {report.global_batch}[/dim]")
+    inside = "inside" if report.low_s <= found.measured_s <= report.high_s else "outside"
+    out.print(
+        f"{found.measured_s:.4g} s measured, {report.step_s:.4g} s forecast ({100 * found.error:+.1f} %), "
+        f"{inside} its interval of {report.low_s:.4g} to {report.high_s:.4g} s"
+    )
+    names = ("compute", "exposed_communication", "bubble", "optimizer", "overhead", "calibrated")
+    parts = [(name.replace("_", " "), float(getattr(report, f"{name}_s"))) for name in names]
+    rows = [[name, f"{seconds:.4g} s", f"{100 * seconds / report.step_s:.1f} %"] for name, seconds in parts if seconds]
+    print_table("where the forecast's time goes", ["part", "time", "share"], rows, right=(1, 2))
+    changes = [
+        [s.name, f"{s.per_tenth:+.2f} %", f"× {s.to_match:.2f}" if s.to_match else "none within ten", s.meaning]
+        for s in found.sensitivities[:_MOST]
+    ]
+    columns = ["parameter", "a tenth more", "alone to match", "what it is"]
+    print_table("what the forecast depends on", columns, changes, right=(1, 2))
+    for warning in report.warnings:
+        out.print(f"[yellow]{warning}[/yellow]")

@@ -1,0 +1,112 @@
+"""Clusters that measured runs calibrated: which one speaks for a run, and how one is written to a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from traincast.cluster.calibration import NUMBERS, Calibration
+from traincast.cluster.catalog import cluster_names, load_cluster
+from traincast.cluster.hardware import Cluster
+
+_DIGITS: Final = 5
+
+
+@lru_cache(maxsize=1)
+def calibrated_clusters() -> tuple[Cluster, ...]:
+    """Clusters of the catalog that have a calibration."""
+    found = (load_cluster(name) for name in cluster_names())
+    return tuple(cluster for cluster in found if cluster.calibration is not None)
+
+
+def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
+    """The calibrated cluster most like ``cluster`` under ``runtime``, if one is like it at all.
+
+    It must have the same device and the same runtime; of several, the one whose number of nodes is nearest speaks.
+    """
+    best: tuple[float, Cluster] | None = None
+    for known in calibrated_clusters():
+        calibration = known.calibration
+        if calibration is None or known.device.name != cluster.device.name or runtime not in calibration.runtimes:
+            continue
+        fewest, most = calibration.nodes
+        distance = max(math.log(fewest / cluster.num_nodes), math.log(cluster.num_nodes / most), 0.0)
+        if best is None or distance < best[0]:
+            best = distance, known
+    return best[1] if best else None
+
+
+def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
+    """What was learned on the calibrated cluster most like ``cluster`` under ``runtime``."""
+    known = find_calibrated(cluster, runtime)
+    return known.calibration if known else None
+
+
+def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | None = None) -> str:
+    """The ``[calibration]`` table of a cluster file; ``comments`` stand behind the parameters they name."""
+    said = comments or {}
+    default = Calibration()
+    lines = ["[calibration]"]
+    lines.append(f"runtimes = [{', '.join(_quoted(name) for name in calibration.runtimes)}]")
+    lines.append(f"nodes = [{calibration.nodes[0]}, {calibration.nodes[1]}]")
+    lines.append(f"runs = {calibration.runs}")
+    for name in NUMBERS:
+        value = getattr(calibration, name)
+        if value != getattr(default, name) or name in ("low", "high"):
+            comment = f"  # {said[name]}" if name in said else ""
+            lines.append(f"{name} = {_number(value)}{comment}")
+    if calibration.stall is not None:
+        stall = calibration.stall
+        lines += ["", "[calibration.stall]"]
+        lines += [f"{name} = {_number(getattr(stall, name))}" for name in type(stall).__slots__]
+    if calibration.correction is not None:
+        correction = calibration.correction
+        lines += ["", "[calibration.correction]"]
+        lines.append(f"scales = {_list(correction.scales)}")
+        lines.append(f"weights = {_list(correction.weights)}")
+        lines += ["points = [", *(f"  {_list(point)}," for point in correction.points), "]"]
+    return "\n".join(lines) + "\n"
+
+
+def write_calibrated(
+    path: Path,
+    *,
+    extends: str,
+    calibration: Calibration,
+    name: str = "",
+    source: str = "",
+    device: str = "",
+    num_nodes: int = 0,
+    comments: Mapping[str, str] | None = None,
+) -> None:
+    """Write a cluster file that has ``calibration`` and all else from the cluster or file it ``extends``.
+
+    It is written beside ``path`` and moved there, so that it is whole or not there.
+    """
+    lines = [f"extends = {_quoted(extends)}", *([f"device = {_quoted(device)}"] if device else [])]
+    lines += ["", "[cluster]", f"name = {_quoted(name or path.stem)}"]
+    if num_nodes:
+        lines.append(f"num_nodes = {num_nodes}")
+    if source:
+        lines.append(f"source = {_quoted(source)}")
+    text = "\n".join(lines) + "\n\n" + calibration_toml(calibration, comments=comments)
+    beside = path.with_name(f".{path.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _number(value: float) -> str:
+    text = f"{value:.{_DIGITS}g}"
+    return text if any(c in text for c in ".en") else f"{text}.0"
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return f"[{', '.join(_number(v) for v in values)}]"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # strings of JSON are strings of TOML

@@ -1,0 +1,114 @@
+"""What measured runs taught about a cluster beyond its datasheets: the parameters that calibration fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Final
+
+FACTORS: Final = (
+    "gemm", "narrow_gemm", "attention", "memory", "grouped", "conv",
+    "intra", "inter", "send",
+    "kernels", "blocks", "collectives", "handshakes", "waits",
+)  # fmt: skip
+"""Parameters that multiply times; all others add to them."""
+FEATURES: Final = (
+    "nodes", "tensor ranks", "stages", "replicas", "microbatches", "tokens of a microbatch", "work of a device",
+    "exposed communication", "bubble", "host", "products",
+)  # fmt: skip
+"""What a correction depends on: counts as logarithms of base 2, shares of the simulated step in tenths.
+
+The last is the share of matrix products in the time of all operators.
+"""
+MOST_LIKELY: Final = 0.7
+"""How likely a slow mode must be before a step is forecast to be in it: being wrong about it costs more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """A slow mode that some runs of a cluster fall into, for no reason that their configuration shows.
+
+    Every message between stages then takes ``seconds`` more, and hosts wait for one another at every collective. The
+    odds of it are logistic: ``base``, and what is added for every node beyond the first, for a pipeline, and beside a
+    pipeline for every node beyond the first that a tensor-parallel group spans.
+    """
+
+    seconds: float
+    base: float
+    per_node: float = 0.0
+    pipeline: float = 0.0
+    per_tensor_node: float = 0.0
+
+    def probability(self, *, nodes: int, tensor_nodes: int, stages: int) -> float:
+        """How likely a run is to be in the slow mode."""
+        odds = self.base + self.per_node * (nodes - 1)
+        if stages > 1:
+            odds += self.pipeline + self.per_tensor_node * (tensor_nodes - 1)
+        return 1.0 / (1.0 + math.exp(-max(-50.0, min(50.0, odds))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """A smooth function of what a simulation says, fitted to what it left over; it fades far from its points.
+
+    The logarithm of the factor at x is Σ weights · exp(−|x − points|²/2), in units of ``scales``. The points are also
+    where something was measured at all.
+    """
+
+    points: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    scales: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Parameters of a cluster fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` from fewest to most.
+
+    Factors multiply the time of: products (``gemm``; ``narrow_gemm`` in fp8 and below; ``grouped`` those of experts),
+    ``attention``, memory-bound operators (``memory``), convolutions, collectives within and between nodes
+    (``intra``, ``inter``), messages between stages (``send``), and what the host does for operators, blocks,
+    collectives, handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or
+    ``inter_latency_s`` is added to a collective for every hop of its messages, and ``interference`` multiplies what
+    kernels are slowed down by while traffic runs beside them. A step takes ``jitter`` of itself longer
+    for every doubling of nodes, and ``step_s`` in any case. ``memory_share`` is real memory over forecast memory.
+
+    A run ends between ``low`` and ``high`` times its forecast in 90 % of cases where all is as it was measured, and
+    the further from there the wider, by ``unknown`` (the standard deviation of the logarithm where nothing is known).
+    """
+
+    gemm: float = 1.0
+    narrow_gemm: float = 1.0
+    attention: float = 1.0
+    memory: float = 1.0
+    grouped: float = 1.0
+    conv: float = 1.0
+    intra: float = 1.0
+    inter: float = 1.0
+    send: float = 1.0
+    kernels: float = 1.0
+    blocks: float = 1.0
+    collectives: float = 1.0
+    handshakes: float = 1.0
+    waits: float = 1.0
+    interference: float = 1.0
+    intra_latency_s: float = 0.0
+    inter_latency_s: float = 0.0
+    jitter: float = 0.0
+    step_s: float = 0.0
+    memory_share: float = 1.0
+    low: float = 0.7
+    high: float = 1.6
+    unknown: float = 0.0
+    runtimes: tuple[str, ...] = ()
+    nodes: tuple[int, int] = (1, 1)
+    runs: int = 0
+    stall: Stall | None = None
+    correction: Correction | None = None
+
+    def step(self, simulated_s: float, *, nodes: int) -> float:
+        """Seconds of a step whose simulation takes ``simulated_s``."""
+        return simulated_s * (1.0 + self.jitter * math.log2(nodes)) + self.step_s
+
+
+NUMBERS: Final = tuple(f.name for f in fields(Calibration) if f.type == "float")
+"""Fields that are plain numbers."""

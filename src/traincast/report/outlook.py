@@ -1,0 +1,185 @@
+"""What to expect of a real run, given its simulation and the calibration of its cluster: time, interval, warnings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
+from traincast.estimate import Estimates
+from traincast.graph import Operator
+from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.report.breakdown import breakdown_of_row, mean_breakdown
+from traincast.simulate import Timeline, interval, simulate
+from traincast.strategy import Plan, Request
+
+_COUNTS: Final = 6
+"""So many of the features are counts that a person can read."""
+UNCALIBRATED: Final = (0.8, 2.3)
+"""Between what and what times its forecast a run ends in 90 % of cases where nobody calibrated its cluster.
+
+From forecasts of every published source by what all others taught, each source counting alike.
+"""
+_RARE: Final = 0.05
+_NEAR: Final = 1.5
+"""How far from all that was measured a run may be, in scales, before its interval grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What of a simulated step decides how far a real one may be from it.
+
+    ``messages`` are those that the busiest stage sends and receives, ``tensor_nodes`` the nodes that a tensor-parallel
+    group spans.
+    """
+
+    features: tuple[float, ...]
+    messages: int
+    nodes: int
+    tensor_nodes: int
+    stages: int
+
+    def stalls(self, calibration: Calibration) -> float:
+        """How likely the run is to be in the slow mode of its cluster."""
+        if calibration.stall is None:
+            return 0.0
+        return calibration.stall.probability(nodes=self.nodes, tensor_nodes=self.tensor_nodes, stages=self.stages)
+
+
+def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Look:
+    """What a correction and an interval need to know of a simulated step."""
+    plan, strategy, graph = timeline.plan, request.strategy, request.graph
+    spans = timeline.spans()
+    communication = plan.shares(seconds, plan.communicates())
+    rows = range(min(len(plan.ranks), plan.mesh.pp))
+    mean = mean_breakdown([breakdown_of_row(timeline, spans, row, communication) for row in rows])
+    total = mean.total_s or 1.0
+    micro_batch = max(1, strategy.micro_batch(request.global_batch))
+    tokens = micro_batch * max(1, graph.tokens_per_sample) / strategy.cp
+    flops = sum(op.flops * count for op, count in graph) * request.global_batch / request.cluster.num_devices
+    features = (
+        math.log2(request.cluster.num_nodes),
+        math.log2(strategy.tp),
+        math.log2(strategy.pp),
+        math.log2(strategy.dp),
+        math.log2(strategy.num_microbatches),
+        math.log2(tokens),
+        math.log2(max(flops, 1.0)) / 2.0,
+        10.0 * mean.exposed_communication_s / total,
+        10.0 * mean.bubble_s / total,
+        10.0 * mean.overhead_s / total,
+        10.0 * _products(plan, seconds),
+    )
+    return Look(
+        features=features,
+        messages=strategy.num_microbatches * strategy.virtual_stages * 2 * min(2, strategy.pp - 1),
+        nodes=request.cluster.num_nodes,
+        tensor_nodes=plan.mesh.span("tp").num_nodes,
+        stages=strategy.pp,
+    )
+
+
+def _products(plan: Plan, seconds: npt.NDArray[np.float64]) -> float:
+    spent = plan.work_counts() * seconds
+    operators = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
+    products = np.array([isinstance(w, Operator) and w.kind.value in MATRIX_KINDS for w in plan.works], dtype=bool)
+    total = float(spent[operators].sum())
+    return float(spent[products].sum()) / total if total > 0.0 else 0.0
+
+
+def correction_at(correction: Correction | None, features: Sequence[float]) -> float:
+    """The factor that a correction puts on a step."""
+    if correction is None or not correction.points:
+        return 1.0
+    distance = (np.array(correction.points) - np.array(features)) / np.array(correction.scales)
+    return math.exp(float(np.exp(-0.5 * (distance**2).sum(axis=1)) @ np.array(correction.weights)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a run is expected to take, between what and what, and the sentences that go with it."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    warnings: tuple[str, ...] = ()
+
+    def scaled(self, factor: float) -> Outlook:
+        """The same of a step so many times as long."""
+        return replace(self, step_s=self.step_s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
+
+
+def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> Outlook:
+    """What to expect of ``request``, whose ``timeline`` follows from ``estimates`` under its cluster's calibration."""
+    calibration = request.cluster.calibration
+    if calibration is None:
+        step = timeline.step_s
+        low_s, high_s = interval(plan, estimates)
+        low, high = UNCALIBRATED
+        return Outlook(step_s=step, low_s=min(step * low, low_s), high_s=max(step * high, high_s))
+    before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
+    look = look_at(request, simulate(plan, before), before)
+    usual = calibration.step(timeline.step_s, nodes=look.nodes)
+    slow = usual
+    if calibration.stall is not None and estimates.stalled is not None:
+        slow = calibration.step(simulate(plan, estimates.stalled).step_s, nodes=look.nodes)
+        slow += calibration.stall.seconds * look.messages
+    return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
+
+
+def expect(calibration: Calibration, look: Look, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
+    """Expectation and interval of a run that takes ``usual_s``, or ``stalled_s`` in a slow mode, before correction."""
+    factor = correction_at(calibration.correction, look.features)
+    usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
+    strange = runtime not in calibration.runtimes
+    far = 1.0 if strange else unfamiliar(calibration, look)
+    ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
+    below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
+    warnings = []
+    if strange and calibration.runtimes:
+        warnings.append(
+            f"calibrated with {', '.join(calibration.runtimes)}, not with {runtime}: its host and its traffic may "
+            "differ, so the interval is wider"
+        )
+    elif far > _RARE:
+        warnings.append(_outside(calibration, look))
+    low, high = usual * math.exp(-below), usual * math.exp(above)
+    chance = look.stalls(calibration)
+    stalls = chance >= MOST_LIKELY
+    if chance > _RARE:
+        high = slow * math.exp(above)
+        warnings.append(
+            f"{chance:.0%} of runs like this stalled on this cluster and took {slow / usual:.1f} times as long, for no "
+            f"reason that their configuration shows: taken as {'stalled' if stalls else 'not stalled'}"
+        )
+    if chance > 1.0 - _RARE:
+        low = slow * math.exp(-below)
+    return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings))
+
+
+def unfamiliar(calibration: Calibration, look: Look) -> float:
+    """From 0 for a run amid those that a cluster was calibrated with to 1 for one that is like none of them."""
+    correction = calibration.correction
+    if correction is None or not correction.points:
+        return 0.0
+    distance = (np.array(correction.points) - np.array(look.features)) / np.array(correction.scales)
+    beyond = math.sqrt(float((distance**2).sum(axis=1).min())) - _NEAR
+    return 1.0 - math.exp(-0.5 * beyond**2) if beyond > 0.0 else 0.0
+
+
+def _outside(calibration: Calibration, look: Look) -> str:
+    """Which features of a run lie outside what was measured, in words."""
+    assert calibration.correction is not None
+    points = np.array(calibration.correction.points)
+    found = []
+    for i, name in enumerate(FEATURES[:_COUNTS]):
+        low, high, here = points[:, i].min(), points[:, i].max(), look.features[i]
+        if not low - 0.5 <= here <= high + 0.5:
+            found.append(f"{2.0**here:.0f} {name} (measured: {2.0**low:.0f} to {2.0**high:.0f})")
+    what = ", ".join(found) or "this combination of strategy, size and scale"
+    return f"outside what this cluster was calibrated with: {what}; the interval is wider"
