@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from traincast.calibrate.fit import fit
 from traincast.calibrate.intervals import bounds, crossed
 from traincast.calibrate.procedure import Calibrated, calibrate
 from traincast.calibrate.read import measured as measured_step
@@ -177,7 +176,7 @@ def _note_repeats(entries: list[Entry], members: Sequence[int], runs: Sequence[R
     configurations = {(entries[i]["strategy"], entries[i]["model"], entries[i]["n_gpus"]) for i in members}
     if len(configurations) > _REPEATED * len(members) or len(members) < 5:
         return
-    held = held_out(kept, fold_numbers(kept, lambda run: run.measured.index), fit(kept))
+    held = held_out(kept, fold_numbers(kept, lambda run: run.measured.index))
     for i, seconds in zip(members, held.forecast(corrected=result.correction_kept).tolist(), strict=True):
         entries[i]["repeat_seen"] = _plain(seconds)
 

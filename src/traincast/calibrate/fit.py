@@ -11,7 +11,7 @@ about itself than about the cluster, and counts for less from the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,6 +31,7 @@ _BEND: Final = 1.0
 """Errors beyond so many standard deviations count linearly."""
 _STEP: Final = 1e-3
 _ROUNDS: Final = 12
+_ATTEMPTS: Final = 4
 _CLOSE: Final = 2e-3
 _STALL_S: Final = 0.3
 _MODE_ROUNDS: Final = 4
@@ -56,8 +57,6 @@ def fit(
     prior: Prior | None = None,
     *,
     modes: bool = True,
-    rounds: int = _ROUNDS,
-    progress: Callable[[float], None] | None = None,
 ) -> Fit:
     """Fit a calibration to ``runs``; with none of them it is the prior.
 
@@ -66,11 +65,11 @@ def fit(
     believed = prior or Prior.usual()
     values = believed.mean.copy()
     if modes and len(runs) >= 4 * _FEWEST_STALLED:
-        found = _with_modes(runs, believed, values, rounds=rounds, progress=progress)
+        found = _with_modes(runs, believed, values)
         if found is not None:
             return found
     none = np.zeros(len(runs), dtype=bool)
-    return _descend(runs, believed, values, none, Calibration(), rounds=rounds, progress=progress)
+    return _descend(runs, believed, values, none, Calibration(), rounds=_ROUNDS)
 
 
 def _descend(
@@ -81,7 +80,6 @@ def _descend(
     like: Calibration,
     *,
     rounds: int,
-    progress: Callable[[float], None] | None = None,
 ) -> Fit:
     problem = _Problem(runs, prior, stalled, like)
     if not stalled.any():
@@ -90,13 +88,13 @@ def _descend(
     loss = problem.loss(values, errors)
     damping = 0.0
     hessian = np.diag(prior.spread**-2.0)
-    for number in range(rounds if len(runs) else 0):
+    for _ in range(rounds if len(runs) else 0):
         jacobian = problem.jacobian(values, errors)
         weights = problem.weights(errors)
         hessian = (jacobian.T * weights) @ jacobian + np.diag(prior.spread**-2.0)
         gradient = jacobian.T @ (weights * errors) + (values - prior.mean) * prior.spread**-2.0
         moved = False
-        for _ in range(4):
+        for _attempt in range(_ATTEMPTS):
             step = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
             step = np.clip(step, -1.0, 1.0)
             tried = problem.errors(values + step)
@@ -106,8 +104,6 @@ def _descend(
                 values, errors, loss, damping = values + step, tried, new, damping / 4.0
                 break
             damping = max(0.05, 4.0 * damping)
-        if progress is not None:
-            progress((number + 1) / rounds)
         if not moved:
             break
     return Fit(
@@ -172,19 +168,12 @@ class _Problem:
         return float(self._trust @ (_BEND**2 * (np.sqrt(1.0 + scaled**2) - 1.0)) + 0.5 * (held**2).sum())
 
 
-def _with_modes(
-    runs: Sequence[Run],
-    prior: Prior,
-    values: Floats,
-    *,
-    rounds: int,
-    progress: Callable[[float], None] | None,
-) -> Fit | None:
+def _with_modes(runs: Sequence[Run], prior: Prior, values: Floats) -> Fit | None:
     """The fit with a slow mode, if enough runs are far better explained by one."""
     measured = np.array([run.seconds for run in runs])
     calibration = calibration_at(values)
     seconds, best = _STALL_S, None
-    for number in range(_MODE_ROUNDS):
+    for _ in range(_MODE_ROUNDS):
         like = replace(calibration, stall=Stall(seconds=seconds, base=0.0))
         usual = np.abs(np.log([run.simulated(like) for run in runs] / measured))
         slow = np.abs(np.log([run.simulated(like, stalled=True) for run in runs] / measured))
@@ -193,7 +182,7 @@ def _with_modes(
             return None
         if best is not None and bool((stalled == best.stalled).all()):
             break
-        best = _descend(runs, prior, values, stalled, like, rounds=max(3, rounds // 2))
+        best = _descend(runs, prior, values, stalled, like, rounds=_ROUNDS // 2)
         values, calibration = best.values, best.calibration
         waiting = replace(calibration, stall=Stall(seconds=0.0, base=0.0))
         left = [
@@ -202,8 +191,6 @@ def _with_modes(
             if is_slow and run.look.messages
         ]
         seconds = max(0.0, float(np.median(left))) if left else 0.0
-        if progress is not None:
-            progress((number + 1) / _MODE_ROUNDS)
     assert best is not None
     return replace(best, calibration=replace(calibration, stall=_odds(runs, best.stalled, seconds)))
 

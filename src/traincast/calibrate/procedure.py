@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from traincast import __version__
 from traincast.calibrate.correction import domain
 from traincast.calibrate.fit import Fit, fit
 from traincast.calibrate.intervals import bounds
-from traincast.calibrate.parameters import NAMES, PARAMETERS, Prior, calibration_at
+from traincast.calibrate.journal import Journal
+from traincast.calibrate.parameters import PARAMETERS, Prior, calibration_at
 from traincast.calibrate.runs import Run
 from traincast.calibrate.study import (
     CURVE,
@@ -99,40 +97,6 @@ def _figures(errors: Sequence[float]) -> dict[str, float | int | None]:
     return {"n": len(known), "mape": float(known.mean()), "median_ape": float(np.median(known))}
 
 
-class Journal:
-    """Finished stages of a calibration, kept beside its output, so that one that was stopped goes on."""
-
-    def __init__(self, path: Path | None, runs: Sequence[Run]) -> None:
-        said = [(run.measured.index, run.seconds, str(run.measured.request.strategy)) for run in runs]
-        self._key = hashlib.sha256(repr((__version__, NAMES, said)).encode()).hexdigest()
-        self._path = path
-        self._stages: dict[str, Any] = {}
-        if path is not None and path.is_file():
-            self._stages = self._read(path)
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            return dict(document["stages"]) if document["key"] == self._key else {}
-        except (ValueError, KeyError, TypeError, OSError, RecursionError):
-            return {}
-
-    def stage(self, name: str, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns, or returned when this was last done: plain values."""
-        if name not in self._stages:
-            self._stages[name] = make()
-            if self._path is not None:
-                beside = self._path.with_name(f"{self._path.name}.part")
-                beside.write_text(json.dumps({"key": self._key, "stages": self._stages}), encoding="utf-8")
-                beside.replace(self._path)
-        return self._stages[name]
-
-    def done(self) -> None:
-        """Nothing is left to go on with."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
 def calibrate(
     runs: Sequence[Run],
     *,
@@ -149,19 +113,33 @@ def calibrate(
     steps = _Steps(progress, 1 + 2 * FOLDS + 8 * len([n for n in curve if 0 < n < len(runs)]))
     whole = _fit_from(kept.stage("fit", lambda: _fit_to(fit(runs, believed))), believed)
     steps.done()
-    held = _held(kept, "runs", runs, whole, believed, _configuration, steps)
-    by_model = _held(kept, "models", runs, whole, believed, _model, steps)
+
+    def left_out(key: Callable[[Run], object]) -> dict[str, list[float]]:
+        folds = fold_numbers(runs, key) if len(runs) >= _FEWEST_FOR_FOLDS else np.full(len(runs), -1)
+        modes = whole.calibration.stall is not None
+        return held_out(runs, folds, prior=believed, modes=modes, done=steps.done).as_lists()
+
+    def curve_points() -> list[dict[str, float]]:
+        return [asdict(p) for p in learning_curve(runs, sizes=curve, prior=believed, done=steps.done)]
+
+    held = Held.from_lists(kept.stage("held out runs", lambda: left_out(_configuration)))
+    by_model = Held.from_lists(kept.stage("held out models", lambda: left_out(_model)))
+    points = tuple(CurvePoint(**point) for point in kept.stage("curve", curve_points))
+    result = _judged(runs, whole, held, by_model, points)
+    kept.done()
+    return result
+
+
+def _judged(runs: Sequence[Run], whole: Fit, held: Held, by_model: Held, points: tuple[CurvePoint, ...]) -> Calibrated:
+    """What is kept of a fit, given how it did on runs and models that it had not seen, and how sure that is."""
+    before = np.array([run.simulated(Calibration()) for run in runs]) / [run.seconds for run in runs]
     better, pays = helps(runs, held), _pays(held, by_model)
-    made = kept.stage("curve", lambda: [asdict(p) for p in _curve(runs, curve, believed, steps)])
-    points = tuple(CurvePoint(**point) for point in made)
-    left = [held.left_over(corrected=pays), by_model.left_over(corrected=pays)]
-    errors = np.concatenate(left)
+    errors = np.concatenate([h.left_over(corrected=pays) for h in (held, by_model)])
     errors = errors[np.isfinite(errors)]
-    if not len(errors):  # too few to leave any out
-        errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
     if not better:
-        pays, held, by_model = False, _as_before(runs, held), _as_before(runs, by_model)
-        errors = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
+        pays, held, by_model, errors = False, _as_before(runs, held), _as_before(runs, by_model), -np.log(before)
+    elif not len(errors):  # too few to leave any out
+        errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
     low, high = bounds(errors, otherwise=UNCALIBRATED)
     calibration = replace(
         whole.calibration if better else Calibration(),
@@ -174,14 +152,15 @@ def calibrate(
         nodes=(min(run.nodes for run in runs), max(run.nodes for run in runs)),
         runs=len(runs),
     )
-    result = Calibrated(
+    fitted = [
+        run.simulated(whole.calibration, stalled=bool(stalled)) / run.seconds - 1.0
+        for run, stalled in zip(runs, whole.stalled, strict=True)
+    ]
+    return Calibrated(
         calibration=calibration,
-        moves=_moves(whole),
-        before=tuple(run.simulated(Calibration()) / run.seconds - 1.0 for run in runs),
-        fitted=tuple(
-            run.simulated(whole.calibration, stalled=bool(s)) / run.seconds - 1.0
-            for run, s in zip(runs, whole.stalled, strict=True)
-        ),
+        moves=_moves(whole) if better else (),
+        before=tuple((before - 1.0).tolist()),
+        fitted=tuple(fitted),
         held=held,
         held_by_model=by_model,
         helped=better,
@@ -189,8 +168,6 @@ def calibrate(
         curve=points,
         odd=tuple(odd_runs(runs, held)),
     )
-    kept.done()
-    return result
 
 
 class _Steps:
@@ -215,23 +192,6 @@ def _model(run: Run) -> str:
     return run.measured.request.graph.name
 
 
-def _held(  # noqa: PLR0917
-    kept: Journal, name: str, runs: Sequence[Run], whole: Fit, prior: Prior, key: Callable[[Run], object], steps: _Steps
-) -> Held:
-    """Forecasts of runs left out by ``key``; of none where there are too few to leave any out."""
-
-    def make() -> dict[str, Any]:
-        folds = fold_numbers(runs, key) if len(runs) >= _FEWEST_FOR_FOLDS else np.full(len(runs), -1)
-        held = held_out(runs, folds, whole, prior=prior, done=steps.done)
-        return {field: getattr(held, field).tolist() for field in Held.__slots__}
-
-    columns = kept.stage(f"held out {name}", make)
-    fold = np.array(columns.pop("fold") if "fold" in columns else [], dtype=np.int64)
-    result = Held(fold=fold, **{k: np.array(v, dtype=np.float64) for k, v in columns.items()})
-    columns["fold"] = fold.tolist()
-    return result
-
-
 def _as_before(runs: Sequence[Run], held: Held) -> Held:
     """What uncalibrated forecasts say of the runs that were left out."""
     usual = np.where(np.isfinite(held.usual), [run.simulated(Calibration()) for run in runs], np.nan)
@@ -248,10 +208,6 @@ def _pays(held: Held, by_model: Held) -> bool:
 def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     known = np.abs(values[np.isfinite(values)])
     return float(known.mean()) if len(known) else float("inf")
-
-
-def _curve(runs: Sequence[Run], sizes: Sequence[int], prior: Prior, steps: _Steps) -> list[CurvePoint]:
-    return learning_curve(runs, sizes=sizes, prior=prior, done=steps.done)
 
 
 def _memory_share(runs: Sequence[Run]) -> float:

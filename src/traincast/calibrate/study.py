@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -45,6 +45,16 @@ class Held:
     chance: Floats
     fold: Ints
 
+    def as_lists(self) -> dict[str, list[float]]:
+        """Its columns as plain values."""
+        return {name: getattr(self, name).tolist() for name in type(self).__slots__}
+
+    @classmethod
+    def from_lists(cls, columns: Mapping[str, Sequence[float]]) -> Held:
+        """The same from plain values."""
+        numbers = {name: np.array(values, np.float64) for name, values in columns.items() if name != "fold"}
+        return cls(**numbers, fold=np.array(columns["fold"], np.int64))
+
     def forecast(self, *, corrected: bool = True) -> Floats:
         """Seconds in the likelier mode."""
         base = np.where(self.chance >= MOST_LIKELY, np.maximum(self.stalled, self.usual), self.usual)
@@ -77,9 +87,9 @@ def fold_numbers(runs: Sequence[Run], key: Key, *, folds: int = FOLDS, seed: int
 def held_out(
     runs: Sequence[Run],
     fold: Ints,
-    whole: Fit,
     *,
     prior: Prior | None = None,
+    modes: bool = True,
     done: Callable[[], None] | None = None,
 ) -> Held:
     """Forecast every run by a fit to the other folds."""
@@ -88,7 +98,7 @@ def held_out(
     for number in numbers if len(numbers) > 1 else []:
         inside = np.flatnonzero(fold == number).tolist()
         others = [runs[i] for i in np.flatnonzero(fold != number).tolist()]
-        made = fit(others, prior, modes=whole.calibration.stall is not None)
+        made = fit(others, prior, modes=modes)
         calibration = replace(made.calibration, correction=corrected(others, made))
         for i in inside:
             for name, value in zip(columns, _forecast(runs[i], calibration), strict=True):
@@ -169,7 +179,8 @@ def _careful(seen: Sequence[Run], prior: Prior | None) -> Calibration:
     """A calibration to a few runs, or none where leaving some of them out shows that it does not help."""
     made = fit(seen, prior, modes=False)
     if len(seen) >= _FEWEST_TO_TEST:
-        held = held_out(seen, fold_numbers(seen, lambda run: run.measured.index, folds=_FEW_FOLDS), made, prior=prior)
+        fold = fold_numbers(seen, lambda run: run.measured.index, folds=_FEW_FOLDS)
+        held = held_out(seen, fold, prior=prior, modes=False)
         if not helps(seen, held):
             return Calibration()
     return replace(made.calibration, correction=corrected(seen, made)) if seen else made.calibration

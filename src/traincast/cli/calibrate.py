@@ -108,7 +108,8 @@ def _show(result: Calibrated, skipped: dict[int, str], target: Path) -> None:
         if m.taught > 0.05
     ]
     columns = ["parameter", "before", "after", "sure to", "learned", "what it is"]
-    print_table("what the runs taught", columns, moves, right=(1, 2, 3, 4))
+    if moves:
+        print_table("what the runs taught", columns, moves, right=(1, 2, 3, 4))
     curve = [
         [str(p.runs), _percent(p.mean_error), _percent(p.median_error), f"{p.best:.1f} … {p.worst:.1f} %"]
         for p in result.curve
