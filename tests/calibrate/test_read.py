@@ -117,6 +117,7 @@ def test_calibrate_writes_a_cluster_that_predict_can_use(
     [
         (["runs.csv", "--cluster", "dgx-a100", "-o", "out.json"], "must end in .toml"),
         (["runs.csv", "--cluster", "dgx-a100", "-o", "no/such/out.toml"], "cannot write"),
+        (["runs.csv", "--cluster", "dgx-a100", "-o", "/proc/out.toml"], "cannot write"),
         (["runs.csv", "--cluster", "no-such", "-o", "out.toml"], "no-such"),
         (["runs.csv", "--cluster", "dgx-a100:1x4", "-o", "out.toml"], "whole kind of node"),
         (["runs.csv", "--cluster", "dgx-a100", "-o", "out.toml", "--curve", "1,x"], "--curve"),
@@ -146,6 +147,15 @@ def test_one_row_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert code == 0 and "what the forecast depends on" in out and "kernels" in out
     code, _, err = run(["validate", "steps", path, "--explain", "5"], capsys)
     assert code == 2 and "rows 0 to 0" in err
+
+
+def test_a_table_of_ones_own_is_judged_on_its_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(table(tmp_path, GOOD))
+    code, out, _ = run(["validate", "steps", path, "--cluster", "dgx-a100", "--json"], capsys)
+    (row,) = json.loads(out)["rows"]
+    assert code == 0 and row["status"] == "ok" and row["measured"] == 0.05
+    code, _, err = run(["validate", "steps", path], capsys)
+    assert code == 2 and "lacks the columns source" in err
 
 
 def test_a_failed_run_has_no_time() -> None:

@@ -10,10 +10,10 @@ from traincast.calibrate.runs import Measured, Run, prepare_runs
 from traincast.cluster import Cluster, find_device
 from traincast.errors import FileFormatError, TraincastError
 from traincast.units import GIB
-from traincast.validate.steps import request_of
+from traincast.validate.steps import NEEDS_ON_A_CLUSTER, request_of
 from traincast.validate.tables import Row, RowError, number, read_table, text
 
-NEEDS: Final = ("model", "n_gpus", "step_time_s")
+NEEDS: Final = NEEDS_ON_A_CLUSTER
 _FAILED: Final = ("fail", "oom", "error")
 
 

@@ -63,9 +63,16 @@ def _check_output(target: Path) -> None:
     """Refuse an output that cannot be written before anything is fitted."""
     if target.suffix != ".toml":
         raise RequestError(f"cannot write {target}: a cluster file is TOML, so its name must end in .toml")
-    folder = target.resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or target.is_dir():
-        raise FileFormatError(f"cannot write {target}: give the name of a file in a folder that can be written to")
+    if target.is_dir():
+        raise FileFormatError(f"cannot write {target}: it is a folder")
+    trial = target.with_name(f".{target.name}.part")
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise FileFormatError(
+            f"cannot write {target}: {error.strerror}; give the name of a file in a folder that can be written to"
+        ) from error
 
 
 def _sizes(text: str) -> list[int]:

@@ -24,6 +24,7 @@ from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
 
 _NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
+NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
 _RECOMPUTE: Final[dict[str, Recompute]] = {
     **dict.fromkeys(("none", "no", "false", "off", "0", "0.0"), "none"),
     **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform"), "full"),
@@ -64,7 +65,7 @@ def validate_steps(
     Rows run on ``cluster`` if it is given, else on what their own columns say. Without ``calibrated`` nothing is used
     that calibration taught.
     """
-    rows = read_table(path, needs=_NEEDS)
+    rows = read_table(path, needs=_NEEDS if cluster is None else NEEDS_ON_A_CLUSTER)
     return judge(
         rows,
         lambda index, row: forecast_row(index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated),
