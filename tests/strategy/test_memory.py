@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.conftest import GPT, LLAMA, graph_of, request_of
 from traincast.strategy import Memory, load_runtime, lower
 from traincast.strategy.memory import COMPONENTS, memory_of, reported, runs_ahead, walk
 from traincast.strategy.prepare import prepare
-from traincast.strategy.schedules import Pass, Slot
+from traincast.strategy.schedules import Pass
 
 
 def memory(strategy: str, *, runtime: str = "pytorch", model: str = GPT, precision: str = "bf16") -> tuple[Memory, ...]:
@@ -96,7 +97,7 @@ def test_a_host_that_runs_ahead_holds_what_collectives_have_not_run_on_yet() -> 
     behind, ahead = (
         memory_of(
             found.held(0),
-            found.slots.order[0],
+            found.slots.codes[0],
             strategy=request.strategy,
             runtime=request.runtime,
             precision=found.precision,
@@ -120,9 +121,23 @@ def test_a_walk_ends_with_nothing_kept() -> None:
         assert steps[-1].waiting == (1,)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    ["pp=2,num_microbatches=4", "pp=2,virtual_stages=2,schedule=interleaved,num_microbatches=4",
+     "pp=2,num_microbatches=8,schedule=zb-h1", "pp=2,num_microbatches=4,offload=activations"],
+)  # fmt: skip
+def test_the_fullest_slot_is_the_one_that_a_walk_finds(strategy: str) -> None:
+    request = request_of(strategy)
+    found = prepare(request)
+    for stage, (slots, memory) in enumerate(zip(found.slots.order, lower(request).memory, strict=True)):
+        most = max(walk(found.held(stage), slots, strategy=request.strategy), key=lambda step: step.peak)
+        assert memory.parts.get("kept for backward", 0.0) == pytest.approx(most.kept, rel=1e-12)
+        assert memory.parts["working"] == pytest.approx(most.working, rel=1e-12)
+
+
 def test_a_stage_without_blocks_holds_no_activations() -> None:
     request = request_of("dp=1")
-    slots = [Slot(Pass.FORWARD, 0), Slot(Pass.BACKWARD, 0)]
-    empty = memory_of([[]], slots, strategy=request.strategy, runtime=request.runtime, precision=request.precision)
+    codes = np.array([Pass.FORWARD, Pass.BACKWARD], dtype=np.int64)
+    empty = memory_of([[]], codes, strategy=request.strategy, runtime=request.runtime, precision=request.precision)
     assert empty.activations == request.runtime.workspace_bytes
     assert empty.weights == 0

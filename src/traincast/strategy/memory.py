@@ -13,11 +13,16 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules.slots import Pass, Slot
 from traincast.strategy.strategy import Strategy
+
+Ints = npt.NDArray[np.int64]
 
 COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other")
 
@@ -82,7 +87,7 @@ class Step:
 
 def memory_of(
     chunks: Sequence[Sequence[BlockProgram]],
-    slots: Sequence[Slot],
+    codes: Ints,
     *,
     strategy: Strategy,
     runtime: Runtime,
@@ -90,16 +95,17 @@ def memory_of(
     ahead: bool = False,
     optimizer: bool = True,
 ) -> Memory:
-    """Peak memory of a rank that holds ``chunks`` of blocks and runs ``slots`` of them in order.
+    """Peak memory of a rank that holds ``chunks`` of blocks and runs slots of them in order.
 
+    ``codes`` are its slots, as :class:`traincast.strategy.schedules.skeleton.Skeleton` has them.
     ``ahead`` says whether its host runs ahead of the device (see :func:`runs_ahead`), ``optimizer`` whether weights are
     updated at all.
     """
     states = states_of(chunks, strategy=strategy, runtime=runtime, precision=precision, optimizer=optimizer)
-    fullest = max(walk(chunks, slots, strategy=strategy), key=lambda step: step.peak, default=None)
+    kept, working = _most(chunks, codes, strategy=strategy)
     activations = {
-        "kept for backward": fullest.kept if fullest is not None else 0.0,
-        "working": fullest.working if fullest is not None else 0.0,
+        "kept for backward": kept,
+        "working": working,
         **_buffers(chunks, ahead=ahead, runtime=runtime),
     }
     tensors = sum(sum(part.values()) for part in (*states.values(), activations))
@@ -225,6 +231,19 @@ class _Pass:
     working: float
     block: int
     leaves: float
+
+
+def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: Strategy) -> tuple[float, float]:
+    """Activations kept, and needed on top, in the slot in which a stage holds most: what :func:`walk` would find."""
+    if not len(codes):
+        return 0.0, 0.0
+    nothing = _Pass(kept=0.0, working=0.0, block=0, leaves=0.0)
+    passes = [_passes(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
+    rows = [found.get(what, nothing) for found in passes for what in Pass]
+    kept, working, leaves = np.array([(row.kept, row.working, row.leaves) for row in rows]).T[:, codes]
+    kept += np.concatenate([[0.0], np.cumsum(leaves)[:-1]])
+    fullest = int(np.argmax(kept + working))
+    return float(kept[fullest]), float(working[fullest])
 
 
 def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy) -> Iterator[Step]:

@@ -234,14 +234,14 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
     return tuple(
         memory_of(
             held[stage],
-            slots,
+            codes,
             strategy=request.strategy,
             runtime=request.runtime,
             precision=prepared.precision,
             ahead=ahead[stage],
             optimizer=request.optimizer,
         ).measured(share)
-        for stage, slots in enumerate(prepared.slots.order)
+        for stage, codes in enumerate(prepared.slots.codes)
     )
 
 

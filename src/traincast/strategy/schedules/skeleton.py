@@ -22,10 +22,12 @@ class Skeleton:
     ``piece`` is the part of the model that a slot runs, ``way`` the route of its microbatch. ``source`` is the slot
     whose result it waits for (−1: none), ``link`` the piece after which its own result crosses to another stage (−1: it
     stays, or goes nowhere). ``first`` marks the first microbatch of each route, ``makes`` slots that make gradients of
-    weights, ``last`` the last of these on each chunk.
+    weights, ``last`` the last of these on each chunk. ``codes`` are the slots of each stage in order, as
+    ``chunk · len(Pass) + what``.
     """
 
     order: Order
+    codes: tuple[Ints, ...]
     routes: list[Route]
     stage: Ints
     microbatch: Ints
@@ -74,6 +76,7 @@ def skeleton(name: str, stages: int, microbatches: int, chunks: int) -> Skeleton
     what = np.array([slot.what for _, slot in slots], dtype=np.int64)
     return Skeleton(
         order=order,
+        codes=tuple(np.array([s.chunk * len(Pass) + s.what for s in slots], dtype=np.int64) for slots in order),
         routes=routes,
         stage=np.array([stage for stage, _ in slots], dtype=np.int64),
         microbatch=np.array([slot.microbatch for _, slot in slots], dtype=np.int64),
