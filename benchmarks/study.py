@@ -29,7 +29,7 @@ from traincast.calibrate.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
 from traincast.report.outlook import UNCALIBRATED
 from traincast.validate import dp_steps
-from traincast.validate.tables import Row, RowError, number, read_table, text
+from traincast.validate.tables import Row, read_table, text
 
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
@@ -115,11 +115,7 @@ def _source(row: Row) -> str:
 
 
 def _measured_dp(index: int, row: Row) -> Measured:
-    stated = number(row, "grad_accum") is not None
-    seconds = number(row, "step_time_s" if stated or "microstep_time_s" not in row else "microstep_time_s")
-    if not seconds or seconds <= 0:
-        raise RowError("no step time is stated")
-    return Measured(index=index, request=dp_steps.request_of(row), seconds=seconds)
+    return Measured(index=index, request=dp_steps.request_of(row), seconds=dp_steps.measured_seconds(row))
 
 
 def _prepare(  # noqa: PLR0917

@@ -78,10 +78,7 @@ def source_of(row: Row) -> str:
 def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None, calibrated: bool = True) -> Outcome:
     """The forecast of one measured step; where accumulation is not stated, of one microbatch."""
     request = request_of(row)
-    stated = number(row, "grad_accum") is not None
-    measured = number(row, "step_time_s" if stated or "microstep_time_s" not in row else "microstep_time_s")
-    if not measured or measured <= 0:
-        raise RowError("no step time is stated")
+    measured = measured_seconds(row)
     if calibrated:
         request = with_calibration(request)
     report = forecast(request, cost_model=cost_model).report
@@ -95,6 +92,15 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None, c
         fits=report.fits,
         predicted_memory=report.peak_memory_bytes,
     )
+
+
+def measured_seconds(row: Row) -> float:
+    """What a row measured: a step, or one microbatch where accumulation is not stated."""
+    stated = number(row, "grad_accum") is not None
+    seconds = number(row, "step_time_s" if stated or "microstep_time_s" not in row else "microstep_time_s")
+    if not seconds or seconds <= 0:
+        raise RowError("no step time is stated")
+    return seconds
 
 
 def request_of(row: Row) -> Request:
