@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"work"},
     {"strategy", "estimate"},
     {"simulate"},
-    {"report"},
+    {"report", "export"},
     {"forecast"},
     {"fit"},
     {"search", "resources"},
