@@ -10,7 +10,7 @@ from typing import Any
 
 def read_command(text: str) -> dict[str, str]:
     """Flags of a command; one without a value is the empty string."""
-    plain = "\n".join(line for line in text.splitlines() if not line.startswith(("#", "export")))
+    plain = "\n".join(line for line in text.splitlines() if not line.startswith(("#", "export", "unset")))
     words = shlex.split(plain.replace("\\\n", " "))
     found: dict[str, str] = {}
     flag = ""

@@ -10,8 +10,9 @@ from tests.conftest import CNN, LLAMA, request_of
 from tests.export.reading import degrees_in, read_export
 from traincast.errors import StrategyError, UnknownNameError
 from traincast.export import FRAMEWORKS, export
-from traincast.strategy import Request, Strategy
+from traincast.strategy import Request, Slot, Strategy
 from traincast.strategy.prepare import prepare
+from traincast.strategy.schedules.one_f_one_b import gpipe
 
 MOE = "moe:layers=4,hidden=256,heads=8,kv_heads=4,experts=8,top_k=2,expert_ffn=512,vocab=1000,seq=128"
 
@@ -168,6 +169,27 @@ def test_a_convolutional_network_is_for_deepspeed_alone(framework: str) -> None:
     else:
         with pytest.raises(StrategyError, match="trains language models"):
             export(request, framework)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            Strategy(tp=2, num_microbatches=4, shard_rules=(("*.mlp.up", "column"), ("*.mlp.down", "row"))),
+            "2 shard rules with tp=2",
+        ),
+        (Strategy(pp=2, num_microbatches=4, schedule="tests.export.test_conformance:own"), "a schedule of your own"),
+    ],
+)
+def test_what_has_no_name_anywhere_is_refused(framework: str, strategy: Strategy, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        export(request_of(strategy, model=LLAMA), framework)
+
+
+def own(stages: int, microbatches: int, virtual: int) -> list[list[Slot]]:
+    """GPipe by another name."""
+    return gpipe(stages, microbatches, virtual)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -88,7 +88,7 @@ def test_precisions_have_sections_of_their_own() -> None:
     [
         ("dp=2,pp=2,zero=2,microbatches=4", "zero=2 with pp=2 .* use zero=1"),
         ("dp=2,pp=2,zero=3,microbatches=4", "zero=3 with pp=2"),
-        ("tp=2,pp=2,microbatches=4", "use megatron"),
+        ("tp=2,pp=2,microbatches=4", "^tp=2 with pp=2 .* use megatron"),
         ("pp=2,vp=2,microbatches=4", "virtual_stages=2"),
         ("pp=2,schedule=gpipe,microbatches=4", "schedule=gpipe"),
         ("pp=2,layers=1/3,microbatches=4", "layers=1/3"),

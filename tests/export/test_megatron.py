@@ -30,7 +30,7 @@ def test_a_command_in_full() -> None:
         f"# {LLAMA} on 8 devices of dgx-a100, for Megatron-LM (pretrain_gpt.py)\n"
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel; global batch 16, "
         "precision bf16\n"
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1  # which tensor and context parallelism insist on before Blackwell\n"
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1  # tensor and context parallelism insist on it before Blackwell\n"
         "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py \\\n"
         "    --num-layers 4 \\\n"
         "    --hidden-size 256 \\\n"
@@ -66,6 +66,7 @@ def test_a_gpt_keeps_learned_positions_biases_and_tied_embeddings() -> None:
     found = flags_of(request_of("dp=1", model=GPT, global_batch=1))
     assert found["--ffn-hidden-size"] == "1024"
     assert found["--max-position-embeddings"] == "128"
+    assert found["--attention-dropout"] == found["--hidden-dropout"] == "0.1"
     gated = {"--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--position-embedding-type"}
     assert gated.isdisjoint(found)
 
@@ -107,6 +108,12 @@ def test_a_model_outside_the_zoo_says_so() -> None:
     assert "--num-layers" not in read_command(text)
     assert "--num-layers" not in flags_of(named(request_of("dp=1", model=LLAMA, global_batch=1), "llama3-8b"))
     assert read_command(text)["--seq-length"] == "128"
+
+
+def test_fsdp_leaves_the_queues_of_the_device_alone() -> None:
+    text = export(request_of("dp=2,tp=2,sp,zero=3,microbatches=4", model=LLAMA), "megatron")
+    assert "unset CUDA_DEVICE_MAX_CONNECTIONS" in text
+    assert "export CUDA" not in text
 
 
 def test_a_name_stays_within_its_comment() -> None:
@@ -170,6 +177,8 @@ def test_experts_that_are_cut_otherwise_than_all_else() -> None:
     assert found["--expert-tensor-parallel-size"] == "1"
     assert found["--moe-token-dispatcher-type"] == "alltoall"
     assert found["--num-experts"] == "8"
+    assert found["--ffn-hidden-size"] == found["--moe-ffn-hidden-size"] == "512"
+    assert "--moe-grouped-gemm" in found
 
 
 def test_precisions_and_overlap_have_their_flags() -> None:

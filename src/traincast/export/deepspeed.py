@@ -77,8 +77,9 @@ def _check_pipeline(strategy: Strategy) -> None:
     if strategy.zero > 1:
         raise refuse(NAME, f"zero={strategy.zero} with {pp}", "its pipelines share optimizer states alone; use zero=1")
     if strategy.tp > 1 or strategy.cp > 1 or strategy.ep > 1:
-        asked = f"tp={strategy.tp}, cp={strategy.cp}, ep={strategy.ep} with {pp}"
-        raise refuse(NAME, asked, "a configuration joins a pipeline with replicas alone; use megatron")
+        others = {"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep}
+        asked = ", ".join(f"{name}={degree}" for name, degree in others.items() if degree > 1)
+        raise refuse(NAME, f"{asked} with {pp}", "a configuration joins a pipeline with replicas alone; use megatron")
     if strategy.schedule != "1f1b" or strategy.virtual_stages > 1:
         asked = f"schedule={strategy.schedule}, virtual_stages={strategy.virtual_stages}"
         raise refuse(NAME, asked, "its one schedule is 1f1b with one chunk per stage")

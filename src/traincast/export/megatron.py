@@ -52,7 +52,7 @@ def megatron(request: Request) -> str:
     flags += _batch(request)
     flags += _sharding(request, notes)
     flags += _memory(request, model, notes)
-    flags += _precision(request, notes)
+    flags += _precision(request, notes, experts=model is not None and model.experts > 0)
     flags += _overlap(request)
     return _command(request, flags, notes)
 
@@ -97,7 +97,7 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
     flags: list[Flag] = [
         ("--num-layers", str(model.layers)),
         ("--hidden-size", str(model.hidden)),
-        ("--ffn-hidden-size", str(model.ffn)),
+        ("--ffn-hidden-size", str(model.ffn if not model.experts or model.first_dense else model.expert_ffn)),
         ("--num-attention-heads", str(model.heads)),
         ("--seq-length", str(model.seq)),
         ("--max-position-embeddings", str(positions)),
@@ -118,7 +118,8 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
 def _plain(model: Decoder, notes: list[str]) -> list[Flag]:
     """Flags of GPT and its kin."""
     given = model.other
-    flags: list[Flag] = []
+    dropout = f"{given.get('dropout', 0.1 if model.family == 'gpt' else 0.0):.3g}"
+    flags: list[Flag] = [("--attention-dropout", dropout), ("--hidden-dropout", dropout)]
     positions = given.get("positions", "learned")
     if positions == "rope":
         flags.append(("--position-embedding-type", "rope"))
@@ -301,9 +302,11 @@ def _some_layers(request: Request, model: Decoder | None, notes: list[str]) -> l
     return [("--recompute-method", "block"), ("--recompute-num-layers", str(count))]
 
 
-def _precision(request: Request, notes: list[str]) -> list[Flag]:
+def _precision(request: Request, notes: list[str], *, experts: bool) -> list[Flag]:
     name = request.precision.name
     flags: list[Flag] = list(_PRECISIONS[name])
+    if experts and ("--bf16",) in flags:
+        flags.append(("--moe-grouped-gemm",))
     if name == "tf32":
         notes.append("tf32 is PyTorch's: set torch.backends.cuda.matmul.allow_tf32")
     gradients = gradient_dtype(request)
@@ -331,9 +334,13 @@ def _overlap(request: Request) -> list[Flag]:
 def _command(request: Request, flags: list[Flag], notes: list[str]) -> str:
     strategy, cluster = request.strategy, request.cluster
     lines = comments(notes)
-    if (strategy.tp > 1 or strategy.cp > 1) and strategy.zero < 2:
+    if cluster.parts:
+        lines += comments(["nodes are unlike one another: launch every one with its own --nproc-per-node"])
+    if strategy.zero > 1:
+        lines.append("unset CUDA_DEVICE_MAX_CONNECTIONS  # its FSDP refuses to run with 1")
+    elif strategy.tp > 1 or strategy.cp > 1:
         lines.append(
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1  # which tensor and context parallelism insist on before Blackwell"
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1  # tensor and context parallelism insist on it before Blackwell"
         )
     launch = f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} pretrain_gpt.py"
     parts = [launch, *(" ".join(shlex.quote(word) for word in flag) for flag in flags), '"$@"']

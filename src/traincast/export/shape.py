@@ -126,6 +126,9 @@ def check_common(framework: str, strategy: Strategy) -> None:
     if strategy.compression != 1.0:
         asked = f"compression={strategy.compression:g}"
         raise refuse(framework, asked, "it exchanges whole gradients; leave compression out")
+    if strategy.shard_rules and strategy.tp > 1:
+        asked = f"{len(strategy.shard_rules)} shard rules with tp={strategy.tp}"
+        raise refuse(framework, asked, "it cuts layers by rules of its own; leave them out")
     if strategy.pp > 1 and ":" in strategy.schedule:
         raise refuse(framework, f"schedule={strategy.schedule}", "a schedule of your own has no name there")
 
