@@ -83,6 +83,12 @@ def test_precisions_have_sections_of_their_own() -> None:
     assert {"bf16", "fp16", "torch_autocast"}.isdisjoint(read(request_of("dp=4,microbatches=4", precision="fp32")))
 
 
+def test_a_shared_sequence_needs_whole_heads() -> None:
+    model = "llama:layers=2,hidden=64,heads=2,vocab=100,seq=64"
+    with pytest.raises(StrategyError, match="cp=4 with 2 heads"):
+        export(request_of("cp=4,microbatches=4", model=model), "deepspeed")
+
+
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [

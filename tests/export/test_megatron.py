@@ -199,6 +199,7 @@ def test_precisions_and_overlap_have_their_flags() -> None:
         ("pp=2,schedule=dualpipe,microbatches=8", "schedule=dualpipe .* 1f1b and, with virtual_stages, interleaved"),
         ("pp=2,schedule=zb-h1,microbatches=8", "schedule=zb-h1"),
         ("dp=4,zero=3,reshard=false,microbatches=4", "reshard=false"),
+        ("dp=2,pp=2,zero=2,microbatches=4", "zero=2 with pp=2 .* use zero=1, or pp=1"),
         ("dp=4,offload=optimizer,microbatches=4", "set zero=1"),
         ("dp=2,pp=2,offload=activations,microbatches=4", "set pp=1, recompute=none"),
         ("dp=4,sync_each,microbatches=4", "sync_each"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from traincast.export.shape import check_common, gradient_dtype, header, parameters_of_largest_block, refuse
+from traincast.export.shape import check_common, decoder_of, gradient_dtype, header, parameters_of_largest_block, refuse
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "DeepSpeed"
@@ -63,6 +63,10 @@ def _check(request: Request) -> None:
     if strategy.cp > 1 and strategy.tp > 1:
         asked = f"cp={strategy.cp} with tp={strategy.tp}"
         raise refuse(NAME, asked, "sequences are shared among plain replicas; set tp=1 or cp=1")
+    model = decoder_of(request.graph)
+    if model is not None and model.heads % strategy.cp:
+        asked = f"cp={strategy.cp} with {model.heads} heads"
+        raise refuse(NAME, asked, "Ulysses gives every rank whole heads; choose a cp that divides them")
     if strategy.capacity:
         raise refuse(
             NAME, f"capacity={strategy.capacity:g}", "its automatic experts drop no tokens; leave capacity out"

@@ -72,6 +72,9 @@ def _check(request: Request) -> None:
         )
     if strategy.ep > 1 and request.precision.name == "fp16":
         raise refuse(NAME, f"ep={strategy.ep} with fp16", "it shares out experts in bf16 alone; use bf16")
+    if strategy.zero > 1 and strategy.pp > 1:
+        asked = f"zero={strategy.zero} with pp={strategy.pp}"
+        raise refuse(NAME, asked, "its FSDP goes with tp, cp and ep alone; use zero=1, or pp=1")
     if not strategy.reshard:
         raise refuse(
             NAME, "reshard=false", "its FSDP always drops gathered weights; leave reshard out, or use torchtitan"
