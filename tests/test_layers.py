@@ -16,6 +16,7 @@ ROOT = Path(traincast.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"units", "tables", "imports"},
+    {"engines"},
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},
@@ -23,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"report", "export"},
     {"forecast"},
     {"fit"},
-    {"search", "resources"},
+    {"searching", "resources"},
     {"scheduling"},
     {"validate"},
     {"calibrate"},

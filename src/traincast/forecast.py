@@ -155,6 +155,18 @@ def _shipped() -> LearnedCostModel:
     return learned_cost_model()
 
 
+def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
+    """What works of ``request`` take, by its cost model (or the usual one) and the calibration of its cluster."""
+    return _estimate(_model_for(request, cost_model), works, request.cluster)
+
+
+def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
+    model = cost_model or default_cost_model(request.runtime.kernels)
+    if isinstance(model, LearnedCostModel) and not model.framework:
+        return replace(model, framework=request.runtime.kernels)
+    return model
+
+
 def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
     """What ``model`` says of ``works``, as the cluster was calibrated."""
     return calibrated(model.estimate(works, cluster), works, cluster)
@@ -171,9 +183,7 @@ def forecast(
 
     Under ``conditions``, or where nodes differ, every rank is simulated on its own.
     """
-    model = cost_model or default_cost_model(request.runtime.kernels)
-    if isinstance(model, LearnedCostModel) and not model.framework:
-        model = replace(model, framework=request.runtime.kernels)
+    model = _model_for(request, cost_model)
     if request.strategy.servers and conditions is not None:
         raise RequestError(
             "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"

@@ -109,7 +109,7 @@ def memory_of(
         **_buffers(chunks, ahead=ahead, runtime=runtime),
     }
     tensors = sum(sum(part.values()) for part in (*states.values(), activations))
-    other = _other(tensors, strategy=strategy, runtime=runtime)
+    other = other_of(tensors, strategy=strategy, runtime=runtime)
     every = {**states, "activations": activations, "other": other}
     return Memory(
         **{name: sum(every[name].values()) for name in COMPONENTS},
@@ -210,7 +210,7 @@ def _buffers(chunks: Sequence[Sequence[BlockProgram]], *, ahead: bool, runtime: 
     }
 
 
-def _other(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str, float]:
+def other_of(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str, float]:
     """What the device holds that the framework's allocator does not count, or counts and cannot use."""
     axes = (strategy.dp, strategy.tp, strategy.pp, strategy.cp, strategy.ep)
     return {
@@ -221,7 +221,7 @@ def _other(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
+class Held:
     """One pass of a chunk: where it holds most, what it keeps by then and needs on top, and what it leaves behind.
 
     Kept bytes are counted from those when the pass begins.
@@ -237,8 +237,8 @@ def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: St
     """Activations kept, and needed on top, in the slot in which a stage holds most: what :func:`walk` would find."""
     if not len(codes):
         return 0.0, 0.0
-    nothing = _Pass(kept=0.0, working=0.0, block=0, leaves=0.0)
-    passes = [_passes(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
+    nothing = Held(kept=0.0, working=0.0, block=0, leaves=0.0)
+    passes = [passes_of(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
     rows = [found.get(what, nothing) for found in passes for what in Pass]
     kept, working, leaves = np.array([(row.kept, row.working, row.leaves) for row in rows]).T[:, codes]
     kept += np.concatenate([[0.0], np.cumsum(leaves)[:-1]])
@@ -248,7 +248,7 @@ def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: St
 
 def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy) -> Iterator[Step]:
     """Activations along a stage's slots."""
-    passes = [_passes(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
+    passes = [passes_of(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
     alive = 0.0
     in_flight, waiting = [0] * len(chunks), [0] * len(chunks)
     for index, slot in enumerate(slots):
@@ -268,7 +268,7 @@ def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, str
         waiting[slot.chunk] += (slot.what is Pass.INPUT) - (slot.what is Pass.WEIGHT)
 
 
-def _passes(programs: Sequence[BlockProgram], *, offloaded: bool) -> dict[Pass, _Pass]:
+def passes_of(programs: Sequence[BlockProgram], *, offloaded: bool) -> dict[Pass, Held]:
     """A chunk's passes: forward keeps more block by block, backward lets go block by block from the end.
 
     Activations that go to the host stay only while their own block runs, and the next block's while they come back.
@@ -289,12 +289,12 @@ def _passes(programs: Sequence[BlockProgram], *, offloaded: bool) -> dict[Pass, 
             [(kept + later, work) for kept, later, work in zip(below, after, working, strict=True)],
             leaves=sum(deferred) - total,
         ),
-        Pass.WEIGHT: _Pass(kept=0.0, working=0.0, block=0, leaves=-sum(deferred)),
+        Pass.WEIGHT: Held(kept=0.0, working=0.0, block=0, leaves=-sum(deferred)),
     }
 
 
-def _fullest(moments: Sequence[tuple[float, float]], *, leaves: float) -> _Pass:
+def _fullest(moments: Sequence[tuple[float, float]], *, leaves: float) -> Held:
     """The moment of a pass, (kept, working) of each block, that holds most."""
     block = max(range(len(moments)), key=lambda n: sum(moments[n]), default=0)
     kept, working = moments[block] if moments else (0.0, 0.0)
-    return _Pass(kept=kept, working=working, block=block, leaves=leaves)
+    return Held(kept=kept, working=working, block=block, leaves=leaves)

@@ -1,0 +1,72 @@
+"""What is searched: a request, its space, and what counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from traincast.estimate import CostModel
+from traincast.searching.space import Axes, Degrees, meshes
+from traincast.strategy import Request
+
+Objective: TypeAlias = Literal["time", "cost", "energy", "memory"]
+
+OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A space of strategies of one request, which may use ``most_memory`` bytes of a device.
+
+    Families that cannot come within ``reach`` times the best time are cut; with an infinite one nothing is.
+    """
+
+    request: Request
+    axes: Axes
+    most_memory: float
+    reach: float = float("inf")
+    cost_model: CostModel | None = None
+
+    def tasks(self, best_s: float = float("inf")) -> list[Task]:
+        """Parts of the space that can be searched one by one, those with the most to do first."""
+        groups: dict[tuple[int, int, int], list[Degrees]] = {}
+        for at in meshes(self.axes, self.request.cluster.num_devices, self.request.global_batch):
+            groups.setdefault((at.tp, at.cp, at.ep), []).append(at)
+        ordered = sorted(groups.values(), key=lambda group: -len(group))
+        return [Task(degrees=tuple(group), best_s=best_s) for group in ordered]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Meshes that share most of their works; ``best_s`` is a time that was found already."""
+
+    degrees: tuple[Degrees, ...]
+    best_s: float = float("inf")
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """How a space was worked off: members by what became of them; ``families`` are those that were looked at.
+
+    ``evaluated`` members had their memory checked, ``feasible`` ones fit and were simulated. ``beyond`` memory and
+    ``behind`` the best are families of which nothing was looked at: larger micro batches of what does not fit, and
+    what is bounded from below by more than is worth finding.
+    """
+
+    families: int = 0
+    evaluated: int = 0
+    feasible: int = 0
+    beyond: int = 0
+    behind: int = 0
+    works: int = 0
+    cpu_s: float = field(default=0.0, compare=False)
+
+    def __iadd__(self, other: Counts) -> Counts:
+        self.families += other.families
+        self.evaluated += other.evaluated
+        self.feasible += other.feasible
+        self.beyond += other.beyond
+        self.behind += other.behind
+        self.works += other.works
+        self.cpu_s += other.cpu_s
+        return self
