@@ -97,8 +97,8 @@ class Look:
     """A family whose memory is known: its legal members in ``batches``, for each of the ``sharings``.
 
     ``runs`` is what its blocks take, once works are estimated, ``held`` what the passes of pieces hold, ``rough``
-    what blocks weigh where the model is cut, and ``busy`` says which passes of which blocks run anything; ``behind`` are
-    members that are too slow to be looked at.
+    what blocks weigh where the model is cut, and ``busy`` says which passes of which blocks run anything;
+    ``behind`` are members that are too slow to be looked at.
     """
 
     family: Family

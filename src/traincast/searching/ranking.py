@@ -117,12 +117,12 @@ class Ranking:
         fine = forecast(made.request, cost_model=made.cost_model, grain="operator").report.step_s
         if not math.isclose(fine, candidate.report.step_s, rel_tol=1e-6):
             raise StrategyError(
-                f"{made.request.strategy} takes {candidate.report.step_s:.6g} s by segments, {fine:.6g} s by operators: "
+                f"{made.request.strategy}: {candidate.report.step_s:.6g} s by segments, {fine:.6g} s by operators; "
                 "please report this"
             )
 
     def front(self, values: Floats) -> Iterator[Candidate]:
-        """Candidates that no other beats in step time, memory and cost, the fastest first; of many, evenly spaced ones."""
+        """Candidates that no other beats in step time, memory and cost, the fastest first: some of them, evenly spaced."""
         columns = self.columns
         rows = np.flatnonzero(np.isfinite(values))
         rates = np.array([price_per_s(r.cluster) for r in self.requests])[columns.cluster[rows]]

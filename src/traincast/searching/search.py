@@ -178,14 +178,18 @@ def _size(problem: Problem) -> int:
     return total
 
 
-def _run(
-    problems: Sequence[Problem],
-    searcher: str,
-    engine: Engine,
-    resume: Path | None,
-    progress: Progress | None,
-    seed: int,
-) -> tuple[Columns, Counts]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Means:
+    """How a search is run, which its answer does not depend on."""
+
+    searcher: str
+    engine: Engine
+    resume: Path | None
+    progress: Progress | None
+    seed: int
+
+
+def _run(problems: Sequence[Problem], means: _Means) -> tuple[Columns, Counts]:
     """Everything that was found of all problems."""
     parts: list[Columns] = []
     counts = Counts()
@@ -301,8 +305,8 @@ def _nothing(columns: Columns, problems: Sequence[Problem], allowed: npt.NDArray
         strategy = columns.strategy(least, problems[0].request.strategy)
         return (
             f"no strategy fits: the leanest of {len(columns):,}, {strategy}, needs "
-            f"{format_bytes(columns.memory[least])} per device of the {format_bytes(most)} there are; use more devices, "
-            "a smaller batch or a narrower dtype"
+            f"{format_bytes(columns.memory[least])} per device of the {format_bytes(most)} there are; use more "
+            "devices, a smaller batch or a narrower dtype"
         )
     fastest = float(columns.seconds.min())
     return (
