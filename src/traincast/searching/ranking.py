@@ -122,7 +122,7 @@ class Ranking:
             )
 
     def front(self, values: Floats) -> Iterator[Candidate]:
-        """Candidates that no other beats in step time, memory and cost, the fastest first: some of them, evenly spaced."""
+        """Some candidates, evenly spaced, that no other beats in step time, memory and cost; the fastest first."""
         columns = self.columns
         rows = np.flatnonzero(np.isfinite(values))
         rates = np.array([price_per_s(r.cluster) for r in self.requests])[columns.cluster[rows]]
