@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from traincast.searching.steps import Habits, Slots, activations, shortened, slo
 from traincast.searching.works import Works
 from traincast.strategy import Request, Strategy
 from traincast.strategy.lower import Layout
-from traincast.strategy.memory import other_of, passes_of, runs_ahead, states_of
+from traincast.strategy.memory import footprints_of, other_of, passes_of, runs_ahead, states_of
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.prepare import (
     Prepared,
@@ -48,6 +48,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Blocks = tuple[tuple[int, ...], ...]
 """Blocks of several pieces."""
+
+Fitting: TypeAlias = dict[tuple[Way, int], bool]
+"""Whether members fit, by their way and ZeRO's stage."""
 
 NOT_RUN: Final = float("inf")
 
@@ -108,6 +111,7 @@ class Look:
     programs: tuple[BlockProgram, ...]
     rough: Sequence[float]
     busy: tuple[bool, ...]
+    footprints: Floats
     sharings: list[Sharing]
     batches: list[Batch] = field(default_factory=list)
     cuts: list[_Cut] = field(default_factory=list)
@@ -180,6 +184,7 @@ class Bulk:
             programs=programs,
             rough=self._rough(request, builder, programs),
             busy=tuple(bool(program.items(what)) for program in programs for what in Pass),
+            footprints=footprints_of(programs),
             sharings=[Sharing(*s) for s in product(self.axes.zero if replicas else (0,), self._endings(family))],
         )
 
@@ -197,22 +202,41 @@ class Bulk:
         for look in chosen:
             look.runs = self._runs(look.programs)
 
-    def enter(self, look: Look, most_seconds: float = float("inf")) -> bool:
+    def enter(self, look: Look, most_seconds: float = float("inf"), fitting: Fitting | None = None) -> bool:
         """Add the members that could take ``most_seconds`` at most, with their memory.
 
-        Returns whether larger micro batches are worth a look: not if nothing fits of all there is.
+        Those that do not fit without what this family recomputes and offloads are all that is added where ``fitting``
+        says which do. Returns whether larger micro batches are worth a look: not if nothing fits of all there is.
         """
         assert look.runs is not None
         device = look.runs[:, DEVICE].reshape(-1, PASSES)
         each = device[:, Pass.FORWARD] + device[:, Pass.BACKWARD]
         balances = "balanced" in self.axes.cut and "/" not in look.family.recompute
-        for group in self._groups(look.family):
+        known = fitting or {}
+        if known:
+            short = {zero for (_, zero), fits in known.items() if not fits}  # of memory, in one way or another
+            look.sharings = [sharing for sharing in look.sharings if sharing.zero in short]
+        for every in self._groups(look.family):
+            group = [w for w in every if not all(known.get((w, s.zero), False) for s in look.sharings)]
+            if not group:
+                continue
             pieces = self._enter(look, group, (), most_seconds)
             if pieces and balances and group[0].loops:
                 layers = balanced_layers(look.builder.graph, pieces, each)
                 if layers:
                     self._enter(look, group, layers, most_seconds)
-        return look.behind > 0 or any(batch.memory.min() <= self.most_memory for batch in look.batches)
+        seen_all = not look.behind and not fitting
+        return not seen_all or any(batch.memory.min() <= self.most_memory for batch in look.batches)
+
+    def fitting(self, look: Look) -> Fitting:
+        """Which ways to run a family fit with which ZeRO stage, without offloading."""
+        found: Fitting = {}
+        for batch in look.batches:
+            for sharing, memory in zip(look.sharings, batch.memory.tolist(), strict=True):
+                if not sharing.offload:
+                    key = batch.way, sharing.zero
+                    found[key] = found.get(key, True) and memory <= self.most_memory
+        return found
 
     def bounds(self, every: Sequence[Family]) -> Floats:
         """Seconds that no member of each family can beat: the even share of a stage in what its blocks compute.
@@ -356,9 +380,8 @@ class Bulk:
 
     def _held(self, look: Look, kind: tuple[int, ...]) -> Floats:
         """Of every pass of a piece what it keeps, needs on top and leaves behind, and what its collectives carry."""
-        programs = [look.programs[b] for b in kind]
-        found = passes_of(programs, offloaded=look.family.offloads_activations)
-        gathered = max((program.footprint.gathered for program in programs), default=0.0)
+        found = passes_of(look.footprints[list(kind)], offloaded=look.family.offloads_activations)
+        gathered = max((look.programs[b].footprint.gathered for b in set(kind)), default=0.0)
         return np.array([(found[p].kept, found[p].working, found[p].leaves, gathered) for p in Pass])
 
     def _arrangement(self, look: Look, way: Way, pieces: Blocks) -> _Arrangement:

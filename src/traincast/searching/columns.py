@@ -92,6 +92,12 @@ class Columns:
             case _:
                 return value.item()
 
+    def distinct(self) -> Columns:
+        """Every strategy once."""
+        table = np.stack([getattr(self, name).astype(np.float64) for name in _TIES if name != "memory"])
+        _, first = np.unique(table, axis=1, return_index=True)
+        return self.take(np.sort(first))
+
     def order(self, objective: Array) -> Array:
         """Rows by an objective; equal ones by their strategies, so that the order is always the same."""
         keys = [getattr(self, name) for name in reversed(_TIES)]

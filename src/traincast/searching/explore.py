@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.forecast import estimates_of
-from traincast.searching.bulk import Bulk, Look
+from traincast.searching.bulk import Bulk, Fitting, Look
 from traincast.searching.columns import Columns, columns_of
 from traincast.searching.problem import Counts, Problem, Task
 from traincast.searching.space import Family, families
@@ -45,24 +45,36 @@ def bulk_of(problem: Problem) -> Bulk:
 
 
 def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[Columns, Counts]:
-    """All members of the families of ``task`` that are worth it."""
+    """All members of the families of ``task`` that are worth it.
+
+    With a limited reach, a family that only adds recomputation or offloading to one whose members fit is not worth it:
+    it takes longer for the same.
+    """
     began = time.process_time()
     devices, batch = problem.request.cluster.num_devices, problem.request.global_batch
+    reach = float("inf") if task.whole else problem.reach
+    bounded = np.isfinite(reach)
     series = [found for at in task.degrees for found in families(problem.axes, at, devices, batch)]
     every = [family for found in series for family in found]
-    bounds = dict(zip(every, bulk.bounds(every), strict=True)) if np.isfinite(problem.reach) else {}
-    series.sort(key=lambda found: min(bounds.get(family, 0.0) for family in found))
+    bounds = dict(zip(every, bulk.bounds(every), strict=True)) if bounded else {}
+    series.sort(key=lambda found: (not found[0].plain, min(bounds.get(family, 0.0) for family in found)))
     counts, looks, best = Counts(), [], task.best_s
+    fitting: dict[tuple[object, ...], Fitting] = {}
     for some in _batches(series):
-        chosen = [[f for f in found if bounds.get(f, 0.0) <= problem.reach * best] for found in some]
-        counts.behind += sum(map(len, some)) - sum(map(len, chosen))
-        seen = [[look for family in found if (look := bulk.look(family))] for found in chosen]
+        worth = [[f for f in found if bounds.get(f, 0.0) <= reach * best] for found in some]
+        needed = [[f for f in found if f.plain or not _all(fitting.get(f.place))] for found in worth]
+        counts.behind += sum(map(len, some)) - sum(map(len, worth))
+        counts.needless += sum(map(len, worth)) - sum(map(len, needed))
+        seen = [[look for family in found if (look := bulk.look(family))] for found in needed]
         bulk.estimate(look for found in seen for look in found)
         running: list[Look] = []
         for found in seen:
             for n, look in enumerate(found):
                 counts.families += 1
-                larger = bulk.enter(look, problem.reach * best)
+                family = look.family
+                larger = bulk.enter(look, reach * best, None if family.plain else fitting.get(family.place))
+                if bounded and family.plain:
+                    fitting[family.place] = bulk.fitting(look)
                 running.append(look)
                 if not larger:
                     counts.beyond += len(found) - n - 1
@@ -90,3 +102,7 @@ def _batches(series: list[list[Family]]) -> Iterator[list[list[Family]]]:
             some = []
     if some:
         yield some
+
+
+def _all(fitting: Fitting | None) -> bool:
+    return fitting is not None and len(fitting) > 0 and all(fitting.values())

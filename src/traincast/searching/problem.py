@@ -38,19 +38,23 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Meshes that share most of their works; ``best_s`` is a time that was found already."""
+    """Meshes that share most of their works; ``best_s`` is a time that was found already.
+
+    Of a ``whole`` one nothing is cut but what does not fit.
+    """
 
     degrees: tuple[Degrees, ...]
     best_s: float = float("inf")
+    whole: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
     """How a space was worked off: members by what became of them; ``families`` are those that were looked at.
 
-    ``evaluated`` members had their memory checked, ``feasible`` ones fit and were simulated. ``beyond`` memory and
-    ``behind`` the best are families of which nothing was looked at: larger micro batches of what does not fit, and
-    what is bounded from below by more than is worth finding.
+    ``evaluated`` members had their memory checked, ``feasible`` ones fit and were simulated. Of other families nothing
+    was looked at: ``beyond`` memory are larger micro batches of what does not fit, ``behind`` the best those bounded
+    from below by more than is worth finding, ``needless`` those that recompute or offload what fits as it is.
     """
 
     families: int = 0
@@ -58,6 +62,7 @@ class Counts:
     feasible: int = 0
     beyond: int = 0
     behind: int = 0
+    needless: int = 0
     works: int = 0
     cpu_s: float = field(default=0.0, compare=False)
 
@@ -67,6 +72,7 @@ class Counts:
         self.feasible += other.feasible
         self.beyond += other.beyond
         self.behind += other.behind
+        self.needless += other.needless
         self.works += other.works
         self.cpu_s += other.cpu_s
         return self

@@ -29,7 +29,7 @@ from traincast.searching.front import influence
 from traincast.searching.journal import Journal
 from traincast.searching.problem import OBJECTIVES, Counts, Objective, Problem, Task
 from traincast.searching.ranking import Ranking
-from traincast.searching.space import Axes, families, meshes, usual_axes, ways
+from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
 from traincast.strategy.prepare import layers_of
 from traincast.units import format_bytes
@@ -39,11 +39,13 @@ Progress = Callable[[int, int], None]
 
 SEARCHERS: Final = ("auto", "exhaustive", "branch-and-bound", "annealing")
 REACH: Final = 1.1
-"""Branch and bound finds all strategies within so many times the time of the best."""
+"""Branch and bound finds the best strategies up to so many times the time of the best."""
 MEMORY_REACH: Final = 2.0
 """The same where least memory is asked for: slower ones are of no use to anybody."""
 _EXHAUSTIVE: Final = 20_000
 """Strategies up to which a search is exhaustive unless asked otherwise."""
+_AROUND: Final = 3
+"""Meshes of the best strategies of which everything is evaluated in the end, for the front of time and memory."""
 _COMPARED: Final = 24
 """How many candidates are forecast in full."""
 
@@ -165,7 +167,7 @@ def _chosen(problem: Problem, searcher: str) -> str:
 
 
 def _size(problem: Problem) -> int:
-    """About how many strategies there are."""
+    """About how many strategies there are, counted no further than it matters."""
     request, axes = problem.request, problem.axes
     devices, batch, layers = request.cluster.num_devices, request.global_batch, layers_of(request.graph)
     total = 0
@@ -194,17 +196,32 @@ def _run(problems: Sequence[Problem], means: _Means) -> tuple[Columns, Counts]:
     parts: list[Columns] = []
     counts = Counts()
     tasks = [_tasks(problem, means.searcher) for problem in problems]
-    total, so_far = sum(map(len, tasks)), 0
+    around_each = _AROUND if any(problem.reach < np.inf for problem in problems) else 0
+    total, so_far = sum(map(len, tasks)) + around_each * len(problems), 0
     for number, (problem, some) in enumerate(zip(problems, tasks, strict=True)):
         if means.searcher == "annealing":
             found = [anneal(bulk_of(problem), problem, seed=means.seed)]
         else:
             found = _worked_off(problem, some, means, (so_far, total))
         so_far += len(some)
+        if _chosen(problem, means.searcher) == "branch-and-bound":
+            around = _around(joined([columns for columns, _ in found]))
+            found = [*found, *_worked_off(problem, around, means, (so_far, total))]
+            so_far += _AROUND
         for columns, more in found:
             parts.append(replace(columns, cluster=np.full(len(columns), number, dtype=np.int16)))
             counts += more
-    return joined(parts), counts
+    return joined(parts).distinct(), counts
+
+
+def _around(columns: Columns) -> list[Task]:
+    """The meshes of the best strategies, to be searched in full."""
+    found: dict[Degrees, None] = {}
+    for row in columns.order(columns.seconds).tolist():
+        if len(found) == _AROUND or not np.isfinite(columns.seconds[row]):
+            break
+        found[Degrees(**{name: int(getattr(columns, name)[row]) for name in ("tp", "cp", "pp", "ep")})] = None
+    return [Task(degrees=(at,), whole=True) for at in found]
 
 
 def _tasks(problem: Problem, searcher: str) -> list[Task]:

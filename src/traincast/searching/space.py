@@ -119,6 +119,16 @@ class Family:
     offloads_activations: bool
 
     @property
+    def plain(self) -> bool:
+        """Whether nothing is recomputed or offloaded."""
+        return self.recompute == "none" and not self.offloads_activations
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What families have in common that differ in recomputation and offloading alone."""
+        return self.degrees, self.micro_batch, self.sequence_parallel
+
+    @property
     def works(self) -> tuple[object, ...]:
         """What families have in common whose blocks run the same works, but for recomputation and offloading."""
         at = self.degrees

@@ -123,16 +123,18 @@ class Layout:
         programs = [self.prepared.programs[b] for b in order]
         if self.request.strategy.zero == 3 and self.exchange.needed:
             return self._slowed(self._sharded(programs, what, sync=sync, first=first))
-        overlapped = sync and self.exchange.needed and self.request.runtime.overlap_gradients
+        exchange = self.exchange
+        overlapped = sync and exchange.needed and self.request.runtime.overlap_gradients
         if not overlapped:
             parts = [p.items(what) for p in programs]
-            if sync and self.syncs_always and self.exchange.needed:
+            if sync and self.syncs_always and exchange.needed:
                 dense, experts = _parameters(programs)
-                parts.append((*self.exchange.squeezed(dense + experts), *self.exchange.at_the_end(dense, experts)))
+                parts.append((*exchange.squeezed(dense + experts), *exchange.at_the_end(dense, experts)))
             return [Run(parts=parts)]
         pieces: list[Piece] = []
         pending: list[tuple[Item, ...]] = []
         dense = experts = 0.0
+        sent: dict[tuple[float, float], list[Issue]] = {}
         for number, program in enumerate(programs):
             pending.append(program.items(what))
             dense, experts = dense + program.dense_parameters, experts + program.expert_parameters
@@ -140,7 +142,9 @@ class Layout:
             if dense + experts and (full or number == len(programs) - 1):
                 squeezed = tuple(self._squeezed(dense + experts))
                 pieces += [Run(parts=[*pending, squeezed] if squeezed else pending)]
-                pieces += self.exchange.gradients(dense, experts)
+                if (dense, experts) not in sent:
+                    sent[dense, experts] = exchange.gradients(dense, experts)
+                pieces += sent[dense, experts]
                 pending, dense, experts = [], 0.0, 0.0
         if any(pending):
             pieces.append(Run(parts=pending))
@@ -202,7 +206,11 @@ class Layout:
         kept = not strategy.reshard and not (what is Pass.FORWARD and first)
         needed = what is not Pass.WEIGHT and not kept
         prefetch = self.request.runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
-        gathers = [self.exchange.gather(p) for p in programs] if needed else [[] for _ in programs]
+        exchange = self.exchange
+        distinct = {id(p): p for p in programs}  # a repeated block is the same object each time
+        gathered = {key: exchange.gather(p) if needed else [] for key, p in distinct.items()}
+        reduced = {key: exchange.gradients(p.dense_parameters, p.expert_parameters) for key, p in distinct.items()}
+        gathers = [gathered[id(p)] for p in programs]
         starts = list(accumulate((len(g) for g in gathers), initial=0))
         pieces: list[Piece] = [issue for group in gathers[: 1 + prefetch] for issue in group]
         for n, program in enumerate(programs):
@@ -215,7 +223,7 @@ class Layout:
             if n + 1 + prefetch < len(programs):
                 pieces += gathers[n + 1 + prefetch]
             if reduces:
-                pieces += self.exchange.gradients(program.dense_parameters, program.expert_parameters)
+                pieces += reduced[id(program)]
         return pieces
 
     def _squeezed(self, parameters: float) -> list[Item]:

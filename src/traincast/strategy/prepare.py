@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -175,10 +176,11 @@ _WAITED: Final[tuple[Axis, ...]] = ("tp", "cp", "ep", "etp")
 
 def _of_programs(strategy: Strategy) -> Strategy:
     """A strategy without what the programs of its blocks do not depend on, so that many share them."""
+    group = strategy.ep * strategy.expert_tp
     spread = strategy.ep > 1 or strategy.expert_tp != strategy.tp
     return replace(
         strategy,
-        dp=strategy.expert_replicas * strategy.ep * strategy.expert_tp if spread else 1,
+        dp=group // math.gcd(group, strategy.tp * strategy.cp) if spread else 1,  # as few as make a group of experts
         cp=strategy.cp,
         pp=min(strategy.pp, 2),
         virtual_stages=1,
