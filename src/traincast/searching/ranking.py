@@ -19,7 +19,7 @@ from traincast.searching.answer import Candidate, Naive
 from traincast.searching.columns import Columns
 from traincast.searching.front import pareto_rows
 from traincast.searching.naive import naive_choice, naive_strategies
-from traincast.searching.problem import Objective
+from traincast.searching.problem import Limits, Objective
 from traincast.searching.sureness import chances, drawn_seconds, ties
 from traincast.strategy import Request
 
@@ -40,7 +40,7 @@ class Ranking:
 
     requests: Sequence[Request]
     columns: Columns
-    num_steps: int | None
+    limits: Limits
     settings: JobSettings
     objective: Objective
     cost_model: CostModel | None
@@ -55,7 +55,9 @@ class Ranking:
             request = self._request(row)
             if self.accepts is None or self.accepts(request):
                 made = forecast(request, cost_model=self.cost_model)
-                found.append((made, self._candidate(made)))
+                candidate = self._candidate(made)
+                if candidate.job is None or self.limits.allow(candidate.job):
+                    found.append((made, candidate))
         return sorted(found, key=lambda each: self.objective_of(each[1]))
 
     def _request(self, row: int) -> Request:
@@ -65,8 +67,8 @@ class Ranking:
     def _candidate(self, made: Forecast) -> Candidate:
         report, cluster = made.report, made.request.cluster
         busy = (report.compute_s + report.optimizer_s) / report.step_s if report.step_s else 0.0
-        if self.num_steps is not None:
-            job = job_of(made, self.num_steps, self.settings)
+        if self.limits.num_steps is not None:
+            job = job_of(made, self.limits.num_steps, self.settings)
             return Candidate(request=made.request, report=report, cost=job.cost, energy_j=job.energy_j, job=job)
         return Candidate(
             request=made.request,

@@ -27,7 +27,7 @@ from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.front import influence
 from traincast.searching.journal import Journal
-from traincast.searching.problem import OBJECTIVES, Counts, Objective, Problem, Task
+from traincast.searching.problem import OBJECTIVES, Counts, Limits, Objective, Problem, Task
 from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
@@ -47,7 +47,8 @@ _EXHAUSTIVE: Final = 20_000
 _AROUND: Final = 3
 """Meshes of the best strategies of which everything is evaluated in the end, for the front of time and memory."""
 _COMPARED: Final = 24
-"""How many candidates are forecast in full."""
+_COMPARED_CALIBRATED: Final = 48
+"""How many candidates are forecast in full; more of them where a calibration has a word in their order."""
 
 
 def search(
@@ -102,26 +103,26 @@ def search(
     num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if (deadline_s or budget) and num_steps is None:
         raise RequestError("a deadline or a budget is for a whole job: say how long it is in tokens, samples or steps")
+    limits = Limits(num_steps=num_steps, deadline_s=deadline_s, budget=budget)
     problems = [_problem(r, constraint, objective, searcher, cost_model) for r in requests]
     means = _Means(
         searcher=searcher, engine=engine or local_engine(), resume=resume, progress=progress, seed=seed
     )  # fmt: skip
-    columns, counts = _run(problems, means)
-    values = _values(columns, requests, objective)
-    allowed = _allowed(columns, requests, num_steps, deadline_s, budget)
-    values = np.where(allowed, values, np.inf)
+    columns, counts = _run(problems, means, objective, limits)
+    values = _values(columns, requests, objective, limits)
     if not np.isfinite(values).any():
-        raise StrategyError(_nothing(columns, problems, allowed))
+        raise StrategyError(_nothing(columns, problems, limits))
     ranking = Ranking(
         requests=requests,
         columns=columns,
-        num_steps=num_steps,
+        limits=limits,
         settings=job or JobSettings(),
         objective=objective,
         cost_model=cost_model,
         accepts=accepts,
     )
-    best = ranking.best(values, max(top, _COMPARED))
+    measured = any(request.cluster.calibration for request in requests)
+    best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED))
     if not best:
         raise StrategyError("no strategy that was found is accepted by what it is for; loosen what is asked for")
     ranked, sure = ranking.compared(best, seed)
@@ -191,51 +192,63 @@ class _Means:
     seed: int
 
 
-def _run(problems: Sequence[Problem], means: _Means) -> tuple[Columns, Counts]:
-    """Everything that was found of all problems."""
+def _run(problems: Sequence[Problem], means: _Means, objective: Objective, limits: Limits) -> tuple[Columns, Counts]:
+    """Everything that was found of all problems; what one of them has found limits the next ones."""
     parts: list[Columns] = []
     counts = Counts()
-    tasks = [_tasks(problem, means.searcher) for problem in problems]
-    around_each = _AROUND if any(problem.reach < np.inf for problem in problems) else 0
-    total, so_far = sum(map(len, tasks)) + around_each * len(problems), 0
-    for number, (problem, some) in enumerate(zip(problems, tasks, strict=True)):
+    requests = [problem.request for problem in problems]
+    bounded = problems[0].reach < np.inf
+    total = sum(len(problem.tasks()) for problem in problems) + _AROUND * bounded
+    so_far, best = 0, float("inf")
+    for number, problem in enumerate(problems):
         if means.searcher == "annealing":
             found = [anneal(bulk_of(problem), problem, seed=means.seed)]
         else:
+            known = best / _rate(problem.request, objective) if objective != "memory" else float("inf")
+            some = _tasks(problem, known, limits.most_s(problem.request.cluster))
             found = _worked_off(problem, some, means, (so_far, total))
-        so_far += len(some)
-        if _chosen(problem, means.searcher) == "branch-and-bound":
-            around = _around(joined([columns for columns, _ in found]))
-            found = [*found, *_worked_off(problem, around, means, (so_far, total))]
-            so_far += _AROUND
+            so_far += len(some)
         for columns, more in found:
             parts.append(replace(columns, cluster=np.full(len(columns), number, dtype=np.int16)))
+            counts += more
+            best = min(best, float(_values(parts[-1], requests, objective, limits).min(initial=np.inf)))
+    columns = joined(parts)
+    if bounded:
+        number, around = _around(columns, _values(columns, requests, objective, limits))
+        for more_columns, more in _worked_off(problems[number], around, means, (so_far, total)):
+            parts.append(replace(more_columns, cluster=np.full(len(more_columns), number, dtype=np.int16)))
             counts += more
     return joined(parts).distinct(), counts
 
 
-def _around(columns: Columns) -> list[Task]:
-    """The meshes of the best strategies, to be searched in full."""
+def _around(columns: Columns, values: Floats) -> tuple[int, list[Task]]:
+    """The cluster of the best strategy, and the meshes of the best ones there, to be searched in full."""
     found: dict[Degrees, None] = {}
-    for row in columns.order(columns.seconds).tolist():
-        if len(found) == _AROUND or not np.isfinite(columns.seconds[row]):
+    order = columns.order(values).tolist()
+    cluster = int(columns.cluster[order[0]]) if order else 0
+    for row in order:
+        if len(found) == _AROUND or not np.isfinite(values[row]):
             break
-        found[Degrees(**{name: int(getattr(columns, name)[row]) for name in ("tp", "cp", "pp", "ep")})] = None
-    return [Task(degrees=(at,), whole=True) for at in found]
+        if columns.cluster[row] == cluster:
+            found[Degrees(**{name: int(getattr(columns, name)[row]) for name in ("tp", "cp", "pp", "ep")})] = None
+    return cluster, [Task(degrees=(at,), whole=True) for at in found]
 
 
-def _tasks(problem: Problem, searcher: str) -> list[Task]:
-    """Parts of a problem; branch and bound begins with the best of a small part of the space."""
-    if _chosen(problem, searcher) != "branch-and-bound":
+def _tasks(problem: Problem, known_s: float, most_s: float) -> list[Task]:
+    """Parts of a problem, none of which may take more than ``most_s``.
+
+    Branch and bound begins with the best that is known, or that of a small part of the space.
+    """
+    if not np.isfinite(problem.reach):
         return problem.tasks()
-    small = _probe(problem.axes, problem.request)
-    probe = replace(problem, axes=small, reach=float("inf"))
-    bulk = bulk_of(probe)
-    best = float("inf")
-    for task in probe.tasks():
-        columns, _ = explore(bulk, probe, task)
-        best = min(best, float(columns.seconds.min(initial=np.inf)))
-    return problem.tasks(best)
+    best = known_s
+    if not np.isfinite(best):
+        probe = replace(problem, axes=_probe(problem.axes, problem.request), reach=float("inf"))
+        bulk = bulk_of(probe)
+        for task in probe.tasks():
+            columns, _ = explore(bulk, probe, task)
+            best = min(best, float(columns.seconds.min(initial=np.inf)))
+    return problem.tasks(min(best, most_s))
 
 
 def _probe(axes: Axes, request: Request) -> Axes:
@@ -281,52 +294,48 @@ def _worked_off(
     return [found[n] for n in range(len(tasks))]
 
 
-def _values(columns: Columns, requests: Sequence[Request], objective: Objective) -> Floats:
-    """The objective of every strategy; infinite for those that do not fit."""
-    seconds = columns.seconds
+def _rate(request: Request, objective: Objective) -> float:
+    """What a second of a step counts for an objective: itself, dollars or joules."""
     match objective:
-        case "time":
-            values = seconds
-        case "memory":
-            values = np.where(np.isfinite(seconds), columns.memory, np.inf)
+        case "cost":
+            return price_per_s(request.cluster) or 1.0
+        case "energy":
+            return power_w(request.cluster, 1.0)
         case _:
-            rates = [price_per_s(r.cluster) if objective == "cost" else power_w(r.cluster, 1.0) for r in requests]
-            values = seconds * np.array(rates)[columns.cluster]
+            return 1.0
+
+
+def _values(columns: Columns, requests: Sequence[Request], objective: Objective, limits: Limits) -> Floats:
+    """The objective of every strategy; infinite for those that do not fit, or not into a deadline or a budget."""
+    rates = np.array([_rate(request, objective) for request in requests])
+    most_s = np.array([limits.most_s(request.cluster) for request in requests])
+    seconds = np.where(columns.seconds <= most_s[columns.cluster], columns.seconds, np.inf)
+    values = columns.memory if objective == "memory" else seconds * rates[columns.cluster]
     # Estimates differ in the last digits with the company they are made in: no order may depend on these.
-    found: Floats = np.where(np.isfinite(values), np.exp(np.round(np.log(np.maximum(values, 1e-30)), 7)), np.inf)
+    rounded = np.exp(np.round(np.log(np.maximum(values, 1e-30)), 7))
+    found: Floats = np.where(np.isfinite(seconds), rounded, np.inf)
     return found
 
 
-def _allowed(
-    columns: Columns, requests: Sequence[Request], num_steps: int | None, deadline_s: float | None, budget: float | None
-) -> npt.NDArray[np.bool_]:
-    """Which strategies end the job in time and within the budget."""
-    allowed = np.isfinite(columns.seconds)
-    if num_steps is not None:
-        rates = np.array([price_per_s(r.cluster) for r in requests])[columns.cluster]
-        allowed &= columns.seconds * num_steps <= (deadline_s or np.inf)
-        allowed &= columns.seconds * num_steps * rates <= (budget or np.inf)
-    return allowed
-
-
-def _nothing(columns: Columns, problems: Sequence[Problem], allowed: npt.NDArray[np.bool_]) -> str:
+def _nothing(columns: Columns, problems: Sequence[Problem], limits: Limits) -> str:
     """Why no strategy is left."""
+    if limits.some and (not len(columns) or np.isfinite(columns.seconds).any()):
+        fastest = float(columns.seconds.min(initial=np.inf))
+        found = f"the fastest step found takes {fastest:.4g} s" if np.isfinite(fastest) else "none comes near"
+        return (
+            f"no strategy meets the deadline and the budget: {found}, for {limits.num_steps:,} steps; use more or "
+            "faster devices, or give the job more time or money"
+        )
     if not len(columns):
         return (
             "no legal strategy: no mesh of these devices shares out the global batch and the model as asked; choose "
             "another batch, another number of nodes, or fewer constraints"
         )
-    if not np.isfinite(columns.seconds).any():
-        least = int(np.argmin(columns.memory))
-        most = problems[int(columns.cluster[least])].most_memory
-        strategy = columns.strategy(least, problems[0].request.strategy)
-        return (
-            f"no strategy fits: the leanest of {len(columns):,}, {strategy}, needs "
-            f"{format_bytes(columns.memory[least])} per device of the {format_bytes(most)} there are; use more "
-            "devices, a smaller batch or a narrower dtype"
-        )
-    fastest = float(columns.seconds.min())
+    least = int(np.argmin(columns.memory))
+    problem = problems[int(columns.cluster[least])]
+    strategy = columns.strategy(least, problem.request.strategy)
     return (
-        f"no strategy meets the deadline and the budget: the fastest step takes {fastest:.4g} s; use more or faster "
-        "devices, or give it more time or money"
+        f"no strategy fits: the leanest of {len(columns):,}, {strategy}, needs {format_bytes(columns.memory[least])} per "
+        f"device of the {format_bytes(problem.most_memory)} there are; use more devices, a smaller batch or a narrower "
+        "dtype"
     )
