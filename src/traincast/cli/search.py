@@ -114,7 +114,8 @@ def search(
     _check_outputs(all_out=all_out, html=html, resume=resume)
     if seed < 0:
         raise RequestError(f"--seed {seed}: expected a number from 0 on")
-    with _limited_to(export), progress_bar("strategies") as progress:
+    refusals: list[str] = []
+    with _limited_to(export, refusals), progress_bar("strategies") as progress:
         answer = find_best(
             model,
             cluster=cluster,
@@ -138,7 +139,7 @@ def search(
             resume=None if resume is None else Path(resume),
             progress=progress,
             cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
-            accepts=None if export is None else _accepts(export),
+            accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
             use_cache=not no_cache,
         )
@@ -197,8 +198,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _limited_to(framework: str | None) -> Iterator[None]:
-    """Say so where an axis has no value left because of what a framework can express."""
+def _limited_to(framework: str | None, refusals: list[str]) -> Iterator[None]:
+    """Say so where nothing is left because of what a framework can express; ``refusals`` are its own words."""
     from traincast.export import FRAMEWORKS
 
     if framework is not None and framework not in FRAMEWORKS:
@@ -206,19 +207,23 @@ def _limited_to(framework: str | None) -> Iterator[None]:
     try:
         yield
     except StrategyError as error:
-        if framework is None or not str(error).startswith("no value of"):
-            raise
-        raise StrategyError(f"{error}, as far as {framework} has them") from error
+        if framework is not None and str(error).startswith("no value of"):
+            raise StrategyError(f"{error}, as far as {framework} has them") from error
+        if refusals and "accepted" in str(error):
+            raise StrategyError(f"{framework} runs none of the strategies that were found: {refusals[0]}") from error
+        raise
 
 
-def _accepts(framework: str) -> Callable[[Request], bool]:
-    """Whether a strategy can be written for a framework."""
+def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
+    """Whether a strategy can be written for a framework; why the first one cannot is kept."""
     from traincast.export import export
 
     def accepts(request: Request) -> bool:
         try:
             export(request, framework)
-        except StrategyError:
+        except StrategyError as error:
+            if not refusals:
+                refusals.append(str(error))
             return False
         return True
 
@@ -268,8 +273,8 @@ def _show(answer: Answer) -> None:
     counts = answer.counts
     rate = f"{counts.evaluated / counts.cpu_s:,.0f} strategies per CPU second, " if counts.cpu_s else ""
     out.print(
-        f"{counts.evaluated:,} strategies evaluated, {counts.feasible:,} of them fit; {counts.families:,} families "
-        f"looked at, {counts.behind:,} cut by a bound, {counts.beyond:,} beyond memory"
+        f"{counts.evaluated:,} strategies evaluated, {counts.feasible:,} fit; families: {counts.families:,} looked at, "
+        f"{counts.behind:,} cut by a bound, {counts.needless:,} needless, {counts.beyond:,} beyond memory"
     )
     out.print(f"{format_seconds(answer.seconds)}, {rate}{answer.searcher}, {answer.engine}")
     for warning in answer.warnings:

@@ -335,7 +335,7 @@ def _nothing(columns: Columns, problems: Sequence[Problem], limits: Limits) -> s
     problem = problems[int(columns.cluster[least])]
     strategy = columns.strategy(least, problem.request.strategy)
     return (
-        f"no strategy fits: the leanest of {len(columns):,}, {strategy}, needs {format_bytes(columns.memory[least])} per "
-        f"device of the {format_bytes(problem.most_memory)} there are; use more devices, a smaller batch or a narrower "
-        "dtype"
+        f"no strategy fits: the leanest of {len(columns):,}, {strategy}, needs {format_bytes(columns.memory[least])} "
+        f"per device of the {format_bytes(problem.most_memory)} there are; use more devices, a smaller batch or a "
+        "narrower dtype"
     )
