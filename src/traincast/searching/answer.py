@@ -142,6 +142,7 @@ class Answer:
             "families": self.counts.families,
             "families_beyond_memory": self.counts.beyond,
             "families_behind": self.counts.behind,
+            "families_needless": self.counts.needless,
             "works": self.counts.works,
             "seconds": self.seconds,
             "cpu_seconds": self.counts.cpu_s,

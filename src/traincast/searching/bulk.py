@@ -254,23 +254,23 @@ class Bulk:
                 except StrategyError:
                     plain[family.works] = None
         self._enter_works(programs for found in plain.values() if found for programs in found[1:])
-        shares: dict[tuple[object, ...], tuple[float, float]] = {}
+        shares: dict[tuple[object, ...], tuple[float, Floats]] = {}
         for key, found in plain.items():
-            shares[key] = self._shares(*found) if found else (float("inf"), 0.0)
+            shares[key] = self._shares(*found) if found else (float("inf"), np.zeros(0))
         bounds = []
         for family in every:
-            whole, again = shares[family.works]
-            each = whole + again * family.recomputed(self._layers)
+            whole, forwards = shares[family.works]
+            each = whole + sum(forwards[family.recomputed].tolist())
             bounds.append(each * family.num_microbatches / family.degrees.pp)
         return np.array(bounds)
 
-    def _shares(self, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> tuple[float, float]:
-        """Seconds in which devices compute one microbatch, and those of the forwards that may be recomputed."""
+    def _shares(self, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> tuple[float, Floats]:
+        """Seconds in which devices compute one microbatch, and those of each forward that may be recomputed."""
         device = self._runs(programs)[:, DEVICE].reshape(-1, PASSES)
         counts = np.array([block.count for block in builder.graph.blocks])
         repeated = counts > 1 if (counts > 1).any() else counts > 0
         whole = counts @ (device[:, Pass.FORWARD] + device[:, Pass.BACKWARD])
-        return float(whole), float((counts * device[:, Pass.FORWARD])[repeated].sum())
+        return float(whole), np.repeat(device[repeated, Pass.FORWARD], counts[repeated])
 
     def _enter_works(self, every: Iterable[tuple[BlockProgram, ...]]) -> None:
         """Enter the works of programs that are new, and estimate them."""

@@ -73,7 +73,7 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[Columns, Counts]:
                 counts.families += 1
                 family = look.family
                 larger = bulk.enter(look, reach * best, None if family.plain else fitting.get(family.place))
-                if bounded and family.plain:
+                if bounded and family.plain and not problem.lean:
                     fitting[family.place] = bulk.fitting(look)
                 running.append(look)
                 if not larger:

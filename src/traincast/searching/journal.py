@@ -33,7 +33,8 @@ class Journal:
         except OSError as error:
             raise FileFormatError(f"cannot keep parts of a search in {folder}: {error.strerror}") from error
         self._folder = folder
-        model = type(problem.cost_model).__name__
+        fitted = [bundle.card for bundle in getattr(problem.cost_model, "bundles", ())]
+        model = type(problem.cost_model).__name__, json.dumps(fitted, sort_keys=True, default=str)
         request = problem.request
         self._about = repr((VERSION, request, request.graph, problem.axes, problem.most_memory, problem.reach, model))
 

@@ -50,13 +50,15 @@ class Limits:
 class Problem:
     """A space of strategies of one request, which may use ``most_memory`` bytes of a device.
 
-    Families that cannot come within ``reach`` times the best time are cut; with an infinite one nothing is.
+    Families that cannot come within ``reach`` times the best time are cut; with an infinite one nothing is. ``lean``
+    keeps what recomputes or offloads more than it must: least memory is asked for.
     """
 
     request: Request
     axes: Axes
     most_memory: float
     reach: float = float("inf")
+    lean: bool = False
     cost_model: CostModel | None = None
 
     def tasks(self, best_s: float = float("inf")) -> list[Task]:

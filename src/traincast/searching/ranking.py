@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 _DRAWN: Final = 12
 _FRONT: Final = 12
-"""How many candidates are compared in draws, and how many points of a front are shown."""
+"""How many candidates are compared in draws at least, and how many points of a front are shown."""
 _OPERATOR_GRAIN: Final = 3
 """So many of the best are forecast operator by operator."""
 _MOST_TASKS: Final = 3_000_000
@@ -89,7 +89,9 @@ class Ranking:
             case "memory":
                 return candidate.report.peak_memory_bytes
 
-    def compared(self, ranked: Sequence[tuple[Forecast, Candidate]], seed: int) -> tuple[list[Candidate], float]:
+    def compared(
+        self, ranked: Sequence[tuple[Forecast, Candidate]], top: int, seed: int
+    ) -> tuple[list[Candidate], float]:
         """The candidates with their chances and ties, the first ones confirmed at the grain of operators.
 
         Memory is counted, not estimated: there the first is the best, and equals are ties.
@@ -105,11 +107,12 @@ class Ranking:
                 replace(c, tie=a and n > 0, chance=float(n == 0))
                 for n, (c, a) in enumerate(zip(candidates, alike, strict=True))
             ], 1.0
-        drawn = drawn_seconds(made[:_DRAWN], seed=seed)
-        scale = np.array([self.objective_of(c) / c.report.step_s for c in candidates[:_DRAWN]])
+        count = max(top, _DRAWN)
+        drawn = drawn_seconds(made[:count], seed=seed)
+        scale = np.array([self.objective_of(c) / c.report.step_s for c in candidates[:count]])
         likely, tied = chances(drawn * scale), ties(drawn * scale)
         result = [replace(c, chance=float(p), tie=bool(t)) for c, p, t in zip(candidates, likely, tied, strict=False)]
-        return [*result, *candidates[_DRAWN:]], float(likely[0])
+        return [*result, *candidates[count:]], float(likely[0])
 
     def _confirm(self, made: Forecast, candidate: Candidate) -> None:
         """Forecast operator by operator what was found segment by segment: both must say the same."""

@@ -91,8 +91,8 @@ def search(
         raise UnknownNameError("objective", objective, OBJECTIVES)
     if searcher not in SEARCHERS:
         raise UnknownNameError("searcher", searcher, SEARCHERS)
-    if top < 1:
-        raise RequestError(f"top {top}: expected at least 1")
+    if top < 1 or seed < 0:
+        raise RequestError(f"top {top} and seed {seed}: expected at least 1 and 0")
     requests = [
         make_request(
             model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
@@ -125,7 +125,7 @@ def search(
     best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED))
     if not best:
         raise StrategyError("no strategy that was found is accepted by what it is for; loosen what is asked for")
-    ranked, sure = ranking.compared(best, seed)
+    ranked, sure = ranking.compared(best, top, seed)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
     return Answer(
@@ -157,7 +157,8 @@ def _problem(
     problem = Problem(request=request, axes=axes, most_memory=most_memory, cost_model=cost_model)
     if _chosen(problem, searcher) != "branch-and-bound":
         return problem
-    return replace(problem, reach=MEMORY_REACH if objective == "memory" else REACH)
+    lean = objective == "memory"
+    return replace(problem, reach=MEMORY_REACH if lean else REACH, lean=lean)
 
 
 def _chosen(problem: Problem, searcher: str) -> str:
@@ -218,7 +219,9 @@ def _run(problems: Sequence[Problem], means: _Means, objective: Objective, limit
         for more_columns, more in _worked_off(problems[number], around, means, (so_far, total)):
             parts.append(replace(more_columns, cluster=np.full(len(more_columns), number, dtype=np.int16)))
             counts += more
-    return joined(parts).distinct(), counts
+    columns = joined(parts).distinct()
+    counts.evaluated, counts.feasible = len(columns), int(np.isfinite(columns.seconds).sum())
+    return columns, counts
 
 
 def _around(columns: Columns, values: Floats) -> tuple[int, list[Task]]:
@@ -310,7 +313,10 @@ def _values(columns: Columns, requests: Sequence[Request], objective: Objective,
     rates = np.array([_rate(request, objective) for request in requests])
     most_s = np.array([limits.most_s(request.cluster) for request in requests])
     seconds = np.where(columns.seconds <= most_s[columns.cluster], columns.seconds, np.inf)
-    values = columns.memory if objective == "memory" else seconds * rates[columns.cluster]
+    values = seconds * rates[columns.cluster]
+    if objective == "memory":
+        seconds = np.where(seconds <= MEMORY_REACH * seconds.min(initial=np.inf), seconds, np.inf)
+        values = columns.memory
     # Estimates differ in the last digits with the company they are made in: no order may depend on these.
     rounded = np.exp(np.round(np.log(np.maximum(values, 1e-30)), 7))
     found: Floats = np.where(np.isfinite(seconds), rounded, np.inf)

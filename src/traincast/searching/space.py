@@ -135,10 +135,11 @@ class Family:
         several = at.pp > 1, self.num_microbatches > 1
         return at.tp, at.cp, at.ep, self.micro_batch, self.sequence_parallel, *several
 
-    def recomputed(self, layers: int) -> float:
-        """The share of ``layers`` that is recomputed in full."""
+    @property
+    def recomputed(self) -> slice:
+        """Which layers are recomputed in full."""
         what, _, every = self.recompute.partition("/")
-        return -(-layers // int(every or 1)) / layers if what == "full" else 0.0
+        return slice(None, None, int(every or 1)) if what == "full" else slice(0)
 
     def strategy(self, base: Strategy) -> Strategy:
         """The plainest member: 1F1B, nothing sharded between replicas."""
