@@ -67,13 +67,10 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
     assert Journal(tmp_path, problem).read(replace(task, best_s=1.0)) is None
 
 
-UNCAUGHT = pytest.mark.xfail(strict=True, reason="its error is neither an OSError nor a ValueError")
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # NumPy leaves the file open
 @pytest.mark.parametrize(
     "damage",
-    [pytest.param("cut off", marks=UNCAUGHT), pytest.param("empty", marks=UNCAUGHT), "other", "without a column"],
+    ["cut off", "empty", "other", "without a column"],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     problem = few()
@@ -131,7 +128,8 @@ def test_parts_that_are_done_are_not_done_again(tmp_path: Path, monkeypatch: pyt
     again = searched(tmp_path)
     assert len(calls) == parts + 1
     assert lost.exists()
-    assert searched(tmp_path).counts == again.counts == whole.counts
+    kept = searched(tmp_path).counts
+    assert replace(kept, works=0) == replace(again.counts, works=0) == replace(whole.counts, works=0)
     assert len(calls) == parts + 1
     assert [str(c.strategy) for c in again.candidates] == [str(c.strategy) for c in whole.candidates]
 

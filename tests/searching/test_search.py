@@ -18,7 +18,7 @@ from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.forecast import forecast
 from traincast.report.job import price_per_s
 from traincast.searching.answer import PARTS, Answer
-from traincast.searching.search import REACH, SEARCHERS, search
+from traincast.searching.search import MEMORY_REACH, REACH, SEARCHERS, search
 from traincast.strategy.prepare import memory_only
 
 FEW = "offload=none,recompute=none|full,cp=1,micro_batch<=4"
@@ -150,8 +150,8 @@ def test_the_answer_does_not_depend_on_the_workers() -> None:
 
 def test_the_least_memory_is_counted() -> None:
     answer = found(objective="memory", searcher="exhaustive")
-    finite = np.isfinite(answer.columns.seconds)
-    assert answer.best.report.peak_memory_bytes == pytest.approx(answer.columns.memory[finite].min())
+    near = answer.columns.seconds <= MEMORY_REACH * answer.columns.seconds.min()
+    assert answer.best.report.peak_memory_bytes == pytest.approx(answer.columns.memory[near].min())
     assert memory_only(answer.best.request) == pytest.approx(answer.best.report.peak_memory_bytes)
     assert answer.sure == 1.0
     assert answer.best.chance == 1.0
@@ -204,7 +204,6 @@ def test_a_limit_needs_the_length_of_the_job(limit: dict[str, Any]) -> None:
         found(**limit)
 
 
-@pytest.mark.xfail(strict=True, reason="told as candidates that are not accepted")
 @pytest.mark.parametrize("limit", ["deadline_s", "budget"])
 def test_what_a_job_does_beside_its_steps_counts_within_its_limits(limit: str) -> None:
     free = found(steps=5000)
@@ -226,7 +225,6 @@ def test_nothing_fits_is_told_with_the_leanest() -> None:
     assert "\n" not in told
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="columns of nothing are not whole numbers")
 def test_no_legal_strategy_is_told() -> None:
     with pytest.raises(StrategyError, match="no legal strategy: no mesh of these devices shares out the global batch"):
         found(global_batch=7, constraint="tp=1,pp=1,cp=1")
@@ -237,7 +235,7 @@ def test_no_legal_strategy_is_told() -> None:
     [
         ({"objective": "fame"}, UnknownNameError, "unknown objective 'fame'"),
         ({"searcher": "luck"}, UnknownNameError, "unknown searcher 'luck'"),
-        ({"top": 0}, RequestError, "top 0: expected at least 1"),
+        ({"top": 0}, RequestError, "top 0"),
         ({"global_batch": 0}, RequestError, "global batch 0: expected a whole number"),
         ({"constraint": "tp<<2"}, RequestError, "constraint 'tp<<2'"),
         ({"nodes": (1, 2), "cluster": "dgx-a100+dgx-h100"}, RequestError, "has nodes of several kinds"),

@@ -61,12 +61,8 @@ def test_what_devices_and_links_take_grows_evenly_from_round_to_round(name: str)
     assert error < 1e-6
 
 
-@pytest.mark.xfail(strict=True, reason="host and device take turns in holding a pipeline up, some after many rounds")
-def test_a_step_of_many_microbatches_is_that_of_a_single_forecast() -> None:
+def test_where_hosts_hold_pipelines_up_times_may_take_many_rounds_to_repeat_themselves() -> None:
     runtimes = ("megatron", "nanotron", "pytorch", "deepspeed")
-    errors = {
-        (runtime, name): worst(name, runtime, AnalyticalCostModel(), (120,))[0]
-        for runtime in runtimes
-        for name in sorted(SCHEDULES)
-    }
-    assert {key: error for key, error in errors.items() if error > 1e-6} == {}
+    errors = [worst(name, r, AnalyticalCostModel(), (120,))[0] for r in runtimes for name in sorted(SCHEDULES)]
+    assert max(errors) < 0.06
+    assert np.median(errors) < 1e-9

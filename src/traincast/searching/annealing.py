@@ -26,7 +26,7 @@ _COLD: Final = 0.005
 _STARTS: Final = 4
 
 
-def anneal(bulk: Bulk, problem: Problem, *, steps: int = 400, seed: int = 0) -> tuple[Columns, Counts]:
+def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) -> tuple[Columns, Counts]:
     """Families met on several walks through the space of ``problem``."""
     began = time.process_time()
     random = np.random.default_rng(seed)
@@ -94,7 +94,8 @@ def _neighbour(random: np.random.Generator, problem: Problem, here: Family) -> F
     if name == "recompute":
         return replace(here, recompute=_one(random, axes.recompute))
     if name == "sequence_parallel":
-        return replace(here, sequence_parallel=at.tp > 1 and _one(random, axes.sequence_parallel))
+        shares = at.ep > 1 or _one(random, axes.sequence_parallel)  # experts beside tensor groups need it
+        return replace(here, sequence_parallel=at.tp > 1 and shares)
     return replace(here, offloads_activations=_offloads(random, axes))
 
 

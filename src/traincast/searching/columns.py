@@ -105,6 +105,7 @@ class Columns:
         return found
 
 
+_AMOUNTS: Final = ("memory", "seconds")
 COLUMNS: Final = tuple(f.name for f in fields(Columns) if f.name != "cuts")
 _TIES: Final = (
     "cluster", "memory", "pp", "tp", "cp", "ep", "micro_batch", "sequence_parallel", "recompute", "schedule",
@@ -148,8 +149,7 @@ def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> Columns:
             parts[name].append(np.tile(shared, len(look.batches)))
         parts["memory"] += [batch.memory for batch in look.batches]
         parts["seconds"] += [batch.seconds for batch in look.batches]
-    joined = {name: np.concatenate(found) if found else np.zeros(0) for name, found in parts.items()}
-    return Columns(**joined, cuts=tuple(cuts))
+    return Columns(**{name: _column(name, found) for name, found in parts.items()}, cuts=tuple(cuts))
 
 
 def _number(table: dict[str, Any], name: str) -> int:
@@ -162,6 +162,8 @@ def joined(parts: Sequence[Columns]) -> Columns:
     numbers = [np.array([cuts.setdefault(cut, len(cuts)) for cut in part.cuts], dtype=np.int32) for part in parts]
     rows = {name: [getattr(part, name) for part in parts if len(part)] for name in COLUMNS}
     rows["cut"] = [number[part.cut] for number, part in zip(numbers, parts, strict=True) if len(part)]
-    return Columns(
-        **{name: np.concatenate(found) if found else np.zeros(0) for name, found in rows.items()}, cuts=tuple(cuts)
-    )
+    return Columns(**{name: _column(name, found) for name, found in rows.items()}, cuts=tuple(cuts))
+
+
+def _column(name: str, parts: list[Array]) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float64 if name in _AMOUNTS else np.int64)

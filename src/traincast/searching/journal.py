@@ -12,6 +12,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Journal:
                 cuts = tuple(tuple(flat[a:b]) for a, b in pairwise(start))
                 columns = Columns(**{name: found[name] for name in COLUMNS}, cuts=cuts)
                 counts = Counts(**json.loads(str(found["counts"])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise FileFormatError(f"{path} is damaged: take it away, and that part is searched again") from error
         return columns, counts
 

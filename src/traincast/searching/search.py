@@ -123,6 +123,8 @@ def search(
     )
     measured = any(request.cluster.calibration for request in requests)
     best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED))
+    if not best and accepts is None:  # what a job does beside its steps takes it beyond its limits
+        raise StrategyError(_nothing(columns, problems, limits))
     if not best:
         raise StrategyError("no strategy that was found is accepted by what it is for; loosen what is asked for")
     ranked, sure = ranking.compared(best, top, seed)

@@ -24,6 +24,8 @@ _FEWEST_TOKENS: Final = 256
 """Tokens of a sequence that a context-parallel rank keeps at least."""
 _MOST_CHUNKS: Final = 12
 """Chunks of layers that a stage holds at most."""
+_SAME_BELOW: Final = {"gpipe": 2, "zb-h2": 3}
+"""Microbatches below which a schedule runs as another one does: GPipe as 1F1B, ZB-H2 as ZB-H1."""
 _SPLIT: Final = frozenset({"zb-h1", "zb-h2", "zb-v", "dualpipe"})
 """Schedules that split backwards in two."""
 
@@ -66,6 +68,7 @@ def usual_axes(request: Request) -> Axes:
     tokens = graph.tokens_per_sample
     attends = any(op.kind is OpKind.ATTENTION for op, _ in graph)
     layers = layers_of(graph)
+    repeats = any(block.count > 1 for block in graph.blocks)
     experts = {r.experts for block in graph.blocks for r in find_regions(graph, block)}
     divisors = divisors_of(devices)
     return Axes(
@@ -78,7 +81,7 @@ def usual_axes(request: Request) -> Axes:
         schedule=tuple(SCHEDULES),
         zero=(0, 1, 2, 3),
         sequence_parallel=(True, False) if tokens else (False,),
-        recompute=tuple(r for r in RECOMPUTES if r != "selective" or attends),
+        recompute=tuple(r for r in RECOMPUTES if (r != "selective" or attends) and ("/" not in r or repeats)),
         offload=tuple(OFFLOADS),
         cut=("even", "balanced"),
     )
@@ -239,7 +242,7 @@ def ways(axes: Axes, pp: int, microbatches: int, layers: int) -> list[Way]:
             if pieces <= layers:
                 found.append(Way(schedule=name, virtual_stages=1, chunks=schedule.chunks, pieces=pieces))
             continue
-        if name == "gpipe" and microbatches == 1:
+        if microbatches < _SAME_BELOW.get(name, 0):
             continue
         for chunks in axes.virtual_stages:
             several = name in ("interleaved", "breadth-first")
