@@ -1,7 +1,8 @@
 """``python -m benchmarks``: all speed studies."""
 
-from benchmarks import commands, events, simulation
+from benchmarks import commands, events, search, simulation
 
 commands.main()
 simulation.main()
 events.main()
+search.main([])

@@ -87,27 +87,50 @@ def predict(
     Without ``strategy`` a sensible one that fits is chosen; without a micro batch in it, the largest that
     fits. ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
     """
-    if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
-        raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
-    place = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    graph = load_model(model, seq=seq, use_cache=use_cache) if isinstance(model, str) else model
-    habits = runtime if isinstance(runtime, Runtime) else load_runtime(runtime or _usual_runtime(graph))
-    request = Request(
-        graph=graph,
-        cluster=place,
-        strategy=Strategy(),
-        runtime=habits,
-        precision=load_precision(precision or _usual_precision(graph, place)),
+    request = make_request(
+        model,
+        cluster=cluster,
         global_batch=global_batch,
+        seq=seq,
+        precision=precision,
+        runtime=runtime,
         optimizer=optimizer,
+        use_cache=use_cache,
     )
     request = replace(request, strategy=_strategy(strategy, request, shard))
     result = forecast(request, cost_model=cost_model, conditions=conditions)
     result = replace(result, report=_with_memory(result))
-    num_steps = _num_steps(graph, global_batch, tokens=tokens, samples=samples, steps=steps)
+    num_steps = steps_of(request.graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if num_steps is None:
         return result
-    return replace(result, report=replace(result.report, job=_job(result, num_steps, job or JobSettings())))
+    return replace(result, report=replace(result.report, job=job_of(result, num_steps, job or JobSettings())))
+
+
+def make_request(
+    model: str | OperatorGraph,
+    *,
+    cluster: str | Cluster,
+    global_batch: int,
+    seq: int | None = None,
+    precision: str | None = None,
+    runtime: str | Runtime | None = None,
+    optimizer: bool = True,
+    use_cache: bool = False,
+) -> Request:
+    """Everything but the strategy, which is that of one device; what is not said is as usual for such a model."""
+    if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
+        raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
+    place = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    graph = load_model(model, seq=seq, use_cache=use_cache) if isinstance(model, str) else model
+    return Request(
+        graph=graph,
+        cluster=place,
+        strategy=Strategy(),
+        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(runtime or _usual_runtime(graph)),
+        precision=load_precision(precision or _usual_precision(graph, place)),
+        global_batch=global_batch,
+        optimizer=optimizer,
+    )
 
 
 def _with_memory(result: Forecast) -> Report:
@@ -155,6 +178,18 @@ def _shipped() -> LearnedCostModel:
     return learned_cost_model()
 
 
+def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
+    """What works of ``request`` take, by its cost model (or the usual one) and the calibration of its cluster."""
+    return _estimate(_model_for(request, cost_model), works, request.cluster)
+
+
+def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
+    model = cost_model or default_cost_model(request.runtime.kernels)
+    if isinstance(model, LearnedCostModel) and not model.framework:
+        return replace(model, framework=request.runtime.kernels)
+    return model
+
+
 def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
     """What ``model`` says of ``works``, as the cluster was calibrated."""
     return calibrated(model.estimate(works, cluster), works, cluster)
@@ -171,9 +206,7 @@ def forecast(
 
     Under ``conditions``, or where nodes differ, every rank is simulated on its own.
     """
-    model = cost_model or default_cost_model(request.runtime.kernels)
-    if isinstance(model, LearnedCostModel) and not model.framework:
-        model = replace(model, framework=request.runtime.kernels)
+    model = _model_for(request, cost_model)
     if request.strategy.servers and conditions is not None:
         raise RequestError(
             "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"
@@ -278,9 +311,10 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
     return choose_micro_batch(replace(request, strategy=parsed))
 
 
-def _num_steps(
+def steps_of(
     graph: OperatorGraph, global_batch: int, *, tokens: int | None, samples: int | None, steps: int | None
 ) -> int | None:
+    """How many steps a job has whose length is said in one way, or in none."""
     given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} are given: say how long the job is in one way")
@@ -293,7 +327,8 @@ def _num_steps(
     return steps
 
 
-def _job(result: Forecast, num_steps: int, settings: JobSettings) -> JobForecast:
+def job_of(result: Forecast, num_steps: int, settings: JobSettings) -> JobForecast:
+    """The job of ``num_steps`` such steps."""
     report, request = result.report, result.request
     states = max((len(op.inputs) - 2 for op, _ in request.graph if op.phase is Phase.OPTIMIZER), default=0)
     state_bytes = report.num_parameters * request.precision.weights.nbytes

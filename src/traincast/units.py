@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from traincast.errors import RequestError
@@ -31,6 +32,31 @@ def parse_count(text: str, *, what: str) -> int:
     if value != math.floor(value):
         raise RequestError(f"{what} is {text!r}: expected a whole number")
     return int(value)
+
+
+_BYTES: Final = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": KIB, "mib": MIB, "gib": GIB}
+_TIMES: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": HOUR, "d": DAY, "w": 7 * DAY}
+_AMOUNT: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$", re.ASCII)
+
+
+def parse_bytes(text: str, *, what: str) -> float:
+    """Read an amount of memory such as ``70GB``, ``64GiB`` or ``8e10``."""
+    return _amount(text, _BYTES, what=what, example="70GB or 64GiB")
+
+
+def parse_duration(text: str, *, what: str) -> float:
+    """Read a time such as ``14d``, ``36h``, ``90min`` or ``3600s``, in seconds."""
+    return _amount(text, _TIMES, what=what, example="14d, 36h or 90min")
+
+
+def _amount(text: str, units: Mapping[str, float], *, what: str, example: str) -> float:
+    match = _AMOUNT.match(text)
+    if match is None or match.group(2).lower() not in units:
+        raise RequestError(f"{what} is {text!r}: expected an amount such as {example}")
+    value = float(match.group(1)) * units[match.group(2).lower()]
+    if not math.isfinite(value) or value <= 0.0:
+        raise RequestError(f"{what} is {text!r}: expected an amount above zero, such as {example}")
+    return value
 
 
 def format_seconds(seconds: float) -> str:

@@ -15,6 +15,7 @@ from traincast.errors import RequestError, TraincastError
 
 VERBS: Final = {
     "predict": ("traincast.cli.predict", "Forecast a training step, and the whole job."),
+    "search": ("traincast.cli.search", "Find the best strategies, and how sure that is."),
     "capture": ("traincast.cli.capture", "Trace a model and save its operator graph."),
     "models": ("traincast.cli.catalog", "List the models of the zoo, or show one."),
     "clusters": ("traincast.cli.catalog", "List the known clusters and node types, or show one."),

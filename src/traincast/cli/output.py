@@ -6,14 +6,18 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_REDRAW_S: Final = 0.1
+"""A progress bar is not drawn more often than this."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -53,15 +57,27 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, where that is a terminal.
+
+    It is drawn when it is told something, not by a thread of its own: beside one, processes could not be forked.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     from rich.progress import Progress
 
-    with Progress(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(console=console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task, drawn = bar.add_task(what, total=None), 0.0
+        bar.refresh()
+
+        def told(done: int, total: int) -> None:
+            nonlocal drawn
+            now = time.monotonic()
+            due = now - drawn >= _REDRAW_S or done >= total
+            bar.update(task, completed=done, total=total, refresh=due)
+            drawn = now if due else drawn
+
+        yield told
 
 
 def print_table(

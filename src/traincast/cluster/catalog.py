@@ -53,6 +53,7 @@ is called ``BASE~FILE``, so that nothing fitted to the real one is taken for it;
 
 from __future__ import annotations
 
+import copyreg
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -75,6 +76,8 @@ from traincast.cluster.hardware import (
 from traincast.cluster.schema import MAX_NODES, Table, Value, read_file
 from traincast.cluster.topology import part_of_node
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
+
+copyreg.pickle(MappingProxyType, lambda table: (MappingProxyType, (dict(table),)))  # devices go to other processes
 
 DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)

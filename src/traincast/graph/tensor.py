@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 class DType(enum.Enum):
@@ -85,8 +85,8 @@ class TensorSpec:
     def scaled(self, dim: int, factor: float) -> TensorSpec:
         """The same tensor with one dim multiplied; rounded up, never below one."""
         size = max(1, math.ceil(self.shape[dim] * factor - 1e-9))
-        return replace(self, shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))
+        return TensorSpec((*self.shape[:dim], size, *self.shape[dim + 1 :]), self.dtype, self.batch_dim)
 
     def with_dtype(self, dtype: DType) -> TensorSpec:
         """The same tensor stored in another dtype."""
-        return self if dtype is self.dtype else replace(self, dtype=dtype)
+        return self if dtype is self.dtype else TensorSpec(self.shape, dtype, self.batch_dim)

@@ -83,11 +83,18 @@ def forecast_job(
         cost=0.0,
         energy_j=0.0,
     )
-    devices = cluster.num_devices
-    per_hour = cluster.price_per_node_hour * cluster.num_nodes or cluster.device.price_per_hour * devices
-    host_power = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
+    cost, energy = price_per_s(cluster) * job.job_s, power_w(cluster, busy) * job.job_s
+    return JobForecast(**{**asdict(job), "cost": cost, "energy_j": energy})
+
+
+def price_per_s(cluster: Cluster) -> float:
+    """US dollars that a second of the whole cluster costs."""
+    per_hour = cluster.price_per_node_hour * cluster.num_nodes or cluster.device.price_per_hour * cluster.num_devices
+    return per_hour / HOUR
+
+
+def power_w(cluster: Cluster, busy: float) -> float:
+    """Watts of the whole cluster while devices compute a share ``busy`` of the time."""
+    host = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
     # A device draws about a third of its rating when it waits.
-    power = devices * cluster.device.tdp_w * (0.3 + 0.7 * busy) + host_power
-    return JobForecast(
-        **{**asdict(job), "cost": per_hour * job.job_s / HOUR, "energy_j": power * job.job_s},
-    )
+    return cluster.num_devices * cluster.device.tdp_w * (0.3 + 0.7 * busy) + host

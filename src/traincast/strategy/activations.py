@@ -72,13 +72,25 @@ def footprint(
 
     Recomputed in full, a block keeps its input alone and holds all the rest while its own backward runs.
     """
-    kept = tuple(
-        Kept(label=label, nbytes=nbytes)
-        for label, i in zip(labels, block.forward, strict=True)
-        if (nbytes := _kept_by(builder, i, selective=recompute == "selective"))
-    )
+    selective = recompute == "selective"
+
+    def all_kept() -> tuple[Kept, ...]:
+        each = [
+            (label, _kept_by(builder, i, selective=selective)) for label, i in zip(labels, block.forward, strict=True)
+        ]
+        return tuple(Kept(label=label, nbytes=nbytes) for label, nbytes in each if nbytes)
+
+    kept = builder.once(("kept", block.forward, selective), all_kept)
     own = sum(k.nbytes for k in kept)
-    working = max((_backward(builder, item, repeated=block.count > 1) for item in backward), default=0.0)
+    before, working, deferred, products = builder.once(
+        ("needs", block.forward, block.backward),
+        lambda: (
+            max((_forward(builder, i) for i in block.forward), default=0.0),
+            max((_backward(builder, item, repeated=block.count > 1) for item in backward), default=0.0),
+            _deferred(builder, block),
+            _products(builder, block),
+        ),
+    )
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
     around = builder.runtime.tensor_buffers * gathered
@@ -89,10 +101,10 @@ def footprint(
         working += own
     return Footprint(
         kept=kept,
-        forward=max((_forward(builder, i) for i in block.forward), default=0.0) + around,
+        forward=before + around,
         backward=working + around,
-        deferred=_deferred(builder, block),
-        products=_products(builder, block),
+        deferred=deferred,
+        products=products,
         gathered=gathered,
     )
 

@@ -38,8 +38,7 @@ class Lowered:
 def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
     """Lay out one training step as a folded plan: one row per pipeline stage."""
     prepared = prepare(request)
-    layout = _Layout(request=request, prepared=prepared, grain=grain)
-    plan = layout.plan()
+    plan = Layout(request=request, prepared=prepared).plan(grain)
     return Lowered(
         plan=plan,
         memory=memory_by_stage(request, prepared),
@@ -49,18 +48,17 @@ def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Turns slots into tasks; holds what all slots share."""
+class Layout:
+    """Says what every slot of a step runs and sends; holds what all slots share."""
 
     request: Request
     prepared: Prepared
-    grain: Grain
 
-    def plan(self) -> Plan:
+    def plan(self, grain: Grain) -> Plan:
         """Lay out all slots, then each stage's gradient exchange and optimizer."""
         slots = self.prepared.slots
-        out = PlanBuilder(self.prepared.mesh, self.grain, self.request.runtime)
-        syncs = slots.makes if self._syncs_always else slots.last
+        out = PlanBuilder(self.prepared.mesh, grain, self.request.runtime)
+        syncs = slots.makes if self.syncs_always else slots.last
         codes = ((slots.piece * len(Pass) + slots.what) * 2 + syncs) * 2 + slots.first
         used, number = np.unique(codes, return_inverse=True)
         templates = np.array([self._template(out, int(code)) for code in used], dtype=np.int64)
@@ -91,26 +89,32 @@ class _Layout:
         rest, first = divmod(code, 2)
         rest, sync = divmod(rest, 2)
         piece, what = divmod(rest, len(Pass))
-        pieces = self._pieces(piece, Pass(what), sync=bool(sync), first=bool(first))
-        return out.template(self._with_slot_launches(pieces), *_NAMES[Pass(what)])
+        return out.template(self.slot(piece, Pass(what), sync=bool(sync), first=bool(first)), *_NAMES[Pass(what)])
 
     @property
-    def _syncs_always(self) -> bool:
+    def syncs_always(self) -> bool:
         """Whether every microbatch's gradients are exchanged: sharded ones have no place to add them up whole."""
         strategy = self.request.strategy
         return strategy.zero == 2 or strategy.sync_each or (strategy.zero == 3 and strategy.reshard)
 
     def _ends(self) -> list[tuple[int, list[Piece]]]:
-        return [(stage, pieces) for stage in range(self.request.strategy.pp) if (pieces := self._finish(stage))]
+        return [(stage, pieces) for stage in range(self.request.strategy.pp) if (pieces := self.finish(stage))]
 
     def _send(self, out: PlanBuilder, way: int, piece: int, backward: int) -> int:
-        """The transfer between ``piece`` and the next; boundary activations and their gradients are of one size."""
+        return out.send(self.transfer(way, piece), backward=bool(backward))
+
+    def transfer(self, way: int, piece: int) -> Transfer:
+        """The message between ``piece`` and the next; boundary activations and their gradients are of one size."""
         mesh, route = self.prepared.mesh, self.prepared.slots.routes[way]
         here, there = (mesh.rank(pp=route[p][0]) // mesh.devices_per_node for p in (piece, piece + 1))
         per_node = mesh.devices_per_node // mesh.domain_nodes
         sharing = min(per_node, mesh.num_ranks // mesh.pp) if here != there else 1
         nbytes = self.prepared.programs[self.prepared.pieces[piece].blocks[-1]].boundary_bytes
-        return out.send(Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing), backward=bool(backward))
+        return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing)
+
+    def slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+        """What a slot runs in order; ``sync`` says whether it exchanges gradients."""
+        return self._with_slot_launches(self._pieces(piece, what, sync=sync, first=first))
 
     def _pieces(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
         """What a slot runs: its works, and the parameters and gradients that move meanwhile."""
@@ -119,16 +123,18 @@ class _Layout:
         programs = [self.prepared.programs[b] for b in order]
         if self.request.strategy.zero == 3 and self.exchange.needed:
             return self._slowed(self._sharded(programs, what, sync=sync, first=first))
-        overlapped = sync and self.exchange.needed and self.request.runtime.overlap_gradients
+        exchange = self.exchange
+        overlapped = sync and exchange.needed and self.request.runtime.overlap_gradients
         if not overlapped:
             parts = [p.items(what) for p in programs]
-            if sync and self._syncs_always and self.exchange.needed:
+            if sync and self.syncs_always and exchange.needed:
                 dense, experts = _parameters(programs)
-                parts.append((*self.exchange.squeezed(dense + experts), *self.exchange.at_the_end(dense, experts)))
+                parts.append((*exchange.squeezed(dense + experts), *exchange.at_the_end(dense, experts)))
             return [Run(parts=parts)]
         pieces: list[Piece] = []
         pending: list[tuple[Item, ...]] = []
         dense = experts = 0.0
+        sent: dict[tuple[float, float], list[Issue]] = {}
         for number, program in enumerate(programs):
             pending.append(program.items(what))
             dense, experts = dense + program.dense_parameters, experts + program.expert_parameters
@@ -136,7 +142,9 @@ class _Layout:
             if dense + experts and (full or number == len(programs) - 1):
                 squeezed = tuple(self._squeezed(dense + experts))
                 pieces += [Run(parts=[*pending, squeezed] if squeezed else pending)]
-                pieces += self.exchange.gradients(dense, experts)
+                if (dense, experts) not in sent:
+                    sent[dense, experts] = exchange.gradients(dense, experts)
+                pieces += sent[dense, experts]
                 pending, dense, experts = [], 0.0, 0.0
         if any(pending):
             pieces.append(Run(parts=pending))
@@ -198,7 +206,11 @@ class _Layout:
         kept = not strategy.reshard and not (what is Pass.FORWARD and first)
         needed = what is not Pass.WEIGHT and not kept
         prefetch = self.request.runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
-        gathers = [self.exchange.gather(p) for p in programs] if needed else [[] for _ in programs]
+        exchange = self.exchange
+        distinct = {id(p): p for p in programs}  # a repeated block is the same object each time
+        gathered = {key: exchange.gather(p) if needed else [] for key, p in distinct.items()}
+        reduced = {key: exchange.gradients(p.dense_parameters, p.expert_parameters) for key, p in distinct.items()}
+        gathers = [gathered[id(p)] for p in programs]
         starts = list(accumulate((len(g) for g in gathers), initial=0))
         pieces: list[Piece] = [issue for group in gathers[: 1 + prefetch] for issue in group]
         for n, program in enumerate(programs):
@@ -211,14 +223,14 @@ class _Layout:
             if n + 1 + prefetch < len(programs):
                 pieces += gathers[n + 1 + prefetch]
             if reduces:
-                pieces += self.exchange.gradients(program.dense_parameters, program.expert_parameters)
+                pieces += reduced[id(program)]
         return pieces
 
     def _squeezed(self, parameters: float) -> list[Item]:
         """Gradients made smaller for their way; written out again after each exchange, or once at the end."""
-        return self.exchange.squeezed(parameters) if self._syncs_always else self.exchange.squeeze(parameters)
+        return self.exchange.squeezed(parameters) if self.syncs_always else self.exchange.squeeze(parameters)
 
-    def _finish(self, stage: int) -> list[Piece]:
+    def finish(self, stage: int) -> list[Piece]:
         """Whatever of the gradient exchange did not overlap, then the optimizer, then ZeRO's parameter gather."""
         request = self.request
         programs = [program for chunk in self.prepared.held(stage) for program in chunk]
@@ -227,11 +239,11 @@ class _Layout:
             return []
         items: list[Item] = []
         exchange = self.exchange
-        late = not self._syncs_always and request.strategy.zero < 3 and not request.runtime.overlap_gradients
+        late = not self.syncs_always and request.strategy.zero < 3 and not request.runtime.overlap_gradients
         if exchange.needed and late:
             items += exchange.squeeze(dense + experts)
             items += exchange.at_the_end(dense, experts)
-        if not self._syncs_always:
+        if not self.syncs_always:
             items += exchange.squeeze(dense + experts, back=True)
         if len(self.prepared.slots.routes) > 1:
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(exchange.owned(dense, experts)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from traincast.strategy.schedules.slots import Pass, Slot
 from traincast.strategy.strategy import Strategy
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other")
 
@@ -109,7 +109,7 @@ def memory_of(
         **_buffers(chunks, ahead=ahead, runtime=runtime),
     }
     tensors = sum(sum(part.values()) for part in (*states.values(), activations))
-    other = _other(tensors, strategy=strategy, runtime=runtime)
+    other = other_of(tensors, strategy=strategy, runtime=runtime)
     every = {**states, "activations": activations, "other": other}
     return Memory(
         **{name: sum(every[name].values()) for name in COMPONENTS},
@@ -210,7 +210,7 @@ def _buffers(chunks: Sequence[Sequence[BlockProgram]], *, ahead: bool, runtime: 
     }
 
 
-def _other(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str, float]:
+def other_of(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str, float]:
     """What the device holds that the framework's allocator does not count, or counts and cannot use."""
     axes = (strategy.dp, strategy.tp, strategy.pp, strategy.cp, strategy.ep)
     return {
@@ -221,7 +221,7 @@ def _other(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
+class Held:
     """One pass of a chunk: where it holds most, what it keeps by then and needs on top, and what it leaves behind.
 
     Kept bytes are counted from those when the pass begins.
@@ -237,8 +237,8 @@ def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: St
     """Activations kept, and needed on top, in the slot in which a stage holds most: what :func:`walk` would find."""
     if not len(codes):
         return 0.0, 0.0
-    nothing = _Pass(kept=0.0, working=0.0, block=0, leaves=0.0)
-    passes = [_passes(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
+    nothing = Held(kept=0.0, working=0.0, block=0, leaves=0.0)
+    passes = [passes_of(footprints_of(chunk), offloaded="activations" in strategy.offload) for chunk in chunks]
     rows = [found.get(what, nothing) for found in passes for what in Pass]
     kept, working, leaves = np.array([(row.kept, row.working, row.leaves) for row in rows]).T[:, codes]
     kept += np.concatenate([[0.0], np.cumsum(leaves)[:-1]])
@@ -248,7 +248,7 @@ def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: St
 
 def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy) -> Iterator[Step]:
     """Activations along a stage's slots."""
-    passes = [_passes(chunk, offloaded="activations" in strategy.offload) for chunk in chunks]
+    passes = [passes_of(footprints_of(chunk), offloaded="activations" in strategy.offload) for chunk in chunks]
     alive = 0.0
     in_flight, waiting = [0] * len(chunks), [0] * len(chunks)
     for index, slot in enumerate(slots):
@@ -268,33 +268,36 @@ def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, str
         waiting[slot.chunk] += (slot.what is Pass.INPUT) - (slot.what is Pass.WEIGHT)
 
 
-def _passes(programs: Sequence[BlockProgram], *, offloaded: bool) -> dict[Pass, _Pass]:
+def footprints_of(programs: Sequence[BlockProgram]) -> Floats:
+    """What blocks keep, need on top forward and backward, and still need for their weights: one row each."""
+    distinct = {id(p): p.footprint for p in programs}
+    rows = {key: (f.saved, f.forward, f.backward, f.deferred) for key, f in distinct.items()}
+    return np.array([rows[id(p)] for p in programs]).reshape(-1, 4)
+
+
+def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, Held]:
     """A chunk's passes: forward keeps more block by block, backward lets go block by block from the end.
 
     Activations that go to the host stay only while their own block runs, and the next block's while they come back.
     """
-    blocks = [p.footprint for p in programs]
-    saved = [0.0 if offloaded else b.saved for b in blocks]
-    deferred = [0.0 if offloaded else b.deferred for b in blocks]
-    moving = [b.saved if offloaded else 0.0 for b in blocks]
-    total = sum(saved)
-    forward = [(kept, b.forward + moved) for kept, b, moved in zip(accumulate(saved), blocks, moving, strict=True)]
-    below = [kept - total for kept in accumulate(saved)]  # of a block that runs backward, and of those before it
-    after = [sum(deferred) - passed for passed in accumulate(deferred)]
-    working = [b.backward + 2 * moved for b, moved in zip(blocks, moving, strict=True)]
+    kept, forward, backward, later = footprints.T
+    saved, deferred = (np.zeros_like(kept), np.zeros_like(kept)) if offloaded else (kept, later)
+    moving = kept - saved
+    so_far = np.cumsum(saved)
+    total, weights = float(saved.sum()), float(deferred.sum())
+    below = so_far - total  # of a block that runs backward, and of those before it
+    after = weights - np.cumsum(deferred)
     return {
-        Pass.FORWARD: _fullest(forward, leaves=total),
-        Pass.BACKWARD: _fullest(list(zip(below, working, strict=True)), leaves=-total),
-        Pass.INPUT: _fullest(
-            [(kept + later, work) for kept, later, work in zip(below, after, working, strict=True)],
-            leaves=sum(deferred) - total,
-        ),
-        Pass.WEIGHT: _Pass(kept=0.0, working=0.0, block=0, leaves=-sum(deferred)),
+        Pass.FORWARD: _fullest(so_far, forward + moving, leaves=total),
+        Pass.BACKWARD: _fullest(below, backward + 2 * moving, leaves=-total),
+        Pass.INPUT: _fullest(below + after, backward + 2 * moving, leaves=weights - total),
+        Pass.WEIGHT: Held(kept=0.0, working=0.0, block=0, leaves=-weights),
     }
 
 
-def _fullest(moments: Sequence[tuple[float, float]], *, leaves: float) -> _Pass:
-    """The moment of a pass, (kept, working) of each block, that holds most."""
-    block = max(range(len(moments)), key=lambda n: sum(moments[n]), default=0)
-    kept, working = moments[block] if moments else (0.0, 0.0)
-    return _Pass(kept=kept, working=working, block=block, leaves=leaves)
+def _fullest(kept: Floats, working: Floats, *, leaves: float) -> Held:
+    """The moment of a pass, kept and working of each block, that holds most."""
+    if not len(kept):
+        return Held(kept=0.0, working=0.0, block=0, leaves=leaves)
+    block = int(np.argmax(kept + working))
+    return Held(kept=float(kept[block]), working=float(working[block]), block=block, leaves=leaves)

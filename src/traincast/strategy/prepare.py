@@ -6,9 +6,11 @@ them.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
@@ -68,48 +70,26 @@ class Prepared:
     slots: Skeleton
     micro_batch: int
 
+    def held_blocks(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """The blocks of every chunk that ``stage`` holds, by chunk."""
+        found = {chunk: piece for route in self.slots.routes for piece, (at, chunk) in enumerate(route) if at == stage}
+        return tuple(self.pieces[found[chunk]].blocks for chunk in sorted(found))
+
     def held(self, stage: int) -> list[list[BlockProgram]]:
         """The programs of every chunk that ``stage`` holds, by chunk."""
-        found = {chunk: piece for route in self.slots.routes for piece, (at, chunk) in enumerate(route) if at == stage}
-        return [[self.programs[b] for b in self.pieces[found[chunk]].blocks] for chunk in sorted(found)]
+        return [[self.programs[b] for b in blocks] for blocks in self.held_blocks(stage)]
 
 
 def prepare(request: Request) -> Prepared:
     """Check ``request`` and make what its plan and its memory are made from."""
-    strategy, runtime, cluster = request.strategy, request.runtime, request.cluster
-    _check(request)
-    mesh = Mesh.of(strategy, cluster)
-    precision = request.precision
-    if runtime.gradient_dtype and precision.master is not None:
-        precision = replace(precision, gradients=DType(runtime.gradient_dtype))
+    strategy = request.strategy
+    check_request(request)
+    mesh = Mesh.of(strategy, request.cluster)
+    precision = kept_precision(request)
     micro_batch = strategy.micro_batch(request.global_batch)
-    builder, programs = _programs(
-        request.graph,
-        _of_programs(strategy),
-        runtime,
-        precision,
-        tuple((axis, mesh.span(axis)) for axis in _WAITED),
-        mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and runtime.wait_launches > 0,
-        micro_batch,
-        cluster.interference,
-    )
-    schedule = load_schedule(strategy.schedule)
-    chunks = schedule.chunks or strategy.virtual_stages
-    if strategy.virtual_stages not in (1, chunks):
-        raise StrategyError(
-            f"virtual_stages={strategy.virtual_stages}: {strategy.schedule} always has {chunks}; leave it out"
-        )
-    slots = skeleton(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks)
-    pieces = cut_stages(
-        builder.graph,
-        len(slots.routes[0]),
-        costs=[_rough_seconds(p, cluster) for p in programs],
-        sends=[p.boundary_bytes / cluster.nic_bandwidth_per_device for p in programs],
-        layers=strategy.layers,
-        by_weights=runtime.stage_cut == "weights",
-    )
-    if strategy.recompute_every > 1:
-        programs, pieces = _some_kept(builder, programs, pieces, strategy.recompute_every)
+    builder, programs = programs_of(request, mesh)
+    slots = skeleton(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy))
+    pieces = cut_pieces(request, builder, programs, len(slots.routes[0]), rough_seconds(request, builder, programs))
     return Prepared(
         mesh=mesh,
         precision=precision,
@@ -120,16 +100,90 @@ def prepare(request: Request) -> Prepared:
     )
 
 
+def kept_precision(request: Request) -> Precision:
+    """The precision of a request, gradients in the dtype that its runtime keeps them in."""
+    precision, runtime = request.precision, request.runtime
+    if runtime.gradient_dtype and precision.master is not None:
+        return replace(precision, gradients=DType(runtime.gradient_dtype))
+    return precision
+
+
+def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
+    """What a rank does in each block, and what made it; many strategies share it.
+
+    Where only every n-th layer is recomputed, the programs of repeated blocks that are not follow those of all blocks.
+    """
+    builder, programs = _programs(
+        request.graph,
+        _of_programs(request.strategy),
+        request.runtime,
+        kept_precision(request),
+        tuple((axis, mesh.span(axis)) for axis in _WAITED),
+        mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and request.runtime.wait_launches > 0,
+        request.strategy.micro_batch(request.global_batch),
+        request.cluster.interference,
+    )
+    if request.strategy.recompute_every > 1:
+        kept = replace(request, strategy=replace(request.strategy, recompute="none", recompute_every=1))
+        _, others = programs_of(kept, mesh)
+        return builder, (*programs, *(others[number] for number in _repeated(builder)))
+    return builder, programs
+
+
+def layers_of(graph: OperatorGraph) -> int:
+    """Blocks that pipeline stages share out: repeated ones if they carry most of the work, else all."""
+    work = [sum(graph.operators[i].flops for i in block.forward) * block.count for block in graph.blocks]
+    repeated = [block.count > 1 for block in graph.blocks]
+    mostly = sum(w for w, r in zip(work, repeated, strict=True) if r) > 0.5 * sum(work)
+    return sum(block.count for block, r in zip(graph.blocks, repeated, strict=True) if r or not mostly)
+
+
+def _repeated(builder: ProgramBuilder) -> list[int]:
+    return [number for number, block in enumerate(builder.graph.blocks) if block.count > 1]
+
+
+def chunks_of(strategy: Strategy) -> int:
+    """Chunks of layers that a stage holds."""
+    chunks = load_schedule(strategy.schedule).chunks or strategy.virtual_stages
+    if strategy.virtual_stages not in (1, chunks):
+        raise StrategyError(
+            f"virtual_stages={strategy.virtual_stages}: {strategy.schedule} always has {chunks}; leave it out"
+        )
+    return chunks
+
+
+def cut_pieces(
+    request: Request,
+    builder: ProgramBuilder,
+    programs: tuple[BlockProgram, ...],
+    num_pieces: int,
+    costs: Sequence[float],
+) -> list[Stage]:
+    """The pieces of the model, which refer to ``programs``; ``costs`` are the rough seconds of its blocks."""
+    cluster, strategy = request.cluster, request.strategy
+    blocks = len(builder.graph.blocks)
+    pieces = cut_stages(
+        builder.graph,
+        num_pieces,
+        costs=costs,
+        sends=[p.boundary_bytes / cluster.nic_bandwidth_per_device for p in programs[:blocks]],
+        layers=strategy.layers,
+        by_weights=request.runtime.stage_cut == "weights",
+    )
+    return _some_kept(builder, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
+
+
 _WAITED: Final[tuple[Axis, ...]] = ("tp", "cp", "ep", "etp")
 """Axes whose traffic compute waits for, block by block."""
 
 
 def _of_programs(strategy: Strategy) -> Strategy:
     """A strategy without what the programs of its blocks do not depend on, so that many share them."""
+    group = strategy.ep * strategy.expert_tp
     spread = strategy.ep > 1 or strategy.expert_tp != strategy.tp
     return replace(
         strategy,
-        dp=strategy.expert_replicas * strategy.ep * strategy.expert_tp if spread else 1,
+        dp=group // math.gcd(group, strategy.tp * strategy.cp) if spread else 1,  # as few as make a group of experts
         cp=strategy.cp,
         pp=min(strategy.pp, 2),
         virtual_stages=1,
@@ -173,8 +227,20 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         micro_batch=micro_batch,
         experts=_shared_out(fused, strategy),
         interference=interference,
+        made=_made(graph, _of_made(strategy), runtime, precision, spans, crowded, micro_batch, interference),
     )
     return builder, tuple(builder.build(block) for block in fused.blocks)
+
+
+def _of_made(strategy: Strategy) -> Strategy:
+    """A strategy without what the works of its blocks do not depend on."""
+    return replace(strategy, pp=1, num_microbatches=1, recompute="none", offload=())
+
+
+@lru_cache(maxsize=256)
+def _made(*key: object) -> dict[tuple[Any, ...], Any]:
+    """A place for what builders of the same works share."""
+    return {}
 
 
 def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
@@ -186,13 +252,9 @@ def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
     return {i: region for region in regions for i in (*region.forward, *region.backward)}
 
 
-def _some_kept(
-    builder: ProgramBuilder, programs: tuple[BlockProgram, ...], pieces: list[Stage], every: int
-) -> tuple[tuple[BlockProgram, ...], list[Stage]]:
-    """Only every n-th repeated block is recomputed; the others get programs that keep their activations."""
-    repeated = [number for number, block in enumerate(builder.graph.blocks) if block.count > 1]
-    kept = {number: len(programs) + n for n, number in enumerate(repeated)}
-    more = tuple(builder.build(builder.graph.blocks[number], recompute="none") for number in repeated)
+def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list[Stage]:
+    """Only every n-th repeated block is recomputed; the others have programs that keep their activations."""
+    kept = {number: len(builder.graph.blocks) + n for n, number in enumerate(_repeated(builder))}
     result, layer = [], 0
     for piece in pieces:
         blocks = []
@@ -200,7 +262,7 @@ def _some_kept(
             blocks.append(kept[b] if b in kept and layer % every else b)
             layer += b in kept
         result.append(Stage(blocks=tuple(blocks)))
-    return (*programs, *more), result
+    return result
 
 
 def exchanged_parts(request: Request) -> list[tuple[BlockProgram, float]]:
@@ -245,7 +307,8 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
     )
 
 
-def _check(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Refuse what no schedule and no mesh could make good."""
     strategy = request.strategy
     passes = 2 * strategy.num_microbatches * strategy.pp * strategy.virtual_stages
     if passes > _MAX_PASSES:
@@ -270,12 +333,15 @@ def _check(request: Request) -> None:
         )
 
 
-def _rough_seconds(program: BlockProgram, cluster: Cluster) -> float:
-    """A block's weight for cutting stages: a bare roofline, all that is needed to compare blocks."""
-    total = 0.0
-    for item in (*program.forward, *program.backward):
-        if isinstance(item.work, Operator):
-            dtype = item.work.dtype.value if item.work.kind in _PRODUCT_KINDS else "fp32"
-            rate = cluster.device.peak(dtype)
-            total += max(item.work.flops / rate, item.work.nbytes / cluster.device.memory_bandwidth)
-    return total
+def rough_seconds(request: Request, builder: ProgramBuilder, programs: Sequence[BlockProgram]) -> list[float]:
+    """Weights of the blocks for cutting stages: a bare roofline, all that is needed to compare blocks."""
+    device = request.cluster.device
+
+    def seconds(op: Operator) -> float:
+        dtype = op.dtype.value if op.kind in _PRODUCT_KINDS else "fp32"
+        return max(op.flops / device.peak(dtype), op.nbytes / device.memory_bandwidth)
+
+    return [
+        sum(seconds(item.work) for item in (*program.forward, *program.backward) if isinstance(item.work, Operator))
+        for program in programs[: len(builder.graph.blocks)]
+    ]

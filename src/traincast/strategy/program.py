@@ -7,9 +7,9 @@ once. Collectives that compute waits for stand in line; gradient traffic is adde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from traincast.graph import Block, DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.strategy.activations import Footprint, footprint
@@ -24,6 +24,8 @@ from traincast.strategy.schedules.slots import Pass
 from traincast.strategy.sharding import Role, Sharding
 from traincast.strategy.strategy import Recompute, Strategy
 from traincast.work import CollectiveKind, HostCopy, Launch, Work
+
+T = TypeVar("T")
 
 _LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
 _AXIS: Final[dict[Group, Axis]] = {
@@ -106,7 +108,8 @@ class ProgramBuilder:
     """Everything a block's program depends on.
 
     ``spans`` are those of the groups that compute waits for, ``experts`` has the region of every operator of experts
-    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes.
+    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` keeps what
+    builders have in common that differ in recomputation, offloading or the number of microbatches alone.
     """
 
     graph: OperatorGraph
@@ -119,11 +122,19 @@ class ProgramBuilder:
     experts: Mapping[int, Region] = field(default_factory=dict)
     crowded: bool = False
     interference: float = 0.0
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What ``make`` returns, made once for all builders that share it."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: T = self.made[key]
+        return found
 
     def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
         """The program of ``block``, recomputed as the strategy says or as ``recompute`` does."""
-        forward = list(self._forward(block))
-        backward = list(self._backward(block))
+        forward = self.once(("forward", block.forward), lambda: list(self._forward(block)))
+        backward = self.once(("backward", block.forward, block.backward), lambda: list(self._backward(block)))
         recompute = recompute or self._recomputes(block)
         boundary = float(sum(t.with_batch(self.micro_batch).numel for t in block.boundary))
         boundary *= self.precision.activations.nbytes / self.strategy.cp
@@ -144,14 +155,16 @@ class ProgramBuilder:
         elif recompute == "selective":
             again = [replace(i, label=f"{i.label} (again)") for i in forward if i.core]
             backward = again + backward
-        parameters, of_experts = self._parameters(block)
+        parameters, of_experts = self.once(
+            ("parameters", block.forward, self.strategy.pp > 1), lambda: self._parameters(block)
+        )
         if "activations" in self.strategy.offload and held.kept:
             forward, backward = (
                 [*items, self._offloaded(held.saved, items, way)]
                 for items, way in ((forward, "out"), (backward, "back"))
             )
         if self.strategy.num_microbatches > 1 and parameters:
-            backward += self._accumulate(parameters)
+            backward = backward + self._accumulate(parameters)
         if self.precision.weights is DType.FP32 and self.precision.activations is not DType.FP32 and parameters:
             forward = [self._cast_weights(parameters), *forward]
         if self.runtime.cuda_graphs:
@@ -192,6 +205,9 @@ class ProgramBuilder:
 
     def cut(self, index: int) -> Operator:
         """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
+        return self.once(("cut", index), lambda: self._cut(index))
+
+    def _cut(self, index: int) -> Operator:
         source = self.graph.forward_of[index]
         role = self.sharding.roles[index if source < 0 else source]
         # The projection to the vocabulary stays in the dtype of other products where the rest are narrower.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -40,19 +41,19 @@ def cut_stages(
     crosses to the next block. ``layers`` is how many of the repeated blocks each stage gets, where it is given.
     ``by_weights`` shares all blocks out by the weights of their linear layers instead of counting layers.
     """
-    units = [i for i, block in enumerate(graph.blocks) for _ in range(block.count)]
+    units = tuple(i for i, block in enumerate(graph.blocks) for _ in range(block.count))
     if layers:
         return _given(graph, units, num_chunks, layers)
     if num_chunks == 1:
-        return [Stage(blocks=tuple(units))]
+        return [Stage(blocks=units)]
     if by_weights:
         return _by_weights(graph, units, num_chunks)
     repeated = [i for i, block in enumerate(graph.blocks) if block.count > 1]
     there = sum(graph.blocks[i].count for i in repeated)
     if repeated and there >= num_chunks and _dominates(graph, repeated, costs):
-        return _even(units, set(repeated), there, num_chunks)
+        return _even(units, frozenset(repeated), there, num_chunks)
     if repeated and num_chunks == there + 2 and _dominates(graph, repeated, costs):
-        return _with_ends_apart(units, set(repeated))
+        return _with_ends_apart(units, frozenset(repeated))
     if len(units) < num_chunks or (repeated and there < num_chunks and _dominates(graph, repeated, costs)):
         available = there if repeated else len(units)
         raise StrategyError(
@@ -68,21 +69,21 @@ def _dominates(graph: OperatorGraph, repeated: list[int], costs: Sequence[float]
     return sum(costs[i] * graph.blocks[i].count for i in repeated) > 0.5 * total
 
 
-def _given(graph: OperatorGraph, units: list[int], num_chunks: int, layers: Sequence[int]) -> list[Stage]:
-    repeated = {i for i, block in enumerate(graph.blocks) if block.count > 1}
+def _given(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int, layers: Sequence[int]) -> list[Stage]:
+    repeated = frozenset(i for i, block in enumerate(graph.blocks) if block.count > 1)
     there = sum(graph.blocks[i].count for i in repeated)
     if len(layers) != num_chunks or sum(layers) != there:
         raise StrategyError(
             f"layers={'/'.join(map(str, layers))} gives {sum(layers)} layers to {len(layers)} stages, but {graph.name} "
             f"has {there} and the pipeline {num_chunks}; give {num_chunks} numbers that add up to {there}"
         )
-    stages = _sized(units, repeated, layers)
+    stages = _sized(units, repeated, tuple(layers))
     if any(not stage.blocks for stage in stages):
         raise StrategyError(f"layers={'/'.join(map(str, layers))} leaves a stage without anything to run")
     return stages
 
 
-def _by_weights(graph: OperatorGraph, units: list[int], num_chunks: int) -> list[Stage]:
+def _by_weights(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int) -> list[Stage]:
     """Blocks in order, a stage being closed by the block with which it has its share of the weights.
 
     Looking up an embedding costs nothing, a projection to the vocabulary as much as it has weights, so that the last
@@ -116,17 +117,22 @@ def _product_weights(graph: OperatorGraph, block: int) -> int:
     return sum(max(t.numel for t in op.parameters) for op in linear)
 
 
-def _even(units: list[int], repeated: set[int], layers: int, num_chunks: int) -> list[Stage]:
+def _even(units: tuple[int, ...], repeated: frozenset[int], layers: int, num_chunks: int) -> list[Stage]:
     base, extra = divmod(layers, num_chunks)
     # Where the layers do not divide, the middle stages take one more: the ends have embedding and head.
     sizes = [base] * num_chunks
     for n in range(extra):
         sizes[(1 + n) % num_chunks] += 1
-    return _sized(units, repeated, sizes)
+    return _sized(units, repeated, tuple(sizes))
 
 
-def _sized(units: list[int], repeated: set[int], sizes: Sequence[int]) -> list[Stage]:
+def _sized(units: tuple[int, ...], repeated: frozenset[int], sizes: tuple[int, ...]) -> list[Stage]:
     """Stages with that many repeated blocks each; what comes after the last of them is on the last stage."""
+    return list(_stages(units, repeated, sizes))
+
+
+@lru_cache(maxsize=4096)
+def _stages(units: tuple[int, ...], repeated: frozenset[int], sizes: tuple[int, ...]) -> tuple[Stage, ...]:
     chunks: list[list[int]] = [[] for _ in sizes]
     left = sum(1 for unit in units if unit in repeated)
     chunk = taken = 0
@@ -136,10 +142,10 @@ def _sized(units: list[int], repeated: set[int], sizes: Sequence[int]) -> list[S
                 chunk, taken = chunk + 1, 0
             taken, left = taken + 1, left - 1
         chunks[chunk if left or unit in repeated else -1].append(unit)
-    return [Stage(blocks=tuple(c)) for c in chunks]
+    return tuple(Stage(blocks=tuple(c)) for c in chunks)
 
 
-def _with_ends_apart(units: list[int], repeated: set[int]) -> list[Stage]:
+def _with_ends_apart(units: tuple[int, ...], repeated: frozenset[int]) -> list[Stage]:
     """One layer per stage, what comes before the layers and what comes after on stages of their own."""
     first = next(i for i, unit in enumerate(units) if unit in repeated)
     last = next(i for i, unit in reversed(list(enumerate(units))) if unit in repeated)
@@ -147,7 +153,7 @@ def _with_ends_apart(units: list[int], repeated: set[int]) -> list[Stage]:
     return [Stage(blocks=tuple(units[:first])), *layers, Stage(blocks=tuple(units[last + 1 :]))]
 
 
-def _balanced(units: list[int], num_chunks: int, costs: Sequence[float], sends: Sequence[float]) -> list[Stage]:
+def _balanced(units: tuple[int, ...], num_chunks: int, costs: Sequence[float], sends: Sequence[float]) -> list[Stage]:
     """Dynamic programme over cut points: minimise the largest stage, ties by the total sent."""
     n = len(units)
     prefix = np.concatenate([[0.0], np.cumsum([costs[u] for u in units])])

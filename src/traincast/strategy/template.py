@@ -18,7 +18,8 @@ Grain: TypeAlias = Literal["operator", "segment"]
 
 _OVERLAPS: Final = 1 << 28
 """Numbers of overlaps begin here until that of the works is known."""
-_DATA: Final = frozenset({Group.DATA, Group.EXPERT_DATA, Group.SHARD, Group.COPIES})
+DATA_GROUPS: Final = frozenset({Group.DATA, Group.EXPERT_DATA, Group.SHARD, Group.COPIES})
+"""Groups whose traffic is the data stream's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ class PlanBuilder:
         for item in (item for part in run.parts for item in part):
             host = self._host(template, item.launches)
             communicates = isinstance(item.work, Collective | HostCopy) and (not item.behind or item.behind.waited)
-            side = Stream.DATA if item.group in _DATA else Stream.COMMUNICATION
+            side = Stream.DATA if item.group in DATA_GROUPS else Stream.COMMUNICATION
             task = template.add(
                 cost=self._cost(item),
                 streams=(Stream.COMPUTE, side) if communicates else (Stream.COMPUTE,),
@@ -215,7 +216,7 @@ class PlanBuilder:
         base = -1 - 3 * number
         launch = self._label("launch")
         lead = template.add(cost=base, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
-        data = any(item.group in _DATA for part in run.parts for item in part)
+        data = any(item.group in DATA_GROUPS for part in run.parts for item in part)
         task = template.add(
             cost=base - 1,
             streams=(Stream.COMPUTE, Stream.DATA) if data else (Stream.COMPUTE,),

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import SimulationError, StrategyError
-from traincast.strategy.schedules import SCHEDULES, Order, Pass, Route, check, load_schedule, merge
+from traincast.strategy.schedules import SCHEDULES, Order, Pass, Route, check, load_schedule
+from traincast.strategy.schedules.slots import columns_of, merged
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -49,43 +50,46 @@ def skeleton(name: str, stages: int, microbatches: int, chunks: int) -> Skeleton
     order = schedule.order(stages, microbatches, chunks)
     try:
         check(order, routes, microbatches)
-        slots = merge(order, routes)
+        columns = columns_of(order)
+        stage, place = merged(order, routes, columns)
     except SimulationError as error:
         if name in SCHEDULES:
             raise
         raise StrategyError(f"schedule {name}: {error}") from error
-    place = [{at: piece for piece, at in enumerate(route)} for route in routes]
-    ways = np.array([slot.microbatch % len(routes) for _, slot in slots], dtype=np.int64)
-    pieces = [place[way][stage, slot.chunk] for way, (stage, slot) in zip(ways.tolist(), slots, strict=True)]
-    done: dict[tuple[bool, int, int], int] = {}
-    final: dict[tuple[int, int], int] = {}
-    source, link = np.full(len(slots), -1, dtype=np.int64), np.full(len(slots), -1, dtype=np.int64)
-    for n, ((stage, slot), piece, way) in enumerate(zip(slots, pieces, ways.tolist(), strict=True)):
-        if slot.what in (Pass.BACKWARD, Pass.WEIGHT):
-            final[stage, slot.chunk] = n
-        if slot.what is Pass.WEIGHT:
-            continue
-        backward = slot.what is not Pass.FORWARD
-        done[backward, slot.microbatch, piece] = n
-        before, after = (piece + 1, piece - 1) if backward else (piece - 1, piece + 1)
-        source[n] = done.get((backward, slot.microbatch, before), -1)
-        if 0 <= after < len(routes[way]) and routes[way][after][0] != stage:
-            link[n] = min(piece, after)
-    last = np.zeros(len(slots), dtype=bool)
-    last[list(final.values())] = True
-    what = np.array([slot.what for _, slot in slots], dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum([len(slots) for slots in order])])
+    what, microbatch, chunk = columns[starts[stage] + place].T
+    way = microbatch % len(routes)
+    length = len(routes[0])
+    pieces = np.full((len(routes), stages, 1 + int(chunk.max(initial=0))), -1, dtype=np.int64)
+    there = np.full((len(routes), length + 2), -1, dtype=np.int64)  # the stage of each piece, none at both ends
+    for number, route in enumerate(routes):
+        for n, (at, of) in enumerate(route):
+            pieces[number, at, of], there[number, 1 + n] = n, at
+    piece = pieces[way, stage, chunk]
+    makes = (what == Pass.BACKWARD) | (what == Pass.WEIGHT)
+    passes, back = what != Pass.WEIGHT, what != Pass.FORWARD
+    done = np.full((2, microbatches, length + 2), -1, dtype=np.int64)
+    waited = np.flatnonzero(passes)
+    done[back[waited].astype(np.int64), microbatch[waited], 1 + piece[waited]] = waited
+    step = np.where(back, -1, 1)
+    source = np.where(passes, done[back.astype(np.int64), microbatch, 1 + piece - step], -1)
+    after = there[way, 1 + piece + step]
+    crosses = passes & (after >= 0) & (after != stage)
+    last = np.zeros(len(columns), dtype=bool)
+    made = np.flatnonzero(makes)[::-1]
+    last[made[np.unique(stage[made] * pieces.shape[2] + chunk[made], return_index=True)[1]]] = True
     return Skeleton(
         order=order,
-        codes=tuple(np.array([s.chunk * len(Pass) + s.what for s in slots], dtype=np.int64) for slots in order),
+        codes=tuple(np.split(columns[:, 2] * len(Pass) + columns[:, 0], starts[1:-1])),
         routes=routes,
-        stage=np.array([stage for stage, _ in slots], dtype=np.int64),
-        microbatch=np.array([slot.microbatch for _, slot in slots], dtype=np.int64),
+        stage=stage,
+        microbatch=microbatch,
         what=what,
-        piece=np.array(pieces, dtype=np.int64),
-        way=ways,
+        piece=piece,
+        way=way,
         source=source,
-        link=link,
-        first=np.array([slot.microbatch < len(routes) for _, slot in slots], dtype=bool),
-        makes=(what == Pass.BACKWARD) | (what == Pass.WEIGHT),
+        link=np.where(crosses, np.minimum(piece, piece + step), -1),
+        first=microbatch < len(routes),
+        makes=makes,
         last=last,
     )

@@ -10,9 +10,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, TypeAlias
+from functools import cache
+from itertools import chain
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from traincast.errors import SimulationError
+
+Ints = npt.NDArray[np.int64]
+
+_COMPILE_FROM: Final = 20_000
+"""Number of slots from which compiling the loop that merges them pays."""
 
 
 class Pass(enum.IntEnum):
@@ -77,54 +87,95 @@ def merge(order: Sequence[Sequence[Slot]], routes: Sequence[Route]) -> list[tupl
     the backward on the piece after; a gradient of weights needs that of inputs. Raises if a stage's order can never
     run: a deadlock.
     """
-    reached = [0] * (1 + max((slot.microbatch for slots in order for slot in slots), default=0))
-    needs = [_needs(stage, slots, routes) for stage, slots in enumerate(order)]
-    position = [0] * len(order)
-    merged: list[tuple[int, Slot]] = []
-    total = sum(len(slots) for slots in order)
-    while len(merged) < total:
-        before = len(merged)
-        for stage, slots in enumerate(order):
-            for at in range(position[stage], len(slots)):
-                slot = slots[at]
-                so_far, (need, after) = reached[slot.microbatch], needs[stage][at]
-                if so_far < need:
-                    break
-                if after > so_far:
-                    reached[slot.microbatch] = after
-                merged.append((stage, slot))
-                position[stage] = at + 1
-        if len(merged) == before:
-            stuck = [(s, slots[position[s]]) for s, slots in enumerate(order) if position[s] < len(slots)]
-            waiting = "; ".join(f"stage {s} for {_told(slot)}" for s, slot in stuck[:4])
-            raise SimulationError(
-                f"the pipeline schedule deadlocks: {len(stuck)} of {len(order)} stages wait for slots that can never "
-                f"run: {waiting}; order every slot after those it needs"
-            )
-    return merged
+    stages, places = merged(order, routes, columns_of(order))
+    return [(stage, order[stage][place]) for stage, place in zip(stages.tolist(), places.tolist(), strict=True)]
 
 
-def _needs(stage: int, slots: Sequence[Slot], routes: Sequence[Route]) -> list[tuple[int, int]]:
-    """How far a microbatch must have come for each slot of a stage, and how far it has come after.
+def columns_of(order: Sequence[Sequence[Slot]]) -> Ints:
+    """What, microbatch and chunk of all slots, stage by stage."""
+    count = sum(len(slots) for slots in order)
+    flat = chain.from_iterable(chain.from_iterable(order))
+    return np.fromiter(flat, dtype=np.int64, count=3 * count).reshape(-1, 3)
+
+
+def merged(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: Ints) -> tuple[Ints, Ints]:
+    """One program order, as :func:`merge` has it: the stage of every slot, and its place in the stage's order."""
+    sizes = np.array([len(slots) for slots in order], dtype=np.int64)
+    start = np.concatenate([[0], np.cumsum(sizes)])
+    needs = _needs(order, routes, columns, np.repeat(np.arange(len(order)), sizes))
+    stage, place = np.empty(len(columns), dtype=np.int64), np.empty(len(columns), dtype=np.int64)
+    reached = np.zeros(1 + int(columns[:, 1].max(initial=0)), dtype=np.int64)
+    position = np.zeros(len(order), dtype=np.int64)
+    if len(columns) >= _COMPILE_FROM or compiled_merge.cache_info().currsize:
+        count = compiled_merge()(start, columns[:, 1].copy(), *needs, reached, position, stage, place)
+    else:
+        lists = [x.tolist() for x in (start, columns[:, 1], *needs, reached, position, stage, place)]
+        count = _merge(*lists)
+        position, stage, place = (np.array(x, dtype=np.int64) for x in lists[-3:])
+    if count < len(columns):
+        stuck = [
+            (s, slots[at])
+            for s, (slots, at) in enumerate(zip(order, position.tolist(), strict=True))
+            if at < len(slots)
+        ]
+        waiting = "; ".join(f"stage {s} for {_told(slot)}" for s, slot in stuck[:4])
+        raise SimulationError(
+            f"the pipeline schedule deadlocks: {len(stuck)} of {len(order)} stages wait for slots that can never "
+            f"run: {waiting}; order every slot after those it needs"
+        )
+    return stage, place
+
+
+def _merge(  # noqa: PLR0917  (Numba takes positional arguments)
+    start: Any, microbatch: Any, need: Any, after: Any, reached: Any, position: Any, stage_of: Any, place_of: Any
+) -> int:
+    """Run every stage as far as its microbatches have come, again and again; returns how many slots could run."""
+    count = 0
+    while count < len(microbatch):
+        before = count
+        for stage in range(len(position)):
+            at = start[stage] + position[stage]
+            while at < start[stage + 1] and reached[microbatch[at]] >= need[at]:
+                reached[microbatch[at]] = max(reached[microbatch[at]], after[at])
+                stage_of[count], place_of[count] = stage, at - start[stage]
+                count += 1
+                at += 1
+            position[stage] = at - start[stage]
+        if count == before:
+            return count
+    return count
+
+
+@cache
+def compiled_merge() -> Any:
+    """The loop in machine code; once it was asked for, it serves orders of any size."""
+    import numba
+
+    return numba.njit(cache=True, boundscheck=False)(_merge)
+
+
+def _needs(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: Ints, stage: Ints) -> tuple[Ints, Ints]:
+    """How far a microbatch must have come for each slot, and how far it has come after.
 
     A microbatch passes its pieces forward, then the same pieces backward, so one count tells how far it has come.
     """
-    far: list[dict[tuple[Pass, int], tuple[int, int]]] = [{} for _ in routes]
+    what, microbatch, chunk = columns.T
+    far = np.full((len(routes), len(order), 1 + int(chunk.max(initial=0)), len(Pass), 2), -1, dtype=np.int64)
     for way, route in enumerate(routes):
-        for piece, (there, chunk) in enumerate(route):
-            if there == stage:
+        for piece, (at, of) in enumerate(route):
+            if at < far.shape[1] and of < far.shape[2]:
                 back = 2 * len(route) - piece
-                far[way][Pass.FORWARD, chunk] = (piece, piece + 1)
-                far[way][Pass.BACKWARD, chunk] = far[way][Pass.INPUT, chunk] = (back - 1, back)
-                far[way][Pass.WEIGHT, chunk] = (back, back)
-    ways = len(routes)
-    try:
-        return [far[m % ways][what, chunk] for what, m, chunk in slots]
-    except KeyError:
-        lost = next(slot for slot in slots if (slot.what, slot.chunk) not in far[slot.microbatch % ways])
+                far[way, at, of, Pass.FORWARD] = piece, piece + 1
+                far[way, at, of, Pass.BACKWARD] = far[way, at, of, Pass.INPUT] = back - 1, back
+                far[way, at, of, Pass.WEIGHT] = back, back
+    need, after = far[microbatch % len(routes), stage, chunk, what].T
+    lost = np.flatnonzero(need < 0)
+    if len(lost):
+        slot = Slot(Pass(what[lost[0]]), int(microbatch[lost[0]]), int(chunk[lost[0]]))
         raise SimulationError(
-            f"the pipeline schedule runs {_told(lost)} on stage {stage}, which its route does not pass"
-        ) from None
+            f"the pipeline schedule runs {_told(slot)} on stage {stage[lost[0]]}, which its route does not pass"
+        )
+    return need.copy(), after.copy()
 
 
 def _told(slot: Slot) -> str:
@@ -136,15 +187,29 @@ def check(order: Sequence[Sequence[Slot]], routes: Sequence[Route], microbatches
     stages = 1 + max(stage for route in routes for stage, _ in route)
     if len(order) != stages:
         raise SimulationError(f"the pipeline schedule orders {len(order)} stages; expected pp={stages}")
-    due: list[set[tuple[int, int]]] = [set() for _ in order]
-    for microbatch in range(microbatches):
-        for stage, chunk in routes[microbatch % len(routes)]:
-            due[stage].add((microbatch, chunk))
-    for stage, slots in enumerate(order):
-        forward, backward, inputs, weights = ({(m, c) for w, m, c in slots if w is what} for what in Pass)
-        once = len(slots) == len(forward) + len(backward) + len(inputs) + len(weights)
-        if not (once and forward == due[stage] == backward | inputs and inputs == weights and not backward & inputs):
-            _refuse(stage, slots, due[stage])
+    columns = columns_of(order)
+    sizes = np.array([len(slots) for slots in order], dtype=np.int64)
+    most = 1 + columns.max(axis=0, initial=0)
+    shape = (
+        stages,
+        len(Pass),
+        max(microbatches, int(most[1])),
+        max(1 + max(c for r in routes for _, c in r), int(most[2])),
+    )
+    due = np.zeros((stages, *shape[2:]), dtype=bool)
+    for way, route in enumerate(routes):
+        for at, of in route:
+            due[at, way : microbatches : len(routes), of] = True
+    if columns.min(initial=0) < 0:
+        lost = next(slot for slots in order for slot in slots if min(slot) < 0)
+        raise SimulationError(f"the pipeline schedule runs {_told(lost)}; expected numbers from 0 on")
+    where = np.ravel_multi_index((np.repeat(np.arange(stages), sizes), *columns.T), shape)
+    run = np.bincount(where, minlength=int(np.prod(shape))).reshape(shape)
+    forward, backward, inputs, weights = (run[:, what] for what in Pass)
+    right = (forward == due) & (backward + inputs == due) & (inputs == weights)
+    if not right.all():
+        stage = int(np.flatnonzero(~right.all(axis=(1, 2)))[0])
+        _refuse(stage, order[stage], {(int(m), int(c)) for m, c in zip(*np.nonzero(due[stage]), strict=True)})
 
 
 def _refuse(stage: int, slots: Sequence[Slot], due: set[tuple[int, int]]) -> NoReturn:

@@ -1,0 +1,160 @@
+"""What the exporters share: a model's dimensions, its layers by stage, and refusals that every framework makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from traincast.errors import RequestError, StrategyError
+from traincast.graph import OperatorGraph
+from traincast.graph.zoo import ModelCard, card
+from traincast.strategy import Request, Strategy
+from traincast.strategy.prepare import prepare
+
+DECODERS: Final = frozenset({"gpt", "llama", "mpt", "moe", "deepseek", "gpt-oss"})
+"""Families of the zoo that are language models of one stack of decoder layers."""
+_VOCABULARY: Final = {"gpt": 50257, "mpt": 50368, "deepseek": 129280, "gpt-oss": 201088}
+_ROUNDED: Final = 0.02
+"""Published numbers of parameters are rounded, and leave out what depends on the sequence."""
+_PLAIN_FFN: Final = frozenset({"gpt", "mpt"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """Dimensions of a language model, as the card of the zoo has them; ``experts`` is 0 for a dense one.
+
+    ``other`` are the card's remaining settings.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    seq: int
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    first_dense: int = 0
+    tied: bool = False
+    other: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def decoder_of(graph: OperatorGraph) -> Decoder | None:
+    """The dimensions of ``graph``'s model, or None where its name is no decoder of the zoo.
+
+    Any folder may have a model's name: a graph with another number of parameters than was published is not that model.
+    """
+    try:
+        known = card(graph.name)
+    except RequestError:
+        return None
+    published = float(known.published.get("parameters", graph.num_parameters))
+    if known.family not in DECODERS or abs(graph.num_parameters / published - 1) > _ROUNDED:
+        return None
+    return decoder_from(known, graph.tokens_per_sample)
+
+
+def decoder_from(known: ModelCard, seq: int) -> Decoder:
+    """The dimensions that a decoder's card has, with the defaults of its family, for ``seq`` tokens per sample."""
+    given = dict(known.parameters)
+    family, hidden, heads = known.family, int(given["hidden"]), int(given["heads"])
+    ffn = 4 * hidden if family in _PLAIN_FFN else -(-8 * hidden // 3 // 256) * 256
+    expert_ffn = int(given.get("expert_ffn") or (hidden if family == "gpt-oss" else 0))
+    shared = int(given.get("shared_experts", 1 if family == "deepseek" else 0)) * expert_ffn
+    return Decoder(
+        family=family,
+        layers=int(given["layers"]),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=int(given.get("kv_heads") or heads),
+        head_dim=int(given.get("head_dim") or (64 if family == "gpt-oss" else hidden // heads)),
+        ffn=int(given.get("ffn") or ffn),
+        vocab=int(given.get("vocab") or _VOCABULARY.get(family, 32000)),
+        seq=seq,
+        experts=int(given.get("experts", 0)),
+        top_k=int(given.get("top_k", 4 if family == "gpt-oss" else 0)),
+        expert_ffn=expert_ffn,
+        shared_ffn=int(given.get("shared_ffn", 0)) or shared,
+        first_dense=int(given.get("first_dense", 1 if family == "deepseek" else 0)),
+        tied=bool(given.get("tied", family in _PLAIN_FFN)),
+        other=given,
+    )
+
+
+def layers_by_stage(request: Request, num_layers: int) -> list[int]:
+    """Layers of every chunk of the pipeline, in the order of the model: as the forecast has them.
+
+    What is counted are the graph's repeated blocks: one may hold several layers, and a layer unlike the others none;
+    those that are left over stand on the first stage.
+    """
+    prepared = prepare(replace(request, strategy=replace(request.strategy, recompute_every=1)))
+    repeated = {i for i, block in enumerate(request.graph.blocks) if block.count > 1}
+    counts = [sum(b in repeated for b in piece.blocks) for piece in prepared.pieces]
+    if not sum(counts):
+        return [num_layers] if len(counts) == 1 else []
+    each = num_layers // sum(counts)
+    split = [count * each for count in counts]
+    split[0] += num_layers - sum(split)
+    return split
+
+
+def parameters_of_largest_block(graph: OperatorGraph) -> int:
+    """Parameters of the largest repeated block."""
+    sizes = (
+        sum(graph.operators[i].parameters[0].numel for i in block.optimizer if graph.operators[i].parameters)
+        for block in graph.blocks
+        if block.count > 1
+    )
+    return max((int(size) for size in sizes), default=0)
+
+
+def refuse(framework: str, asked: str, because: str) -> StrategyError:
+    """An error of one line: what was asked, why ``framework`` cannot do it, what to do."""
+    return StrategyError(f"{asked} cannot be written for {framework}: {because}")
+
+
+def check_common(framework: str, strategy: Strategy) -> None:
+    """Refuse what none of the frameworks has."""
+    if strategy.servers:
+        raise refuse(framework, f"servers={strategy.servers}", "it has no parameter servers; leave servers out")
+    if strategy.compression != 1.0:
+        asked = f"compression={strategy.compression:g}"
+        raise refuse(framework, asked, "it exchanges whole gradients; leave compression out")
+    if strategy.shard_rules and strategy.tp > 1:
+        asked = f"{len(strategy.shard_rules)} shard rules with tp={strategy.tp}"
+        raise refuse(framework, asked, "it cuts layers by rules of its own; leave them out")
+    if strategy.pp > 1 and ":" in strategy.schedule:
+        raise refuse(framework, f"schedule={strategy.schedule}", "a schedule of your own has no name there")
+
+
+def check_tokens(framework: str, graph: OperatorGraph) -> None:
+    """Refuse a model that is no language model."""
+    if not graph.tokens_per_sample:
+        raise refuse(framework, graph.name, "it trains language models; use deepspeed for others")
+
+
+def gradient_dtype(request: Request) -> str:
+    """The dtype that gradients are summed in: the runtime's where there are master weights, else the precision's."""
+    if request.runtime.gradient_dtype and request.precision.master is not None:
+        return request.runtime.gradient_dtype
+    return request.precision.gradients.value
+
+
+def comments(notes: list[str]) -> list[str]:
+    """Lines of comments, one per note whatever it holds: a name may have come from anywhere."""
+    return [f"# {' '.join(note.split())}" for note in notes]
+
+
+def header(request: Request, target: str) -> list[str]:
+    """What a file says of where it is from: model, cluster, strategy, batch."""
+    strategy = request.strategy
+    return [
+        f"{request.graph.name} on {request.cluster.num_devices} devices of {request.cluster.name}, for {target}",
+        f"strategy {strategy}; global batch {request.global_batch}, precision {request.precision.name}",
+    ]

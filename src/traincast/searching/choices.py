@@ -1,0 +1,50 @@
+"""Clusters to choose from: how many nodes, of which devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from traincast.cluster import Cluster, find_device, find_node, load_cluster, node_names
+from traincast.errors import RequestError
+
+_MOST_CLUSTERS: Final = 64
+_MOST_NODES: Final = 1_000_000
+
+
+def parse_nodes(text: str) -> tuple[int, ...]:
+    """``8..128`` (8, its doublings, and 128), ``8,12,16``, or both: ``4,8..32``."""
+    found: set[int] = set()
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        low, dots, high = part.partition("..")
+        try:
+            first, last = int(low), int(high) if dots else int(low)
+        except ValueError:
+            raise RequestError(f"nodes {part!r}: expected a number, or a range such as 8..128") from None
+        if not 1 <= first <= last <= _MOST_NODES:
+            raise RequestError(f"nodes {part!r}: expected numbers from 1 to {_MOST_NODES}, the smaller one first")
+        found |= {first << n for n in range((last // first).bit_length())} | {last}
+    if not found:
+        raise RequestError(f"nodes {text!r}: expected numbers of nodes, such as 8..128")
+    return tuple(sorted(found))
+
+
+def clusters_to_try(cluster: str | Cluster, nodes: Sequence[int], devices: Sequence[str]) -> list[Cluster]:
+    """The cluster, or what it becomes with other numbers of nodes and with nodes of other devices."""
+    given = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    if given.parts and (nodes or devices):
+        raise RequestError(f"{given.name} has nodes of several kinds: neither their number nor their device is varied")
+    kinds = [_with_device(given, name) for name in devices] or [given]
+    found = [replace(kind, num_nodes=count) for kind in kinds for count in nodes or (given.num_nodes,)]
+    if len(found) > _MOST_CLUSTERS:
+        raise RequestError(f"{len(found)} clusters to choose from: at most {_MOST_CLUSTERS} are searched; name fewer")
+    return found
+
+
+def _with_device(given: Cluster, name: str) -> Cluster:
+    """The node type of that name, or the usual one of that device with as many devices per node."""
+    if name in node_names():
+        return load_cluster(name)
+    device = find_device(name)
+    return given if device.name == given.device.name else find_node(device, given.devices_per_node)

@@ -1,0 +1,169 @@
+"""What a search found, as columns: one row per strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.searching.bulk import Look
+from traincast.searching.space import OFFLOADS, RECOMPUTES
+from traincast.strategy import Strategy
+from traincast.strategy.schedules import SCHEDULES
+
+Array = npt.NDArray[Any]
+
+_SCHEDULES: Final = tuple(SCHEDULES)
+_OFFLOADS: Final = {offload: name for name, offload in OFFLOADS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Strategies and what was found of them; ``seconds`` are infinite for those that do not fit.
+
+    Names are kept as numbers (:meth:`value` says them); ``cut`` is one into ``cuts``, which has the layers of every
+    piece (nothing: shared out evenly). ``cluster`` counts the clusters that were asked for.
+    """
+
+    cluster: Array
+    tp: Array
+    cp: Array
+    pp: Array
+    ep: Array
+    dp: Array
+    micro_batch: Array
+    num_microbatches: Array
+    sequence_parallel: Array
+    recompute: Array
+    schedule: Array
+    virtual_stages: Array
+    zero: Array
+    offload: Array
+    cut: Array
+    memory: Array
+    seconds: Array
+    cuts: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, rows: Array) -> Columns:
+        """Some rows."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def strategy(self, row: int, base: Strategy) -> Strategy:
+        """The strategy of a row; ``base`` has what a search does not vary."""
+        recompute, _, every = RECOMPUTES[int(self.recompute[row])].partition("/")
+        return replace(
+            base,
+            tp=int(self.tp[row]),
+            cp=int(self.cp[row]),
+            pp=int(self.pp[row]),
+            ep=int(self.ep[row]),
+            dp=int(self.dp[row]),
+            num_microbatches=int(self.num_microbatches[row]),
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            recompute=recompute,  # type: ignore[arg-type]
+            recompute_every=int(every or 1),
+            schedule=_SCHEDULES[int(self.schedule[row])],
+            virtual_stages=int(self.virtual_stages[row]),
+            zero=int(self.zero[row]),  # type: ignore[arg-type]
+            offload=list(OFFLOADS.values())[int(self.offload[row])],
+            layers=self.cuts[int(self.cut[row])],
+        )
+
+    def value(self, name: str, row: int) -> Any:
+        """What a person reads in a column."""
+        value = getattr(self, name)[row]
+        match name:
+            case "schedule":
+                return _SCHEDULES[int(value)]
+            case "recompute":
+                return RECOMPUTES[int(value)]
+            case "offload":
+                return list(OFFLOADS)[int(value)]
+            case "cut":
+                return "balanced" if self.cuts[int(value)] else "even"
+            case "sequence_parallel":
+                return bool(value)
+            case _:
+                return value.item()
+
+    def distinct(self) -> Columns:
+        """Every strategy once."""
+        table = np.stack([getattr(self, name).astype(np.float64) for name in _TIES if name != "memory"])
+        _, first = np.unique(table, axis=1, return_index=True)
+        return self.take(np.sort(first))
+
+    def order(self, objective: Array) -> Array:
+        """Rows by an objective; equal ones by their strategies, so that the order is always the same."""
+        keys = [getattr(self, name) for name in reversed(_TIES)]
+        found: Array = np.lexsort([*keys, objective])
+        return found
+
+
+_AMOUNTS: Final = ("memory", "seconds")
+COLUMNS: Final = tuple(f.name for f in fields(Columns) if f.name != "cuts")
+_TIES: Final = (
+    "cluster", "memory", "pp", "tp", "cp", "ep", "micro_batch", "sequence_parallel", "recompute", "schedule",
+    "virtual_stages", "zero", "offload", "cut",
+)  # fmt: skip
+
+
+def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> Columns:
+    """All members of families."""
+    cuts: dict[tuple[int, ...], int] = {(): 0}
+    parts: dict[str, list[Array]] = {name: [] for name in COLUMNS}
+    for look in looks:
+        family, at = look.family, look.family.degrees
+        count = len(look.sharings)
+        sharings = {
+            "zero": np.array([s.zero for s in look.sharings], dtype=np.int8),
+            "offload": np.array([_number(OFFLOADS, _OFFLOADS[s.offload]) for s in look.sharings], dtype=np.int8),
+        }
+        fixed = {
+            "cluster": np.int16(cluster),
+            "tp": np.int32(at.tp),
+            "cp": np.int32(at.cp),
+            "pp": np.int32(at.pp),
+            "ep": np.int32(at.ep),
+            "dp": np.int32(family.dp),
+            "micro_batch": np.int32(family.micro_batch),
+            "num_microbatches": np.int32(family.num_microbatches),
+            "sequence_parallel": np.bool_(family.sequence_parallel),
+            "recompute": np.int8(RECOMPUTES.index(family.recompute)),
+        }
+        for name, value in fixed.items():
+            parts[name].append(np.full(count * len(look.batches), value))
+        each = {
+            "schedule": [np.int8(_SCHEDULES.index(batch.way.schedule)) for batch in look.batches],
+            "virtual_stages": [np.int16(batch.way.virtual_stages) for batch in look.batches],
+            "cut": [np.int32(cuts.setdefault(look.cuts[batch.cut].layers, len(cuts))) for batch in look.batches],
+        }
+        for name, values in each.items():
+            parts[name].append(np.repeat(np.array(values), count))
+        for name, shared in sharings.items():
+            parts[name].append(np.tile(shared, len(look.batches)))
+        parts["memory"] += [batch.memory for batch in look.batches]
+        parts["seconds"] += [batch.seconds for batch in look.batches]
+    return Columns(**{name: _column(name, found) for name, found in parts.items()}, cuts=tuple(cuts))
+
+
+def _number(table: dict[str, Any], name: str) -> int:
+    return list(table).index(name)
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Rows of several tables in one; cuts are numbered anew."""
+    cuts: dict[tuple[int, ...], int] = {(): 0}
+    numbers = [np.array([cuts.setdefault(cut, len(cuts)) for cut in part.cuts], dtype=np.int32) for part in parts]
+    rows = {name: [getattr(part, name) for part in parts if len(part)] for name in COLUMNS}
+    rows["cut"] = [number[part.cut] for number, part in zip(numbers, parts, strict=True) if len(part)]
+    return Columns(**{name: _column(name, found) for name, found in rows.items()}, cuts=tuple(cuts))
+
+
+def _column(name: str, parts: list[Array]) -> Array:
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float64 if name in _AMOUNTS else np.int64)

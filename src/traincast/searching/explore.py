@@ -1,0 +1,108 @@
+"""The exhaustive search and branch and bound: families of a part of the space, those with the lowest bound first.
+
+All strategies of a family do the same works in the blocks of the model. Whatever their schedule and sharding, the
+busiest stage computes at least its even share of them, one after the other: no member can take less (the page on search
+has the proof). So families are taken in the order of this bound, and once it is more than is worth finding, all that
+are left are cut, unseen. Without such a limit the same loop is exhaustive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.forecast import estimates_of
+from traincast.searching.bulk import Bulk, Fitting, Look
+from traincast.searching.columns import Columns, columns_of
+from traincast.searching.problem import Counts, Problem, Task
+from traincast.searching.space import Family, families
+from traincast.work import Work
+
+Floats = npt.NDArray[np.float64]
+
+_AT_ONCE: Final = 64
+"""Families whose works are estimated in one call."""
+
+
+def worker(problem: Problem) -> Callable[[Task], tuple[Columns, Counts]]:
+    """What searches parts of a space: engines call it in their workers."""
+    bulk = bulk_of(problem)
+    return lambda task: explore(bulk, problem, task)
+
+
+def bulk_of(problem: Problem) -> Bulk:
+    """The evaluation in bulk of a problem's strategies."""
+    request = problem.request
+
+    def seconds(works: Sequence[Work]) -> Floats:
+        return estimates_of(request, works, cost_model=problem.cost_model).seconds
+
+    return Bulk(request, problem.axes, seconds, most_memory=problem.most_memory)
+
+
+def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[Columns, Counts]:
+    """All members of the families of ``task`` that are worth it.
+
+    With a limited reach, a family that only adds recomputation or offloading to one whose members fit is not worth it:
+    it takes longer for the same.
+    """
+    began = time.process_time()
+    devices, batch = problem.request.cluster.num_devices, problem.request.global_batch
+    reach = float("inf") if task.whole else problem.reach
+    bounded = np.isfinite(reach)
+    series = [found for at in task.degrees for found in families(problem.axes, at, devices, batch)]
+    every = [family for found in series for family in found]
+    bounds = dict(zip(every, bulk.bounds(every), strict=True)) if bounded else {}
+    series.sort(key=lambda found: (not found[0].plain, min(bounds.get(family, 0.0) for family in found)))
+    counts, looks, best = Counts(), [], task.best_s
+    fitting: dict[tuple[object, ...], Fitting] = {}
+    for some in _batches(series):
+        worth = [[f for f in found if bounds.get(f, 0.0) <= reach * best] for found in some]
+        needed = [[f for f in found if f.plain or not _all(fitting.get(f.place))] for found in worth]
+        counts.behind += sum(map(len, some)) - sum(map(len, worth))
+        counts.needless += sum(map(len, worth)) - sum(map(len, needed))
+        seen = [[look for family in found if (look := bulk.look(family))] for found in needed]
+        bulk.estimate(look for found in seen for look in found)
+        running: list[Look] = []
+        for found in seen:
+            for n, look in enumerate(found):
+                counts.families += 1
+                family = look.family
+                larger = bulk.enter(look, reach * best, None if family.plain else fitting.get(family.place))
+                if bounded and family.plain and not problem.lean:
+                    fitting[family.place] = bulk.fitting(look)
+                running.append(look)
+                if not larger:
+                    counts.beyond += len(found) - n - 1
+                    break
+        bulk.run(running)
+        for look in running:
+            best = min([best, *(float(batch.seconds.min()) for batch in look.batches)])
+            look.forget()
+        looks += [look for look in running if look.batches]
+    for look in looks:
+        counts.evaluated += look.count
+        counts.feasible += sum(int(np.isfinite(batch.seconds).sum()) for batch in look.batches)
+    counts.works = len(bulk.works)
+    counts.cpu_s = time.process_time() - began
+    return columns_of(looks), counts
+
+
+def _batches(series: list[list[Family]]) -> Iterator[list[list[Family]]]:
+    """Series in lists whose works are estimated in one call."""
+    some: list[list[Family]] = []
+    for found in series:
+        some.append(found)
+        if sum(map(len, some)) >= _AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _all(fitting: Fitting | None) -> bool:
+    return fitting is not None and len(fitting) > 0 and all(fitting.values())

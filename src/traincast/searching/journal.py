@@ -1,0 +1,70 @@
+"""Finished parts of a search, kept in a folder: one that was stopped goes on where it was.
+
+Each part is one file of plain arrays, named after all that its result depends on, written beside its place and moved
+there; so a file is whole or not there, and one of another search is never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+from zipfile import BadZipFile
+
+import numpy as np
+
+from traincast.errors import FileFormatError
+from traincast.searching.columns import COLUMNS, Columns
+from traincast.searching.problem import Counts, Problem, Task
+
+VERSION: Final = 1
+
+
+class Journal:
+    """The parts of one problem that are done."""
+
+    def __init__(self, folder: Path, problem: Problem) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileFormatError(f"cannot keep parts of a search in {folder}: {error.strerror}") from error
+        self._folder = folder
+        fitted = [bundle.card for bundle in getattr(problem.cost_model, "bundles", ())]
+        model = type(problem.cost_model).__name__, json.dumps(fitted, sort_keys=True, default=str)
+        request = problem.request
+        self._about = repr((VERSION, request, request.graph, problem.axes, problem.most_memory, problem.reach, model))
+
+    def _path(self, task: Task) -> Path:
+        name = hashlib.sha256(f"{self._about}{task}".encode()).hexdigest()[:32]
+        return self._folder / f"{name}.npz"
+
+    def read(self, task: Task) -> tuple[Columns, Counts] | None:
+        """The result of a task, if it is there and whole."""
+        path = self._path(task)
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                start, flat = found["cut_start"].tolist(), found["cut_layers"].tolist()
+                cuts = tuple(tuple(flat[a:b]) for a, b in pairwise(start))
+                columns = Columns(**{name: found[name] for name in COLUMNS}, cuts=cuts)
+                counts = Counts(**json.loads(str(found["counts"])))
+        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
+            raise FileFormatError(f"{path} is damaged: take it away, and that part is searched again") from error
+        return columns, counts
+
+    def write(self, task: Task, columns: Columns, counts: Counts) -> None:
+        """Keep the result of a task."""
+        path = self._path(task)
+        beside = path.with_name(f".{path.name}.part")
+        arrays = {name: getattr(columns, name) for name in COLUMNS}
+        start = np.cumsum([0, *map(len, columns.cuts)])
+        layers = np.array([n for cut in columns.cuts for n in cut], dtype=np.int64)
+        with beside.open("wb") as file:
+            np.savez(file, cut_start=start, cut_layers=layers, counts=np.array(json.dumps(asdict(counts))), **arrays)
+        beside.replace(path)

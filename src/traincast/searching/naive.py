@@ -1,0 +1,32 @@
+"""What people do without a search: the choices that its answer is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy
+
+_MOST_TENSOR: Final = 8
+
+
+def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
+    """Names and requests, each with the largest micro batch that fits; raises where one is not legal, one by one."""
+    devices = request.cluster.num_devices
+    base = request.strategy
+    inside = max(d for d in range(1, _MOST_TENSOR + 1) if request.cluster.domain_devices % d == 0)
+    plain = replace(base, dp=devices)
+    shares = request.runtime.sequence_parallel and inside > 1
+    yield "data parallel", replace(request, strategy=plain)
+    if devices > 1:
+        yield "sharded data parallel (ZeRO-3)", replace(request, strategy=replace(plain, zero=3))
+    if inside > 1 and devices % inside == 0:
+        within = replace(base, dp=devices // inside, tp=inside, sequence_parallel=shares)
+        yield "tensor parallel in a node", replace(request, strategy=within)
+    yield "first that fits, by habit", request
+
+
+def naive_choice(name: str, request: Request) -> Strategy:
+    """The strategy of a naive request, with its micro batch."""
+    return choose_strategy(request) if name.startswith("first") else choose_micro_batch(request)

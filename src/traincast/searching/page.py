@@ -1,0 +1,114 @@
+"""The page of a search: its answer and plots as one HTML file that needs nothing else.
+
+All values are embedded as one JSON document, which the template's script draws and whose strings it treats as text.
+Of many candidates the plot of time and memory has the number in each of its cells.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.report.job import price_per_s
+from traincast.report.trace import replacing
+from traincast.searching.answer import Answer
+
+Floats = npt.NDArray[np.float64]
+
+CELLS: Final = (150, 90)
+"""Cells of the plot, along time and memory."""
+SLOWEST: Final = 20.0
+"""Strategies that take more than so many times the shortest step are counted, not drawn."""
+
+_PLACEHOLDER: Final = "__TRAINCAST_DATA__"
+
+
+def write_page(answer: Answer, path: Path) -> None:
+    """Write ``answer`` as one self-contained HTML file."""
+    template = resources.files("traincast.searching").joinpath("search.html").read_text(encoding="utf-8")
+    before, _, after = template.partition(_PLACEHOLDER)
+    data = json.dumps(_finite(_page_data(answer)), separators=(",", ":"), allow_nan=False)
+    for character in "<>&":  # nothing in the data may end the script element or start another
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    with replacing(path) as file:
+        file.write(before)
+        file.write(data)
+        file.write(after)
+
+
+def _page_data(answer: Answer) -> dict[str, Any]:
+    report = answer.best.report
+    return {
+        **answer.as_dict(),
+        "where": report.cluster,
+        "tokens_per_sample": report.tokens_per_sample,
+        "num_parameters": report.num_parameters,
+        "num_steps": answer.best.job.num_steps if answer.best.job else None,
+        "clusters": _clusters(answer),
+        "plot": _plot(answer),
+    }
+
+
+def _clusters(answer: Answer) -> list[dict[str, Any]]:
+    """Of each cluster, the shortest step there; null where nothing fits."""
+    found = []
+    for number, request in enumerate(answer.requests):
+        seconds = answer.columns.seconds[answer.columns.cluster == number]
+        found.append(
+            {
+                "name": request.cluster.name,
+                "num_nodes": request.cluster.num_nodes,
+                "device": request.cluster.device.name,
+                "memory_bytes": request.cluster.device.memory_bytes,
+                "step_s": float(seconds.min(initial=np.inf)),
+                "price_per_s": price_per_s(request.cluster),
+            }
+        )
+    return found
+
+
+def _plot(answer: Answer) -> dict[str, Any]:
+    """Cells of the plot with how many candidates each holds, and the edge of least memory for each time."""
+    runs = np.isfinite(answer.columns.seconds)
+    seconds, memory = answer.columns.seconds[runs], answer.columns.memory[runs]
+    near = seconds <= SLOWEST * seconds.min()
+    x, y = np.log(seconds[near]), memory[near].astype(np.float64)
+    counts, cells = _cells(x, y)
+    order = np.lexsort((y, x))
+    least = np.minimum.accumulate(y[order])
+    edge = order[np.concatenate([[True], least[1:] < least[:-1]])]
+    return {
+        "cells": [[math.exp(a), b, n] for (a, b), n in zip(cells.tolist(), counts.tolist(), strict=True)],
+        "edge": [[float(seconds[near][row]), float(y[row])] for row in edge],
+        "drawn": int(near.sum()),
+        "slower": int((~near).sum()),
+        "slowest": SLOWEST,
+    }
+
+
+def _cells(x: Floats, y: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+    """How many points are in each cell that has any, and where the first of them is."""
+    number = np.zeros(len(x), dtype=np.int64)
+    for values, count in zip((x, y), CELLS, strict=True):
+        low, high = float(values.min()), float(values.max())
+        scale = count / (high - low) if high > low else 0.0
+        number = number * count + np.minimum(count - 1, ((values - low) * scale).astype(np.int64))
+    _, first, counts = np.unique(number, return_index=True, return_counts=True)
+    return counts, np.stack([x[first], y[first]], axis=1)
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with null in place of what JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

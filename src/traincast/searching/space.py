@@ -1,0 +1,261 @@
+"""The space of a search: which values each axis may take, and which products of them are legal.
+
+A *family* fixes all that decides what the blocks of the model run: the mesh, the micro batch, sequence parallelism,
+recomputation, and whether activations are offloaded. Its *members* differ in the schedule, the cut into stages, what is
+sharded between replicas and where the optimizer runs, so they share all works of blocks. Products that say the same
+thing twice are left out: no schedules without a pipeline, no sharding without replicas, no interleaving of one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from traincast.errors import StrategyError
+from traincast.graph import OperatorGraph, OpKind
+from traincast.strategy import Request, Strategy
+from traincast.strategy.experts import find_regions
+from traincast.strategy.prepare import layers_of
+from traincast.strategy.schedules import SCHEDULES, load_schedule, loop
+from traincast.strategy.strategy import Offload, Recompute
+
+_FEWEST_TOKENS: Final = 256
+"""Tokens of a sequence that a context-parallel rank keeps at least."""
+_MOST_CHUNKS: Final = 12
+"""Chunks of layers that a stage holds at most."""
+_SAME_BELOW: Final = {"gpipe": 2, "zb-h2": 3}
+"""Microbatches below which a schedule runs as another one does: GPipe as 1F1B, ZB-H2 as ZB-H1."""
+_SPLIT: Final = frozenset({"zb-h1", "zb-h2", "zb-v", "dualpipe"})
+"""Schedules that split backwards in two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """Values of every axis, in the order in which they are tried.
+
+    ``recompute`` may say ``full/3``: every third layer. ``cut`` is ``even``, layers shared out by number, or
+    ``balanced``, by their seconds and those of what stands before and after them.
+    """
+
+    tp: tuple[int, ...]
+    cp: tuple[int, ...]
+    pp: tuple[int, ...]
+    ep: tuple[int, ...]
+    micro_batch: tuple[int, ...]
+    virtual_stages: tuple[int, ...]
+    schedule: tuple[str, ...]
+    zero: tuple[int, ...]
+    sequence_parallel: tuple[bool, ...]
+    recompute: tuple[str, ...]
+    offload: tuple[str, ...]
+    cut: tuple[str, ...]
+
+
+AXES: Final = tuple(field.name for field in fields(Axes))
+OFFLOADS: Final[dict[str, tuple[Offload, ...]]] = {
+    "none": (),
+    "optimizer": ("optimizer",),
+    "activations": ("activations",),
+    "both": ("optimizer", "activations"),
+}
+RECOMPUTES: Final = ("none", "selective", "full/4", "full/2", "full")
+
+
+def usual_axes(request: Request) -> Axes:
+    """All that is legal for a request's model, cluster and batch, each axis by itself."""
+    graph, devices, batch = request.graph, request.cluster.num_devices, request.global_batch
+    tokens = graph.tokens_per_sample
+    attends = any(op.kind is OpKind.ATTENTION for op, _ in graph)
+    layers = layers_of(graph)
+    repeats = any(block.count > 1 for block in graph.blocks)
+    experts = {r.experts for block in graph.blocks for r in find_regions(graph, block)}
+    divisors = divisors_of(devices)
+    return Axes(
+        tp=tuple(d for d in divisors if d <= _widest(graph)),
+        cp=tuple(d for d in divisors if d == 1 or (attends and tokens % d == 0 and tokens // d >= _FEWEST_TOKENS)),
+        pp=tuple(d for d in divisors if d <= layers),
+        ep=tuple(d for d in divisors if all(e % d == 0 for e in experts)) if experts else (1,),
+        micro_batch=divisors_of(batch),
+        virtual_stages=tuple(range(1, min(_MOST_CHUNKS, layers) + 1)),
+        schedule=tuple(SCHEDULES),
+        zero=(0, 1, 2, 3),
+        sequence_parallel=(True, False) if tokens else (False,),
+        recompute=tuple(r for r in RECOMPUTES if (r != "selective" or attends) and ("/" not in r or repeats)),
+        offload=tuple(OFFLOADS),
+        cut=("even", "balanced"),
+    )
+
+
+def _widest(graph: OperatorGraph) -> int:
+    """The most ranks that could share a product: as many as its narrowest weight of two dims is wide."""
+    widths = [min(op.parameters[0].shape) for op, _ in graph if op.kind is OpKind.GEMM and op.parameters]
+    return max(widths, default=1)
+
+
+def divisors_of(number: int) -> tuple[int, ...]:
+    """Divisors in order."""
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(dict.fromkeys((*low, *(number // d for d in reversed(low)))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Degrees:
+    """Degrees of a mesh; the replicas follow from the number of devices."""
+
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Strategies that run the same works in the blocks of a model."""
+
+    degrees: Degrees
+    dp: int
+    micro_batch: int
+    num_microbatches: int
+    sequence_parallel: bool
+    recompute: str
+    offloads_activations: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is recomputed or offloaded."""
+        return self.recompute == "none" and not self.offloads_activations
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What families have in common that differ in recomputation and offloading alone."""
+        return self.degrees, self.micro_batch, self.sequence_parallel
+
+    @property
+    def works(self) -> tuple[object, ...]:
+        """What families have in common whose blocks run the same works, but for recomputation and offloading."""
+        at = self.degrees
+        several = at.pp > 1, self.num_microbatches > 1
+        return at.tp, at.cp, at.ep, self.micro_batch, self.sequence_parallel, *several
+
+    @property
+    def recomputed(self) -> slice:
+        """Which layers are recomputed in full."""
+        what, _, every = self.recompute.partition("/")
+        return slice(None, None, int(every or 1)) if what == "full" else slice(0)
+
+    def strategy(self, base: Strategy) -> Strategy:
+        """The plainest member: 1F1B, nothing sharded between replicas."""
+        what, _, every = self.recompute.partition("/")
+        kind: Recompute = what  # type: ignore[assignment]
+        at = self.degrees
+        return replace(
+            base,
+            dp=self.dp,
+            tp=at.tp,
+            cp=at.cp,
+            pp=at.pp,
+            ep=at.ep,
+            num_microbatches=self.num_microbatches,
+            sequence_parallel=self.sequence_parallel,
+            recompute=kind,
+            recompute_every=int(every or 1),
+            offload=("activations",) if self.offloads_activations else (),
+        )
+
+
+def meshes(axes: Axes, devices: int, batch: int) -> list[Degrees]:
+    """All meshes of ``devices`` whose replicas share out a batch evenly."""
+    return [
+        Degrees(tp=tp, cp=cp, pp=pp, ep=ep)
+        for tp in axes.tp
+        for cp in axes.cp
+        for ep in axes.ep
+        for pp in axes.pp
+        if devices % (tp * cp * pp) == 0 and batch % (devices // (tp * cp * pp)) == 0 and (devices // pp) % ep == 0
+    ]
+
+
+def families(axes: Axes, at: Degrees, devices: int, batch: int) -> Iterator[list[Family]]:
+    """Families of a mesh in lists that differ in the micro batch alone, from the smallest on."""
+    dp = devices // (at.tp * at.cp * at.pp)
+    each = batch // dp
+    shares = [s for s in axes.sequence_parallel if not s or at.tp > 1]
+    if at.tp > 1 and at.ep > 1:
+        shares = [s for s in shares if s]
+    if at.tp == 1 and not shares:
+        shares = [False]
+    for sequence_parallel in shares:
+        for recompute in axes.recompute:
+            for offloads in sorted({"activations" in OFFLOADS[name] for name in axes.offload}):
+                found = [
+                    Family(
+                        degrees=at,
+                        dp=dp,
+                        micro_batch=size,
+                        num_microbatches=each // size,
+                        sequence_parallel=sequence_parallel,
+                        recompute=recompute,
+                        offloads_activations=offloads,
+                    )
+                    for size in axes.micro_batch
+                    if each % size == 0
+                ]
+                if found:
+                    yield found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to run a pipeline: the schedule and its chunks; ``pieces`` of the model go round as its routes say."""
+
+    schedule: str
+    virtual_stages: int
+    chunks: int
+    pieces: int
+
+    @property
+    def splits(self) -> bool:
+        """Whether backwards are split in two."""
+        return self.schedule in _SPLIT
+
+    @property
+    def route(self) -> object:
+        """What tells ways apart whose pieces stand elsewhere."""
+        return load_schedule(self.schedule).routes, self.chunks
+
+    @property
+    def loops(self) -> bool:
+        """Whether pieces go round the stages in order."""
+        return load_schedule(self.schedule).routes is loop
+
+
+def ways(axes: Axes, pp: int, microbatches: int, layers: int) -> list[Way]:
+    """Ways to run a pipeline of ``pp`` stages over ``layers`` that are not the same as another one."""
+    if pp == 1:
+        return [Way(schedule="1f1b", virtual_stages=1, chunks=1, pieces=1)]
+    found = []
+    for name in axes.schedule:
+        schedule = load_schedule(name)
+        if schedule.chunks:
+            pieces = len(schedule.routes(pp, schedule.chunks)[0])
+            if pieces <= layers:
+                found.append(Way(schedule=name, virtual_stages=1, chunks=schedule.chunks, pieces=pieces))
+            continue
+        if microbatches < _SAME_BELOW.get(name, 0):
+            continue
+        for chunks in axes.virtual_stages:
+            several = name in ("interleaved", "breadth-first")
+            if (chunks > 1) == several and (chunks == 1 or layers % (pp * chunks) == 0):
+                found.append(Way(schedule=name, virtual_stages=chunks, chunks=chunks, pieces=pp * chunks))
+    return found
+
+
+def restricted(axes: Axes, name: str, keep: Any) -> Axes:
+    """``axes`` with those values of one axis that ``keep`` holds for; refused if none is left."""
+    values = getattr(axes, name)
+    left = tuple(value for value in values if keep(value))
+    if not left:
+        shown = ", ".join(map(str, values[:12]))
+        raise StrategyError(f"no value of {name} is left: this model, cluster and batch allow {shown}")
+    return replace(axes, **{name: left})

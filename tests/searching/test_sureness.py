@@ -1,0 +1,108 @@
+"""How sure an order is: laws of chances and ties, and draws that come again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import AnalyticalCostModel, request_of
+from tests.searching.problems import TINY
+from traincast.cluster import FACTORS, load_cluster
+from traincast.forecast import Forecast, forecast
+from traincast.searching.sureness import DRAWS, chances, drawn_seconds, spreads, ties
+
+Floats = npt.NDArray[np.float64]
+
+
+def forecasts(*texts: str) -> list[Forecast]:
+    return [
+        forecast(request_of(text, model=TINY, runtime="megatron"), cost_model=AnalyticalCostModel()) for text in texts
+    ]
+
+
+def slower(made: Forecast, times: float) -> Forecast:
+    """The same forecast, of a run that takes so many times as long."""
+    estimates = made.estimates
+    longer = {name: getattr(estimates, name) * times for name in ("seconds", "low", "high")}
+    report = replace(made.report, step_s=made.report.step_s * times)
+    return replace(made, estimates=replace(estimates, **longer), report=report)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    table=st.integers(1, 6).flatmap(
+        lambda n: st.lists(st.lists(st.floats(0.1, 10.0), min_size=n, max_size=n), min_size=1, max_size=30)
+    )
+)
+def test_chances_are_shares_of_one(table: list[list[float]]) -> None:
+    drawn = np.array(table)
+    found = chances(drawn)
+    assert found.sum() == pytest.approx(1.0)
+    assert (found >= 0).all()
+    assert len(found) == len(table[0])
+    tied = ties(drawn)
+    assert not tied[0]
+    assert len(tied) == len(found)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(factor=st.floats(0.5, 3.0), seed=st.integers(0, 5))
+def test_chances_do_not_change_with_the_unit_of_time(factor: float, seed: int) -> None:
+    drawn = np.exp(np.random.default_rng(seed).normal(size=(64, 5)))
+    assert chances(drawn * factor) == pytest.approx(chances(drawn))
+    assert ties(drawn * factor).tolist() == ties(drawn).tolist()
+
+
+def test_a_strategy_ties_with_itself_and_not_with_one_three_times_slower() -> None:
+    (made,) = forecasts("dp=4,micro_batch=4")
+    drawn = drawn_seconds([made, made, slower(made, 3.0)])
+    assert drawn.shape == (DRAWS, 3)
+    assert ties(drawn).tolist() == [False, True, False]
+    first, second, third = chances(drawn)
+    assert first == pytest.approx(0.5, abs=0.2)
+    assert second == pytest.approx(0.5, abs=0.2)
+    assert third == 0.0
+
+
+def test_draws_come_again_with_their_seed() -> None:
+    made = forecasts("dp=4,micro_batch=4", "dp=2,tp=2,micro_batch=4", "dp=2,pp=2,micro_batch=2")
+    first = drawn_seconds(made, seed=1)
+    assert (drawn_seconds(made, seed=1) == first).all()
+    assert (drawn_seconds(made, seed=2) != first).any()
+    assert drawn_seconds(made, draws=7).shape == (7, 3)
+    assert (first > 0).all()
+
+
+def test_draws_lie_around_the_forecast() -> None:
+    made = forecasts("dp=4,micro_batch=4", "dp=2,tp=2,micro_batch=4")
+    middle = np.median(drawn_seconds(made, draws=400), axis=0)
+    for each, value in zip(made, middle, strict=True):
+        assert value == pytest.approx(each.report.step_s, rel=0.3)
+
+
+def test_strategies_of_one_cluster_share_what_it_may_be() -> None:
+    """Two that differ little differ little in every draw, however far both are from their forecast."""
+    (made,) = forecasts("dp=4,micro_batch=4")
+    drawn: Floats = np.log(drawn_seconds([made, slower(made, 1.01)]))
+    assert np.std(drawn[:, 0] - drawn[:, 1]) < 0.7 * np.std(drawn[:, 0])
+
+
+def test_a_calibrated_cluster_is_drawn_as_it_was_measured() -> None:
+    (made,) = forecasts("dp=4,micro_batch=4")
+    measured = load_cluster("h100-sxm5-80gb-nanotron-ultrascale:1")
+    assert measured.calibration is not None
+    there = replace(made, request=replace(made.request, cluster=measured))
+    known = np.log(drawn_seconds([there], draws=300))
+    calibration = measured.calibration
+    width = np.log(calibration.high / calibration.low) / (2 * 1.645)
+    assert np.std(known) == pytest.approx(max(0.03, width), rel=0.25)
+
+
+def test_every_factor_of_a_calibration_has_a_spread() -> None:
+    assert set(spreads()) == set(FACTORS)
+    assert all(0 < spread < 2 for spread in spreads().values())
