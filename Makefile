@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types unit bench format clean
+.PHONY: demo test lint types unit unit-forecasts unit-searches bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,8 +25,17 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Two processes, about as long as each other: what starts processes itself stands in the second.
+SEARCHES := tests/engines tests/searching tests/scheduling tests/cli
+
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
+
+unit-forecasts: $(STAMP)
+	$(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
+
+unit-searches: $(STAMP)
+	$(BIN)/python -m pytest $(SEARCHES)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -28,6 +28,7 @@ from traincast.graph.huggingface import READERS
 from traincast.report import JobForecast, Report
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
+from traincast.scheduling import PLACEMENTS, POLICIES, Metrics
 from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_runtime, parse_strategy, runtime_names
 from traincast.strategy.precision import PRECISIONS
 from traincast.strategy.schedules import SCHEDULES
@@ -284,7 +285,7 @@ def names_of(*classes: type) -> set[str]:
 def test_every_field_and_public_name_is_in_the_reference() -> None:
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", ANY_FENCE.sub("", text_of("docs/reference.md"))))))
     fenced = set(re.findall(r"\w+", " ".join(fences("docs/reference.md", "python"))))
-    reported = names_of(Report, Memory, JobForecast, PathEntry, Breakdown, Outcome, Summary, Strategy)
+    reported = names_of(Report, Memory, JobForecast, PathEntry, Breakdown, Outcome, Summary, Strategy, Metrics)
     reported |= {
         "job_s",
         "cost",
@@ -352,6 +353,14 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
     assert all(f"`{word}`" in hardware for word in {*DEVICE_KEYS, *NODE_KEYS, *CLUSTER_KEYS})
     calibration = hardware.partition("**`[calibration]`**")[2]
     assert all(f"`{word}`" in calibration for word in {*CALIBRATION_KEYS, *names_of(Stall, Correction)})
+
+
+def test_every_policy_and_placement_is_documented() -> None:
+    page = text_of("docs/scheduling.md")
+    policies = page.partition("## Policies")[2].partition("## Placement")[0]
+    placements = page.partition("## Placement")[2].partition("## What the scheduler knows")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", policies, re.M) == list(POLICIES)
+    assert re.findall(r"^\| `([\w-]+)` \|", placements, re.M) == list(PLACEMENTS)
 
 
 def test_tables_of_operators_are_rewritten_between_their_markers() -> None:

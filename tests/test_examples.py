@@ -77,6 +77,14 @@ def test_trace_and_page_writes_both_files(run: Run, tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "gpt.html").read_text(encoding="utf-8")
 
 
+def test_own_policy_keeps_the_laws_and_is_compared_with_two_others(run: Run) -> None:
+    text = run("own_policy")
+    assert text.startswith("ResponseRatio keeps the laws of a queue\n")
+    rows = re.findall(r"^(\S+): mean completion ([\d.]+) h, 99th percentile ([\d.]+) h$", text, re.M)
+    assert [name for name, _, _ in rows] == ["fifo", "sjf", "ResponseRatio"]
+    assert all(0 < float(mean) < float(worst) for _, mean, worst in rows)
+
+
 def test_every_example_is_short_and_tested_here() -> None:
     tested = Path(__file__).read_text(encoding="utf-8")
     for path in EXAMPLES.glob("*.py"):

@@ -10,7 +10,7 @@ import pytest
 
 import traincast
 
-PACKAGES = ["cluster", "estimate", "graph", "graph.zoo", "report", "simulate", "strategy"]
+PACKAGES = ["cluster", "estimate", "graph", "graph.zoo", "report", "scheduling", "simulate", "strategy"]
 
 PUBLIC = {
     "Cluster",
@@ -34,6 +34,7 @@ PUBLIC = {
     "load_runtime",
     "predict",
     "save_graph",
+    "schedule",
 }
 """Names that users may rely on: taking one away breaks someone, so it must fail here first."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
     from traincast.report import Report
+    from traincast.scheduling.schedule import schedule
     from traincast.searching.search import search
     from traincast.strategy import Runtime, Strategy, load_runtime
 
@@ -40,6 +41,7 @@ _HOMES = {
     "save_graph": "traincast.graph.files:save_graph",
     "capture": "traincast.graph.load:load_model",
     "Report": "traincast.report:Report",
+    "schedule": "traincast.scheduling.schedule:schedule",
     "search": "traincast.searching.search:search",
     "Runtime": "traincast.strategy:Runtime",
     "Strategy": "traincast.strategy:Strategy",
@@ -68,6 +70,7 @@ __all__ = [
     "load_runtime",
     "predict",
     "save_graph",
+    "schedule",
     "search",
 ]
 

@@ -20,6 +20,9 @@ DAY: Final = 86400.0
 _SUFFIX: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _NUMBER: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([kKmMgGbBtT]?)\s*$")
 
+_TIME_UNITS: Final = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR, "d": DAY, "w": 7 * DAY, "y": 365 * DAY}
+_TIME: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(s|min|m|h|d|w|y|)\s*$", re.IGNORECASE)
+
 
 def parse_count(text: str, *, what: str) -> int:
     """Read a positive whole number such as ``256``, ``1e12``, ``15T`` or ``4k``."""
@@ -56,6 +59,15 @@ def _amount(text: str, units: Mapping[str, float], *, what: str, example: str) -
     value = float(match.group(1)) * units[match.group(2).lower()]
     if not math.isfinite(value) or value <= 0.0:
         raise RequestError(f"{what} is {text!r}: expected an amount above zero, such as {example}")
+    return value
+
+
+def parse_seconds(text: str, *, what: str) -> float:
+    """Read a time from 0 such as ``90``, ``90s``, ``15min``, ``4h``, ``30d`` or ``1y``; without a unit, seconds."""
+    match = _TIME.match(text)
+    value = float(match.group(1)) * _TIME_UNITS[match.group(2).lower()] if match else math.nan
+    if not math.isfinite(value):
+        raise RequestError(f"{what} is {text!r}: expected a time such as 90s, 15min, 4h or 30d")
     return value
 
 

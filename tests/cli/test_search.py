@@ -39,7 +39,8 @@ def test_search_gives_one_json_document_with_all_fields(capsys: pytest.CaptureFi
     answer = run_json(capsys, *SEARCH, "--top", "4")
     assert {
         *("model", "runtime", "precision", "global_batch", "objective", "searcher", "engine", "evaluated", "feasible"),
-        *("families", "families_beyond_memory", "families_behind", "works", "seconds", "cpu_seconds", "sure"),
+        *("families", "families_beyond_memory", "families_behind", "families_needless", "works"),
+        *("seconds", "cpu_seconds", "sure"),
         *("best", "candidates", "pareto", "naive", "influence", "warnings", "export"),
     } == set(answer)
     assert answer["evaluated"] >= answer["feasible"] > 100

@@ -9,10 +9,12 @@ import sys
 import pytest
 
 from traincast.cluster import load_device
-from traincast.estimate import learned_cost_model
+from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.cells import ANY
 from traincast.forecast import predict
+from traincast.graph import Operator, OpKind
+from traincast.strategy import lower
 
 MEASURED = (
     "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300", "l40s", "rtx-pro-6000",
@@ -88,3 +90,16 @@ def test_the_default_is_what_is_shipped() -> None:
     model = learned_cost_model()
     assert [bundle.path.name for bundle in model.bundles] == ["operators"]
     assert len(model.collectives) == 1
+
+
+def test_what_was_learned_elsewhere_stays_near_physics_on_a_device_nobody_measured() -> None:
+    """A network that never saw a Volta once took an attention for two hundred times what it can take."""
+    request = predict(
+        "bert-base", cluster="dgx-1-v100:1", global_batch=64, precision="fp16", strategy="dp=8,micro_batch=8"
+    ).request  # fmt: skip
+    works = [w for w in lower(request).plan.works if isinstance(w, Operator) and w.kind is OpKind.ATTENTION]
+    ratio = learned_cost_model().estimate(works, request.cluster).seconds
+    ratio /= AnalyticalCostModel().estimate(works, request.cluster).seconds
+    assert len(works) == 2
+    assert ratio.max() <= 8.0 * (1 + 1e-9)
+    assert ratio.min() >= 0.125

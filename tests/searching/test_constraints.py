@@ -60,7 +60,8 @@ def test_the_lowest_limit_of_memory_holds() -> None:
         ("colour=red", UnknownNameError, "unknown constraint 'colour'"),
         ("tpp<=8", UnknownNameError, "unknown constraint 'tpp': did you mean tp"),
         ("tp=3", StrategyError, "no value of tp is left: this model, cluster and batch allow 1, 2, 4"),
-        ("schedule=zigzag", StrategyError, "no value of schedule is left"),
+        ("schedule=zigzag", UnknownNameError, "unknown schedule 'zigzag'"),
+        ("schedule=1f1b|zigzag", UnknownNameError, "unknown schedule 'zigzag'"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(text: str, kind: type[TraincastError], said: str) -> None:

@@ -61,8 +61,9 @@ def test_what_devices_and_links_take_grows_evenly_from_round_to_round(name: str)
     assert error < 1e-6
 
 
-def test_where_hosts_hold_pipelines_up_times_may_take_many_rounds_to_repeat_themselves() -> None:
+def test_steps_of_many_microbatches_are_those_of_single_forecasts() -> None:
+    """Where two lanes hold a pipeline up in turn, one of many stages may not have settled: a small error is left."""
     runtimes = ("megatron", "nanotron", "pytorch", "deepspeed")
     errors = [worst(name, r, AnalyticalCostModel(), (120,))[0] for r in runtimes for name in sorted(SCHEDULES)]
-    assert max(errors) < 0.06
-    assert np.median(errors) < 1e-9
+    assert max(errors) < 0.05
+    assert np.mean([error < 1e-6 for error in errors]) > 0.85

@@ -27,6 +27,8 @@ _ASKED_ONLY: Final = ("tensorflow", "cudnn/miopen/mkl")
 """Settings that answer only those who name them: layers with their framework's floor, and libraries of 2017."""
 _TRANSFERABLE: Final = ("product", "grouped", "attention")
 """Families whose kernels were measured bare on enough devices to speak of one that was not."""
+_CREDIBLE: Final = 8.0
+"""How far from physics an estimate may be that was learned on other devices: beyond it, the network is lost."""
 _NEAR: Final = float(np.log(1.05))
 """How far outside the measurements a size may be before a warning says so."""
 _WORD: Final = {
@@ -54,9 +56,12 @@ class LearnedCostModel:
         source = np.full(count, -1, dtype=np.int8)
         warnings: dict[str, None] = {}
         places = [i for i, work in enumerate(works) if isinstance(work, Operator)]
-        for rows, found in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
+        for rows, found, transferred in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
             where = np.asarray(places, dtype=np.intp)[rows]
-            share = np.array([attention_share(works[i], cluster.device) for i in where.tolist()])
+            chosen = [works[i] for i in where.tolist()]
+            share = np.array([attention_share(work, cluster.device) for work in chosen])
+            if transferred:
+                share = share * _beyond(found.seconds / share, self.otherwise.estimate(chosen, cluster).seconds)
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
@@ -84,7 +89,8 @@ class LearnedCostModel:
 
     def _operators(
         self, operators: Sequence[Operator], device: Device, warnings: dict[str, None]
-    ) -> Iterator[tuple[npt.NDArray[np.intp], Any]]:
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Any, bool]]:
+        """Rows, what a cell says of them, and whether it speaks of a device that it never saw."""
         for rows, (cell, shapes, dtype) in self._cells_for(operators, device):
             rates = Rates.of(self.devices.get(device.name, device), dtype)
             general = cell.setting == ANY
@@ -102,7 +108,7 @@ class LearnedCostModel:
                     f"{outside} of {len(shapes)} distinct {what} lie outside what was measured ({cell.id}): taken at "
                     "the efficiency of the nearest measured size"
                 ] = None
-            yield rows, found
+            yield rows, found, cell.device == ANY
 
     def _cells_for(
         self, operators: Sequence[Operator], device: Device
@@ -164,6 +170,13 @@ class LearnedCostModel:
             source[where] = _LEARNED
             warnings |= dict.fromkeys(found.warnings)
             places = np.asarray(places, dtype=np.intp)[~found.learned].tolist()
+
+
+def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """By what factor estimates lie outside :data:`_CREDIBLE` times what physics says: 1 where they do not."""
+    ratio = seconds / np.maximum(physics, 1e-12)
+    found: npt.NDArray[np.float64] = ratio / np.clip(ratio, 1.0 / _CREDIBLE, _CREDIBLE)
+    return found
 
 
 def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Iterator[Cell]:

@@ -21,7 +21,7 @@ from traincast.searching.balance import balanced_layers
 from traincast.searching.blocks import DEVICE, PASSES, BlockTable
 from traincast.searching.outline import Outline, Outliner, stand_ins
 from traincast.searching.space import OFFLOADS, Axes, Family, Way, ways
-from traincast.searching.steps import Habits, Slots, activations, shortened, slots_of, step_seconds
+from traincast.searching.steps import Habits, Slots, activations, repeats, shortened, slots_of, step_seconds
 from traincast.searching.works import Works
 from traincast.strategy import Request, Strategy
 from traincast.strategy.lower import Layout
@@ -53,6 +53,8 @@ Fitting: TypeAlias = dict[tuple[Way, int], bool]
 """Whether members fit, by their way and ZeRO's stage."""
 
 NOT_RUN: Final = float("inf")
+_MOST_PIECES: Final = 50_000
+"""Pieces of all microbatches up to which a step that does not repeat itself is simulated in full."""
 
 
 @dataclass(slots=True)
@@ -305,7 +307,7 @@ class Bulk:
             costs, links = outline.costs(look.runs, seconds), seconds[messages][outline.link]
             simulate = partial(step_seconds, outline=outline, costs=costs, links=links, habits=habits)
             for batch in batches:
-                found = _extrapolated(simulate, batch.way, look.family)
+                found = _seconds(simulate, batch.way, look.family)
                 batch.seconds[at : at + len(found)] = found
         for look in looks:
             for batch in look.batches:
@@ -489,3 +491,18 @@ def _extrapolated(of: Callable[[Slots], Any], way: Way, family: Family) -> Any:
         first, second = shortened(pp, microbatches)
         found = found + (microbatches - first) / (second - first) * (of(more[0][1]) - found)
     return found
+
+
+def _seconds(simulate: Callable[[Slots], tuple[Floats, Floats]], way: Way, family: Family) -> Floats:
+    """The step of a family's microbatches, from fewer of them once it repeats itself from round to round."""
+    pp, microbatches = family.degrees.pp, family.num_microbatches
+    (_, few), *more = _slots(way, pp, microbatches)
+    found, busy = simulate(few)
+    if not more:
+        return found
+    longer, busier = simulate(more[0][1])
+    if not repeats(longer - found, busier - busy) and microbatches * way.pieces <= _MOST_PIECES:
+        return simulate(slots_of(way.schedule, pp, microbatches, way.chunks)[1])[0]
+    first, second = shortened(pp, microbatches)
+    grown: Floats = found + (microbatches - first) / (second - first) * (longer - found)
+    return grown

@@ -45,6 +45,10 @@ def _test(item: str, name: str, sign: str, value: str, axes: Axes) -> Callable[[
     """Whether a value of an axis is within a constraint."""
     kind = type(getattr(axes, name)[0])
     chosen = [_parsed(item, kind, part.strip()) for part in value.split("|")]
+    if kind is str:
+        for name_of in chosen:
+            if name_of not in getattr(axes, name):
+                raise UnknownNameError(name, name_of, getattr(axes, name))
     if sign == "=":
         return lambda found: found in chosen
     if sign == "!=":

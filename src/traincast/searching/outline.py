@@ -179,6 +179,7 @@ class Outliner:
                     kind = piece.blocks, what, sync, first and keeps
                     make = partial(layout.slot, n, what, sync=sync, first=first)
                     table[n, what, int(sync), int(first)] = number(kind, make)
+        routes = len(layout.prepared.slots.routes)
         held = [layout.prepared.held_blocks(stage) for stage in range(strategy.pp)]
         finishing = np.empty((len(hosts), strategy.pp), dtype=np.int64)
         for row, host in enumerate(hosts):
@@ -186,7 +187,7 @@ class Outliner:
             request = replace(layout.request, strategy=replace(strategy, offload=offload))
             ending = replace(layout, request=request)
             for stage in range(strategy.pp):
-                finishing[row, stage] = number(("end", held[stage], host), partial(ending.finish, stage))
+                finishing[row, stage] = number(("end", held[stage], host, routes), partial(ending.finish, stage))
         link, links = _links(layout)
         size = np.concatenate([t.size for t in templates])
         atoms = np.concatenate([t.atoms for t in templates])

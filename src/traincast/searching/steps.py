@@ -63,6 +63,14 @@ def slots_of(name: str, stages: int, microbatches: int, chunks: int) -> tuple[Sk
     return made, Slots.of(made)
 
 
+def repeats(growth: Floats, busy: Floats) -> bool:
+    """Whether a step grows from one round to the next by what its busiest lane does in it, at least.
+
+    One that grows by less has slack left, and will grow by more once that is used up: it does not repeat itself yet.
+    """
+    return bool(growth.min() >= busy.max() * (1.0 - 1e-9))
+
+
 def shortened(stages: int, microbatches: int) -> tuple[int, int]:
     """Two numbers of microbatches that stand for many: a step grows by the same from each round of stages to the next.
 
@@ -94,12 +102,12 @@ class Habits:
         )
 
 
-def step_seconds(slots: Slots, outline: Outline, costs: Floats, links: Floats, habits: Habits) -> Floats:
-    """Seconds of a step for each way to end it.
+def step_seconds(slots: Slots, outline: Outline, costs: Floats, links: Floats, habits: Habits) -> tuple[Floats, Floats]:
+    """Seconds of a step for each way to end it, and those in which each stage's host, device and stream are busy.
 
     ``costs`` are those of the outline's operations, ``links`` those of messages by way and piece.
     """
-    totals = np.empty(len(outline.finishing))
+    totals, busy = np.empty(len(outline.finishing)), np.zeros((slots.stages, 3))
     _step_compiled()(
         slots.stages,
         slots.stage,
@@ -120,8 +128,9 @@ def step_seconds(slots: Slots, outline: Outline, costs: Floats, links: Floats, h
         habits.overlap_sends,
         habits.sync_passes,
         totals,
+        busy,
     )
-    return totals
+    return totals, busy
 
 
 def activations(slots: Slots, passes: Floats) -> Floats:
@@ -178,6 +187,7 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
     overlap_sends: bool,
     sync_passes: bool,
     totals: Any,
+    busy: Any,
 ) -> None:
     """Run all slots in order, then each stage's end; lanes are free from the time in their entry on."""
     host = np.zeros(stages)
@@ -206,7 +216,10 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
         end = template_start[number + 1] if number >= 0 else 0
         for i in range(begin, end):
             launched += costs[i, 0]
+            busy[stage, 0] += costs[i, 0]
             if kind[i] == 0:
+                busy[stage, 0] += costs[i, 2]
+                busy[stage, 1] += costs[i, 1]
                 start = max(launched, computed)
                 if last < 0.0:
                     start = max(start, arrival)
@@ -222,6 +235,7 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
             else:
                 start = max(launched, moved, last)
                 moved = start + costs[i, 1]
+                busy[stage, 2] += costs[i, 1]
                 if kind[i] == 2:
                     gathered[gathers] = moved
                     gathers += 1
@@ -238,6 +252,7 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
             if sync_passes or handshake:
                 launched = max(launched, last)
             launched += send_host
+            busy[stage, 0] += send_host
             start = max(launched, last, sending[stage, side])
             if not overlap_sends:
                 start = max(start, computed)

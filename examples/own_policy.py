@@ -1,0 +1,34 @@
+"""A policy of one's own: the highest response ratio next, so that short jobs pass and long ones do not starve.
+
+On the command line, from this folder: ``traincast schedule jobs.csv --nodes 2x8 --policy own_policy:ResponseRatio``.
+"""
+
+from pathlib import Path
+
+from traincast import schedule
+from traincast.scheduling import Policy, Run, State
+from traincast.scheduling.conformance import check_policy
+
+JOBS = Path(__file__).with_name("jobs.csv")
+
+
+class ResponseRatio(Policy):
+    def decide(self, state: State) -> None:
+        """Start jobs in order of (time since submission + believed rest) / believed rest, until one finds no room."""
+
+        def ratio(run: Run) -> float:
+            left = run.remaining_s(state.now)
+            return (state.now - run.job.submit_s + left) / left
+
+        for run in sorted(state.waiting.values(), key=ratio, reverse=True):
+            if not state.start(run):
+                return
+
+
+if __name__ == "__main__":
+    check_policy(ResponseRatio())
+    print("ResponseRatio keeps the laws of a queue")
+    for policy in ("fifo", "sjf", ResponseRatio()):
+        found = schedule(JOBS, nodes=2, gpus_per_node=8, policy=policy, placement="consolidated")
+        hours = [seconds / 3600 for seconds in (found.metrics.mean_jct_s, found.metrics.p99_jct_s)]
+        print(f"{found.policy}: mean completion {hours[0]:.2f} h, 99th percentile {hours[1]:.2f} h")

@@ -1,0 +1,33 @@
+"""How a cluster's queue fares: jobs, policies, placement, failures and what came of them.
+
+>>> from traincast.scheduling import Job, SharedCluster, measure, simulate
+>>> rows = [(0, 4, 3600), (60, 8, 1800), (120, 1, 600)]
+>>> jobs = [Job(job_id=str(n), submit_s=s, num_gpus=g, duration_s=d) for n, (s, g, d) in enumerate(rows)]
+>>> outcome = simulate(jobs, SharedCluster.uniform(1, 8), policy="easy", placement="consolidated")
+>>> [(fate.job_id, round(fate.start_s), round(fate.end_s)) for fate in outcome.fates]
+[('0', 0, 3600), ('1', 3600, 5400), ('2', 120, 720)]
+>>> round(measure(outcome).mean_jct_s)
+3180
+"""
+
+from traincast.scheduling.beliefs import Beliefs, Exact, Given, Noisy, User, load_beliefs
+from traincast.scheduling.cluster import Node, SharedCluster
+from traincast.scheduling.costs import Costs
+from traincast.scheduling.failures import FailureEvent, FailureLaw, Failures
+from traincast.scheduling.job import Job
+from traincast.scheduling.metrics import Metrics, measure, measure_by_vc
+from traincast.scheduling.outcome import JobOutcome, Outcome, Segment
+from traincast.scheduling.placement import PLACEMENTS, Placement, load_placement
+from traincast.scheduling.policies import POLICIES
+from traincast.scheduling.policy import Policy, load_policy
+from traincast.scheduling.run import Run
+from traincast.scheduling.simulate import simulate
+from traincast.scheduling.speeds import Factors, Placed, Speeds
+from traincast.scheduling.state import State
+
+__all__ = [
+    "PLACEMENTS", "POLICIES", "Beliefs", "Costs", "Exact", "Factors", "FailureEvent", "FailureLaw", "Failures", "Given",
+    "Job", "JobOutcome", "Metrics", "Node", "Noisy", "Outcome", "Placed", "Placement", "Policy", "Run", "Segment",
+    "SharedCluster", "Speeds", "State", "User", "load_beliefs", "load_placement", "load_policy", "measure",
+    "measure_by_vc", "simulate",
+]  # fmt: skip

@@ -1,0 +1,143 @@
+"""What the scheduler believes: the truth, the user's word, noise, or forecasts by this project's models.
+
+::
+
+    load_estimates("noisy:0.3", trace, cluster)
+    load_estimates("predicted", trace, cluster)            # jobs with model, batch and steps
+    load_estimates("predicted:gavel", trace, cluster)      # models of the trace by stand-ins of the zoo
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.errors import RequestError
+from traincast.scheduling.beliefs import Beliefs, Given, load_beliefs
+from traincast.scheduling.cluster import SharedCluster
+from traincast.scheduling.forecasts import Progress, forecast_seconds
+from traincast.scheduling.formats.table import Bools, Floats, Texts
+from traincast.scheduling.stand_ins import StandIns, load_stand_ins
+from traincast.scheduling.step_times import StepTimes
+from traincast.scheduling.traces import Trace
+
+
+def load_estimates(
+    text: str,
+    trace: Trace,
+    cluster: SharedCluster,
+    *,
+    seed: int = 0,
+    steps: StepTimes | None = None,
+    history: Trace | None = None,
+    progress: Progress | None = None,
+) -> Beliefs:
+    """``exact``, ``user``, ``noisy:SIGMA``, ``predicted`` or ``predicted:STAND-INS``.
+
+    Forecasts are those of ``steps``, unless stand-ins have a precision and a runtime of their own. With ``history``,
+    jobs that ended before, they are scaled by what these took: see `predicted_seconds`.
+    """
+    kind, _, name = text.partition(":")
+    if kind != "predicted":
+        try:
+            return load_beliefs(text, seed=seed)
+        except RequestError as error:
+            if kind in ("noisy", "exact", "user"):
+                raise
+            raise RequestError(
+                f"estimates {text!r}: expected exact, user, noisy:SIGMA, predicted or predicted:STAND-INS"
+            ) from error
+    stand_ins = load_stand_ins(name) if name else None
+    seconds = predicted_seconds(trace, cluster, steps=steps, stand_ins=stand_ins, history=history, progress=progress)
+    return Given(dict(zip(trace.texts["job_id"].tolist(), seconds.tolist(), strict=True)))
+
+
+def predicted_seconds(
+    trace: Trace,
+    cluster: SharedCluster,
+    *,
+    steps: StepTimes | None = None,
+    stand_ins: StandIns | None = None,
+    history: Trace | None = None,
+    progress: Progress | None = None,
+) -> Floats:
+    """What every job of a trace is forecast to take on its reference placement.
+
+    With ``history`` the forecasts of a model are multiplied by the median of duration over forecast of its jobs there
+    (of all jobs, for a model that is not among them). The history must have ended before the trace begins, or the
+    scheduler would know more than it can.
+    """
+    steps = _steps(cluster, steps, stand_ins)
+    seconds = forecast_seconds(_described(trace, stand_ins), steps, progress=progress)
+    if history is None:
+        return seconds
+    timed = history.select(history.numbers["duration_s"] > 0)
+    if not len(timed):
+        raise RequestError(f"{history.path} has no job with a duration to learn from: give a history of finished jobs")
+    ratios = timed.numbers["duration_s"] / forecast_seconds(_described(timed, stand_ins), steps)
+    scales = _medians(timed.texts["model"], ratios)
+    usual = float(np.median(ratios))
+    scaled: Floats = seconds * np.array([scales.get(name, usual) for name in trace.texts["model"].tolist()])
+    return scaled
+
+
+def _described(trace: Trace, stand_ins: StandIns | None) -> Trace:
+    return stand_ins.described(trace) if stand_ins else trace
+
+
+def _steps(cluster: SharedCluster, steps: StepTimes | None, stand_ins: StandIns | None) -> StepTimes:
+    """Forecasts as they were asked for, or as the stand-ins were run."""
+    own = (stand_ins.precision, stand_ins.runtime) if stand_ins else (None, None)
+    if steps is not None and own in ((None, None), (steps.precision, steps.runtime)):
+        return steps
+    return StepTimes(
+        cluster,
+        hardware=steps.hardware if steps else None,
+        precision=own[0],
+        runtime=own[1],
+        oversubscription=steps.oversubscription if steps else None,
+        use_cache=steps.use_cache if steps else False,
+    )
+
+
+def _medians(names: Texts, values: Floats) -> dict[str, float]:
+    return {name: float(np.median(values[names == name])) for name in dict.fromkeys(names.tolist())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """How far forecasts of one model are from the durations of its jobs: ratios are forecast over duration."""
+
+    model: str
+    num_jobs: int
+    median_ratio: float
+    low_ratio: float
+    high_ratio: float
+    mape: float
+
+
+def forecast_errors(trace: Trace, believed: Beliefs | Mapping[str, float]) -> list[ModelError]:
+    """Forecasts against durations, for each model of a trace and (as "all") together; jobs without one are left out."""
+    timed = trace.select(trace.numbers["duration_s"] > 0)
+    given = believed.by_job if isinstance(believed, Given) else believed
+    if not isinstance(given, Mapping):
+        raise RequestError("errors are those of forecasts: give what load_estimates has for predicted")
+    seconds = np.array([given[name] for name in timed.texts["job_id"].tolist()], dtype=np.float64)
+    ratios = seconds / timed.numbers["duration_s"]
+    names = timed.texts["model"]
+    found = [_error(name, ratios, np.asarray(names == name, dtype=bool)) for name in sorted(set(names.tolist()))]
+    return [*found, _error("all", ratios, np.ones(len(ratios), dtype=bool))]
+
+
+def _error(name: str, ratios: Floats, mask: Bools) -> ModelError:
+    chosen = ratios[mask]
+    return ModelError(
+        model=name,
+        num_jobs=len(chosen),
+        median_ratio=float(np.median(chosen)),
+        low_ratio=float(chosen.min()),
+        high_ratio=float(chosen.max()),
+        mape=float(np.mean(np.abs(chosen - 1.0))),
+    )

@@ -1,0 +1,87 @@
+"""What came of a queue: each job's fate, and what the cluster did over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.scheduling.cluster import SharedCluster
+from traincast.scheduling.job import Job
+from traincast.scheduling.space import Allocation
+
+Floats = npt.NDArray[np.float64]
+
+
+class Segment(NamedTuple):
+    """A job held GPUs from a start to an end; ``order`` is its place in `Outcome.jobs`."""
+
+    order: int
+    start_s: float
+    end_s: float
+    allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """What became of one job. Times are seconds.
+
+    ``jct_s`` is from submission to end, ``queue_s`` all of it that the job held no GPUs. ``lost_s`` is execution that a
+    failure undid, in seconds of the reference placement; ``overhead_s`` the time on GPUs that was no execution. The
+    GPU-seconds count the GPUs that it held, for all of its time on them, for what was lost and for overheads.
+    ``nodes`` are those on which it ended.
+    """
+
+    job_id: str
+    submit_s: float
+    start_s: float
+    end_s: float
+    n_gpus: float
+    jct_s: float
+    queue_s: float
+    preemptions: int
+    restarts: int
+    nodes: tuple[str, ...]
+    vc: str
+    lost_s: float
+    overhead_s: float
+    served_gpu_s: float
+    lost_gpu_s: float
+    overhead_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The cluster at every instant at which something happened; a value holds until the next time.
+
+    ``used_gpus`` counts shares as such. ``split_gpus`` are wholly free GPUs of nodes that are partly in use.
+    """
+
+    time_s: Floats
+    waiting: Floats
+    running: Floats
+    used_gpus: Floats
+    free_gpus: Floats
+    split_gpus: Floats
+    down_gpus: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A finished simulation: jobs in order of submission, each with its fate, and the history of the cluster."""
+
+    policy: str
+    placement: str
+    cluster: SharedCluster
+    jobs: Sequence[Job]
+    fates: Sequence[JobOutcome]
+    segments: Sequence[Segment]
+    history: History
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first submission to the last end."""
+        return max(f.end_s for f in self.fates) - min(f.submit_s for f in self.fates) if self.fates else 0.0

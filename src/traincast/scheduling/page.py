@@ -1,0 +1,279 @@
+"""The page: what came of a queue under one or several policies, as one HTML file that needs nothing else.
+
+All values are embedded as one JSON document; the template's script draws them and treats every string as text. Nothing
+is fetched, and the page's own policy forbids it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import RequestError
+from traincast.scheduling.cluster import Layout, SharedCluster
+from traincast.scheduling.outcome import History, Outcome
+from traincast.scheduling.output import write_whole
+from traincast.scheduling.schedule import Schedule
+from traincast.scheduling.space import UNIT, bits_of
+
+Floats = npt.NDArray[np.float64]
+
+BINS: Final = 600
+"""Steps of time that curves and the occupancy of large clusters are shown in."""
+MAX_GPU_ROWS: Final = 256
+"""GPUs of a cluster up to which each is a row of its own."""
+MAX_SPANS: Final = 20_000
+"""Stretches of jobs on GPUs that a page holds at most; with more, or more GPUs, occupancy is shown in steps of time."""
+MAX_NODE_ROWS: Final = 96
+"""Rows of nodes at most; with more nodes, several share a row."""
+QUANTILES: Final = 201
+_PLACEHOLDER: Final = "__TRAINCAST_DATA__"
+
+
+def write_page(runs: Sequence[Schedule], path: Path) -> None:
+    """Write what came of one queue under each of the policies as one self-contained HTML file."""
+    template = resources.files("traincast.scheduling").joinpath("schedule.html").read_text(encoding="utf-8")
+    data = json.dumps(_finite(page_data(runs)), separators=(",", ":"), allow_nan=False)
+    for character in "<>&":  # nothing in the data may end the script element or start another
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    write_whole(path, template.replace(_PLACEHOLDER, data))
+
+
+def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
+    """All that the page shows; times count from the first submission."""
+    if not runs:
+        raise RequestError("no schedules: a page shows at least one")
+    first = runs[0]
+    begin = min(fate.submit_s for fate in first.fates)
+    span = max(run.outcome.makespan_s for run in runs)
+    exact = _is_exact(runs)
+    about = first.as_dict()
+    for name in (*first.figures(), "trace"):
+        about.pop(name, None)
+    return {
+        "about": {**about, "trace": first.queue.trace.path.name},
+        "span_s": span,
+        "exact": exact,
+        "rows": _gpu_rows(first.outcome.cluster) if exact else _node_rows(first.outcome.cluster),
+        "jobs": _jobs(first.outcome, begin) if exact else None,
+        "policies": [_policy(run, begin, span, exact=exact) for run in runs],
+    }
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with null in place of what JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_exact(runs: Sequence[Schedule]) -> bool:
+    """Whether every stretch of every job on every GPU can be shown."""
+    spans = sum(len(segment.allocation.gpus) for run in runs for segment in run.outcome.segments)
+    return runs[0].outcome.cluster.num_gpus <= MAX_GPU_ROWS and spans <= MAX_SPANS
+
+
+def _policy(run: Schedule, begin: float, span: float, *, exact: bool) -> dict[str, Any]:
+    outcome = run.outcome
+    quantiles = np.linspace(0, 1, QUANTILES)
+    jct, queue = (np.array([getattr(fate, name) for fate in outcome.fates]) for name in ("jct_s", "queue_s"))
+    return {
+        **run.figures(),
+        "gpu_time": _gpu_time(run),
+        "curves": _curves(outcome, begin, span),
+        "jct": _rounded(np.quantile(jct, quantiles)),
+        "queue": _rounded(np.quantile(queue, quantiles)),
+        "spans": _spans(outcome, begin) if exact else None,
+        "down": _down(run, begin, span) if exact else None,
+        "heat": None if exact else _heat(outcome, begin, span),
+        "fates": {
+            "start": [round(fate.start_s - begin, 3) for fate in outcome.fates],
+            "end": [round(fate.end_s - begin, 3) for fate in outcome.fates],
+            "stops": [fate.preemptions + fate.restarts for fate in outcome.fates],
+        }
+        if exact
+        else None,
+    }
+
+
+def _rounded(values: Floats, digits: int = 3) -> list[float]:
+    found: list[float] = np.round(values, digits).tolist()
+    return found
+
+
+def _gpu_time(run: Schedule) -> dict[str, float]:
+    """Where the GPU time from the first submission to the last end went; adds up to all of it."""
+    found, outcome = run.metrics, run.outcome
+    total = outcome.cluster.num_gpus * outcome.makespan_s
+    held = sum(fate.served_gpu_s for fate in outcome.fates)
+    down = float((outcome.history.down_gpus[:-1] * np.diff(outcome.history.time_s)).sum())
+    waited = found.idle_while_waiting * total
+    return {
+        "work": held - found.lost_gpu_s - found.overhead_gpu_s,
+        "overhead": found.overhead_gpu_s,
+        "lost": found.lost_gpu_s,
+        "down": down,
+        "waited": waited,
+        "idle": max(0.0, total - held - down - waited),
+    }
+
+
+def _curves(outcome: Outcome, begin: float, span: float) -> dict[str, list[float]]:
+    """Means over steps of time."""
+    history = outcome.history
+    edges = begin + np.linspace(0, span, BINS + 1)
+    total = outcome.cluster.num_gpus
+    return {
+        "waiting": _rounded(_mean(history, history.waiting, edges)),
+        "running": _rounded(_mean(history, history.running, edges)),
+        "used": _rounded(_mean(history, history.used_gpus / total, edges), 4),
+        "down": _rounded(_mean(history, history.down_gpus / total, edges), 4),
+    }
+
+
+def _mean(history: History, values: Floats, edges: Floats) -> Floats:
+    """A value that holds until the next time, on average between edges; nothing before and after."""
+    summed = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(history.time_s))])
+    found: Floats = np.diff(np.interp(edges, history.time_s, summed)) / np.diff(edges)
+    return found
+
+
+def _gpu_rows(cluster: SharedCluster) -> list[dict[str, Any]]:
+    return [{"name": node.name, "gpus": node.num_gpus, "type": node.gpu_type} for node in cluster.nodes]
+
+
+def _node_rows(cluster: SharedCluster) -> list[dict[str, Any]]:
+    """Nodes, or as many neighbours together as make few enough rows."""
+    nodes, size = cluster.nodes, _nodes_per_row(cluster)
+    return [
+        {
+            "name": nodes[at].name,
+            "last": nodes[min(at + size, len(nodes)) - 1].name,
+            "gpus": sum(node.num_gpus for node in nodes[at : at + size]),
+            "type": nodes[at].gpu_type,
+        }
+        for at in range(0, len(nodes), size)
+    ]
+
+
+def _nodes_per_row(cluster: SharedCluster) -> int:
+    return -(-len(cluster.nodes) // MAX_NODE_ROWS)
+
+
+def _jobs(outcome: Outcome, begin: float) -> dict[str, list[Any]]:
+    return {
+        "job_id": [job.job_id for job in outcome.jobs],
+        "vc": [job.vc for job in outcome.jobs],
+        "gpus": [job.num_gpus for job in outcome.jobs],
+        "submit": [round(job.submit_s - begin, 3) for job in outcome.jobs],
+    }
+
+
+def _spans(outcome: Outcome, begin: float) -> dict[str, list[float]]:
+    """Stretches of jobs on neighbouring GPUs: from which row, of how many, and for a share which part of the row."""
+    first = np.concatenate([[0], np.cumsum([node.num_gpus for node in outcome.cluster.nodes])]).tolist()
+    names = ("job", "start", "end", "row", "rows", "offset", "share")
+    columns: dict[str, list[float]] = {name: [] for name in names}
+    shared: dict[tuple[int, int], list[tuple[float, int, int]]] = {}
+    for segment in sorted(outcome.segments, key=lambda s: (s.start_s, s.order)):
+        held = segment.allocation
+        start, end = round(segment.start_s - begin, 3), round(segment.end_s - begin, 3)
+        for node, mask in held.gpus:
+            for gpu, count in _runs_of(mask):
+                offset = 0
+                if held.units < UNIT:
+                    others = shared.setdefault((node, gpu), [])
+                    others[:] = [other for other in others if other[0] > segment.start_s]
+                    offset = _lowest_gap(others, held.units)
+                    others.append((segment.end_s, offset, held.units))
+                row = (segment.order, start, end, first[node] + gpu, count, offset / UNIT, held.units / UNIT)
+                for name, value in zip(names, row, strict=True):
+                    columns[name].append(value)
+    return columns
+
+
+def _runs_of(mask: int) -> list[tuple[int, int]]:
+    """Neighbouring bits of a number, as (first, how many)."""
+    found: list[tuple[int, int]] = []
+    for bit in bits_of(mask):
+        if found and sum(found[-1]) == bit:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((bit, 1))
+    return found
+
+
+def _lowest_gap(taken: Sequence[tuple[float, int, int]], units: int) -> int:
+    """Where on a shared GPU so much is drawn: in the lowest gap, or at the top if only scattered rests are free."""
+    at = 0
+    for _, offset, size in sorted(taken, key=lambda other: other[1]):
+        if offset - at >= units:
+            return at
+        at = max(at, offset + size)
+    return min(at, UNIT - units)
+
+
+def _down(run: Schedule, begin: float, span: float) -> list[tuple[int, int, float, float]]:
+    """GPUs out of service: from which row, of how many, from when, until when. Failures are drawn anew by the seed."""
+    if run.queue.failures is None:
+        return []
+    layout = Layout(run.outcome.cluster)
+    first = np.concatenate([[0], np.cumsum(layout.sizes)]).tolist()
+    process = run.queue.failures.process(layout, seed=run.seed)
+    since: dict[tuple[int, int], list[float]] = {}
+    found: list[tuple[int, int, float, float]] = []
+
+    def note(node: int, mask: int, start: float, end: float) -> None:
+        for gpu, count in _runs_of(mask):
+            if end > begin:
+                found.append((first[node] + gpu, count, round(max(0.0, start - begin), 3), round(end - begin, 3)))
+
+    while (now := process.next_s) < begin + span and len(found) < MAX_SPANS:
+        gpus, is_repair = process.pop()
+        for key in gpus:
+            if is_repair:
+                note(*key, since[key].pop(), now)
+            else:
+                since.setdefault(key, []).append(now)
+    for key, starts in since.items():
+        for start in starts:
+            note(*key, start, begin + span)
+    return found
+
+
+def _heat(outcome: Outcome, begin: float, span: float) -> str:
+    """The share of each row's GPUs in use in each step of time, as bytes from 0 to 255, in base64.
+
+    With W(t) = Σ gpus · (max(0, t − start) − max(0, t − end)) over all stretches, a step's use is the growth of W.
+    """
+    size = _nodes_per_row(outcome.cluster)
+    rows = -(-len(outcome.cluster.nodes) // size)
+    pieces = [
+        (node // size, s.start_s - begin, s.end_s - begin, mask.bit_count() * s.allocation.units / UNIT)
+        for s in outcome.segments
+        for node, mask in s.allocation.gpus
+    ]
+    row, start, end, gpus = (np.array(column) for column in zip(*pieces, strict=True))
+    width = span / BINS
+    edges = np.linspace(0, span, BINS + 1)
+    grown = np.zeros((rows, BINS + 1))
+    for times, weight in ((start, gpus), (end, -gpus)):
+        at = np.minimum(np.ceil(times / width).astype(np.int64), BINS)
+        held, moment = np.zeros_like(grown), np.zeros_like(grown)
+        np.add.at(held, (row, at), weight)
+        np.add.at(moment, (row, at), weight * times)
+        grown += np.cumsum(held, axis=1) * edges - np.cumsum(moment, axis=1)
+    capacity = np.zeros(rows)
+    np.add.at(capacity, np.arange(len(outcome.cluster.nodes)) // size, [n.num_gpus for n in outcome.cluster.nodes])
+    share = np.diff(grown, axis=1) / width / np.maximum(capacity, 1)[:, None]
+    return base64.b64encode(np.rint(255 * np.clip(share, 0, 1)).astype(np.uint8).tobytes()).decode()

@@ -1,0 +1,363 @@
+"""Which GPUs a job gets, by name: a rule that picks from what is free, or finds nothing.
+
+A rule is asked for one pool of nodes at a time (one GPU type), and answers with (node, bits of GPUs) pairs. Where
+several nodes are alike the one with the lowest number is taken, so equal runs have equal placements.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol, TypeAlias
+
+from traincast.errors import RequestError, UnknownNameError
+from traincast.imports import import_callable
+from traincast.scheduling.cluster import Pool
+from traincast.scheduling.space import UNIT, Allocation, Counts, Demand, Free, bits_of, lowest_bits
+
+Picked: TypeAlias = list[tuple[int, int]]
+"""(node, bits of its GPUs) pairs."""
+
+
+class Placement:
+    """A rule of placement; a subclass says how whole GPUs are picked, and if it cares how a share of one is.
+
+    `prepare` is called once before a run with how many jobs ask for how many GPUs, `find` whenever a job may start.
+    Rules that count free GPUs only, and need not know which, say so with ``is_pooled``.
+    """
+
+    is_pooled: bool = False
+
+    def prepare(self, mix: Mapping[float, int]) -> None:
+        """Begin a run: all that was drawn or learned is forgotten; ``mix`` has the number of jobs by GPUs asked."""
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """So many whole GPUs of the pool, or nothing."""
+        raise NotImplementedError
+
+    def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
+        """Node and number of a GPU with so many units left: the one with the fewest, else a free one."""
+        best = min(
+            ((left, key) for key, left in free.partial.items() if left >= units and pool.nodes >> key[0] & 1),
+            default=None,
+        )
+        return best[1] if best else self.pick_whole(pool, free)
+
+    def pick_whole(self, pool: Pool, free: Free) -> tuple[int, int] | None:
+        """Node and number of a wholly free GPU, which is to be shared."""
+        picked = self.pick(1, pool, free)
+        if picked is None:
+            return None
+        ((node, mask),) = picked
+        return node, mask.bit_length() - 1
+
+    def find(self, demand: Demand, free: Free) -> Allocation | None:
+        """GPUs for a job, from the first pool that has them, or nothing."""
+        num_gpus, units, pools, vc = demand
+        if vc and not free.in_quota(demand):
+            return None
+        for pool in pools:
+            if units < UNIT:
+                shared = self.pick_share(units, pool, free)
+                if shared is not None:
+                    return Allocation(((shared[0], 1 << shared[1]),), units, pool.group, 1, vc)
+            elif free.count(pool) >= num_gpus:
+                picked = self.pick(num_gpus, pool, free)
+                if picked is not None:
+                    return Allocation(tuple(picked), units, pool.group, num_gpus, vc)
+        return None
+
+    def space(self, free: Free) -> Space:
+        """What is free in the form that plans are made on."""
+        return PooledSpace(free.counts()) if self.is_pooled else PlacedSpace(free.copy(), self)
+
+
+class Space(Protocol):
+    """What is free, to plan on: nothing that is taken here is taken in truth."""
+
+    def copy(self) -> Space:
+        """One of its own."""
+
+    def take(self, allocation: Allocation) -> None:
+        """Hold it."""
+
+    def give(self, allocation: Allocation) -> None:
+        """Let go of it."""
+
+    def fits(self, allocation: Allocation) -> bool:
+        """Whether it could be held."""
+
+    def find(self, demand: Demand) -> Allocation | None:
+        """Something that meets the demand, or nothing."""
+
+    def is_full(self) -> bool:
+        """Whether nothing is free."""
+
+
+class PooledSpace(Counts):
+    """Counts are all that pooled placement asks for."""
+
+    __slots__ = ()
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__(counts.groups, counts.held, counts.quotas)
+
+    def copy(self) -> PooledSpace:
+        """One of its own."""
+        return PooledSpace(super().copy())
+
+
+class PlacedSpace:
+    """Every GPU, with the rule that picks from them."""
+
+    __slots__ = ("fits", "free", "give", "is_full", "placement", "take")
+
+    def __init__(self, free: Free, placement: Placement) -> None:
+        self.free = free
+        self.placement = placement
+        self.take, self.give, self.fits, self.is_full = free.take, free.give, free.fits, free.is_full
+
+    def copy(self) -> PlacedSpace:
+        """One of its own."""
+        return PlacedSpace(self.free.copy(), self.placement)
+
+    def find(self, demand: Demand) -> Allocation | None:
+        """Something that meets the demand, or nothing."""
+        return self.placement.find(demand, self.free)
+
+
+class Pooled(Placement):
+    """Any free GPUs, from the first nodes on: only their number counts."""
+
+    is_pooled = True
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """From the first node that has any, on."""
+        picked: Picked = []
+        masks = free.masks
+        for node in bits_of(pool.nodes & ~free.with_count[0]):
+            mask = masks[node]
+            here = mask.bit_count()
+            if here >= count:
+                picked.append((node, lowest_bits(mask, count)))
+                return picked
+            picked.append((node, mask))
+            count -= here
+        return None
+
+
+def _best_fit(count: int, nodes: int, free: Free) -> tuple[int, int] | None:
+    """The node with the fewest free GPUs that still fits, and the GPUs to take."""
+    with_count = free.with_count
+    for have in range(count, len(with_count)):
+        found = with_count[have] & nodes
+        if found:
+            node = (found & -found).bit_length() - 1
+            return node, lowest_bits(free.masks[node], count)
+    return None
+
+
+class Consolidated(Placement):
+    """Up to one node's size on one node, the one with the fewest free GPUs that still fits.
+
+    Larger jobs take whole empty nodes, the largest first, and one best-fitting node for the remainder.
+    """
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """On as few nodes as there can be."""
+        picked: Picked = []
+        nodes = pool.nodes
+        of_size = free.layout.nodes_of_size
+        sizes = sorted((size for size, having in of_size.items() if size and having & nodes), reverse=True)
+        largest = sizes[0]
+        while True:
+            if count <= largest:
+                last = _best_fit(count, nodes, free)
+                if last is not None:
+                    return [*picked, last]
+                if not picked:
+                    return None
+            empty = next((e for s in sizes if s < count and (e := free.with_count[s] & of_size[s] & nodes)), 0)
+            if not empty:
+                return None
+            low = empty & -empty
+            node = low.bit_length() - 1
+            picked.append((node, free.layout.full[node]))
+            nodes ^= low
+            count -= free.layout.sizes[node]
+
+
+class Spread(Placement):
+    """Over as many nodes as there are: one GPU after the other, each on the node that then has the most free."""
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """From the nodes with the most free GPUs, in turns."""
+        level = len(free.with_count) - 1
+        nodes = 0
+        taken: dict[int, int] = {}
+        while count and level:
+            nodes |= free.with_count[level] & pool.nodes
+            for node in bits_of(nodes):
+                taken[node] = taken.get(node, 0) + 1
+                count -= 1
+                if not count:
+                    break
+            level -= 1
+        return None if count else [(node, lowest_bits(free.masks[node], taken[node])) for node in sorted(taken)]
+
+
+class Topology(Placement):
+    """As near together as there is room: on a node, below a rack, below a switch, then anywhere.
+
+    At each distance the domain with the fewest free GPUs that still fits is taken, and in it the nodes with the most.
+    """
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """In the smallest domain that fits."""
+        single = _best_fit(count, pool.nodes, free)
+        if single is not None:
+            return [single]
+        for domains in free.layout.domains:
+            best: tuple[int, int] | None = None
+            for domain in domains:
+                nodes = domain & pool.nodes
+                have = sum(free.masks[node].bit_count() for node in bits_of(nodes)) if nodes else 0
+                if have >= count and (best is None or have < best[0]):
+                    best = (have, nodes)
+            if best is not None:
+                return list(self._fullest_first(count, best[1], free))
+        return None
+
+    @staticmethod
+    def _fullest_first(count: int, nodes: int, free: Free) -> Iterator[tuple[int, int]]:
+        """Whole remainders of the nodes with the most free GPUs, and the best-fitting node for the rest."""
+        for have in range(len(free.with_count) - 1, 0, -1):
+            found = free.with_count[have] & nodes
+            while found and count >= have:
+                low = found & -found
+                found ^= low
+                nodes ^= low
+                count -= have
+                yield low.bit_length() - 1, free.masks[low.bit_length() - 1]
+        if count:
+            last = _best_fit(count, nodes, free)
+            assert last is not None  # the domain has enough, and every node with less is taken
+            yield last
+
+
+class Random(Placement):
+    """Free GPUs drawn evenly, with a seed."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self._draw = random.Random(seed)  # noqa: S311  (no secret)
+
+    def prepare(self, mix: Mapping[float, int]) -> None:
+        """Begin to draw anew."""
+        self._draw.seed(self.seed)
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """A sample without replacement."""
+        gpus = [(node, gpu) for node in bits_of(pool.nodes & ~free.with_count[0]) for gpu in bits_of(free.masks[node])]
+        if len(gpus) < count:
+            return None
+        taken: dict[int, int] = {}
+        for node, gpu in self._draw.sample(gpus, count):
+            taken[node] = taken.get(node, 0) | 1 << gpu
+        return sorted(taken.items())
+
+    def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
+        """Any GPU with room, used or not."""
+        used = sorted(key for key, left in free.partial.items() if left >= units and pool.nodes >> key[0] & 1)
+        whole = [(node, gpu) for node in bits_of(pool.nodes & ~free.with_count[0]) for gpu in bits_of(free.masks[node])]
+        return self._draw.choice(used + whole) if used or whole else None
+
+
+class Packed(Consolidated):
+    """Consolidated, and shares of GPUs where they leave the least room that typical jobs cannot use.
+
+    Fragmentation gradient descent (Weng et al., USENIX ATC 2023): the fragments that a node has for a job are its
+    free GPUs and shares that the job cannot use, F = Σ p(job)·fragments over the mix of jobs; a job goes where F grows
+    least, then where the least is left over. Processors and memory are not counted.
+    """
+
+    def __init__(self) -> None:
+        self._mix: list[tuple[int, int, float]] = []
+        self._known: dict[tuple[int, tuple[int, ...]], float] = {}
+
+    def prepare(self, mix: Mapping[float, int]) -> None:
+        """Keep what share of the jobs asks for how much."""
+        total = sum(mix.values())
+        self._mix = [
+            (int(gpus) if gpus >= 1 else 0, 0 if gpus >= 1 else round(gpus * UNIT), number / total)
+            for gpus, number in sorted(mix.items())
+        ]
+        self._known = {}
+
+    def _fragments(self, whole: int, partial: tuple[int, ...]) -> float:
+        """Expected units that a node of so many free GPUs and these rests of shared ones cannot give."""
+        known = self._known.get((whole, partial))
+        if known is None:
+            rests = sum(partial)
+            known = 0.0
+            for gpus, units, part in self._mix:
+                if units:
+                    known += part * sum(left for left in partial if left < units)
+                else:
+                    known += part * (rests if whole >= gpus else rests + whole * UNIT)
+            self._known[whole, partial] = known
+        return known
+
+    def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
+        """The GPU on which fragmentation grows least."""
+        rests: dict[int, list[tuple[int, int]]] = {}
+        for (node, gpu), left in free.partial.items():
+            if pool.nodes >> node & 1:
+                rests.setdefault(node, []).append((left, gpu))
+        best: tuple[float, int, int, int] | None = None
+        tried: set[tuple[int, tuple[int, ...]]] = set()
+        for node in bits_of(pool.nodes & ~free.with_count[0] | sum(1 << node for node in rests)):
+            here = sorted(rests.get(node, ()))
+            lefts = tuple(left for left, _ in here)
+            whole = free.masks[node].bit_count()
+            if (whole, lefts) in tried:
+                continue  # a node of lower number is just like this one
+            tried.add((whole, lefts))
+            before = self._fragments(whole, lefts)
+            options = [(left, gpu) for left, gpu in here if left >= units][:1]
+            if whole:
+                options.append((UNIT, lowest_bits(free.masks[node], 1).bit_length() - 1))
+            for left, gpu in options:
+                rest = list(lefts)
+                if left < UNIT:
+                    rest.remove(left)
+                rest.append(left - units)
+                after = self._fragments(whole - (left == UNIT), tuple(sorted(rest)))
+                option = (round(after - before, 3), left - units, node, gpu)
+                if best is None or option < best:
+                    best = option
+        return None if best is None else (best[2], best[3])
+
+
+PLACEMENTS: Final[dict[str, type[Placement]]] = {
+    "pooled": Pooled,
+    "consolidated": Consolidated,
+    "spread": Spread,
+    "topology": Topology,
+    "random": Random,
+    "packed": Packed,
+}
+
+
+def load_placement(name: str, *, seed: int = 0) -> Placement:
+    """The rule of that name, or ``package.module:Class``; ``seed`` is for the random one."""
+    if name == "random":
+        return Random(seed)
+    if name in PLACEMENTS:
+        return PLACEMENTS[name]()
+    if ":" not in name:
+        raise UnknownNameError("placement", name, PLACEMENTS, hint="or give package.module:Class")
+    made = import_callable(name, "placement", role="Class")()
+    if not isinstance(made, Placement):
+        raise RequestError(f"placement {name!r} makes a {type(made).__name__}: expected a subclass of Placement")
+    return made

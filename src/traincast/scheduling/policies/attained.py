@@ -1,0 +1,122 @@
+"""Policies that need no estimate: jobs rank by the service they have had, in levels that they fall through."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+
+import numpy as np
+
+from traincast.errors import RequestError
+from traincast.scheduling.policies.lanes import Key
+from traincast.scheduling.policies.ranked import SLACK_S, Ranked
+from traincast.scheduling.run import Run
+from traincast.scheduling.state import State
+
+
+class Las(Ranked):
+    """Least attained service: who has run for the fewest quanta of ``quantum_s`` seconds comes first.
+
+    Jobs of as many quanta are served in order of submission, so that equal jobs take turns.
+    """
+
+    keys_fall = True
+
+    def __init__(self, quantum_s: float = 600.0) -> None:
+        super().__init__()
+        if not quantum_s > 0:
+            raise RequestError(f"quantum_s={quantum_s}: expected seconds above 0")
+        self.quantum_s = quantum_s
+
+    def key(self, run: Run, state: State) -> Key:
+        """Quanta that it has had."""
+        return ((run.attained_s(state.now) + SLACK_S) // self.quantum_s,)
+
+    def next_change_s(self, run: Run, state: State) -> float:
+        """When its quantum is used up."""
+        quanta = (run.attained_s(state.now) + SLACK_S) // self.quantum_s
+        return run.started_s + (quanta + 1) * self.quantum_s - run.served_s
+
+
+class Tiresias(Ranked):
+    """Two-dimensional LAS, discretised (Gu et al., NSDI 2019): queues by GPU time attained, each first in, first out.
+
+    A job begins in the first queue and falls to the next at each threshold of GPU-seconds; jobs of an earlier queue
+    preempt those of a later one. The thresholds are to be set to the workload; those given are an hour and ten.
+    """
+
+    keys_fall = True
+
+    def __init__(self, thresholds_gpu_s: Sequence[float] = (3600.0, 36000.0)) -> None:
+        super().__init__()
+        self.thresholds_gpu_s = tuple(thresholds_gpu_s)
+        if (
+            list(self.thresholds_gpu_s) != sorted(set(self.thresholds_gpu_s))
+            or min(self.thresholds_gpu_s, default=1) <= 0
+        ):
+            raise RequestError(f"thresholds {self.thresholds_gpu_s}: expected GPU-seconds above 0 that grow")
+
+    def queue(self, run: Run, state: State) -> int:
+        """The queue that a job is in, from 0."""
+        return bisect_right(self.thresholds_gpu_s, run.attained_gpu_s(state.now) + SLACK_S)
+
+    def key(self, run: Run, state: State) -> Key:
+        """Its queue."""
+        return (self.queue(run, state),)
+
+    def next_change_s(self, run: Run, state: State) -> float:
+        """When it falls to the next queue."""
+        queue = self.queue(run, state)
+        if queue == len(self.thresholds_gpu_s):
+            return math.inf
+        return run.started_s + (self.thresholds_gpu_s[queue] - run.served_gpu_s) / run.num_gpus
+
+
+class Gittins(Tiresias):
+    """The Gittins index of jobs whose GPU time is known only as a distribution (Gittins 1979; Tiresias-G).
+
+    With S the GPU time of a job and a what it has had, it ranks by the largest over Δ of
+    P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a]: the best odds of being done per GPU-second put in. The
+    distribution is that of the jobs that have ended so far; a goes in steps that double.
+    """
+
+    def __init__(self, first_gpu_s: float = 60.0, levels: int = 24) -> None:
+        super().__init__([first_gpu_s * 2.0**level for level in range(levels)])
+
+    def begin(self, state: State) -> None:
+        """Nobody has ended."""
+        super().begin(state)
+        self._ended: list[float] = []
+        self._known = 0
+        self._index = [0.0] * (len(self.thresholds_gpu_s) + 1)
+
+    def key(self, run: Run, state: State) -> Key:
+        """Its index, the largest first."""
+        return (-self._index[self.queue(run, state)],)
+
+    def stopped(self, run: Run, state: State) -> None:
+        """A job that is done adds to what is known."""
+        if not run.work_s:
+            insort(self._ended, run.served_gpu_s)
+
+    def decide(self, state: State) -> None:
+        """Learn from jobs that ended, whenever there are a tenth more of them."""
+        if len(self._ended) > 1.1 * self._known:
+            self._known = len(self._ended)
+            sizes = np.array(self._ended)
+            self._index = [_gittins(sizes, attained) for attained in (0.0, *self.thresholds_gpu_s)]
+            self._lanes.clear()
+            for run in state.waiting.values():
+                self.queued(run, state)
+        super().decide(state)
+
+
+def _gittins(sizes: np.typing.NDArray[np.float64], attained: float) -> float:
+    """The index of a job that has had so much, where others ended after these sizes, in order; 0 beyond them all."""
+    left = sizes[bisect_left(sizes, attained) :] - attained
+    left = left[left > 0]
+    if not len(left):
+        return 0.0
+    count = np.arange(1, len(left) + 1)
+    return float((count / (np.cumsum(left) + (len(left) - count) * left)).max())

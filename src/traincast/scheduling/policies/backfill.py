@@ -1,0 +1,208 @@
+"""Backfilling: small jobs may pass those that wait for room, as long as none who has a reservation comes later."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from traincast.scheduling.placement import Space
+from traincast.scheduling.policies.ordered import line_of
+from traincast.scheduling.policy import Policy
+from traincast.scheduling.run import Run
+from traincast.scheduling.space import Allocation, Demand
+from traincast.scheduling.state import State
+
+
+class FirstBelow:
+    """Numbers at positions that only grow, and the first position from which a number is at most a limit.
+
+    A tree of minima over the positions: setting and finding take the logarithm of their number.
+    """
+
+    __slots__ = ("_size", "_tree")
+
+    def __init__(self) -> None:
+        self._size = 1
+        self._tree = [math.inf, math.inf]
+
+    def set(self, at: int, value: float) -> None:
+        """Put a number at a position; ``inf`` takes it away."""
+        while at >= self._size:
+            leaves = self._tree[self._size :] + [math.inf] * self._size
+            self._size *= 2
+            self._tree = [math.inf] * self._size + leaves
+            for node in range(self._size - 1, 0, -1):
+                self._tree[node] = min(self._tree[2 * node], self._tree[2 * node + 1])
+        tree, node = self._tree, at + self._size
+        tree[node] = value
+        node >>= 1
+        while node:
+            left, right = tree[2 * node], tree[2 * node + 1]
+            least = left if left < right else right
+            if tree[node] == least:
+                return
+            tree[node] = least
+            node >>= 1
+
+    def find(self, limit: float) -> int | None:
+        """The first position whose number is at most the limit."""
+        tree = self._tree
+        if tree[1] > limit or tree[1] == math.inf:
+            return None
+        node = 1
+        while node < self._size:
+            node *= 2
+            if tree[node] > limit or tree[node] == math.inf:
+                node += 1
+        return node - self._size
+
+
+class _Alike:
+    """Waiting jobs of one line that ask for the same, in order of submission, and how long each may take."""
+
+    __slots__ = ("demand", "line", "orders", "seconds")
+
+    def __init__(self, demand: Demand, line: str) -> None:
+        self.demand = demand
+        self.line = line
+        self.orders: list[int] = []
+        self.seconds = FirstBelow()
+
+    def add(self, run: Run, seconds: float) -> None:
+        at = bisect_left(self.orders, run.order)
+        if at == len(self.orders):
+            self.orders.append(run.order)
+        self.seconds.set(at, seconds)
+
+    def remove(self, run: Run) -> None:
+        self.seconds.set(bisect_left(self.orders, run.order), math.inf)
+
+    def first(self, within_s: float = math.inf) -> int | None:
+        at = self.seconds.find(within_s)
+        return None if at is None else self.orders[at]
+
+
+class Easy(Policy):
+    """EASY backfill (Lifka 1995): in order of submission, and behind a head that waits who does not delay it.
+
+    The head's reservation is the earliest time at which it finds room if running jobs end when they are believed to
+    (the shadow time). Another job may start now if it is believed to end by then, or if the head finds room then
+    beside it. There is one head for each line, and jobs that their quota holds back are passed over.
+    """
+
+    def begin(self, state: State) -> None:
+        """Nobody waits or runs."""
+        self._alike: dict[tuple[Demand, str], _Alike] = {}
+        self._ends: list[tuple[float, int]] = []
+
+    def queued(self, run: Run, state: State) -> None:
+        """Stand with those who ask for the same."""
+        key = (run.demand, line_of(run, state))
+        alike = self._alike.get(key)
+        if alike is None:
+            alike = self._alike[key] = _Alike(*key)
+        gpus = run.num_gpus
+        alike.add(run, state.overhead_s(run, gpus) + state.costs.elapsed_s(run.remaining_s(state.now), gpus))
+
+    def started(self, run: Run, state: State) -> None:
+        """Its believed end counts for reservations."""
+        self._alike[run.demand, line_of(run, state)].remove(run)
+        insort(self._ends, (run.believed_end_s, run.order))
+
+    def stopped(self, run: Run, state: State) -> None:
+        """Its end is known."""
+        del self._ends[bisect_left(self._ends, (run.believed_end_s, run.order))]
+
+    def decide(self, state: State) -> None:
+        """Start heads, then reserve for those that find no room, then backfill."""
+        if not state.waiting or state.free.is_full():
+            return
+        while self._ends and self._ends[0][0] <= state.now:
+            run = state.running[self._ends.pop(0)[1]]
+            insort(self._ends, (state.believed_end_s(run), run.order))
+        by_line: dict[str, list[_Alike]] = {}
+        for alike in self._alike.values():
+            if alike.first() is not None:
+                by_line.setdefault(alike.line, []).append(alike)
+        for line in by_line.values():
+            head = self._start_heads(line, state)
+            if head is not None and not state.free.is_full():
+                self._backfill(line, head, state)
+
+    @staticmethod
+    def _start_heads(line: list[_Alike], state: State) -> Run | None:
+        """Start in order until one finds no room; returns it."""
+        over_quota: set[Demand] = set()
+        while True:
+            best: int | None = None
+            for alike in line:
+                first = alike.first()
+                if first is not None and (best is None or first < best) and alike.demand not in over_quota:
+                    best = first
+            if best is None:
+                return None
+            head = state.waiting[best]
+            if state.start(head):
+                continue
+            if state.free.in_quota(head.demand):
+                return head
+            over_quota.add(head.demand)
+
+    def _backfill(self, line: list[_Alike], head: Run, state: State) -> None:
+        shadow_s, then = self._reserve(head, state)
+        window = shadow_s - state.now
+        candidates = list(line)
+        passed: list[Run] = []
+        while candidates and not state.free.is_full():
+            best: tuple[int, bool, Allocation, _Alike] | None = None
+            for alike in tuple(candidates):
+                found = self._candidate(alike, head, window, then, state)
+                if found is None:
+                    candidates.remove(alike)  # what is free only shrinks, so it stays so
+                elif best is None or found[0] < best[0]:
+                    best = (*found, alike)
+            if best is None:
+                break
+            order, leaves_room, allocation, alike = best
+            run = state.waiting[order]
+            if leaves_room or state.would_end_s(run, allocation) <= shadow_s:
+                state.start(run, at=allocation)
+                if state.believed_end_s(run) > shadow_s:
+                    then.take(allocation)
+            else:  # it would be slower here than on its reference placement, and end too late
+                passed.append(run)
+                alike.remove(run)
+        for run in passed:
+            self.queued(run, state)
+
+    @staticmethod
+    def _candidate(
+        alike: _Alike, head: Run, window_s: float, then: Space, state: State
+    ) -> tuple[int, bool, Allocation] | None:
+        """The first of those alike that may pass the head, whether it leaves it room, and its GPUs."""
+        allocation = state.placement.find(alike.demand, state.free)
+        if allocation is None:
+            return None
+        leaves_room = False
+        if then.fits(allocation):
+            then.take(allocation)
+            leaves_room = then.find(head.demand) is not None
+            then.give(allocation)
+        first = alike.first() if leaves_room else alike.first(window_s)
+        return None if first is None else (first, leaves_room, allocation)
+
+    def _reserve(self, head: Run, state: State) -> tuple[float, Space]:
+        """When the head finds room if jobs end as believed, and what is free then."""
+        then = state.space()
+        at = 0
+        shadow_s = math.inf
+        while at < len(self._ends):
+            shadow_s = self._ends[at][0]
+            while at < len(self._ends) and self._ends[at][0] == shadow_s:
+                allocation = state.running[self._ends[at][1]].allocation
+                assert allocation is not None
+                then.give(allocation)
+                at += 1
+            if then.find(head.demand) is not None:
+                return shadow_s, then
+        return math.inf, then

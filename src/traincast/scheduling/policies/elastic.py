@@ -1,0 +1,135 @@
+"""Elastic allocation: GPUs go one by one to the job that gains most from another one."""
+
+from __future__ import annotations
+
+import heapq
+
+from traincast.scheduling.policy import Policy
+from traincast.scheduling.run import Run
+from traincast.scheduling.space import UNIT, Demand
+from traincast.scheduling.state import State
+
+
+class Elastic(Policy):
+    """Marginal gains in believed time (Peng et al., EuroSys 2018, Optimus; Qiao et al., OSDI 2021, Pollux).
+
+    Jobs are admitted in order of submission with the fewest GPUs they can run on, whoever fits; jobs that run stay
+    admitted. What is left over goes GPU by GPU to the elastic job whose remaining time falls most. Running jobs give
+    GPUs back only if that lets others in, and get more only where there is room and more is saved than stopping and
+    going on costs. Speeds are those of the first GPU type that a job may use. Rigid jobs get what they ask for.
+    """
+
+    resizes = True
+
+    def begin(self, state: State) -> None:
+        """No curve is known."""
+        self._curves: dict[int, dict[int, float]] = {}
+
+    def stopped(self, run: Run, state: State) -> None:
+        """Forget the curve of a job that is done."""
+        if not run.work_s:
+            self._curves.pop(run.order, None)
+
+    def decide(self, state: State) -> None:
+        """Admit, share out the rest, and bring every job to its number of GPUs."""
+        admitted, left = self._admit(state)
+        wanted = self._share_out(admitted, left, state)
+        if self._lacks_room(admitted, state):
+            for run in admitted:
+                if run.job.is_elastic and run.phase == "running" and wanted[run.order] < run.num_gpus:
+                    state.preempt(run)
+        for run in [*admitted, *state.waiting.values()]:  # those that ran before come first
+            if run.phase == "waiting":
+                self._start(run, wanted.get(run.order, _fewest(run)), state)
+        for run in admitted:
+            if run.job.is_elastic and run.phase == "running" and wanted[run.order] > run.num_gpus:
+                self._grow(run, wanted[run.order], state)
+
+    @staticmethod
+    def _lacks_room(admitted: list[Run], state: State) -> bool:
+        """Whether some of those that are to run find no room beside those that do."""
+        room = state.free.counts()
+        for run in admitted:
+            if run.phase == "waiting":
+                claim = room.find(_least(run, state))
+                if claim is None:
+                    return True
+                room.take(claim)
+        return False
+
+    def _admit(self, state: State) -> tuple[list[Run], int]:
+        """Those that are to run, each as small as it can be, and how many GPUs they leave."""
+        room = state.free.counts()
+        for run in state.running.values():
+            assert run.allocation is not None
+            if run.job.is_elastic:
+                room.give(run.allocation)
+                room.take(run.allocation._replace(num_gpus=_fewest(run)))
+        admitted = list(state.running.values())
+        for run in sorted(state.waiting.values(), key=lambda run: run.order):
+            claim = room.find(_least(run, state))
+            if claim is not None:
+                room.take(claim)
+                admitted.append(run)
+        return admitted, sum(room.groups) // UNIT
+
+    def _share_out(self, admitted: list[Run], left: int, state: State) -> dict[int, int]:
+        """GPUs for each of those that run."""
+        wanted = {run.order: _fewest(run) for run in admitted}
+        gains = [
+            (-self._gain_s(run, wanted[run.order], state), run.order, run) for run in admitted if run.job.is_elastic
+        ]
+        heapq.heapify(gains)
+        while gains and left > 0:
+            gain, order, run = heapq.heappop(gains)
+            if gain >= 0 or wanted[order] >= run.job.max_gpus:
+                continue
+            wanted[order] += 1
+            left -= 1
+            heapq.heappush(gains, (-self._gain_s(run, wanted[order], state), order, run))
+        return wanted
+
+    def _gain_s(self, run: Run, num_gpus: int, state: State) -> float:
+        """Seconds that one more GPU saves."""
+        left = run.remaining_s(state.now)
+        return left / self._speed(run, num_gpus, state) - left / self._speed(run, num_gpus + 1, state)
+
+    def _speed(self, run: Run, num_gpus: int, state: State) -> float:
+        curve = self._curves.setdefault(run.order, {})
+        if num_gpus not in curve:
+            curve[num_gpus] = state.speed_in(run, run.demand.pools[0], num_gpus)
+        return curve[num_gpus]
+
+    def _grow(self, run: Run, num_gpus: int, state: State) -> None:
+        """Give a running job up to so many GPUs, if there is room and it pays."""
+        assert run.allocation is not None
+        held = run.allocation.num_gpus
+        space = state.space()
+        space.give(run.allocation)
+        left = run.remaining_s(state.now)
+        for count in range(num_gpus, held, -1):
+            found = space.find(state.demand(run.job, num_gpus=count))
+            if found is not None:
+                cost = state.costs.saving_s(count) + state.costs.loading_s(count)
+                if left / self._speed(run, count, state) + cost < left / run.speed:
+                    state.preempt(run)
+                    state.start(run, demand=state.demand(run.job, num_gpus=count), at=found)
+                return
+
+    @staticmethod
+    def _start(run: Run, num_gpus: int, state: State) -> None:
+        """With so many GPUs, or as many fewer as find room."""
+        if not run.job.is_elastic:
+            state.start(run)
+            return
+        for count in range(num_gpus, run.job.min_gpus - 1, -1):
+            if state.start(run, demand=state.demand(run.job, num_gpus=count)):
+                return
+
+
+def _fewest(run: Run) -> int:
+    return run.job.min_gpus if run.job.is_elastic else run.demand.num_gpus
+
+
+def _least(run: Run, state: State) -> Demand:
+    return state.demand(run.job, num_gpus=run.job.min_gpus) if run.job.is_elastic else run.demand

@@ -1,0 +1,73 @@
+"""Waiting jobs in order, kept in lanes so that a decision looks at few of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeAlias
+
+from traincast.scheduling.run import Run
+from traincast.scheduling.state import State
+
+Key: TypeAlias = tuple[Any, ...]
+"""Numbers that are compared one after the other; with the order of submission as the last where all must differ."""
+Lane: TypeAlias = list[tuple[Key, int, int]]
+"""A heap of (key, order, token); an entry is void when its job has started since."""
+
+
+class Lanes:
+    """Waiting jobs by key, the smallest first; ties go to who was submitted first.
+
+    Jobs of a lane are alike in what they ask for, so that when the first finds no room none of them does.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, Lane] = {}
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._lanes.clear()
+
+    def push(self, run: Run, key: Key, lane: Hashable) -> None:
+        """A job begins to wait."""
+        found = self._lanes.get(lane)
+        if found is None:
+            found = self._lanes[lane] = []
+        heapq.heappush(found, (key, run.order, run.token))
+
+    def heads(self, state: State) -> Iterator[tuple[Key, Run]]:
+        """The first of each lane, with key and order in one."""
+        for lane in self._lanes.values():
+            entry = _head(lane, state)
+            if entry is not None:
+                yield (*entry[0], entry[1]), state.waiting[entry[1]]
+
+    def walk(self, state: State, attempt: Callable[[Run, Key], bool]) -> None:
+        """Offer jobs in order, with key and order in one; where an attempt fails, the rest of its lane is left out."""
+        open_lanes: list[tuple[Key, int, Lane]] = []
+        for lane in self._lanes.values():
+            entry = _head(lane, state)
+            if entry is not None:
+                open_lanes.append((entry[0], entry[1], lane))
+        heapq.heapify(open_lanes)
+        while open_lanes:
+            key, order, lane = open_lanes[0]
+            if attempt(state.waiting[order], (*key, order)):
+                heapq.heappop(lane)
+                entry = _head(lane, state)
+                if entry is not None:
+                    heapq.heapreplace(open_lanes, (entry[0], entry[1], lane))
+                    continue
+            heapq.heappop(open_lanes)
+
+
+def _head(lane: Lane, state: State) -> tuple[Key, int, int] | None:
+    """The first entry of a lane whose job still waits."""
+    waiting = state.waiting
+    while lane:
+        _, order, token = lane[0]
+        run = waiting.get(order)
+        if run is not None and run.token == token:
+            return lane[0]
+        heapq.heappop(lane)
+    return None

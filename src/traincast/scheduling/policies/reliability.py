@@ -1,0 +1,38 @@
+"""Placement that minds failures: jobs are kept off nodes that have failed of late, as long as there are others."""
+
+from __future__ import annotations
+
+from traincast.errors import RequestError
+from traincast.scheduling.policies.lanes import Key
+from traincast.scheduling.policies.ordered import FifoFit
+from traincast.scheduling.run import Run
+from traincast.scheduling.state import State
+
+
+class FailureAware(FifoFit):
+    """In order of submission whoever fits, on nodes that have not failed within ``memory_s`` where there is room.
+
+    A node that failed is likelier to fail again soon than others; how likely is not known to the scheduler, so it goes
+    by what it has seen.
+    """
+
+    def __init__(self, memory_s: float = 7 * 86400.0) -> None:
+        super().__init__()
+        if not memory_s > 0:
+            raise RequestError(f"memory_s={memory_s}: expected seconds above 0")
+        self.memory_s = memory_s
+
+    def decide(self, state: State) -> None:
+        """Start what fits, first on nodes that are not suspect."""
+        if not state.waiting or state.free.is_full():
+            return
+        suspect = sum(1 << node for node, times in state.failed_nodes.items() if times[-1] > state.now - self.memory_s)
+
+        def attempt(run: Run, _: Key) -> bool:
+            if suspect:
+                others = tuple(pool.without(suspect) for pool in run.demand.pools)
+                if state.start(run, demand=run.demand._replace(pools=others)):
+                    return True
+            return state.start(run)
+
+        self._lanes.walk(state, attempt)

@@ -1,0 +1,65 @@
+"""Who runs next: the protocol of a policy, and how one is found by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from traincast.errors import RequestError, UnknownNameError
+from traincast.imports import import_callable
+from traincast.scheduling.run import Run
+
+if TYPE_CHECKING:
+    from traincast.scheduling.state import State
+
+
+class Policy:
+    """Decides at every instant at which something happened: a job came, ended or failed, or the policy asked for it.
+
+    The simulation calls `begin` once, then `queued`, `started` and `stopped` as jobs change, and `decide` when an
+    instant is settled: all that ended then has ended, all that failed or was repaired is known, all that came is
+    waiting. `decide` looks at ``state.waiting`` and ``state.running`` and calls `State.start`, which places a job and
+    says whether that could be done, `State.preempt`, or `State.wake` to be asked again at a later time. It must not
+    look at ``job.duration_s`` or ``run.work_s``, which are the truth: `Run.remaining_s` is what a scheduler may know.
+
+    A policy of one's own needs only `decide`::
+
+        class Smallest(Policy):
+            def decide(self, state):
+                for run in sorted(state.waiting.values(), key=lambda run: run.num_gpus):
+                    state.start(run)
+
+    and is named ``package.module:Smallest``.
+    """
+
+    resizes: bool = False
+    """Whether elastic jobs are given other numbers of GPUs than they ask for; then their fewest must fit."""
+
+    def begin(self, state: State) -> None:
+        """A run begins: forget all earlier ones."""
+
+    def queued(self, run: Run, state: State) -> None:
+        """A job begins to wait: it was submitted, preempted or stopped by a failure."""
+
+    def started(self, run: Run, state: State) -> None:
+        """A job has taken its GPUs."""
+
+    def stopped(self, run: Run, state: State) -> None:
+        """A job has left its GPUs: it is done, or `queued` is called next."""
+
+    def decide(self, state: State) -> None:
+        """Start and preempt jobs."""
+        raise NotImplementedError
+
+
+def load_policy(name: str) -> Policy:
+    """The policy of that name with its usual settings, or ``package.module:Class``, made without arguments."""
+    from traincast.scheduling.policies import POLICIES
+
+    if name in POLICIES:
+        return POLICIES[name]()
+    if ":" not in name:
+        raise UnknownNameError("policy", name, POLICIES, hint="or give package.module:Class")
+    made = import_callable(name, "policy", role="Class")()
+    if not isinstance(made, Policy):
+        raise RequestError(f"policy {name!r} makes a {type(made).__name__}: subclass traincast.scheduling.Policy")
+    return made

@@ -1,0 +1,113 @@
+"""A job on its way through the simulation: what is left of it, where it runs, and what became of it so far."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from traincast.scheduling.costs import Costs
+from traincast.scheduling.job import Job
+from traincast.scheduling.space import UNIT, Allocation, Demand
+
+Phase: TypeAlias = Literal["coming", "waiting", "running", "done"]
+
+
+class Run:
+    """One job's progress; policies read it and change nothing. Times are seconds.
+
+    ``order`` is the job's place among all by submission. ``work_s`` is what is left in seconds of its reference
+    placement, as of when it last started or stopped; ``believed_work_s`` what the scheduler believes is left.
+    """
+
+    __slots__ = (
+        "allocation",
+        "began_s",
+        "believed_end_s",
+        "believed_work_s",
+        "costs",
+        "demand",
+        "end_s",
+        "first_start_s",
+        "held_units",
+        "job",
+        "lost_gpu_s",
+        "lost_s",
+        "order",
+        "overhead_gpu_s",
+        "overhead_s",
+        "owes",
+        "phase",
+        "preemptions",
+        "restarts",
+        "served_gpu_s",
+        "served_s",
+        "speed",
+        "started_s",
+        "token",
+        "waiting_since_s",
+        "work_s",
+    )
+
+    def __init__(self, job: Job, order: int, demand: Demand, costs: Costs) -> None:
+        self.job = job
+        self.order = order
+        self.demand = demand
+        self.costs = costs
+        self.phase: Phase = "coming"
+        self.work_s = job.duration_s
+        self.believed_work_s = job.duration_s
+        self.allocation: Allocation | None = None
+        self.held_units = 0  # millionths of GPUs
+        self.speed = 1.0
+        self.waiting_since_s = job.submit_s
+        self.started_s = 0.0  # when it last took its GPUs
+        self.began_s = 0.0  # when it then began to execute
+        self.end_s = 0.0  # when it will end, or did
+        self.believed_end_s = 0.0
+        self.first_start_s = -1.0
+        self.served_s = 0.0  # seconds on GPUs before it last started
+        self.served_gpu_s = 0.0
+        self.preemptions = 0
+        self.restarts = 0
+        self.lost_s = 0.0  # executed in vain, in seconds of the reference placement
+        self.lost_gpu_s = 0.0  # GPU-seconds of that
+        self.overhead_s = 0.0  # on GPUs without executing
+        self.overhead_gpu_s = 0.0
+        self.owes: Literal["", "saved", "failed"] = ""  # how it stopped last
+        self.token = 0  # counts its starts and stops
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs that it holds or, waiting, asks for; below 1 a share."""
+        held = self.allocation or self.demand
+        return held.num_gpus if held.units == UNIT else held.units / UNIT
+
+    def executed_s(self, now: float) -> float:
+        """Execution since it last started, by the clock, without overheads and writing checkpoints."""
+        return self.costs.executed_s(now - self.began_s, self.num_gpus) if now > self.began_s else 0.0
+
+    def left_s(self, now: float) -> float:
+        """What is left in truth, in seconds of its reference placement."""
+        return self.work_s - self.executed_s(now) * self.speed if self.phase == "running" else self.work_s
+
+    def remaining_s(self, now: float) -> float:
+        """What the scheduler believes is left, in seconds of its reference placement; always above 0.
+
+        A job that has run past what was believed is believed to take twice as long in all, then four times, …
+        """
+        left = self.believed_work_s
+        if self.phase == "running":
+            done = self.executed_s(now) * self.speed
+            while left <= done:
+                left += self.job.duration_s - self.work_s + left  # what was done before this start, and left then
+            return left - done
+        return left
+
+    def attained_s(self, now: float) -> float:
+        """Seconds that it has held GPUs."""
+        return self.served_s + (now - self.started_s) if self.phase == "running" else self.served_s
+
+    def attained_gpu_s(self, now: float) -> float:
+        """GPU-seconds that it has held."""
+        if self.phase == "running":
+            return self.served_gpu_s + (now - self.started_s) * self.num_gpus
+        return self.served_gpu_s

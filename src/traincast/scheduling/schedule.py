@@ -1,0 +1,365 @@
+"""One call from a job trace to what came of it: read, checked, forecast where needed, simulated, measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from traincast.errors import RequestError, SimulationError, TraincastError
+from traincast.scheduling.beliefs import Beliefs, load_beliefs
+from traincast.scheduling.check import Oversize, check_fit
+from traincast.scheduling.cluster import SharedCluster
+from traincast.scheduling.costs import Costs
+from traincast.scheduling.failures import Failures
+from traincast.scheduling.job import Job
+from traincast.scheduling.metrics import Metrics, measure, measure_by_vc
+from traincast.scheduling.nodes import MAX_GPUS_PER_NODE, MAX_NODES, load_nodes, read_nodes
+from traincast.scheduling.outcome import JobOutcome, Outcome
+from traincast.scheduling.placement import Placement
+from traincast.scheduling.policy import Policy
+from traincast.scheduling.simulate import simulate
+from traincast.scheduling.speeds import Speeds
+from traincast.scheduling.traces import NUMBERS, TEXTS, Trace, load_jobs
+
+if TYPE_CHECKING:
+    from traincast.scheduling.step_times import StepTimes
+
+MAX_LOAD: Final = 1e6
+_WITHOUT_FORECASTS: Final = ("exact", "user", "noisy")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Queue:
+    """Jobs and the cluster that they share, checked and ready to run under any policy."""
+
+    trace: Trace
+    cluster: SharedCluster
+    estimates: str = "exact"
+    load: float = 1.0
+    costs: Costs = field(default_factory=Costs)
+    failures: Failures | None = None
+    speeds: Speeds | None = None
+    beliefs: Mapping[str, Beliefs] = field(default_factory=dict)
+    steps: StepTimes | None = None
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def believing(self, estimates: str, *, progress: Callable[[int, int], None] | None = None) -> Queue:
+        """The same queue with other estimates; forecasts are made here, and once."""
+        if estimates.partition(":")[0] in _WITHOUT_FORECASTS:
+            load_beliefs(estimates)  # a number that is none is refused here
+            return replace(self, estimates=estimates)
+        from traincast.scheduling.estimates import load_estimates
+        from traincast.scheduling.step_times import StepTimes
+
+        steps = self.steps or StepTimes(self.cluster, hardware=self.hardware)
+        found = load_estimates(estimates, self.trace, self.cluster, steps=steps, progress=progress)
+        return replace(self, estimates=estimates, beliefs={**self.beliefs, estimates: found}, steps=steps)
+
+    def run(self, policy: str | Policy = "fifo", *, placement: str | Placement = "pooled", seed: int = 0) -> Schedule:
+        """Simulate the queue once."""
+        with blaming(policy, placement, failures=self.failures is not None):
+            outcome = simulate(
+                self.trace.jobs,
+                self.cluster,
+                policy=policy,
+                placement=placement,
+                beliefs=self.beliefs.get(self.estimates) or load_beliefs(self.estimates, seed=seed),
+                speeds=self.speeds,
+                costs=self.costs,
+                failures=self.failures,
+                seed=seed,
+            )
+        return Schedule(queue=self, outcome=outcome, seed=seed)
+
+
+@contextmanager
+def blaming(*parts: str | Policy | Placement, failures: bool) -> Iterator[None]:
+    """Say in one line what went wrong where a policy or placement of the user's own, or failures, may be the reason."""
+    own = [str(part) for part in parts if not isinstance(part, str) or ":" in part]
+    try:
+        yield
+    except SimulationError as error:
+        if own or failures:
+            raise RequestError(str(error)) from error
+        raise
+    except TraincastError:
+        raise
+    except Exception as error:
+        if not own:
+            raise
+        last = extract_tb(error.__traceback__)[-1]
+        raise RequestError(
+            f"{' or '.join(own)} failed with {type(error).__name__}: {error} "
+            f"({Path(last.filename).name}, line {last.lineno}); correct it, and run check_policy on it"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """What came of a queue under one policy: the outcome, job by job and over time, and its figures."""
+
+    queue: Queue
+    outcome: Outcome
+    seed: int = 0
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Figures of all jobs."""
+        return measure(self.outcome)
+
+    @cached_property
+    def by_vc(self) -> Mapping[str, Metrics]:
+        """Figures of the jobs of each virtual cluster."""
+        return measure_by_vc(self.outcome)
+
+    @property
+    def policy(self) -> str:
+        """Its name."""
+        return self.outcome.policy
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """The jobs, in order of submission."""
+        return self.outcome.jobs
+
+    @property
+    def fates(self) -> Sequence[JobOutcome]:
+        """What became of each of them."""
+        return self.outcome.fates
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the checks before the run have to say, one sentence each."""
+        return self.queue.notes
+
+    def figures(self) -> dict[str, Any]:
+        """The policy, its metrics, and those of each virtual cluster."""
+        return {
+            "policy": self.policy,
+            **asdict(self.metrics),
+            "virtual_clusters": {vc: asdict(metrics) for vc, metrics in self.by_vc.items()},
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures with what was simulated, as the command line prints them."""
+        queue = self.queue
+        return {
+            "trace": str(queue.trace.path),
+            "format": queue.trace.format,
+            "num_nodes": len(queue.cluster.nodes),
+            "num_gpus": queue.cluster.num_gpus,
+            "gpu_types": gpus_by_type(queue.cluster),
+            "placement": self.outcome.placement,
+            "estimates": queue.estimates,
+            "load": queue.load,
+            "seed": self.seed,
+            "notes": list(queue.notes),
+            **self.figures(),
+        }
+
+    def write_jobs(self, path: Path | str) -> None:
+        """Write what became of each job as CSV."""
+        from traincast.scheduling.output import write_jobs
+
+        write_jobs(self.outcome, Path(path))
+
+    def write_page(self, path: Path | str) -> None:
+        """Write one self-contained page."""
+        from traincast.scheduling.page import write_page
+
+        write_page([self], Path(path))
+
+
+def schedule(
+    jobs: str | Path | Trace | Sequence[Job],
+    *,
+    nodes: int | str | Path | SharedCluster,
+    gpus_per_node: int | None = None,
+    policy: str | Policy = "fifo",
+    placement: str | Placement = "pooled",
+    estimates: str = "exact",
+    gpu_type: str = "",
+    nodes_per_rack: int = 0,
+    quotas: Mapping[str, float] | None = None,
+    costs: Costs | None = None,
+    failures: Failures | None = None,
+    load: float = 1.0,
+    seed: int = 0,
+    format: str | None = None,  # noqa: A002
+    drop_invalid: bool = False,
+    oversize: Oversize = "refuse",
+    any_gpu: bool = False,
+    hardware: Mapping[str, str] | None = None,
+) -> Schedule:
+    """Run a job trace on a cluster and measure what came of it; equal arguments give equal results.
+
+    ``jobs`` is a file, a trace or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
+    ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` is what the scheduler believes of the
+    jobs' durations, ``load`` by how much faster than in the trace they are submitted. ``hardware`` says what a GPU type
+    stands for in the catalog, where jobs are forecast (``{"V100": "dgx-1-v100"}``).
+    """
+    cluster, notes = load_shared_cluster(
+        nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type, nodes_per_rack=nodes_per_rack, quotas=quotas
+    )
+    trace = read_trace(jobs, format=format, drop_invalid=drop_invalid)
+    queue = prepare(
+        trace,
+        cluster,
+        estimates=estimates,
+        costs=costs,
+        failures=failures,
+        load=load,
+        oversize=oversize,
+        any_gpu=any_gpu,
+        hardware=hardware,
+        notes=notes,
+    )
+    return queue.run(policy, placement=placement, seed=seed)
+
+
+def prepare(
+    trace: Trace,
+    cluster: SharedCluster,
+    *,
+    estimates: str = "exact",
+    costs: Costs | None = None,
+    failures: Failures | None = None,
+    load: float = 1.0,
+    oversize: Oversize = "refuse",
+    any_gpu: bool = False,
+    hardware: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Queue:
+    """Check the jobs against the cluster, and forecast those that are described instead of timed."""
+    trace = check_fit(scaled(trace, load), cluster, oversize=oversize, any_gpu=any_gpu)
+    steps: StepTimes | None = None
+    speeds: Speeds | None = None
+    if np.any(trace.to_forecast):
+        from traincast.scheduling.forecasts import ForecastSpeeds, forecast_durations
+        from traincast.scheduling.step_times import StepTimes
+
+        steps = StepTimes(cluster, hardware=hardware)
+        trace = forecast_durations(trace, cluster, steps=steps, progress=progress)
+        forecast = ForecastSpeeds(steps)
+        forecast.refuse_impossible(trace.jobs)
+        speeds = forecast
+    queue = Queue(
+        trace=trace,
+        cluster=cluster,
+        load=load,
+        costs=costs or Costs(),
+        failures=failures,
+        speeds=speeds,
+        steps=steps,
+        hardware=dict(hardware or {}),
+        notes=(*notes, *trace.notes),
+    )
+    return queue.believing(estimates, progress=progress)
+
+
+def load_shared_cluster(
+    nodes: int | str | Path | SharedCluster,
+    *,
+    gpus_per_node: int | None = None,
+    gpu_type: str = "",
+    nodes_per_rack: int = 0,
+    quotas: Mapping[str, float] | None = None,
+) -> tuple[SharedCluster, tuple[str, ...]]:
+    """The cluster that was asked for, and what its node list had to say.
+
+    ``gpu_type`` names the GPUs of nodes that name none; ``nodes_per_rack`` puts nodes without a rack into racks.
+    """
+    if isinstance(nodes, SharedCluster):
+        if gpus_per_node is not None:
+            raise RequestError(f"gpus_per_node={gpus_per_node}, but the nodes have theirs: leave it out")
+        return (replace(nodes, quotas={**nodes.quotas, **quotas}) if quotas else nodes), ()
+    text = str(nodes).strip()
+    if isinstance(nodes, Path):
+        if gpus_per_node is not None:
+            raise RequestError(f"{nodes} says how many GPUs its nodes have: leave out the GPUs per node")
+    elif text.lstrip("-").isdigit():
+        if gpus_per_node is None:
+            raise RequestError(f"{text} nodes, but of how many GPUs: give the GPUs per node, or nodes as {text}x8")
+        if not (1 <= int(text) <= MAX_NODES and 1 <= gpus_per_node <= MAX_GPUS_PER_NODE):
+            raise RequestError(
+                f"{text} nodes of {gpus_per_node} GPUs: expected 1 to {MAX_NODES} nodes of 1 to {MAX_GPUS_PER_NODE}"
+            )
+        text = f"{int(text)}x{gpus_per_node}"
+    elif gpus_per_node is not None:
+        raise RequestError(f"nodes {text!r} say how many GPUs they have: leave out the GPUs per node")
+    found = read_nodes(nodes) if isinstance(nodes, Path) else load_nodes(text)
+    if nodes_per_rack < 0:
+        raise RequestError(f"{nodes_per_rack} nodes per rack: expected a whole number from 0, which is no racks")
+    placed = []
+    for number, node in enumerate(found.nodes):
+        rack = str(number // nodes_per_rack) if nodes_per_rack and not node.rack else node.rack
+        switch = node.switch or (rack if nodes_per_rack else "")
+        placed.append(replace(node, rack=rack, switch=switch, gpu_type=node.gpu_type or gpu_type))
+    return SharedCluster(nodes=tuple(placed), quotas=dict(quotas or {})), found.notes
+
+
+def gpus_by_type(cluster: SharedCluster) -> dict[str, int]:
+    """How many GPUs of each type there are; "" where nodes name none."""
+    found: dict[str, int] = {}
+    for node in cluster.nodes:
+        found[node.gpu_type] = found.get(node.gpu_type, 0) + node.num_gpus
+    return found
+
+
+def read_trace(
+    jobs: str | Path | Trace | Sequence[Job],
+    *,
+    format: str | None = None,  # noqa: A002
+    drop_invalid: bool = False,
+) -> Trace:
+    """A trace from a file or from jobs; one that is a trace already is given back."""
+    if isinstance(jobs, Trace):
+        return jobs
+    if isinstance(jobs, str | Path):
+        return load_jobs(jobs, format=format, drop_invalid=drop_invalid)
+    return _trace_of(jobs)
+
+
+def _trace_of(jobs: Sequence[Job]) -> Trace:
+    """Jobs as columns, in order of submission."""
+    if not jobs:
+        raise RequestError("no jobs: give at least one")
+    ordered = sorted(jobs, key=lambda job: job.submit_s)
+    names = {job.job_id for job in ordered}
+    if len(names) < len(ordered):
+        raise RequestError(f"{len(ordered)} jobs with {len(names)} names: a job_id must stand once")
+
+    def column(name: str) -> list[float]:
+        return [math.nan if (value := getattr(job, name)) is None else float(value) for job in ordered]
+
+    return Trace(
+        path=Path("jobs"),
+        format="jobs",
+        numbers={name: np.array(column(name)) for name in NUMBERS},
+        texts={name: np.array([getattr(job, name, "") for job in ordered], dtype=object) for name in TEXTS},
+        lines=np.arange(1, len(ordered) + 1),
+        place="number",
+    )
+
+
+def scaled(trace: Trace, load: float) -> Trace:
+    """The same jobs submitted so many times as fast, from the first one on; deadlines keep their distance."""
+    if not (math.isfinite(load) and 0 < load <= MAX_LOAD):
+        raise RequestError(
+            f"load {load:g}: expected a number above 0 to {MAX_LOAD:g}; 2 is twice as many jobs per hour"
+        )
+    if load == 1.0:
+        return trace
+    before = trace.numbers["submit_s"]
+    after = before[0] + (before - before[0]) / load
+    return trace.with_columns(numbers={"submit_s": after, "deadline_s": trace.numbers["deadline_s"] + (after - before)})

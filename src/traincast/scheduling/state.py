@@ -1,0 +1,271 @@
+"""The queue and the cluster at one instant, as a policy sees them, and what a policy may do to them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from traincast.errors import RequestError, SimulationError
+from traincast.scheduling.beliefs import Beliefs
+from traincast.scheduling.cluster import Layout, Pool, SharedCluster
+from traincast.scheduling.costs import Costs
+from traincast.scheduling.job import Job
+from traincast.scheduling.outcome import Segment
+from traincast.scheduling.placement import Placement, Space
+from traincast.scheduling.policy import Policy
+from traincast.scheduling.run import Run
+from traincast.scheduling.space import UNIT, Allocation, Demand, Free
+from traincast.scheduling.speeds import PLAIN, Placed, Speeds
+
+
+class State:
+    """Jobs that wait and run, by their order, what is free, and the time.
+
+    A policy calls `start`, `preempt` and `wake`, and asks with `fits`, `space`, `believed_end_s` and `would_end_s`; the
+    simulation itself calls what stands behind them.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: SharedCluster,
+        policy: Policy,
+        placement: Placement,
+        beliefs: Beliefs,
+        speeds: Speeds,
+        believed_speeds: Speeds,
+        costs: Costs,
+    ) -> None:
+        self.now = 0.0
+        self.cluster = cluster
+        self.layout = Layout(cluster)
+        self.free = Free(self.layout)
+        self.placement = placement
+        self.costs = costs
+        self.waiting: dict[int, Run] = {}
+        self.running: dict[int, Run] = {}
+        self.wake_s = math.inf
+        self.used_units = 0
+        self.ends: list[tuple[float, int, int]] = []  # (time, order, token) of running jobs, as a heap
+        self.segments: list[Segment] = []
+        self.num_changes = 0  # failures and repairs so far
+        self.failed_nodes: dict[int, list[float]] = {}  # when nodes have failed, wholly or in part
+        self._policy = policy
+        self._beliefs = beliefs
+        self._speeds = speeds
+        self._believed_speeds = believed_speeds
+        self._demands: dict[tuple[float, str, str], Demand] = {}
+
+    def start(self, run: Run, *, demand: Demand | None = None, at: Allocation | None = None) -> bool:
+        """Place a waiting job and let it run; says whether there was room.
+
+        It gets what its own demand finds, or another demand, or exactly these GPUs.
+        """
+        allocation = at if at is not None and at.gpus else self.placement.find(demand or run.demand, self.free)
+        if allocation is None or (allocation is at and not self.free.fits(allocation)):
+            return False
+        if run.phase != "waiting":
+            raise SimulationError(f"policy starts job {run.job.job_id}, which is {run.phase}: start what waits")
+        self.free.take(allocation)
+        run.held_units = allocation.num_gpus * allocation.units
+        self.used_units += run.held_units
+        del self.waiting[run.order]
+        self.running[run.order] = run
+        run.phase = "running"
+        run.allocation = allocation
+        run.token += 1
+        now, gpus = self.now, run.num_gpus
+        if run.first_start_s < 0:
+            run.first_start_s = now
+        run.started_s = now
+        run.began_s = now + self.overhead_s(run, gpus) if run.owes else now
+        run.speed = self._speed_at(run, allocation, self._speeds)
+        run.end_s = run.began_s + self.costs.elapsed_s(run.work_s / run.speed, gpus)
+        run.believed_end_s = run.began_s + self.costs.elapsed_s(run.believed_work_s / run.speed, gpus)
+        heapq.heappush(self.ends, (run.end_s, run.order, run.token))
+        self._policy.started(run, self)
+        return True
+
+    def preempt(self, run: Run) -> None:
+        """Stop a running job; it is saved and waits. One that has just started is as if it had not."""
+        if run.phase != "running":
+            raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: preempt what runs")
+        if run.started_s == self.now:
+            if not run.served_s and run.first_start_s == self.now:
+                run.first_start_s = -1.0
+        else:
+            run.preemptions += 1
+            self._settle(run, run.executed_s(self.now))
+            run.owes = "saved"
+        self._leave(run)
+        self.enqueue(run)
+
+    def wake(self, at_s: float) -> None:
+        """Decide again at that time, if nothing happens before; said anew at each decision."""
+        if at_s > self.now:
+            self.wake_s = min(self.wake_s, at_s)
+
+    def fits(self, run: Run) -> bool:
+        """Whether there is room for a waiting job now."""
+        return self.placement.find(run.demand, self.free) is not None
+
+    def space(self) -> Space:
+        """What is free now, to plan on."""
+        return self.placement.space(self.free)
+
+    def believed_end_s(self, run: Run) -> float:
+        """When a running job is believed to end; always later than now."""
+        if run.believed_end_s <= self.now:
+            left = run.remaining_s(self.now) / run.speed
+            run.believed_end_s = max(run.began_s, self.now) + self.costs.elapsed_s(left, run.num_gpus)
+        return run.believed_end_s
+
+    def would_end_s(self, run: Run, allocation: Allocation) -> float:
+        """When a waiting job is believed to end if it starts now on these GPUs."""
+        gpus = allocation.num_gpus if allocation.units == UNIT else allocation.units / UNIT
+        seconds = run.remaining_s(self.now) / self._speed_at(run, allocation, self._believed_speeds)
+        return self.now + self.overhead_s(run, gpus) + self.costs.elapsed_s(seconds, gpus)
+
+    def overhead_s(self, run: Run, num_gpus: float) -> float:
+        """How long a waiting job would hold so many GPUs before it executes: what its last stop left to pay."""
+        if not run.owes:
+            return 0.0
+        stop = self.costs.saving_s(num_gpus) if run.owes == "saved" else self.costs.restart_s
+        return stop + self.costs.loading_s(num_gpus)
+
+    def demand(self, job: Job, *, num_gpus: float | None = None) -> Demand:
+        """What a job asks for, or would with another number of GPUs."""
+        gpus = job.num_gpus if num_gpus is None else num_gpus
+        key = (gpus, job.vc, job.gpu_type)
+        found = self._demands.get(key)
+        if found is None:
+            pools = self.layout.pools(vc=job.vc, gpu_type=job.gpu_type)
+            vc = job.vc if job.vc in self.cluster.quotas else ""
+            whole = gpus >= 1
+            found = Demand(int(gpus) if whole else 1, UNIT if whole else max(1, round(gpus * UNIT)), pools, vc)
+            self._demands[key] = found
+        return found
+
+    def speed_in(self, run: Run, pool: Pool, num_gpus: int) -> float:
+        """How fast a job is believed to run on so many GPUs of a pool, packed on its first nodes."""
+        nodes, counts = [], []
+        for number, node in enumerate(self.cluster.nodes):
+            if num_gpus > 0 and pool.nodes >> number & 1 and node.num_gpus:
+                nodes.append(node)
+                counts.append(min(num_gpus, node.num_gpus))
+                num_gpus -= node.num_gpus
+        return _speed(run.job, Placed(tuple(nodes), tuple(counts)), self._believed_speeds)
+
+    def prefer_pools(self, run: Run, pools: Sequence[Pool]) -> None:
+        """Let a job try the pools that it may use in this order."""
+        run.demand = run.demand._replace(pools=tuple(pools))
+
+    def placed(self, allocation: Allocation) -> Placed:
+        """An allocation in words that speeds are forecast from."""
+        return Placed(
+            tuple(self.cluster.nodes[node] for node, _ in allocation.gpus),
+            tuple(mask.bit_count() for _, mask in allocation.gpus),
+        )
+
+    # What follows is for the simulation itself.
+
+    def submit(self, run: Run) -> None:
+        """A job arrives."""
+        believed = self._beliefs.seconds(run.job)
+        if not (math.isfinite(believed) and believed > 0):
+            raise RequestError(f"job {run.job.job_id} is believed to take {believed} s: expected seconds above 0")
+        run.believed_work_s = believed
+        self.enqueue(run)
+
+    def enqueue(self, run: Run) -> None:
+        """A job begins to wait."""
+        run.phase = "waiting"
+        run.waiting_since_s = self.now
+        self.waiting[run.order] = run
+        self._policy.queued(run, self)
+
+    def complete(self, run: Run) -> None:
+        """A job ends."""
+        self._charge(run, max(0.0, self.now - run.started_s - run.work_s / run.speed))
+        run.work_s = 0.0
+        self._leave(run)
+        run.phase = "done"
+
+    def kill(self, run: Run) -> None:
+        """A failure stops a job, which falls back to its last checkpoint."""
+        elapsed = max(0.0, self.now - run.began_s)
+        executed = run.executed_s(self.now)
+        kept = min(executed, self.costs.kept_s(elapsed, run.num_gpus))
+        run.lost_s += (executed - kept) * run.speed
+        run.lost_gpu_s += (executed - kept) * run.num_gpus
+        run.restarts += 1
+        self._settle(run, kept)
+        run.owes = "failed"
+        self._leave(run)
+        self.enqueue(run)
+
+    def _settle(self, run: Run, kept_s: float) -> None:
+        """Bring what is left up to date when a job stops, of whose execution so many seconds count."""
+        executed = run.executed_s(self.now)
+        self._charge(run, max(0.0, self.now - run.started_s - executed))
+        run.believed_work_s = run.remaining_s(self.now) + (executed - kept_s) * run.speed
+        run.work_s -= kept_s * run.speed
+
+    @staticmethod
+    def _charge(run: Run, overhead_s: float) -> None:
+        run.overhead_s += overhead_s
+        run.overhead_gpu_s += overhead_s * run.num_gpus
+
+    def _leave(self, run: Run) -> None:
+        allocation = run.allocation
+        assert allocation is not None
+        self.free.give(allocation)
+        self.used_units -= run.held_units
+        held = self.now - run.started_s
+        run.served_s += held
+        run.served_gpu_s += held * run.num_gpus
+        run.token += 1
+        del self.running[run.order]
+        if held:
+            self.segments.append(Segment(run.order, run.started_s, self.now, allocation))
+        self._policy.stopped(run, self)
+        run.allocation = None
+
+    def _speed_at(self, run: Run, allocation: Allocation, speeds: Speeds) -> float:
+        if speeds is PLAIN and (allocation.units < UNIT or allocation.num_gpus == run.job.num_gpus):
+            return 1.0
+        return _speed(run.job, self.placed(allocation), speeds)
+
+    def strike(self, gpus: Sequence[tuple[int, int]]) -> None:
+        """GPUs, as (node, bits), fail: their jobs stop, then they are out of service."""
+        self.num_changes += 1
+        wanted = dict(gpus)
+        hit = [
+            run
+            for run in self.running.values()
+            if run.allocation and any(wanted.get(node, 0) & mask for node, mask in run.allocation.gpus)
+        ]
+        for run in hit:
+            self.kill(run)
+        for node, mask in gpus:
+            self.failed_nodes.setdefault(node, []).append(self.now)
+            for gpu in range(mask.bit_length()):
+                if mask >> gpu & 1:
+                    self.free.fail(node, gpu)
+
+    def mend(self, gpus: Sequence[tuple[int, int]]) -> None:
+        """A failure of GPUs is repaired."""
+        self.num_changes += 1
+        for node, mask in gpus:
+            for gpu in range(mask.bit_length()):
+                if mask >> gpu & 1:
+                    self.free.repair(node, gpu)
+
+
+def _speed(job: Job, placed: Placed, speeds: Speeds) -> float:
+    found = speeds.speed(job, placed)
+    if not (math.isfinite(found) and found > 0):
+        names = ", ".join(node.name for node in placed.nodes)
+        raise RequestError(f"job {job.job_id} on {names} has speed {found}: expected a number above 0")
+    return found

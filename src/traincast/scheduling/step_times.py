@@ -1,0 +1,331 @@
+"""How long one step of a described job takes where it is placed, forecast once for each distinct case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from traincast.cluster import Cluster, cluster_names, find_device, find_node, load_cluster, node_names
+from traincast.cluster.topology import part_of_node
+from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
+from traincast.scheduling.cluster import Layout, Node, SharedCluster
+from traincast.scheduling.speeds import Placed
+
+if TYPE_CHECKING:
+    from traincast.graph import OperatorGraph
+    from traincast.strategy import Strategy
+
+NOWHERE: Final = math.inf
+"""The step time of a job where it cannot run."""
+
+
+class What(NamedTuple):
+    """What a job trains: a model, its global batch, and how it is spread ("": chosen, data-parallel first).
+
+    An elastic job keeps its batch on another number of GPUs: each gets a share, rounded up (as Pollux does).
+    """
+
+    model: str
+    batch: int
+    strategy: str = ""
+    is_elastic: bool = False
+
+
+class Where(NamedTuple):
+    """GPUs as far as they matter to a step: their type, how many on how many nodes, in how many racks (0: unknown)."""
+
+    gpu_type: str
+    node_gpus: int  # GPUs that each of the nodes has in all
+    num_gpus: int
+    num_nodes: int
+    num_racks: int = 0
+
+    def __str__(self) -> str:
+        spread = f" on {self.num_nodes} nodes" if self.num_nodes > 1 else ""
+        return f"{self.num_gpus} × {self.gpu_type or 'GPU'}{spread}"
+
+
+class Ask(NamedTuple):
+    """What decides a job's reference placement: what it trains, how many GPUs it asks for, and where it may run."""
+
+    what: What
+    num_gpus: float
+    vc: str = ""
+    gpu_type: str = ""
+
+
+class Reference(NamedTuple):
+    """Where a job runs best without a choice of its own, and the time of its step there.
+
+    ``elsewhere`` are further GPU types that it may use, ``excluded`` those on which it cannot run.
+    """
+
+    where: Where
+    step_s: float
+    elsewhere: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+
+
+class StepTimes:
+    """Step times on the GPUs of a cluster, by `traincast.predict`, each distinct case forecast once.
+
+    ``hardware`` says what a GPU type stands for: a node type, a cluster or a file of the catalog's kind, or a device
+    (``{"V100": "dgx-1-v100"}``); a type that it leaves out is looked up itself. A strategy is chosen for each type and
+    number of GPUs where they are packed on the fewest nodes, and kept where they are spread: memory does not change.
+    GPUs spread unevenly count as spread evenly over the next larger number of nodes that divides them. Several racks
+    are joined by a network ``oversubscription`` times thinner than below one switch (None: as the catalog has it).
+    ``use_cache`` keeps captured models on disk, as `predict` does.
+    """
+
+    def __init__(
+        self,
+        cluster: SharedCluster,
+        *,
+        hardware: Mapping[str, str] | None = None,
+        precision: str | None = None,
+        runtime: str | None = None,
+        oversubscription: float | None = None,
+        use_cache: bool = False,
+    ) -> None:
+        if oversubscription is not None and not oversubscription >= 1:
+            raise RequestError(f"oversubscription={oversubscription}: expected a number from 1")
+        self.cluster = cluster
+        self.hardware = dict(hardware or {})
+        self.precision = precision
+        self.runtime = runtime
+        self.oversubscription = oversubscription
+        self.use_cache = use_cache
+        self.num_forecasts = 0
+        self._layout = Layout(cluster)
+        self._steps: dict[tuple[What, Where], tuple[float, str]] = {}
+        self._strategies: dict[tuple[What, Where], Strategy] = {}
+        self._references: dict[Ask, Reference] = {}
+        self._graphs: dict[str, OperatorGraph] = {}
+        self._nodes: dict[tuple[str, int], Cluster] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """What another process needs: all that is known, without what can be loaded again."""
+        return {**self.__dict__, "_graphs": {}, "_nodes": {}}
+
+    def step_s(self, what: What, where: Where) -> float:
+        """Seconds of one step; infinite where the job cannot run."""
+        return self._step(what, where)[0]
+
+    def why_not(self, what: What, where: Where) -> str:
+        """Why a job cannot run there, in a line; "" where it can."""
+        return self._step(what, where)[1]
+
+    def where(self, placed: Placed) -> Where:
+        """The GPUs that a job was given."""
+        nodes = placed.nodes
+        return Where(
+            gpu_type=nodes[0].gpu_type,
+            node_gpus=max(node.num_gpus for node in nodes),
+            num_gpus=placed.num_gpus,
+            num_nodes=len(nodes),
+            num_racks=_num_racks(nodes),
+        )
+
+    def reference(self, ask: Ask) -> Reference:
+        """The job packed on the fewest nodes of the first GPU type, in the order of nodes, on which it can run.
+
+        A job that can run nowhere is refused, with the reason.
+        """
+        found = self._references.get(ask)
+        if found is None:
+            found = self._references[ask] = self._find_reference(ask)
+        return found
+
+    def placements(self, ask: Ask) -> list[Where]:
+        """All distinct cases that a job may meet: every GPU type, spread over few or many nodes."""
+        reference = self.reference(ask)
+        found: dict[Where, None] = {}
+        for where in self._packed(ask):
+            if where.gpu_type in (reference.where.gpu_type, *reference.elsewhere):
+                most = min(where.num_gpus, sum(node.gpu_type == where.gpu_type for node in self.cluster.nodes))
+                for nodes in range(where.num_nodes, most + 1):
+                    racks = range(1, nodes + 1) if where.num_racks else (0,)
+                    found |= dict.fromkeys(
+                        _evened(where._replace(num_nodes=nodes, num_racks=number)) for number in racks
+                    )
+        return list(found)
+
+    def _packed(self, ask: Ask) -> list[Where]:
+        """The fewest nodes of each GPU type that have room for the job."""
+        whole = max(1, math.ceil(ask.num_gpus))
+        found: list[Where] = []
+        for pool in self._layout.pools(vc=ask.vc, gpu_type=ask.gpu_type):
+            nodes = [node for at, node in enumerate(self.cluster.nodes) if pool.nodes >> at & 1 and node.num_gpus]
+            nodes.sort(key=lambda node: -node.num_gpus)
+            taken: list[Node] = []
+            while nodes[len(taken) :] and sum(node.num_gpus for node in taken) < whole:
+                taken.append(nodes[len(taken)])
+            if sum(node.num_gpus for node in taken) >= whole:
+                racks = _fewest_racks(nodes, len(taken))
+                found.append(Where(pool.gpu_type, taken[0].num_gpus, whole, len(taken), racks))
+        return found
+
+    def _find_reference(self, ask: Ask) -> Reference:
+        packed = self._packed(ask)
+        if not packed:
+            kind = f" of type {ask.gpu_type}" if ask.gpu_type else ""
+            raise RequestError(
+                f"{ask.what.model} asks for {ask.num_gpus:g} GPUs{kind}, which the cluster does not have: add nodes"
+            )
+        runs = [where for where in packed if math.isfinite(self.step_s(ask.what, where))]
+        if not runs:
+            raise RequestError(self.why_not(ask.what, packed[0]))
+        return Reference(
+            where=runs[0],
+            step_s=self.step_s(ask.what, runs[0]) / min(1.0, ask.num_gpus),
+            elsewhere=tuple(where.gpu_type for where in runs[1:]),
+            excluded=tuple(where.gpu_type for where in packed if where not in runs),
+        )
+
+    def _step(self, what: What, where: Where) -> tuple[float, str]:
+        found = self._steps.get((what, where))
+        if found is None:
+            used = _used(what, where)
+            even = _evened(used)
+            found = self._forecast(what, even) if even == where else self._step(what, even)
+            self._steps[what, where] = found
+        return found
+
+    def _forecast(self, what: What, where: Where) -> tuple[float, str]:
+        """Seconds of a step, and "" or why it cannot run."""
+        from traincast.forecast import predict
+
+        asked = f"{what.model} with batch {what.batch} on {where}"
+        self.num_forecasts += 1
+        try:
+            strategy = self._strategy(what, where)
+            result = predict(
+                self._graph(what.model),
+                cluster=self._place(where),
+                global_batch=_rounded(what, where.num_gpus),
+                strategy=strategy or _scaled(what, where.num_gpus) or None,
+                precision=self.precision,
+                runtime=self.runtime,
+            )
+        except (UnknownNameError, CaptureError, FileFormatError):
+            raise  # of the model or the hardware, not of the placement
+        except RequestError as error:
+            return NOWHERE, f"{asked} cannot run: {error}"
+        self._strategies[what, where] = result.request.strategy
+        report = result.report
+        if not report.fits:
+            there = result.request.cluster.device
+            return NOWHERE, (
+                f"{asked} does not fit in memory: a GPU needs {report.peak_memory_bytes / 1e9:.1f} GB of the "
+                f"{there.memory_bytes / 1e9:.1f} GB of {there.name}; take more GPUs, a smaller batch or another "
+                "strategy"
+            )
+        return report.step_s, ""
+
+    def _strategy(self, what: What, where: Where) -> Strategy | None:
+        """What was chosen where the GPUs are packed, for GPUs that are spread."""
+        packed = _evened(where._replace(num_nodes=-(-where.num_gpus // where.node_gpus), num_racks=0))
+        if packed == where._replace(num_racks=0):
+            return None
+        self._step(what, packed)
+        return self._strategies.get((what, packed))
+
+    def _graph(self, model: str) -> OperatorGraph:
+        from traincast.graph.load import load_model
+
+        if model not in self._graphs:
+            self._graphs[model] = load_model(model, use_cache=self.use_cache)
+        return self._graphs[model]
+
+    def _place(self, where: Where) -> Cluster:
+        """As many nodes with as many GPUs as the job has of them, and the network between."""
+        key = (where.gpu_type, where.node_gpus)
+        if key not in self._nodes:
+            self._nodes[key] = self._node(*key)
+        node, gpus = self._nodes[key], where.num_gpus // where.num_nodes
+        if gpus != node.devices_per_node:
+            node = part_of_node(node, node.device, gpus)
+        node = node.with_nodes(where.num_nodes)
+        if where.num_racks:
+            node = replace(node, group_nodes=-(-where.num_nodes // where.num_racks))
+        if self.oversubscription is not None:
+            node = replace(node, oversubscription=self.oversubscription)
+        return node
+
+    def _node(self, gpu_type: str, num_gpus: int) -> Cluster:
+        """One node of a GPU type: from the catalog by its own name, else a usual one of the device."""
+        name = self.hardware.get(gpu_type, gpu_type)
+        if not name:
+            raise RequestError(
+                "nodes name no GPU type, and times are to be forecast: say what they are, such as 5x8:V100 or "
+                'hardware={"": "dgx-a100"}'
+            )
+        if name in node_names() or name in cluster_names() or name.endswith(".toml"):
+            node = load_cluster(name).with_nodes(1)
+            return node if num_gpus == node.devices_per_node else part_of_node(node, node.device, num_gpus)
+        return find_node(find_device(name), num_gpus)
+
+
+def _num_racks(nodes: Iterable[Node]) -> int:
+    """Racks that nodes stand in; 0 where none is named."""
+    racks = {(node.switch, node.rack) for node in nodes}
+    return 0 if racks == {("", "")} else len(racks)
+
+
+def _fewest_racks(nodes: list[Node], count: int) -> int:
+    """Racks over which ``count`` of the nodes stand at least; 0 where none is named."""
+    if not _num_racks(nodes):
+        return 0
+    sizes: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        sizes[node.switch, node.rack] = sizes.get((node.switch, node.rack), 0) + 1
+    racks = 0
+    for size in sorted(sizes.values(), reverse=True):
+        racks += 1
+        count -= size
+        if count <= 0:
+            break
+    return racks
+
+
+def _evened(where: Where) -> Where:
+    """The same GPUs on the next larger number of nodes that divides them."""
+    nodes = next(number for number in range(where.num_nodes, where.num_gpus + 1) if where.num_gpus % number == 0)
+    return where._replace(num_nodes=nodes, num_racks=min(where.num_racks, nodes))
+
+
+def _rest(strategy: str) -> int:
+    """Ranks of one replica, of a strategy in words."""
+    rest = 1
+    for item in strategy.split(","):
+        key, _, value = (part.strip() for part in item.partition("="))
+        if key in ("tp", "pp", "cp") and value.isdecimal():
+            rest *= int(value)
+    return rest
+
+
+def _used(what: What, where: Where) -> Where:
+    """The GPUs of which an elastic job has a use: whole replicas, and no more of these than samples."""
+    if not what.is_elastic:
+        return where
+    rest = _rest(what.strategy)
+    gpus = max(rest, min(where.num_gpus // rest, what.batch) * rest)
+    if gpus > where.num_gpus:
+        return where  # too few for one replica: refused by the forecast
+    return where._replace(num_gpus=gpus, num_nodes=min(where.num_nodes, gpus))
+
+
+def _rounded(what: What, num_gpus: int) -> int:
+    """The batch of an elastic job, rounded up to equal shares."""
+    replicas = max(1, num_gpus // _rest(what.strategy)) if what.is_elastic else 1
+    return -(-what.batch // replicas) * replicas
+
+
+def _scaled(what: What, num_gpus: int) -> str:
+    """The strategy of an elastic job with as many replicas as there are GPUs for."""
+    if not what.strategy or not what.is_elastic:
+        return what.strategy
+    others = [item for item in what.strategy.split(",") if item.partition("=")[0].strip() != "dp"]
+    return ",".join([f"dp={max(1, num_gpus // _rest(what.strategy))}", *others])
