@@ -55,8 +55,9 @@ def in_session(session: int) -> list[int]:
 def sleeper(make: str) -> subprocess.Popen[str]:
     """A process of its own session that runs tasks on an engine: two short ones, then some that do not end."""
     code = (
-        "import multiprocessing\n"
+        "import multiprocessing, signal\n"
         "from traincast.engines import local_engine, ray_engine\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         "try:\n"
         f"    {make}.run('{HERE}:sleeps', 0.5, [0, 0, 600, 600, 600], done=lambda *a: print(*a, flush=True))\n"
         "except KeyboardInterrupt:\n"
@@ -258,7 +259,7 @@ def test_an_interrupt_ends_all_workers_without_a_word(make: str, request: pytest
     process = sleeper(make)
     assert first_two(process) == {"0 0.5\n", "1 0.5\n"}
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=10) == ("interrupted 0\n", "")
+    assert process.communicate(timeout=30) == ("interrupted 0\n", "")
     wait_until_gone(process.pid)
 
 
