@@ -6,10 +6,7 @@ and treats every string as text. Nothing is fetched, and the page's own policy f
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.report.critical_path import critical_tasks
+from traincast.report.embed import page_text
 from traincast.report.report import Report
 from traincast.report.trace import STREAM_NAMES, lanes_by_row, replacing
 from traincast.simulate import Timeline
@@ -31,22 +29,15 @@ MAX_SPANS: Final = 40_000
 MAX_ROWS: Final = 64
 """Rows (ranks) that a page shows at most."""
 
-_PLACEHOLDER: Final = "__TRAINCAST_DATA__"
 _SEVERAL: Final = -1
 """Label of a merged span whose tasks have different labels."""
 
 
 def write_page(report: Report, timeline: Timeline, path: Path) -> None:
     """Write ``report`` and ``timeline`` as one self-contained HTML file."""
-    template = resources.files("traincast.report").joinpath("page.html").read_text(encoding="utf-8")
-    before, _, after = template.partition(_PLACEHOLDER)
-    data = json.dumps(_finite(_page_data(report, timeline)), separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # nothing in the data may end the script element or start another
-        data = data.replace(character, f"\\u{ord(character):04x}")
+    text = page_text("traincast.report", "page.html", _page_data(report, timeline))
     with replacing(path) as file:
-        file.write(before)
-        file.write(data)
-        file.write(after)
+        file.write(text)
 
 
 def _page_data(report: Report, timeline: Timeline) -> dict[str, Any]:
@@ -54,19 +45,6 @@ def _page_data(report: Report, timeline: Timeline) -> dict[str, Any]:
     for entry, rank in zip(data["ranks"], report.ranks, strict=True):
         entry["memory"] = rank.memory.as_dict()
     return {"report": data, "timeline": _timeline_data(timeline)}
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null in place of what JSON cannot say."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list) and value and type(value[0]) is int:
-        return value  # a column
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

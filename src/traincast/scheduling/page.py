@@ -7,10 +7,7 @@ is fetched, and the page's own policy forbids it.
 from __future__ import annotations
 
 import base64
-import json
-import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
+from traincast.report.embed import page_text
 from traincast.scheduling.cluster import Layout, SharedCluster
 from traincast.scheduling.outcome import History, Outcome
 from traincast.scheduling.output import write_whole
@@ -35,16 +33,11 @@ MAX_SPANS: Final = 20_000
 MAX_NODE_ROWS: Final = 96
 """Rows of nodes at most; with more nodes, several share a row."""
 QUANTILES: Final = 201
-_PLACEHOLDER: Final = "__TRAINCAST_DATA__"
 
 
 def write_page(runs: Sequence[Schedule], path: Path) -> None:
     """Write what came of one queue under each of the policies as one self-contained HTML file."""
-    template = resources.files("traincast.scheduling").joinpath("schedule.html").read_text(encoding="utf-8")
-    data = json.dumps(_finite(page_data(runs)), separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # nothing in the data may end the script element or start another
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    write_whole(path, template.replace(_PLACEHOLDER, data))
+    write_whole(path, page_text("traincast.scheduling", "schedule.html", page_data(runs)))
 
 
 def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
@@ -66,15 +59,6 @@ def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
         "jobs": _jobs(first.outcome, begin) if exact else None,
         "policies": [_policy(run, begin, span, exact=exact) for run in runs],
     }
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null in place of what JSON cannot say."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _is_exact(runs: Sequence[Schedule]) -> bool:

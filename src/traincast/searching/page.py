@@ -6,15 +6,14 @@ Of many candidates the plot of time and memory has the number in each of its cel
 
 from __future__ import annotations
 
-import json
 import math
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.report.embed import page_text
 from traincast.report.job import price_per_s
 from traincast.report.trace import replacing
 from traincast.searching.answer import Answer
@@ -26,20 +25,12 @@ CELLS: Final = (150, 90)
 SLOWEST: Final = 20.0
 """Strategies that take more than so many times the shortest step are counted, not drawn."""
 
-_PLACEHOLDER: Final = "__TRAINCAST_DATA__"
-
 
 def write_page(answer: Answer, path: Path) -> None:
     """Write ``answer`` as one self-contained HTML file."""
-    template = resources.files("traincast.searching").joinpath("search.html").read_text(encoding="utf-8")
-    before, _, after = template.partition(_PLACEHOLDER)
-    data = json.dumps(_finite(_page_data(answer)), separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # nothing in the data may end the script element or start another
-        data = data.replace(character, f"\\u{ord(character):04x}")
+    text = page_text("traincast.searching", "search.html", _page_data(answer))
     with replacing(path) as file:
-        file.write(before)
-        file.write(data)
-        file.write(after)
+        file.write(text)
 
 
 def _page_data(answer: Answer) -> dict[str, Any]:
@@ -101,14 +92,3 @@ def _cells(x: Floats, y: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
         number = number * count + np.minimum(count - 1, ((values - low) * scale).astype(np.int64))
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
     return counts, np.stack([x[first], y[first]], axis=1)
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null in place of what JSON cannot say."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
