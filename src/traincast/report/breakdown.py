@@ -1,21 +1,28 @@
 """Where a step's time went, per rank and on average.
 
-Every instant of a rank falls to one part, so the parts add up to the step: compute (forward and
-backward works), optimizer, exposed communication (compute waits for bytes), overhead (compute waits
-for its own host), and bubble (compute waits for another rank).
+Every instant of a rank falls to one part, so the parts add up to the step: compute (forward and backward works),
+optimizer, exposed communication (compute waits for bytes on their way), overhead (compute waits for its own host), and
+bubble (compute waits for another rank).
+
+A gap is judged by what the work after it waits for; what else the rank's host and links do meanwhile does not count. A
+work waits for its launch from when everything else it needs is there. Before that it waits for the last message,
+collective or work that it needs, and that in turn for what released it: time goes back along this chain to the message or
+launch on it, and from the first work of another rank on to the bubble.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.simulate import Spans, Timeline
-from traincast.strategy.plan import Category, Stream
+from traincast.strategy.plan import NUM_STREAMS, Category, Stream
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,32 +41,30 @@ class Breakdown:
         return self.compute_s + self.exposed_communication_s + self.bubble_s + self.optimizer_s + self.overhead_s
 
 
-def breakdown_of_row(timeline: Timeline, spans: Spans, row: int, communication: Floats) -> Breakdown:
-    """Breakdown of one row; ``communication`` are the seconds of communication within every cost."""
-    plan = timeline.plan
-    lane = spans.on(row, Stream.COMPUTE)
-    duration = lane.end - lane.start
-    inside = np.minimum(communication[plan.cost[lane.task]], duration)
-    category = plan.category[lane.task]
-    optimizing = category == Category.OPTIMIZER
-    communicating = category == Category.COMMUNICATION
-    inside = np.where(communicating, duration, inside)
-    own = duration - inside
-    gaps = _gaps(lane.start, lane.end, timeline.step_s)
-    streams = [spans.on(row, s) for s in (Stream.COMMUNICATION, Stream.DATA, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)]
-    busy = _union(np.concatenate([s.start for s in streams]), np.concatenate([s.end for s in streams]))
-    host = spans.on(row, Stream.HOST)
-    either = _union(np.concatenate([busy[0], host.start]), np.concatenate([busy[1], host.end]))
-    waiting = float((gaps[1] - gaps[0]).sum())
-    for_bytes = _overlap(gaps, busy)
-    for_host = _overlap(gaps, either) - for_bytes
-    return Breakdown(
-        compute_s=float(own[~optimizing].sum()),
-        optimizer_s=float(own[optimizing].sum()),
-        exposed_communication_s=float(inside.sum()) + for_bytes,
-        overhead_s=for_host,
-        bubble_s=max(0.0, waiting - for_bytes - for_host),
-    )
+def breakdowns(timeline: Timeline, rows: Iterable[int], communication: Floats) -> list[Breakdown]:
+    """Breakdown of each of some ``rows``; ``communication`` are the seconds of communication within every cost."""
+    plan, spans, waits = timeline.plan, timeline.spans(), _Waits(timeline)
+    found = []
+    for row in rows:
+        lane = spans.on(row, Stream.COMPUTE)
+        duration = lane.end - lane.start
+        category = plan.category[lane.task]
+        optimizing = category == Category.OPTIMIZER
+        inside = np.minimum(communication[plan.cost[lane.task]], duration)
+        inside = np.where(category == Category.COMMUNICATION, duration, inside)
+        own = duration - inside
+        waiting = max(0.0, timeline.step_s - float(duration.sum()))
+        for_bytes, for_host = waits.of_lane(row, lane)
+        found.append(
+            Breakdown(
+                compute_s=float(own[~optimizing].sum()),
+                optimizer_s=float(own[optimizing].sum()),
+                exposed_communication_s=float(inside.sum()) + for_bytes,
+                overhead_s=for_host,
+                bubble_s=max(0.0, waiting - for_bytes - for_host),
+            )
+        )
+    return found
 
 
 def mean_breakdown(parts: list[Breakdown]) -> Breakdown:
@@ -74,30 +79,91 @@ def mean_breakdown(parts: list[Breakdown]) -> Breakdown:
     )
 
 
-def _gaps(start: Floats, end: Floats, total: float) -> tuple[Floats, Floats]:
-    """The idle intervals of a lane whose spans do not overlap."""
-    left = np.concatenate([[0.0], end])
-    right = np.concatenate([start, [total]])
-    keep = right > left
-    return left[keep], right[keep]
+class _Waits:
+    """What the tasks of a timeline wait for."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        plan = self._plan = timeline.plan
+        self._start, self._end, self._step_s = timeline.start, timeline.end, timeline.step_s
+        holder = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
+        order = np.argsort(plan.lanes, kind="stable")
+        same = plan.lanes[order][1:] == plan.lanes[order][:-1]
+        self._before = np.full(len(holder), -1, dtype=np.int64)
+        """For every entry of the lanes column the task that held the lane before, or -1."""
+        self._before[order[1:][same]] = holder[order[:-1][same]]
+        launches = plan.category == Category.HOST
+        self._host = np.where(launches, plan.lanes[plan.lane_start[:-1]] // NUM_STREAMS, -1)
+        """For every task the row on whose host it is, or -1."""
+        # Collectives in line are part of a rank's pass, alone or within a segment; sends in line are not.
+        stream = plan.lanes % NUM_STREAMS
+        sends = np.isin(stream, (Stream.SEND_FORWARD, Stream.SEND_BACKWARD))
+        in_line = _any_of_each(stream == Stream.COMPUTE, plan.lane_start) & ~_any_of_each(sends, plan.lane_start)
+        self._message = (plan.category == Category.COMMUNICATION) & ~in_line
+
+    def of_lane(self, row: int, lane: Spans) -> tuple[float, float]:
+        """Seconds in which the compute lane of ``row``, with these spans, waits for bytes and for its own host."""
+        free = np.append(0.0, lane.end[:-1])
+        gaps = np.flatnonzero(lane.start > free)
+        task, since, until = lane.task[gaps], free[gaps], lane.start[gaps]
+        which, source = self._needs(task)
+        launch = self._host[source] == row
+        other = self._host[source] < 0
+        at, last = self._last_of_each(row, which[other], source[other])
+        ready = since.copy()
+        ready[at] = np.maximum(since[at], self._end[last])
+        bytes_s, host_s = self._back(row, last, since=since[at], until=ready[at])
+        at, last = self._last_of_each(row, which[launch], source[launch])
+        launched = np.minimum(self._end[last], until[at])
+        more_bytes_s, more_host_s = self._back(row, last, since=ready[at], until=launched)
+        # The end of a step waits for all lanes of a row: their last task, and then for other ranks.
+        mine = np.flatnonzero(self._plan.lanes // NUM_STREAMS == row)
+        holder = np.searchsorted(self._plan.lane_start, mine, side="right") - 1
+        last = holder[[np.argmax(self._end[holder])]] if len(mine) else holder
+        ended = lane.end[-1:] if len(lane.end) else np.zeros(len(last))
+        end_bytes_s, end_host_s = self._back(row, last, since=ended, until=self._end[last])
+        return bytes_s + more_bytes_s + end_bytes_s, host_s + more_host_s + end_host_s
+
+    def _back(self, row: int, task: Ints, *, since: Floats, until: Floats) -> tuple[float, float]:
+        """Seconds from ``since`` to ``until`` that fall to messages and to the host of ``row``.
+
+        Goes back from each ``task``, which ended at ``until``, along what released it, to the first work of a rank.
+        """
+        bytes_s = host_s = 0.0
+        while len(task):
+            start = np.clip(self._start[task], since, np.maximum(since, until))
+            spent = np.maximum(0.0, until - start)
+            message, launch = self._message[task], self._host[task] == row
+            bytes_s += float(spent[message].sum())
+            host_s += float(spent[launch].sum())
+            on = np.flatnonzero((message | launch) & (start > since))
+            at, source = self._last_of_each(row, *self._needs(task[on]))
+            task, since, until = source, since[on][at], np.minimum(start[on][at], self._end[source])
+        return bytes_s, host_s
+
+    def _needs(self, tasks: Ints) -> tuple[Ints, Ints]:
+        """Position in ``tasks`` and task that it waits for, for all that each of them waits for."""
+        plan = self._plan
+        first, before = _entries(plan.predecessor_start, tasks), _entries(plan.lane_start, tasks)
+        position = np.concatenate([first[0], before[0]])
+        source = np.concatenate([plan.predecessors[first[1]], self._before[before[1]]])
+        return position[source >= 0], source[source >= 0]
+
+    def _last_of_each(self, row: int, position: Ints, source: Ints) -> tuple[Ints, Ints]:
+        """Distinct positions, and at each the source that ends last; of equals, one on the host of ``row``."""
+        order = np.lexsort((self._host[source] == row, self._end[source], position))
+        position, source = position[order], source[order]
+        last = np.append(position[1:] != position[:-1], True)[: len(position)]
+        return position[last], source[last]
 
 
-def _union(start: Floats, end: Floats) -> tuple[Floats, Floats]:
-    """Disjoint intervals that cover the same time, in order."""
-    if not len(start):
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    opens = np.concatenate([[True], start[1:] > end[:-1]])
-    closes = np.concatenate([opens[1:], [True]])
-    return start[opens], end[closes]
+def _entries(start: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Position in ``rows`` and index, of all entries that these rows of a ragged column have."""
+    count = np.diff(start)[rows]
+    position = np.repeat(np.arange(len(rows)), count)
+    within = np.arange(len(position)) - np.repeat(np.cumsum(count) - count, count)
+    return position, start[rows][position] + within
 
 
-def _overlap(a: tuple[Floats, Floats], b: tuple[Floats, Floats]) -> float:
-    """Length of the intersection of two sets of disjoint intervals."""
-    if not len(a[0]) or not len(b[0]):
-        return 0.0
-    points = np.stack([b[0], b[1]], axis=1).ravel()
-    covered = np.concatenate([[0.0], np.cumsum(b[1] - b[0])])
-    level = np.stack([covered[:-1], covered[1:]], axis=1).ravel()
-    return float((np.interp(a[1], points, level) - np.interp(a[0], points, level)).sum())
+def _any_of_each(values: npt.NDArray[np.bool_], start: Ints) -> npt.NDArray[np.bool_]:
+    """Whether any value of each row of a ragged column holds; no row is empty."""
+    return np.logical_or.reduceat(values, start[:-1]) if len(start) > 1 else np.zeros(0, dtype=bool)

@@ -14,7 +14,7 @@ from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
 from traincast.estimate import Estimates
 from traincast.graph import Operator
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.report.breakdown import breakdown_of_row, mean_breakdown
+from traincast.report.breakdown import breakdowns, mean_breakdown
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
 
@@ -54,10 +54,8 @@ class Look:
 def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Look:
     """What a correction and an interval need to know of a simulated step."""
     plan, strategy, graph = timeline.plan, request.strategy, request.graph
-    spans = timeline.spans()
-    communication = plan.shares(seconds, plan.communicates())
     rows = range(min(len(plan.ranks), plan.mesh.pp))
-    mean = mean_breakdown([breakdown_of_row(timeline, spans, row, communication) for row in rows])
+    mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
     total = mean.total_s or 1.0
     micro_batch = max(1, strategy.micro_batch(request.global_batch))
     tokens = micro_batch * max(1, graph.tokens_per_sample) / strategy.cp

@@ -11,7 +11,7 @@ from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdown
+from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast
 from traincast.report.outlook import outlook
@@ -133,17 +133,17 @@ def make_report(
     A timeline of ranks that differ comes with that of equal ones (``folded``), which the interval is scaled from.
     """
     plan = timeline.plan
-    spans = timeline.spans()
-    communication = plan.shares(estimates.seconds, plan.communicates())
     stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
+    rows = _rows(len(stages), plan.mesh.pp)
+    parts = breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates()))
     ranks = tuple(
         RankReport(
             rank=int(plan.ranks[row]),
             stage=stages[row],
-            breakdown=breakdown_of_row(timeline, spans, row, communication),
+            breakdown=part,
             memory=lowered.memory[stages[row]],
         )
-        for row in _rows(len(stages), plan.mesh.pp)
+        for row, part in zip(rows, parts, strict=True)
     )
     expected = outlook(request, lowered.plan, estimates, folded or timeline)
     if folded is not None and folded.step_s:
