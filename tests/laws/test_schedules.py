@@ -163,6 +163,8 @@ def test_zb_h2_waits_f_plus_i_minus_2w_within_a_stage(p: int, more: int, f: int,
     assert max(found.waits) == (p - 1) * max(0, i - f, f + i - 2 * w)
     if w <= f and 2 * w <= f + i:
         assert max(found.waits) == (p - 1) * (f + i - 2 * w)
+    if p > 1:
+        assert (max(found.waits) == 0) == (i <= f and f + i <= 2 * w), "where the documents say that it reaches zero"
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("zb-h2", 1), ("zb-v", 2)])
