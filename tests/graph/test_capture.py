@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import GPT, graph_of
+from tests.conftest import GPT, AnalyticalCostModel, devices, graph_of
 from traincast.errors import CaptureError
 from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.capture import BATCH, capture
@@ -342,3 +342,53 @@ def test_a_recurrent_layer_has_the_flops_of_its_gates(layer: type[nn.Module]) ->
     graph = traced(layer(inputs, hidden, batch_first=True), seq, inputs)
     forward = sum(op.flops * n for op, n in graph if op.phase is Phase.FORWARD and op.kind in (OpKind.RNN, OpKind.GEMM))
     assert forward == pytest.approx(2 * seq * gates * hidden * (inputs + hidden), rel=0.01)
+
+
+def test_gru_and_rnn_are_the_same_graph_as_an_lstm_but_for_their_gates() -> None:
+    def shape_of(kind: type[nn.Module], **options: Any) -> tuple[list[str], list[float]]:
+        graph = traced(kind(8, 16, batch_first=True, **options), 10, 8)
+        layers = [(op, n) for op, n in graph if op.kind is OpKind.RNN]
+        gates = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[kind]
+        assert len([op for op in graph.operators if op.kind is OpKind.GEMM]) == 0
+        return [op.phase.value for op, n in layers for _ in range(n)], [op.flops / gates for op, n in layers]
+
+    for options in ({}, {"num_layers": 3}, {"bidirectional": True}, {"num_layers": 2, "bidirectional": True}):
+        wanted = shape_of(nn.LSTM, **options)
+        assert shape_of(nn.GRU, **options) == wanted
+        assert shape_of(nn.RNN, **options) == wanted
+        assert shape_of(nn.RNN, nonlinearity="relu", bias=False, **options) == wanted
+
+
+def test_a_gru_gives_what_it_gives_elsewhere_and_trains_every_parameter() -> None:
+    class Last(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(8, 16, num_layers=2, bidirectional=True, dropout=0.1)
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs, state = self.gru(x.transpose(0, 1))
+            assert outputs.shape == (10, x.shape[0], 32)
+            assert state.shape == (4, x.shape[0], 16)
+            return self.head(state[-1])
+
+    module = Last()
+    graph = traced(module, 10, 8)
+    updated = [op.parameters[0].numel * n for op, n in graph if op.phase is Phase.OPTIMIZER]
+    assert sum(updated) == sum(p.numel() for p in module.parameters())
+    backward = [op for op in graph.operators if op.name == "gru_layer_backward"]
+    assert {op.scope for op in backward} == {"gru"}
+    assert kinds(graph, Phase.FORWARD)["dropout"] == 1
+
+
+def test_a_gru_costs_three_quarters_of_an_lstm() -> None:
+    """Where products decide; what a step of the recurrence costs beside them is the same."""
+    cluster = devices(1)
+    times = []
+    for kind in (nn.GRU, nn.LSTM):
+        works = [
+            op.with_batch(256) for op in traced(kind(2048, 2048, batch_first=True), 32, 2048).operators
+            if op.kind is OpKind.RNN
+        ]  # fmt: skip
+        times.append(AnalyticalCostModel().estimate(works, cluster).seconds.sum())
+    assert times[0] / times[1] == pytest.approx(0.75, rel=0.02)

@@ -9,6 +9,8 @@ import torch
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
+from traincast.graph.capture import capture
+from traincast.graph.zoo import Traceable
 from traincast.profile.executors import (
     BUILDERS,
     executor_of,
@@ -123,3 +125,13 @@ def test_every_kind_of_the_zoo_has_a_builder_or_a_schema() -> None:
     assert {"convolution", "mm", "embedding", "adamw", "grouped_mm", "native_batch_norm", "mkldnn_rnn_layer"} <= set(
         BUILDERS
     )
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_a_captured_recurrent_layer_can_be_run(kind: type[torch.nn.Module]) -> None:
+    module = kind(4, 8, batch_first=True)
+    graph = capture(Traceable(module=module, inputs=lambda batch: (torch.empty(batch, 5, 4),)), name="recurrent")
+    layers = [op.with_batch(3) for op in graph.operators if op.kind is OpKind.RNN]
+    assert len(layers) == 2
+    for layer in layers:
+        executor_of(layer)

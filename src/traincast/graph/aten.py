@@ -36,7 +36,10 @@ _NAMES: Final[dict[OpKind, str]] = {
         "_scaled_dot_product_fused_attention_overrideable_backward attention attention_backward"
     ),
     OpKind.CONV: "convolution convolution_backward _convolution mkldnn_convolution cudnn_convolution",
-    OpKind.RNN: "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward",
+    OpKind.RNN: (
+        "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward "
+        "gru_layer gru_layer_backward rnn_layer rnn_layer_backward"
+    ),
     OpKind.BATCH_NORM: (
         "native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm "
         "_native_batch_norm_legit_no_training _batch_norm_with_update batch_norm_backward "

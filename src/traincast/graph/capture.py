@@ -21,6 +21,7 @@ from traincast.errors import CaptureError, MissingDependencyError, TraincastErro
 from traincast.graph.assemble import Record, assemble
 from traincast.graph.aten import FREE, KIND_OF
 from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
+from traincast.graph.recurrent import fused_recurrence
 from traincast.graph.repeats import folded
 from traincast.graph.tensor import DType, TensorSpec
 
@@ -207,7 +208,7 @@ class _Recorder:
         enter = register_module_forward_pre_hook(self._enter)
         leave = register_module_forward_hook(self._leave)
         try:
-            with gpu_kernels(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            with gpu_kernels(), fused_recurrence(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
                 yield
         finally:
             enter.remove()

@@ -136,6 +136,25 @@ def _rnn(operator: Operator, make: Make) -> Call:
     return bound(aten.mkldnn_rnn_layer_backward.default, (*arguments, workspace))
 
 
+def _plain_rnn(operator: Operator, make: Make) -> Call:
+    """One layer of a GRU or an RNN in one direction, with the gradient of its outputs."""
+    data, *weights, state = tensors = make.all(operator.inputs[:6])
+    function = torch.gru if operator.name.startswith("gru") else torch.rnn_tanh
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor]:
+        out, last = function(data, state[None], weights, True, 1, 0.0, False, False, False)
+        return out, last[0]
+
+    if not operator.name.endswith("backward"):
+        return forward
+    with torch.enable_grad():
+        for tensor in tensors:
+            tensor.requires_grad_()
+        out, _ = forward()
+    grad = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, tensors, grad, retain_graph=True)
+
+
 # Norms
 
 
@@ -405,6 +424,7 @@ COMPUTING: Final[dict[str, Builder]] = {
     ),
     **named(_conv, "convolution convolution_backward"),
     **named(_rnn, "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
+    **named(_plain_rnn, "gru_layer gru_layer_backward rnn_layer rnn_layer_backward"),
     **named(_batch_norm, "native_batch_norm native_batch_norm_backward"),
     **named(_layer_norm, "native_layer_norm native_layer_norm_backward"),
     **named(_group_norm, "native_group_norm native_group_norm_backward"),
