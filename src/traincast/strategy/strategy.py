@@ -260,6 +260,7 @@ def says_micro_batch(text: str) -> bool:
 
 def with_micro_batch(strategy: Strategy, micro_batch: int, global_batch: int) -> Strategy:
     """The strategy whose microbatches have ``micro_batch`` samples each."""
+    _check_count("micro_batch", micro_batch, 1)
     whole = strategy.dp * micro_batch
     if global_batch % whole:
         raise StrategyError(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import SimulationError, StrategyError
+from traincast.errors import SimulationError, StrategyError, TraincastError
+from traincast.imports import definition_of, described, place_of
 from traincast.strategy.schedules import SCHEDULES, Order, Pass, Route, check, load_schedule
 from traincast.strategy.schedules.slots import columns_of, merged
 
@@ -42,12 +45,62 @@ class Skeleton:
     last: Flags
 
 
+def _told(name: str, stages: int, microbatches: int, chunks: int) -> tuple[list[Route], Order]:
+    """What the schedule ``name`` says; a user's may fail in any way, or return anything."""
+    schedule = load_schedule(name)
+    if name in SCHEDULES:
+        return schedule.routes(stages, chunks), schedule.order(stages, microbatches, chunks)
+    try:
+        routes, order = schedule.routes(stages, chunks), schedule.order(stages, microbatches, chunks)
+    except TraincastError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise StrategyError(
+            f"schedule {name!r} failed{place_of(error)} with pp={stages}, num_microbatches={microbatches}, "
+            f"virtual_stages={chunks}: {described(error)}"
+        ) from error
+    places = _wrong(routes, (stages, chunks), "routes: a list of lists of (stage, chunk)")
+    slots = _wrong(order, (len(Pass), microbatches, chunks), "for each stage a list of Slot(pass, microbatch, chunk)")
+    for wrong, function in ((places, schedule.routes), (slots, schedule.order)):
+        if wrong:
+            raise StrategyError(f"schedule {_defined(name, function)} returned {wrong}")
+    return routes, order
+
+
+def _wrong(found: object, below: tuple[int, ...], expected: str) -> str:
+    """What is wrong with lists of lists of tuples of whole numbers, each below its limit; empty if nothing is."""
+    if not isinstance(found, list | tuple) or not found:
+        return f"{_shown(found)}; expected {expected}"
+    for number, inner in enumerate(found):
+        if not isinstance(inner, list | tuple):
+            return f"{_shown(inner)} as entry {number}; expected {expected}"
+        for entry in inner:
+            right = isinstance(entry, tuple) and len(entry) == len(below)
+            if not right or not all(isinstance(n, int | np.integer) for n in entry):
+                return f"{_shown(entry)} in entry {number}; expected {expected}"
+            if not all(0 <= n < limit for n, limit in zip(entry, below, strict=True)):
+                return f"{_shown(entry)} in entry {number}; expected numbers from 0 on and below {below}"
+    return ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+_LONGEST: Final = 60
+
+
+def _defined(name: str, function: Callable[..., object]) -> str:
+    """A user's schedule by name, with the file and line of one of its functions."""
+    place = definition_of(function)
+    return f"{name!r} ({place})" if place else repr(name)
+
+
 @lru_cache(maxsize=256)
 def skeleton(name: str, stages: int, microbatches: int, chunks: int) -> Skeleton:
     """The slots of the schedule ``name``; refused if they do not make up a step, or can never run."""
-    schedule = load_schedule(name)
-    routes = schedule.routes(stages, chunks)
-    order = schedule.order(stages, microbatches, chunks)
+    routes, order = _told(name, stages, microbatches, chunks)
     try:
         check(order, routes, microbatches)
         columns = columns_of(order)
@@ -55,7 +108,7 @@ def skeleton(name: str, stages: int, microbatches: int, chunks: int) -> Skeleton
     except SimulationError as error:
         if name in SCHEDULES:
             raise
-        raise StrategyError(f"schedule {name}: {error}") from error
+        raise StrategyError(f"schedule {_defined(name, load_schedule(name).order)}: {error}") from error
     starts = np.concatenate([[0], np.cumsum([len(slots) for slots in order])])
     what, microbatch, chunk = columns[starts[stage] + place].T
     way = microbatch % len(routes)
