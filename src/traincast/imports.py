@@ -50,7 +50,7 @@ def described(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """What an exception says, in one short line."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).rstrip(".")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

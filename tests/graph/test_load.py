@@ -56,6 +56,25 @@ class Looks(nn.Linear):
 def looks():
     return Looks(8, 8), torch.zeros(1, 8)
 
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(Looks(8, 8)) for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def deep():
+    return Outer(), torch.zeros(1, 8)
+
+def narrow():
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(9, 8)), torch.zeros(1, 8)
+
+def of_length(seq=5):
+    return nn.Embedding(11, 4), torch.zeros(2, seq, dtype=torch.int64)
+
 number = 3
 """
 
@@ -105,13 +124,15 @@ def test_whole_numbers_in_a_row_are_tokens(factories: str) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [
-        ("fails", CaptureError, "its factory failed: OSError: disk full"),
+        ("fails", CaptureError, "its factory failed at .*my_models.py:25: OSError: disk full"),
         ("nothing", RequestError, "its factory returned NoneType; expected"),
         ("no_inputs", RequestError, "expected \\(module, example inputs\\)"),
         ("scalar", RequestError, "tensors whose first dim is the batch"),
         ("number", RequestError, "number is not callable"),
         ("absent", RequestError, "expected package.module:factory that can be imported"),
-        ("looks", CaptureError, "no data-dependent shapes"),
+        ("looks", CaptureError, "failed in Looks itself at .*my_models.py:38: .*no data-dependent shapes"),
+        ("deep", CaptureError, "failed in module 'blocks.0.0' \\(Looks\\) at .*my_models.py:38: "),
+        ("narrow", CaptureError, "failed in module '1' \\(Linear\\): RuntimeError: "),
     ],
 )
 def test_a_factory_that_does_not_serve_is_refused_in_one_line(
@@ -196,3 +217,43 @@ def test_what_is_kept_depends_on_all_that_was_asked() -> None:
         cache.cache_key(c) for c in ({"name": "a"}, {"name": "b"}, {"name": "a", "seq": 1}, {"name": "a", "seq": 2})
     }
     assert len(keys) == 4
+
+
+def test_a_sequence_length_reaches_a_factory_that_takes_it(factories: str) -> None:
+    assert load_model(f"{factories}:of_length").tokens_per_sample == 5
+    assert load_model(f"{factories}:of_length", seq=9).tokens_per_sample == 9
+
+
+def test_a_sequence_length_is_refused_where_it_would_change_nothing(factories: str) -> None:
+    with pytest.raises(RequestError, match=r"takes no argument seq; write `def tokens\(seq\)`"):
+        load_model(f"{factories}:tokens", seq=9)
+    with pytest.raises(RequestError, match="'resnet18' has no sequence: leave the sequence length of 9 out"):
+        load_model("resnet18", seq=9)
+
+
+def test_tracing_says_how_many_modules_are_done() -> None:
+    told: list[tuple[int, int]] = []
+    load_model(GPT, progress=lambda done, total: told.append((done, total)))
+    done, totals = zip(*told, strict=True)
+    assert len(set(totals)) == 1
+    assert list(done) == sorted(set(done))
+    assert len(done) > 0.7 * totals[0], "modules are told one by one; a mere list of modules does not run"
+    assert done[-1] == totals[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f(:", r"importing broken failed at .*broken.py:1: SyntaxError"),
+        ("\n1 / 0", r"importing broken failed at .*broken.py:2: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(4)", r"importing broken failed at .*broken.py:2: SystemExit: 4"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_by_its_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(RequestError, match=said):
+        load_model("broken:f")

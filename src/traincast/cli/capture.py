@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from traincast.cli.output import console, print_json
-from traincast.units import format_count, format_flops, parse_count
+from traincast.cli.output import console, print_json, traced
+from traincast.units import format_count, format_flops
 
 
 @click.command(short_help="Trace a model and save its operator graph.")
@@ -19,9 +19,8 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
     """Trace one training step of MODEL and save its operators, to be forecast without PyTorch."""
     from traincast.graph import Phase
     from traincast.graph.files import save_graph
-    from traincast.graph.load import load_model
 
-    graph = load_model(model, seq=None if seq is None else parse_count(seq, what="--seq"))
+    graph = traced(model, seq=seq, use_cache=False)
     save_graph(graph, Path(output))
     facts = {
         "name": graph.name,

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from traincast.units import parse_count
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from traincast.graph import OperatorGraph
 
 _REDRAW_S: Final = 0.1
 """A progress bar is not drawn more often than this."""
@@ -64,9 +68,10 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(console=console(stderr=True), transient=True, auto_refresh=False) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True, auto_refresh=False) as bar:
         task, drawn = bar.add_task(what, total=None), 0.0
         bar.refresh()
 
@@ -78,6 +83,15 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
             drawn = now if due else drawn
 
         yield told
+
+
+def traced(model: str, *, seq: str | None, use_cache: bool) -> OperatorGraph:
+    """The operator graph of what a user wrote for MODEL and ``--seq``; a long trace shows how far it has come."""
+    from traincast.graph.load import load_model
+
+    length = None if seq is None else parse_count(seq, what="--seq")
+    with progress_bar("tracing modules") as progress:
+        return load_model(model, seq=length, use_cache=use_cache, progress=progress)
 
 
 def print_table(

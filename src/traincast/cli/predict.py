@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, print_json, print_table
+from traincast.cli.output import console, print_json, print_table, traced
 from traincast.errors import RequestError
 from traincast.units import HOUR, format_bytes, format_count, format_flops, format_seconds, parse_count
 
@@ -80,18 +80,19 @@ def predict(
     (gpt:layers=24,hidden=2048,heads=16), a Hugging Face config.json, a saved graph, or
     package.module:factory.
     """
+    from traincast.cluster import load_cluster
     from traincast.estimate import learned_cost_model
     from traincast.forecast import predict as forecast_step
 
     for target in (trace, html):
         if target is not None and not Path(target).resolve().parent.is_dir():
             raise RequestError(f"cannot write {target}: the folder {Path(target).resolve().parent} does not exist")
+    batch, place = parse_count(global_batch, what="--global-batch"), load_cluster(cluster)
     result = forecast_step(
-        model,
-        cluster=cluster,
+        traced(model, seq=seq, use_cache=not no_cache),
+        cluster=place,
         strategy=strategy,
-        global_batch=parse_count(global_batch, what="--global-batch"),
-        seq=None if seq is None else parse_count(seq, what="--seq"),
+        global_batch=batch,
         precision=precision,
         runtime=runtime,
         shard=tuple(_rule(text) for text in shard),
@@ -100,7 +101,6 @@ def predict(
         steps=None if steps is None else parse_count(steps, what="--steps"),
         cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
-        use_cache=not no_cache,
     )
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from traincast.cli.output import console, print_json, print_table, progress_bar
+from traincast.cli.output import console, print_json, print_table, progress_bar, traced
 from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
 from traincast.units import format_bytes, format_count, format_seconds, parse_count, parse_duration
 
@@ -106,6 +106,7 @@ def search(
 
     MODEL is what `traincast predict` takes. With --nodes or --devices the cluster is chosen as well.
     """
+    from traincast.cluster import load_cluster
     from traincast.engines import load_engine
     from traincast.estimate import learned_cost_model
     from traincast.searching.choices import parse_nodes
@@ -114,13 +115,14 @@ def search(
     _check_outputs(all_out=all_out, html=html, resume=resume)
     if seed < 0:
         raise RequestError(f"--seed {seed}: expected a number from 0 on")
+    batch, _ = parse_count(global_batch, what="--global-batch"), load_cluster(cluster)
+    graph = traced(model, seq=seq, use_cache=not no_cache)
     refusals: list[str] = []
     with _limited_to(export, refusals), progress_bar("strategies") as progress:
         answer = find_best(
-            model,
+            graph,
             cluster=cluster,
-            global_batch=parse_count(global_batch, what="--global-batch"),
-            seq=_count(seq, "--seq"),
+            global_batch=batch,
             precision=precision,
             runtime=runtime,
             objective=_objective(objective, deadline),
@@ -141,7 +143,6 @@ def search(
             cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
             accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
-            use_cache=not no_cache,
         )
     text = None if export is None else _exported(answer, export)
     written = _write(answer, all_out=all_out, html=html)

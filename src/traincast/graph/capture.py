@@ -24,6 +24,8 @@ from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Sca
 from traincast.graph.recurrent import fused_recurrence
 from traincast.graph.repeats import folded
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.tracing import Progress, Steps, module_of
+from traincast.imports import described, place_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +62,7 @@ def require_torch() -> None:
         raise MissingDependencyError("PyTorch", "tracing a model", extra="torch") from error
 
 
-def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
+def capture(traceable: Traceable, *, name: str, progress: Progress | None = None) -> OperatorGraph:
     """Trace one training step of ``traceable`` and return its operators for one sample."""
     require_torch()
     failure: Exception | None = None
@@ -68,7 +70,7 @@ def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
     for fold, half in ((True, False), (False, False), (False, True)):
         try:
             with _quiet():
-                return _trace(traceable, name=name, fold=fold, half=half)
+                return _trace(traceable, name=name, fold=fold, half=half, progress=progress)
         except _NotRepeatableError:
             continue
         except TraincastError:
@@ -76,10 +78,9 @@ def capture(traceable: Traceable, *, name: str) -> OperatorGraph:
         except Exception as error:  # the module's own code may raise anything
             failure = failure if half else error
     assert failure is not None, "the last attempt returns or fails"
-    reason = " ".join(str(failure).split())[:300] or type(failure).__name__
     raise CaptureError(
-        f"tracing {name!r} failed: {type(failure).__name__}: {reason}; the module must run on any batch "
-        f"size with fake tensors (no .item(), no data-dependent shapes)"
+        f"tracing {name!r} failed{module_of(failure)}{place_of(failure)}: {described(failure)}; the module must run on any "
+        f"batch size with fake tensors (no .item(), no data-dependent shapes)"
     ) from failure
 
 
@@ -99,7 +100,9 @@ class _NotRepeatableError(Exception):
     """Two traced repetitions of a block took different inputs, so one cannot stand for all."""
 
 
-def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool) -> OperatorGraph:
+def _trace(
+    traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None
+) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -109,7 +112,7 @@ def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool) -> Operat
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         _make_fake(module, half=half)
         module.train()
-        recorder = _Recorder(module, repeats)
+        recorder = _Recorder(module, repeats, progress)
         inputs = tuple(
             torch.empty_like(t, device="cpu", dtype=torch.bfloat16 if half and t.is_floating_point() else t.dtype)
             for t in traceable.inputs(BATCH)
@@ -120,7 +123,7 @@ def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool) -> Operat
             loss = traceable.loss(output) if traceable.loss is not None else sum_of(output)
             if not loss.requires_grad:
                 raise CaptureError(f"model {name!r} has no trainable parameter that reaches its output")
-            recorder.phase = Phase.BACKWARD
+            recorder.differentiate()
             loss.backward()
         if not recorder.repeats_agree():
             raise _NotRepeatableError
@@ -175,11 +178,13 @@ def sum_of(output: Any) -> torch.Tensor:
 class _Recorder:
     """Turns dispatched operators into records; knows which storage is a parameter and who wrote it."""
 
-    def __init__(self, module: torch.nn.Module, repeats: list[Repeat]) -> None:
+    def __init__(self, module: torch.nn.Module, repeats: list[Repeat], progress: Progress | None = None) -> None:
         self.records: list[Record] = []
         self.phase = Phase.FORWARD
         self._names = {id(child): path for path, child in module.named_modules()}
         self._stack: list[tuple[str, torch.nn.Module]] = [("", module)]
+        self._progress = Steps(len(self._names), progress)
+        self._num_forward = 1
         self._keep_alive: list[object] = []
         self._parameters = {p.untyped_storage()._cdata for p in module.parameters()}
         self._producer: dict[int, int] = {}
@@ -195,6 +200,11 @@ class _Recorder:
         for tensor in inputs:
             self._keep_alive.append(tensor)
             self._saved.add(tensor.untyped_storage()._cdata)
+
+    def differentiate(self) -> None:
+        """From here on operators are those of the backward pass."""
+        self.phase = Phase.BACKWARD
+        self._num_forward = max(1, len(self.records))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -219,6 +229,7 @@ class _Recorder:
 
         scope = self._names.get(id(module), self._stack[-1][0])
         self._stack.append((scope, module))
+        self._progress.forward(scope)
         if scope in self._repeat_scopes:
             shapes = tuple(tuple(t.shape) for t in inputs if isinstance(t, torch.Tensor))
             self._block_inputs.setdefault(self._repeat_scopes[scope], []).append(shapes)
@@ -300,6 +311,7 @@ class _Recorder:
         elif forward >= 0:
             source = self.records[forward]
             scope = source.operator.scope
+            self._progress.backward(forward / self._num_forward)
             attributes |= {k: v for k, v in source.operator.attributes.items() if k in ("module", "window")}
         operator = Operator(
             name=name,

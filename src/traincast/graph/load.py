@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +16,39 @@ from traincast.graph.files import FORMAT, graph_from_dict, read_json
 from traincast.graph.huggingface import from_config
 from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
+from traincast.graph.tracing import Progress
 from traincast.graph.zoo.traceable import Traceable
-from traincast.imports import import_callable
+from traincast.imports import described, import_callable, place_of
 
 _MAX_SEQ = 10_000_000
 
 
-def load_model(spec: str, *, seq: int | None = None, use_cache: bool = False) -> OperatorGraph:
+def load_model(
+    spec: str, *, seq: int | None = None, use_cache: bool = False, progress: Progress | None = None
+) -> OperatorGraph:
     """The operator graph of ``spec``.
 
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
     Hugging Face ``config.json`` (or its folder), a saved graph, or ``package.module:factory``. ``seq``
-    sets the tokens per sample where the model has such a thing.
+    sets the tokens per sample, and is refused where the model has no such thing. ``progress`` is told how far tracing
+    has come, if the model is traced.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
     path = Path(spec)
     if spec.endswith(".json") or (path.is_dir() and (path / "config.json").exists()):
-        return _from_file(path if spec.endswith(".json") else path / "config.json", seq=seq, use_cache=use_cache)
+        return _from_file(path if spec.endswith(".json") else path / "config.json", seq, use_cache, progress)
     head = spec.partition(":")[0]
     if ":" in spec and head not in zoo.FAMILIES:
         if "=" in spec:
             raise UnknownNameError("model family", head, zoo.FAMILIES)
-        return capture_module(load_factory(spec), name=spec)
+        return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
     card = zoo.card(spec)
     content = {"family": card.family, "parameters": dict(card.parameters), "seq": seq}
-    return _through_cache(spec, content, spec, seq=seq, use_cache=use_cache)
+    return _through_cache(spec, content, spec, seq, use_cache, progress)
 
 
-def _from_file(path: Path, *, seq: int | None, use_cache: bool) -> OperatorGraph:
+def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress | None) -> OperatorGraph:
     data = read_json(path)
     if isinstance(data, dict) and data.get("format") == FORMAT:
         graph = graph_from_dict(data, where=str(path))
@@ -57,17 +62,21 @@ def _from_file(path: Path, *, seq: int | None, use_cache: bool) -> OperatorGraph
     family, parameters = from_config(data)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
-    return _through_cache(
-        name, {"family": family, "parameters": dict(parameters), "seq": seq}, spec, seq=seq, use_cache=use_cache
-    )
+    content = {"family": family, "parameters": dict(parameters), "seq": seq}
+    return _through_cache(name, content, spec, seq, use_cache, progress)
 
 
 def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _through_cache(
-    name: str, content: Mapping[str, object], spec: str, *, seq: int | None, use_cache: bool
+def _through_cache(  # noqa: PLR0917  (what it passes on)
+    name: str,
+    content: Mapping[str, object],
+    spec: str,
+    seq: int | None,
+    use_cache: bool,
+    progress: Progress | None,
 ) -> OperatorGraph:
     key = graph_cache.cache_key({"name": name, **content})
     if use_cache:
@@ -76,29 +85,44 @@ def _through_cache(
             return kept
     require_torch()
     with without_compiler():
-        graph = capture_module(zoo.build(spec, seq=seq), name=name)
+        graph = capture_module(zoo.build(spec, seq=seq), name=name, progress=progress)
     if use_cache:
         graph_cache.keep(key, graph)
     return graph
 
 
-def load_factory(spec: str) -> Traceable:
+def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
     """Call ``package.module:factory`` and make of its result something to trace.
 
     The factory returns the module and example inputs, a :class:`Traceable`, or a module that declares
-    ``example_inputs``. It is called with the ``meta`` device as default, so that no weights are made.
+    ``example_inputs``. It is called with the ``meta`` device as default, so that no weights are made. A sequence length
+    is handed to it as its argument ``seq``; a factory without one is refused.
     """
     require_torch()
     import torch
 
     factory = import_callable(spec, "model", role="factory")
+    given = {} if seq is None else {"seq": seq}
+    if given and not takes_seq(factory):
+        name = spec.partition(":")[2]
+        raise RequestError(
+            f"model {spec!r}: a sequence length of {seq} is asked for, and its factory takes no argument seq; write "
+            f"`def {name}(seq)` and make example inputs of that length, or leave the sequence length out"
+        )
     try:
         with torch.device("meta"):
-            made = factory()
-    except Exception as error:  # the user's code may raise anything
-        reason = " ".join(str(error).split())[:300]
-        raise CaptureError(f"model {spec!r}: its factory failed: {type(error).__name__}: {reason}") from error
+            made = factory(**given)
+    except (Exception, SystemExit) as error:  # the user's code may do anything
+        raise CaptureError(f"model {spec!r}: its factory failed{place_of(error)}: {described(error)}") from error
     return _traceable(made, spec)
+
+
+def takes_seq(factory: Callable[..., object]) -> bool:
+    """Whether a function that makes a model has an argument ``seq``."""
+    try:
+        return "seq" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # not every built-in function tells its arguments
+        return False
 
 
 def _traceable(made: Any, spec: str) -> Traceable:

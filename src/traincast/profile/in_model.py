@@ -95,7 +95,7 @@ def _traceable(spec: str, *, seq: int | None) -> Traceable:
     if spec.endswith(".json"):
         raise CannotRunModelError("a saved graph has no module to run")
     if ":" in spec and spec.partition(":")[0] not in zoo.FAMILIES:
-        return load_factory(spec)
+        return load_factory(spec, seq=seq)
     return zoo.build(spec, seq=seq)
 
 

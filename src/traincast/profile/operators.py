@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 from traincast.errors import CaptureError, RequestError
 from traincast.graph import Operator, Scalar, zoo
 from traincast.graph.capture import require_torch
-from traincast.graph.load import load_model
+from traincast.graph.load import load_model, takes_seq
+from traincast.imports import import_callable
 from traincast.profile.journal import Journal
 from traincast.profile.machine import check_device, device_name, framework_name, free_memory
 from traincast.profile.opset import is_operator_set, load_operator_set, operator_set
@@ -173,13 +174,14 @@ def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[st
 
 
 def _takes_seq(model: str) -> bool:
-    """Whether a sequence length means anything to a model of the zoo."""
+    """Whether a sequence length means anything to a model."""
     import importlib
     import inspect
 
-    head = model.partition(":")[0]
-    if (":" in model and head not in zoo.FAMILIES) or model.endswith(".json"):
+    if model.endswith(".json"):
         return True
+    if ":" in model and model.partition(":")[0] not in zoo.FAMILIES:
+        return takes_seq(import_callable(model, "model", role="factory"))
     module, _, function = zoo.FAMILIES[zoo.card(model).family].partition(":")
     return "seq" in inspect.signature(getattr(importlib.import_module(module), function)).parameters
 

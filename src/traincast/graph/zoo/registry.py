@@ -7,6 +7,7 @@ builder), and ``[published]`` (``parameters``, ``flops`` where known, ``source``
 from __future__ import annotations
 
 import importlib
+import inspect
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -141,6 +142,8 @@ def build(spec: str, *, seq: int | None = None) -> Traceable:
     builder: Callable[..., Traceable] = getattr(importlib.import_module(module_name), function_name)
     parameters = dict(known.parameters)
     if seq is not None:
+        if "seq" not in inspect.signature(builder).parameters:
+            raise RequestError(f"model {spec!r} has no sequence: leave the sequence length of {seq} out")
         parameters["seq"] = seq
     try:
         return builder(**parameters)
