@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.errors import RequestError
-from traincast.units import parse_seconds
+from traincast.units import format_bytes, format_count, format_flops, format_seconds, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,37 @@ def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="it is"):
         parse_seconds(text, what="it")
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "flops"),
+    [
+        (0, "0", "0 MFLOP"),
+        (999.4, "999", "999 MFLOP"),
+        (999.6, "1 k", "1 GFLOP"),
+        (999.7e6, "1 B", "1 PFLOP"),
+        (1.0e9, "1 B", "1 PFLOP"),
+        (8.03e9, "8.03 B", "8.03 PFLOP"),
+        (1.2345e16, "12,340 T", "12,340 EFLOP"),
+    ],
+)
+def test_a_number_is_rounded_before_its_unit_is_chosen(value: float, count: str, flops: str) -> None:
+    assert format_count(value) == count
+    assert format_flops(value * 1e6) == flops
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 µs"), (999.6e-6, "1 ms"), (0.9999, "1 s"), (12.34, "12.3 s"), (180, "3 min"), (1e9, "11,570 d")],
+)
+def test_times_never_have_an_exponent(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_bytes_are_rounded_before_their_unit_is_chosen() -> None:
+    assert [format_bytes(n) for n in (1023, 1023.6, 1023.97 * 1024, 79.2 * 2**30)] == [
+        "1023 B",
+        "1.0 KiB",
+        "1.0 MiB",
+        "79.2 GiB",
+    ]

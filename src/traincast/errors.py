@@ -17,7 +17,13 @@ Every message is one line: what was asked, with its numbers; what holds; what to
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from typing import Final
+
+_ALIKE: Final = 0.6
+_NEARLY_ALL: Final = 0.75
+_PART: Final = 3
 
 
 class TraincastError(Exception):
@@ -49,12 +55,32 @@ class UnknownNameError(RequestError):
 
     def __init__(self, what: str, name: str, choices: Iterable[str], *, hint: str = "") -> None:
         known = sorted(choices)
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        close = _close(name, known)
         short = sorted(sorted(known, key=len)[:12])
         shown = ", ".join(close) if close else ", ".join(short) + (", …" if len(known) > 12 else "")
         lead = "did you mean" if close else "known are"
         tail = f"; {hint}" if hint else ""
         super().__init__(f"unknown {what} {name!r}: {lead} {shown}{tail}")
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    """Up to three names that were likely meant, the likeliest first.
+
+    Long names are also compared by their beginning, and by what they contain: it may be all that was written. But
+    ``tpu`` is no slip of the pen for ``cpu``: unless nearly all letters agree, the first must, or all in another order.
+    """
+    asked = name.lower()
+
+    def likeness(choice: str) -> tuple[float, int]:
+        other = choice.lower()
+        heads = (other[: len(asked)], other[: len(asked) + 1])
+        whole, *parts = (difflib.SequenceMatcher(None, asked, text).ratio() for text in (other, *heads))
+        slip = asked[:1] == other[:1] or sorted(asked) == sorted(other) or whole > _NEARLY_ALL
+        contained = float(len(asked) >= _PART and asked in other)
+        return max(contained, whole, *parts) if slip else contained, len(os.path.commonprefix((asked, other)))
+
+    found = sorted((choice for choice in known if likeness(choice)[0] >= _ALIKE), key=likeness, reverse=True)
+    return found[:3]
 
 
 class MissingDependencyError(RequestError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from traincast.errors import RequestError
@@ -75,40 +75,45 @@ def format_seconds(seconds: float) -> str:
     """Three significant digits with the unit a person would use: ``12.3 ms``, ``4.56 s``, ``3.2 d``."""
     if not math.isfinite(seconds):
         return str(seconds)
-    magnitude = abs(seconds)
-    for limit, scale, unit in (
-        (1e-3, 1e-6, "µs"),
-        (1.0, 1e-3, "ms"),
-        (180.0, 1.0, "s"),
-        (2 * HOUR, 60.0, "min"),
-        (2 * DAY, HOUR, "h"),
-    ):
-        if magnitude < limit:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / DAY:.4g} d"
+    steps = ((1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (180.0, 1.0, "s"), (2 * HOUR, 60.0, "min"), (2 * DAY, HOUR, "h"))
+    return _in_units(seconds, steps, (DAY, "d"))
 
 
 def format_bytes(nbytes: float) -> str:
     """Binary multiples, as memory is sold and reported: ``79.2 GiB``."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < KIB:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        digits = 0 if unit == "B" else 1
+        if abs(round(value, digits)) < KIB:
+            return f"{value:.{digits}f} {unit}"
         value /= KIB
     return f"{value:.2f} TiB"
 
 
 def format_count(value: float) -> str:
     """Decimal multiples: ``8.03 B`` parameters, ``1.25 M`` tokens/s."""
-    for limit, scale, unit in ((1e3, 1.0, ""), (1e6, 1e3, " k"), (1e9, 1e6, " M"), (1e12, 1e9, " B")):
-        if abs(value) < limit:
-            return f"{value / scale:.3g}{unit}"
-    return f"{value / 1e12:.4g} T"
+    return _in_units(value, ((1e3, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "B")), (1e12, "T"))
 
 
 def format_flops(flops: float) -> str:
     """Floating-point work: ``41.3 TFLOP``."""
-    for limit, scale, unit in ((1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T"), (1e18, 1e15, "P")):
-        if abs(flops) < limit:
-            return f"{flops / scale:.3g} {unit}FLOP"
-    return f"{flops / 1e18:.4g} EFLOP"
+    steps = ((1e9, 1e6, "MFLOP"), (1e12, 1e9, "GFLOP"), (1e15, 1e12, "TFLOP"), (1e18, 1e15, "PFLOP"))
+    return _in_units(flops, steps, (1e18, "EFLOP"))
+
+
+def _in_units(value: float, steps: Sequence[tuple[float, float, str]], last: tuple[float, str]) -> str:
+    """Three digits in the first unit whose limit the value, as rounded, is below; four in the last unit, at least.
+
+    A step is (limit, size of the unit, name of the unit).
+    """
+    for limit, scale, unit in steps:
+        shown = f"{value / scale:.3g}"
+        if abs(float(shown)) * scale < limit * (1.0 - 1e-12):
+            return f"{_plain(shown)} {unit}".rstrip()
+    scale, unit = last
+    return f"{_plain(f'{value / scale:.4g}')} {unit}"
+
+
+def _plain(number: str) -> str:
+    """A number of 1 or more without an exponent."""
+    return f"{float(number):,.0f}" if "e+" in number else number

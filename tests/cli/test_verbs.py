@@ -129,3 +129,19 @@ def test_validate_shows_a_table_and_gives_json(capsys: pytest.CaptureFixture[str
     assert {"n", "mape", "median_ape", "bias", "spearman", "coverage_90", "oom_f1", "memory_mape"} <= set(
         document["summary"]["all"]
     )
+
+
+@pytest.mark.parametrize("verb", [[], ["validate"], ["fit"], ["profile"]])
+def test_a_command_without_a_verb_shows_the_verbs_as_help_does(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*verb, "--help"])
+    wanted = capsys.readouterr()
+    assert stopped.value.code == 0
+    with pytest.raises(SystemExit) as stopped:
+        main(verb)
+    shown = capsys.readouterr()
+    assert stopped.value.code == 0
+    assert shown == wanted
+    assert len(shown.out.splitlines()) > 8

@@ -78,6 +78,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         _fail("interrupted", 130)
+    except click.exceptions.NoArgsIsHelpError as error:  # a verb was left out: show which there are
+        click.echo(error.format_message())
+        sys.exit(0)
     except click.ClickException as error:
         hint = " (traincast --help shows the verbs)" if isinstance(error, click.UsageError) and not error.ctx else ""
         _fail(" ".join(error.format_message().split()) + hint, 2)

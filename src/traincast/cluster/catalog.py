@@ -208,7 +208,7 @@ def _from_catalog(name: str, kind: str) -> _Layers:
             if path.is_file():
                 return _layers(read_file(path), path, _MAX_DEPTH)
     choices = [known for folder in folders for known in _names(folder)]
-    hint = "" if kind == "device" else "or give the path of a .toml file"
+    hint = f"`traincast {'devices' if kind == 'device' else 'clusters'}` lists all, or give the path of a .toml file"
     raise UnknownNameError(kind, name[:80], choices, hint=hint)
 
 
