@@ -146,6 +146,13 @@ def gradient_dtype(request: Request) -> str:
     return request.precision.gradients.value
 
 
+def sent_dtype(request: Request) -> str:
+    """The dtype that gradients travel in between replicas, as the forecast has it."""
+    if request.runtime.reduce_dtype:
+        return request.runtime.reduce_dtype
+    return request.precision.activations.value if request.strategy.zero == 3 else gradient_dtype(request)
+
+
 def comments(notes: list[str]) -> list[str]:
     """Lines of comments, one per note whatever it holds: a name may have come from anywhere."""
     return [f"# {' '.join(note.split())}" for note in notes]
