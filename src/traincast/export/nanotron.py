@@ -55,7 +55,9 @@ def nanotron(request: Request) -> str:
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME}, {RELEASE}")
-    notes.append("yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages")
+    notes.append(
+        "yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages"
+    )
     sections: dict[str, Section] = {
         "general": {"project": "traincast", "run": "%date_%jobid"},
         "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1000},
