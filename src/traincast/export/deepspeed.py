@@ -183,6 +183,7 @@ def _degrees(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if strategy.tp > 1:
         found["tensor_parallel"] = {"autotp_size": strategy.tp}
+        notes.append("AutoTP knows models of Hugging Face; others need a tensor_parallel.partition_config")
     if strategy.pp > 1:
         found["pipeline"] = {"stages": strategy.pp}
         notes.append(f"build the model as PipelineModule(…, num_stages={strategy.pp}, partition_method='uniform')")

@@ -15,6 +15,7 @@ from traincast.export.shape import (
     check_tokens,
     comments,
     decoder_of,
+    family_of,
     gradient_dtype,
     header,
     refuse,
@@ -83,6 +84,12 @@ def nanotron(request: Request) -> str:
     for name, section in sections.items():
         lines += [f"{name}:", *_written(section, "  ")]
     return "\n".join(lines) + "\n"
+
+
+def axes(model: str) -> str:
+    """Axes of a search for a model of that name, as constraints."""
+    tensor = ",tp=1" if family_of(model) == "moe" else ""
+    return "schedule=1f1b|gpipe,virtual_stages=1,cut=even,zero=0|1,recompute=none|full,offload=none,cp=1,ep=1" + tensor
 
 
 def _check(request: Request) -> None:

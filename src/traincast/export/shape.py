@@ -60,6 +60,14 @@ def decoder_of(graph: OperatorGraph) -> Decoder | None:
     return decoder_from(known, graph.tokens_per_sample)
 
 
+def family_of(name: str) -> str:
+    """The family of the zoo's model of that name; '' where there is none."""
+    try:
+        return card(name).family
+    except RequestError:
+        return ""
+
+
 def decoder_from(known: ModelCard, seq: int) -> Decoder:
     """The dimensions that a decoder's card has, with the defaults of its family, for ``seq`` tokens per sample."""
     given = dict(known.parameters)

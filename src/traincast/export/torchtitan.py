@@ -19,6 +19,7 @@ from traincast.export.shape import (
     check_tokens,
     comments,
     decoder_of,
+    family_of,
     header,
     layers_by_stage,
     refuse,
@@ -87,6 +88,14 @@ def _compiles(request: Request) -> bool:
 
 def _overlaps_tensor(request: Request) -> bool:
     return request.strategy.tp > 1 and request.runtime.overlap_tensor > 0
+
+
+def axes(model: str) -> str:
+    """Axes of a search for a model of that name, as constraints."""
+    name = FLAVORS.get(model, (_HOMES.get(family_of(model), ""), ""))[0]
+    found = "schedule=gpipe|1f1b|interleaved|breadth-first|zb-v,zero=0|3,offload=none|optimizer"
+    found += ",pp=1" if name in _WITHOUT_PIPELINE else ""
+    return found + (",cp=1" if name in _WITHOUT_CONTEXT else "")
 
 
 def home(request: Request) -> str:
