@@ -1,9 +1,8 @@
 """DeepSpeed: a ``ds_config.json``.
 
-Names are of ``deepspeed/runtime/config.py``, ``runtime/zero/config.py`` and ``runtime/tensor_parallel/config.py`` at
-commits 029f12b, 1b88ac3 and 18e7227 of its master branch (github.com/deepspeedai/DeepSpeed); ``expert_parallel`` is of
-its ``module_inject/auto_ep_config.py``, younger than many releases. JSON has no comments: what cannot be said otherwise
-stands under ``_comment``, a key that DeepSpeed does not read.
+Names, and what is refused, are of ``deepspeed/runtime/config.py``, ``runtime/engine.py``, ``runtime/zero/config.py``,
+``runtime/tensor_parallel/config.py`` and ``module_inject/auto_ep_config.py`` at :data:`RELEASE`. JSON has no comments:
+what cannot be said otherwise stands under ``_comment``, a key that DeepSpeed does not read.
 
 The model is the user's own: its dimensions, the number of stages of its ``PipelineModule`` and its recomputation are
 set in Python.
@@ -14,10 +13,20 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from traincast.export.shape import check_common, decoder_of, gradient_dtype, header, parameters_of_largest_block, refuse
+from traincast.export.shape import (
+    check_common,
+    decoder_of,
+    gradient_dtype,
+    header,
+    parameters_of_largest_block,
+    refuse,
+    sent_dtype,
+)
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "DeepSpeed"
+RELEASE: Final = "0.19.8"
+"""What the names are of."""
 _PRECISIONS: Final[dict[str, dict[str, Any]]] = {
     "fp32": {},
     "tf32": {},
@@ -32,18 +41,13 @@ def deepspeed(request: Request) -> str:
     """The JSON file that trains ``request`` with DeepSpeed, what it cannot say under ``_comment``."""
     _check(request)
     strategy = request.strategy
-    notes = header(request, NAME)
+    notes = header(request, f"{NAME} {RELEASE}")
     config: dict[str, Any] = {
-        "train_batch_size": request.global_batch,
-        "train_micro_batch_size_per_gpu": strategy.micro_batch(request.global_batch),
-        "gradient_accumulation_steps": strategy.num_microbatches,
+        **_batch(request, notes),
         "zero_optimization": _zero(request, notes),
         **_PRECISIONS[request.precision.name],
+        **_dtypes(request),
     }
-    if request.precision.master is not None:
-        config["data_types"] = {"grad_accum_dtype": gradient_dtype(request)}
-    if request.runtime.reduce_dtype:
-        config["communication_data_type"] = request.runtime.reduce_dtype
     if request.precision.name == "tf32":
         notes.append("tf32 is PyTorch's: set torch.backends.cuda.matmul.allow_tf32")
     config |= _degrees(strategy, notes)
@@ -51,11 +55,38 @@ def deepspeed(request: Request) -> str:
     return json.dumps({"_comment": notes, **config}, indent=2, ensure_ascii=False) + "\n"
 
 
+def _batch(request: Request, notes: list[str]) -> dict[str, Any]:
+    """The batch; not all of it with tensor groups, since DeepSpeed counts their ranks as replicas."""
+    strategy = request.strategy
+    micro_batch = strategy.micro_batch(request.global_batch)
+    found = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": strategy.num_microbatches}
+    if strategy.tp == 1:
+        return {"train_batch_size": request.global_batch, **found}
+    notes.append(
+        f"train_batch_size is left out: DeepSpeed counts every rank of a tensor group, and would say "
+        f"{request.global_batch * strategy.tp} where {request.global_batch} samples are trained on"
+    )
+    return found
+
+
+def _dtypes(request: Request) -> dict[str, Any]:
+    """Dtypes in which gradients are summed and exchanged; with shared sequences the latter has another key."""
+    found: dict[str, Any] = {}
+    if request.precision.master is not None:
+        found["data_types"] = {"grad_accum_dtype": gradient_dtype(request)}
+    if request.precision.master is not None or request.runtime.reduce_dtype:
+        shared = request.strategy.cp > 1
+        found["seq_parallel_communication_data_type" if shared else "communication_data_type"] = sent_dtype(request)
+    return found
+
+
 def _check(request: Request) -> None:
     strategy = request.strategy
     check_common(NAME, strategy)
     if request.precision.name not in _PRECISIONS:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_PRECISIONS)}")
+    if strategy.tp > 1 and not request.graph.tokens_per_sample:
+        raise refuse(NAME, f"tp={strategy.tp} with {request.graph.name}", "AutoTP cuts language models; set tp=1")
     if strategy.sequence_parallel:
         raise refuse(NAME, f"sequence_parallel with tp={strategy.tp}", "AutoTP keeps whole activations; leave it out")
     if strategy.tp > 1 and strategy.zero == 3:
@@ -71,9 +102,19 @@ def _check(request: Request) -> None:
         raise refuse(
             NAME, f"capacity={strategy.capacity:g}", "its automatic experts drop no tokens; leave capacity out"
         )
+    if strategy.ep > 1:
+        _check_experts(strategy)
     if strategy.pp > 1:
         _check_pipeline(strategy)
-    _check_sharding(strategy)
+    _check_sharding(request)
+
+
+def _check_experts(strategy: Strategy) -> None:
+    if strategy.expert_tp != 1:
+        raise refuse(NAME, f"etp={strategy.expert_tp} with ep={strategy.ep}", "its experts are whole; use etp=1")
+    if strategy.cp > 1:
+        asked = f"cp={strategy.cp} with ep={strategy.ep}"
+        raise refuse(NAME, asked, "a configuration shares out sequences or experts; set cp=1 or ep=1")
 
 
 def _check_pipeline(strategy: Strategy) -> None:
@@ -92,11 +133,16 @@ def _check_pipeline(strategy: Strategy) -> None:
         raise refuse(NAME, asked, "it cuts stages by itself, uniformly or by parameters; leave layers out")
 
 
-def _check_sharding(strategy: Strategy) -> None:
+def _check_sharding(request: Request) -> None:
+    strategy = request.strategy
     replicas = strategy.dp * strategy.cp
-    if strategy.shard not in (0, replicas) and strategy.zero != 3:
-        asked = f"shard={strategy.shard} of {replicas} with zero={strategy.zero}"
-        raise refuse(NAME, asked, "MiCS shards over fewer replicas with zero=3 alone")
+    if strategy.shard not in (0, replicas):
+        asked = f"shard={strategy.shard} of {replicas} replicas"
+        raise refuse(NAME, asked, f"MiCS, which could, was removed in {RELEASE}; leave shard out, or use torchtitan")
+    sums = gradient_dtype(request)
+    if not strategy.zero and replicas > 1 and request.precision.master is not None and sums != _model_dtype(request):
+        asked = f"zero=0 with {request.precision.name} and gradients summed in {sums}"
+        raise refuse(NAME, asked, f"without ZeRO it sums them in {_model_dtype(request)}; set zero=1")
     if "optimizer" in strategy.offload and not strategy.zero:
         raise refuse(NAME, "offload=optimizer with zero=0", "ZeRO does the offloading; set zero=1, 2 or 3")
     if "activations" in strategy.offload and strategy.recompute != "full":
@@ -104,16 +150,24 @@ def _check_sharding(strategy: Strategy) -> None:
         raise refuse(NAME, asked, "what it offloads are checkpoints; set recompute=full")
     if strategy.sync_each and strategy.zero < 2:
         raise refuse(NAME, f"sync_each with zero={strategy.zero}", "gradients are exchanged once a step; set zero=2")
+    if strategy.zero == 3 and not strategy.reshard and not strategy.sync_each and strategy.num_microbatches > 1:
+        asked = f"reshard=false with {strategy.num_microbatches} microbatches"
+        raise refuse(NAME, asked, "stage 3 exchanges gradients after each of them; set sync_each")
+
+
+def _model_dtype(request: Request) -> str:
+    return request.precision.weights.value
 
 
 def _zero(request: Request, notes: list[str]) -> dict[str, Any]:
     strategy, graph = request.strategy, request.graph
-    section: dict[str, Any] = {"stage": strategy.zero}
+    stage: int = strategy.zero
+    if not stage and request.precision.master is not None and gradient_dtype(request) != _model_dtype(request):
+        stage = 1
+        notes.append("stage 1 without replicas shards nothing; stage 0 could not sum gradients in a wider dtype")
+    section: dict[str, Any] = {"stage": stage}
     if strategy.zero:
         section["overlap_comm"] = request.runtime.overlap_gradients
-    if strategy.shard not in (0, strategy.dp * strategy.cp):
-        section["mics_shard_size"] = strategy.shard
-        notes.append("mics_shard_size wants the model built under deepspeed.zero.MiCS_Init")
     if strategy.zero == 3 and not strategy.reshard:
         section["stage3_max_live_parameters"] = graph.num_parameters
         section["stage3_max_reuse_distance"] = graph.num_parameters
@@ -129,10 +183,12 @@ def _degrees(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if strategy.tp > 1:
         found["tensor_parallel"] = {"autotp_size": strategy.tp}
+        notes.append("AutoTP knows models of Hugging Face; others need a tensor_parallel.partition_config")
     if strategy.pp > 1:
         found["pipeline"] = {"stages": strategy.pp}
         notes.append(f"build the model as PipelineModule(…, num_stages={strategy.pp}, partition_method='uniform')")
     if strategy.cp > 1:
+        found["data_parallel_size"] = strategy.dp
         found["sequence_parallel_size"] = strategy.cp
         notes.append(
             f"cp={strategy.cp}: Ulysses exchanges heads by all-to-all, not keys and values by {strategy.context}"
@@ -143,6 +199,7 @@ def _degrees(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
             "autoep_size": strategy.ep,
             "expert_tensor_parallel_size": strategy.expert_tp,
         }
+        notes.append("AutoEP finds the experts of Hugging Face models; others need patterns under expert_parallel")
     return found
 
 
@@ -156,6 +213,8 @@ def _recompute(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
         notes.append(f"recomputation {what} is the model's own: wrap those modules with deepspeed.checkpointing")
     elif strategy.pp > 1:
         notes.append("full recomputation: one checkpoint per layer of the pipeline")
+    elif "activations" in strategy.offload:
+        notes.append("full recomputation is the model's own: wrap its layers with deepspeed.checkpointing.checkpoint")
     else:
         notes.append("full recomputation is the model's own: model.gradient_checkpointing_enable()")
     found: dict[str, Any] = {

@@ -24,6 +24,8 @@ from traincast.export.shape import (
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "Megatron-LM"
+RELEASE: Final = "core_v0.16.1"
+"""What the names are of."""
 _PRECISIONS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "fp32": (),
     "tf32": (),

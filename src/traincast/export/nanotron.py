@@ -1,8 +1,8 @@
-"""nanotron: a YAML file.
+"""nanotron: a YAML file that its ``run_train.py`` reads.
 
-Names are of ``src/nanotron/config/`` and ``parallel/context.py`` (github.com/huggingface/nanotron, commits 19f88fb for
-``parallelism``, 025f314 for ``model_config``, 00708b8 for the rest, 009b8f7 for the product of degrees). Data,
-tokenizer, checkpoints and learning rate are left to the user.
+Names are of ``src/nanotron/config/`` at :data:`RELEASE`: its package still calls itself 0.4, but the 0.4 of PyPI
+(March 2024) has neither ``recompute_layer`` nor mixtures. What nanotron insists on and a strategy does not say (name of
+the run, checkpoints, learning rate) has placeholders, and a comment asks for the user's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from traincast.export.shape import (
     check_tokens,
     comments,
     decoder_of,
+    family_of,
     gradient_dtype,
     header,
     refuse,
@@ -22,30 +23,58 @@ from traincast.export.shape import (
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "nanotron"
+RELEASE: Final = "main of April 2026 (2411b022)"
+"""What the names are of."""
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
-Value: TypeAlias = "str | int | float | bool | dict[str, Value]"
+_FAMILIES: Final = frozenset({"llama", "moe"})
+"""Families of the zoo that its Llama and Qwen2 models can be."""
+Value: TypeAlias = "str | int | float | bool | list[int] | dict[str, Value]"
 Section: TypeAlias = dict[str, Value]
+_OPTIMIZER: Final[Section] = {
+    "weight_decay": 0.01,
+    "clip_grad": 1.0,
+    "optimizer_factory": {
+        "name": "adamW",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.95,
+        "adam_eps": 1.0e-8,
+        "torch_adam_is_fused": True,
+    },
+    "learning_rate_scheduler": {
+        "learning_rate": 0.0003,
+        "lr_warmup_steps": 2,
+        "lr_warmup_style": "linear",
+        "lr_decay_style": "cosine",
+        "min_decay_lr": 1.0e-5,
+    },
+}
 
 
 def nanotron(request: Request) -> str:
     """The YAML file that trains ``request`` with nanotron, what it cannot say in comments."""
     _check(request)
     strategy = request.strategy
-    notes = header(request, NAME)
-    model = decoder_of(request.graph)
+    notes = header(request, f"{NAME}, {RELEASE}")
+    notes.append(
+        "yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages"
+    )
     sections: dict[str, Section] = {
+        "general": {"project": "traincast", "run": "%date_%jobid"},
+        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1000},
         "parallelism": _parallelism(request),
         "tokens": {
             "sequence_length": request.graph.tokens_per_sample,
+            "train_steps": 1000,
             "micro_batch_size": strategy.micro_batch(request.global_batch),
             "batch_accumulation_per_replica": strategy.num_microbatches,
         },
         "optimizer": {
             "zero_stage": strategy.zero,
             "accumulate_grad_in_fp32": gradient_dtype(request) == "fp32",
+            **_OPTIMIZER,
         },
-        "model": {"dtype": _DTYPES[request.precision.name], **_model(request, model, notes)},
+        "model": {"dtype": _DTYPES[request.precision.name], "init_method": {"std": 0.025}, **_model(request, notes)},
     }
     if strategy.pp > 1 and request.runtime.stage_cut != "weights":
         notes.append(
@@ -55,6 +84,12 @@ def nanotron(request: Request) -> str:
     for name, section in sections.items():
         lines += [f"{name}:", *_written(section, "  ")]
     return "\n".join(lines) + "\n"
+
+
+def axes(model: str) -> str:
+    """Axes of a search for a model of that name, as constraints."""
+    tensor = ",tp=1" if family_of(model) == "moe" else ""
+    return "schedule=1f1b|gpipe,virtual_stages=1,cut=even,zero=0|1,recompute=none|full,offload=none,cp=1,ep=1" + tensor
 
 
 def _check(request: Request) -> None:
@@ -77,14 +112,31 @@ def _check(request: Request) -> None:
     if strategy.recompute == "selective" or strategy.recompute_every > 1:
         asked = f"recompute={strategy.recompute},recompute_every={strategy.recompute_every}"
         raise refuse(NAME, asked, "it recomputes all layers or none; use recompute=full or none")
-    if strategy.context == "ring" and strategy.cp > 1:
-        raise refuse(NAME, f"context=ring with cp={strategy.cp}", "it gathers keys and values; use context=all_gather")
-    if strategy.ep > 1 and strategy.expert_tp != 1:
-        raise refuse(
-            NAME, f"etp={strategy.expert_tp} with ep={strategy.ep}", "its settings share out whole experts; use etp=1"
-        )
+    if strategy.cp > 1:
+        asked = f"cp={strategy.cp}"
+        raise refuse(NAME, asked, "it cannot initialise weights for shared sequences, only resume them; use cp=1")
+    if strategy.ep > 1:
+        raise refuse(NAME, f"ep={strategy.ep}", "its groups of ranks have no room for shared experts; use ep=1")
     if strategy.capacity:
         raise refuse(NAME, f"capacity={strategy.capacity:g}", "it drops no tokens; leave capacity out")
+    model = decoder_of(request.graph)
+    if model is not None:
+        _check_model(strategy, model)
+
+
+def _check_model(strategy: Strategy, model: Decoder) -> None:
+    """Refuse what its two models, Llama and Qwen2, do not have or cannot share out."""
+    if model.family not in _FAMILIES:
+        raise refuse(NAME, f"a model of the family {model.family}", "it has Llama and Qwen2, dense or as a mixture")
+    if model.head_dim * model.heads != model.hidden:
+        asked = f"{model.heads} heads of {model.head_dim} with hidden size {model.hidden}"
+        raise refuse(NAME, asked, "its heads have hidden/heads dims; use megatron")
+    if model.kv_heads % strategy.tp:
+        asked = f"tp={strategy.tp} with {model.kv_heads} heads of keys and values"
+        raise refuse(NAME, asked, "it repeats none of them; choose a tp that divides them")
+    if model.experts and strategy.tp > 1:
+        asked = f"tp={strategy.tp} with {model.experts} experts"
+        raise refuse(NAME, asked, "it neither cuts experts nor keeps their copies equal; use tp=1, or megatron")
 
 
 def _check_pipeline(strategy: Strategy) -> None:
@@ -103,35 +155,33 @@ def _check_pipeline(strategy: Strategy) -> None:
 
 def _parallelism(request: Request) -> Section:
     strategy = request.strategy
-    return {
+    section: Section = {
         "dp": strategy.dp,
         "pp": strategy.pp,
         "tp": strategy.tp,
-        "context_parallel_size": strategy.cp,
         "expert_parallel_size": strategy.ep,
         "pp_engine": _ENGINES[strategy.schedule] if strategy.pp > 1 else "1f1b",
         "tp_mode": "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE",
         "tp_linear_async_communication": strategy.sequence_parallel and request.runtime.overlap_tensor > 0,
-        "recompute_layer": strategy.recompute == "full",
     }
+    return section | {"recompute_layer": True} if strategy.recompute == "full" else section
 
 
-def _model(request: Request, model: Decoder | None, notes: list[str]) -> Section:
-    """The model's own settings: Llama's for dense ones, Qwen2's for mixtures and shared sequences."""
+def _model(request: Request, notes: list[str]) -> Section:
+    """The model's own settings: Llama's for a dense one, Qwen2's for a mixture."""
+    model = decoder_of(request.graph)
     if model is None:
         notes.append(f"dimensions of {request.graph.name} are not in the zoo: add a model_config")
         return {}
-    if model.family not in ("llama", "moe"):
-        notes.append(f"nanotron has no {model.family}: add a model_config of your own")
-        return {}
-    if model.head_dim * model.heads != model.hidden or model.other.get("qk_norm"):
-        notes.append("heads of another size than hidden/heads, and norms of queries and keys, have no setting")
-    qwen = model.experts > 0 or request.strategy.cp > 1
+    if model.other.get("qk_norm"):
+        notes.append("norms of queries and keys have no setting and are left out")
+    if model.other.get("window"):
+        notes.append("a window of attention has no setting that is used, and is left out")
     section: Section = {
-        "is_qwen2_config" if qwen else "is_llama_config": True,
+        "is_qwen2_config" if model.experts else "is_llama_config": True,
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,
-        "intermediate_size": model.expert_ffn or model.ffn,
+        "intermediate_size": model.ffn if model.first_dense or not model.experts else model.expert_ffn,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "max_position_embeddings": model.seq,
@@ -139,18 +189,27 @@ def _model(request: Request, model: Decoder | None, notes: list[str]) -> Section
         "hidden_act": "silu",
         "tie_word_embeddings": model.tied,
     }
-    if request.strategy.cp > 1:
-        section["_attn_implementation"] = "llama3_ring_attention"
+    if model.other.get("qkv_bias"):
+        section["attention_bias"] = True
     if model.experts:
-        section["moe_config"] = {
-            "num_experts": model.experts,
-            "top_k": model.top_k,
-            "enable_shared_expert": model.shared_ffn > 0,
-            "token_dispatcher_type": "alltoall",
-        }
-        if model.first_dense:
-            notes.append(f"the first {model.first_dense} layers are dense: list the others in moe_config.layers")
+        section["moe_config"] = _experts(model)
     return {"model_config": section}
+
+
+def _experts(model: Decoder) -> Section:
+    """Sizes of experts: what is left out would be 1408 and 5632, whatever the model's."""
+    section: Section = {
+        "num_experts": model.experts,
+        "top_k": model.top_k,
+        "moe_intermediate_size": model.expert_ffn,
+        "enable_shared_expert": model.shared_ffn > 0,
+        "token_dispatcher_type": "alltoall",
+    }
+    if model.shared_ffn:
+        section["shared_expert_intermediate_size"] = model.shared_ffn
+    if model.first_dense:
+        section["layers"] = list(range(model.first_dense, model.layers))
+    return section
 
 
 def _written(section: Section, indent: str) -> list[str]:
@@ -159,6 +218,18 @@ def _written(section: Section, indent: str) -> list[str]:
         if isinstance(value, dict):
             lines += [f"{indent}{key}:", *_written(value, indent + "  ")]
         else:
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
-            lines.append(f"{indent}{key}: {shown}")
+            lines.append(f"{indent}{key}: {_scalar(value)}")
     return lines
+
+
+def _scalar(value: str | int | float | bool | list[int]) -> str:
+    """A value in YAML; a number with an exponent needs its point there, and a text with a sign its quotes."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return repr(value) if "." in repr(value) else repr(value).replace("e", ".0e")
+        case str():
+            return value if value.replace("_", "").isalnum() else f'"{value}"'
+        case _:
+            return str(value)

@@ -60,6 +60,14 @@ def decoder_of(graph: OperatorGraph) -> Decoder | None:
     return decoder_from(known, graph.tokens_per_sample)
 
 
+def family_of(name: str) -> str:
+    """The family of the zoo's model of that name; '' where there is none."""
+    try:
+        return card(name).family
+    except RequestError:
+        return ""
+
+
 def decoder_from(known: ModelCard, seq: int) -> Decoder:
     """The dimensions that a decoder's card has, with the defaults of its family, for ``seq`` tokens per sample."""
     given = dict(known.parameters)
@@ -144,6 +152,13 @@ def gradient_dtype(request: Request) -> str:
     if request.runtime.gradient_dtype and request.precision.master is not None:
         return request.runtime.gradient_dtype
     return request.precision.gradients.value
+
+
+def sent_dtype(request: Request) -> str:
+    """The dtype that gradients travel in between replicas, as the forecast has it."""
+    if request.runtime.reduce_dtype:
+        return request.runtime.reduce_dtype
+    return request.precision.activations.value if request.strategy.zero == 3 else gradient_dtype(request)
 
 
 def comments(notes: list[str]) -> list[str]:

@@ -1,8 +1,7 @@
 """torchtitan: a job's TOML file.
 
-Names are of ``torchtitan/config/job_config.py`` of the 0.2 releases, the last that read TOML
-(github.com/pytorch/torchtitan, at commit 6404b93 and in its later form with ``[compile]``, ``[quantize]`` and
-``expert_tensor_parallel_degree``). From 0.3 on configurations are Python, whose fields have the names of these keys.
+Names, and what is refused, are of ``torchtitan/config/job_config.py``, ``distributed/`` and the models'
+``parallelize.py`` at :data:`RELEASE`, the last that reads TOML: 0.3 is configured in Python and has renamed fields.
 
 FSDP2 shards over ``data_parallel_shard_degree · context_parallel_degree`` ranks; tensor parallelism is always
 sequence-parallel; without a pipeline, microbatches are accumulated gradients of ``local_batch_size`` samples, with one,
@@ -20,14 +19,17 @@ from traincast.export.shape import (
     check_tokens,
     comments,
     decoder_of,
-    gradient_dtype,
+    family_of,
     header,
     layers_by_stage,
     refuse,
+    sent_dtype,
 )
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "torchtitan"
+RELEASE: Final = "0.2.2"
+"""What the names are of."""
 FLAVORS: Final = {
     "llama3-8b": ("llama3", "8B"),
     "llama3-70b": ("llama3", "70B"),
@@ -43,6 +45,10 @@ FLAVORS: Final = {
     "gpt-oss-120b": ("gpt_oss", "120b"),
 }
 """Models that torchtitan knows by name; another needs a flavor of its own there."""
+_HOMES: Final = {"llama": "llama3", "moe": "qwen3", "deepseek": "deepseek_v3", "gpt-oss": "gpt_oss"}
+"""Where a flavor of a family would belong."""
+_WITHOUT_PIPELINE: Final = frozenset({"qwen3", "gpt_oss"})
+_WITHOUT_CONTEXT: Final = frozenset({"deepseek_v3", "gpt_oss"})
 _SCHEDULES: Final = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -59,18 +65,45 @@ Section: TypeAlias = dict[str, Value]
 def torchtitan(request: Request) -> str:
     """The TOML file that trains ``request`` with torchtitan, what it cannot say in comments."""
     _check(request)
-    notes = header(request, f"{NAME} 0.2 (in 0.3, set the fields of these names in a Trainer.Config)")
+    notes = header(request, f"{NAME} {RELEASE}")
     model = decoder_of(request.graph)
     sections: dict[str, Section] = {
         "model": _model(request, model, notes),
         "training": _training(request, notes),
         "parallelism": _parallelism(request, model, notes),
         "activation_checkpoint": _recompute(request.strategy, notes),
-        "compile": {"enable": "elementwise" in request.runtime.fusions or request.precision.name == "fp8"},
+        "compile": {"enable": _compiles(request)},
     }
     if request.precision.name == "fp8":
         sections["quantize.linear.float8"] = {"recipe_name": "tensorwise"}
+        if model is not None and model.experts:
+            sections["quantize.grouped_mm.float8"] = {"fqns": ["experts"]}
     return _written(sections, notes)
+
+
+def _compiles(request: Request) -> bool:
+    """Whether blocks are compiled: fused kernels, float8 and overlapped tensor traffic all want it."""
+    return "elementwise" in request.runtime.fusions or request.precision.name == "fp8" or _overlaps_tensor(request)
+
+
+def _overlaps_tensor(request: Request) -> bool:
+    return request.strategy.tp > 1 and request.runtime.overlap_tensor > 0
+
+
+def axes(model: str) -> str:
+    """Axes of a search for a model of that name, as constraints."""
+    name = FLAVORS.get(model, (_HOMES.get(family_of(model), ""), ""))[0]
+    found = "schedule=gpipe|1f1b|interleaved|breadth-first|zb-v,zero=0|3,offload=none|optimizer"
+    found += ",pp=1" if name in _WITHOUT_PIPELINE else ""
+    return found + (",cp=1" if name in _WITHOUT_CONTEXT else "")
+
+
+def home(request: Request) -> str:
+    """The name of the model in torchtitan, or its own where torchtitan has none like it."""
+    model = decoder_of(request.graph)
+    if request.graph.name in FLAVORS:
+        return FLAVORS[request.graph.name][0]
+    return _HOMES.get(model.family, request.graph.name) if model is not None else request.graph.name
 
 
 def _check(request: Request) -> None:
@@ -81,14 +114,63 @@ def _check(request: Request) -> None:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_DTYPES)}")
     if strategy.tp > 1 and not strategy.sequence_parallel:
         raise refuse(NAME, f"tp={strategy.tp} without sequence_parallel", "its tensor groups always are; set sp")
-    if strategy.pp > 1 and strategy.schedule not in _SCHEDULES:
-        raise refuse(NAME, f"schedule={strategy.schedule}", f"choose one of {', '.join(_SCHEDULES)}")
     if "activations" in strategy.offload:
         raise refuse(NAME, "offload=activations", "it offloads parameters and states alone; use recompute instead")
     if strategy.capacity:
         raise refuse(NAME, f"capacity={strategy.capacity:g}", "it drops no tokens; leave capacity out")
+    if strategy.zero == 3 and strategy.prefetch not in (-1, 1):
+        raise refuse(NAME, f"prefetch={strategy.prefetch}", "FSDP2 gathers one block ahead; leave prefetch out")
+    _check_model(request)
+    if strategy.pp > 1:
+        _check_pipeline(strategy)
     _check_replicas(strategy)
+    _check_exchange(strategy)
+    _check_sharded(request)
     _check_experts(strategy)
+
+
+def _check_model(request: Request) -> None:
+    """Refuse what the model's own code in torchtitan does not have."""
+    strategy, name = request.strategy, home(request)
+    if strategy.pp > 1 and name in _WITHOUT_PIPELINE:
+        raise refuse(NAME, f"pp={strategy.pp} with {request.graph.name}", f"its {name} has no pipeline; use pp=1")
+    if strategy.cp > 1 and name in _WITHOUT_CONTEXT:
+        asked = f"cp={strategy.cp} with {request.graph.name}"
+        raise refuse(NAME, asked, f"attention of its {name} does not share sequences; use cp=1")
+    least = 2 * strategy.cp * strategy.tp
+    if request.graph.tokens_per_sample % least:
+        asked = f"{request.graph.tokens_per_sample} tokens with cp={strategy.cp}, tp={strategy.tp}"
+        raise refuse(NAME, asked, f"a sequence must be a multiple of 2·cp·tp = {least}")
+    model = decoder_of(request.graph)
+    if request.precision.name == "fp8" and model is not None and model.experts and strategy.pp * strategy.cp > 1:
+        asked = f"fp8 experts with pp={strategy.pp}, cp={strategy.cp}"
+        raise refuse(NAME, asked, "they go without pipeline and shared sequences; use bf16, or pp=1 and cp=1")
+
+
+def _schedule(strategy: Strategy) -> str:
+    """The schedule by the name that says what is run: one chunk per stage is not interleaved, several are."""
+    if strategy.virtual_stages == 1:
+        return {"interleaved": "1f1b", "breadth-first": "gpipe"}.get(strategy.schedule, strategy.schedule)
+    return "interleaved" if strategy.schedule == "1f1b" else strategy.schedule
+
+
+def _check_pipeline(strategy: Strategy) -> None:
+    if strategy.schedule not in _SCHEDULES:
+        raise refuse(NAME, f"schedule={strategy.schedule}", f"choose one of {', '.join(_SCHEDULES)}")
+    schedule, count = _schedule(strategy), strategy.num_microbatches
+    if schedule == "gpipe" and strategy.virtual_stages > 1:
+        asked = f"schedule=gpipe with virtual_stages={strategy.virtual_stages}"
+        raise refuse(NAME, asked, "GPipe has one chunk per stage; use breadth-first")
+    asked = f"{count} microbatches with pp={strategy.pp}"
+    if schedule == "1f1b" and count < strategy.pp:
+        raise refuse(NAME, asked, "1f1b needs as many as stages; use a smaller micro_batch, or schedule=gpipe")
+    if schedule == "interleaved" and count % max(1, count // strategy.pp):
+        rounds = max(1, count // strategy.pp)
+        raise refuse(
+            NAME,
+            asked,
+            f"they run in {rounds} equal rounds; use a multiple of {rounds}, such as {strategy.pp * rounds}",
+        )
 
 
 def _check_replicas(strategy: Strategy) -> None:
@@ -99,14 +181,44 @@ def _check_replicas(strategy: Strategy) -> None:
     if strategy.zero == 0 and strategy.dp > 1 and strategy.tp * strategy.pp > 1:
         asked = f"zero=0 with dp={strategy.dp}, tp={strategy.tp}, pp={strategy.pp}"
         raise refuse(NAME, asked, "plain replicas go with no other parallelism; set zero=3")
-    if strategy.zero == 0 and "optimizer" in strategy.offload:
-        raise refuse(NAME, "offload=optimizer with zero=0", "FSDP2 does the offloading; set zero=3")
     if strategy.shard % strategy.cp:
         raise refuse(NAME, f"shard={strategy.shard} with cp={strategy.cp}", "shards span whole context groups")
+    if strategy.shard == 1 and strategy.dp > 1:
+        raise refuse(
+            NAME, f"shard=1 of {strategy.dp} replicas", "one rank shards nothing; use zero=0, or a wider shard"
+        )
+
+
+def _check_exchange(strategy: Strategy) -> None:
+    """Refuse another rhythm of exchanges than torchtitan has.
+
+    Without a pipeline every microbatch's gradients are reduced, with one those of the last.
+    """
     if strategy.sync_each and strategy.pp > 1:
         raise refuse(
             NAME, f"sync_each with pp={strategy.pp}", "it reduces after the last microbatch; leave sync_each out"
         )
+    waits = not strategy.sync_each and not (strategy.zero == 3 and strategy.reshard)
+    if strategy.pp == 1 and strategy.dp * strategy.cp > 1 and strategy.num_microbatches > 1 and waits:
+        habit = "zero=0" if strategy.zero == 0 else "zero=3, reshard=false"
+        asked = f"{strategy.num_microbatches} microbatches with {habit}"
+        raise refuse(NAME, asked, "it reduces gradients after each of them; set sync_each, or microbatches=1")
+
+
+def _check_sharded(request: Request) -> None:
+    """Refuse what torchtitan leaves to FSDP where there is none."""
+    strategy = request.strategy
+    if degrees(strategy)[1] * strategy.cp > 1:
+        return
+    if "optimizer" in strategy.offload:
+        raise refuse(
+            NAME, "offload=optimizer without sharded replicas", "FSDP2 does the offloading; set dp > 1, zero=3"
+        )
+    if strategy.tp * strategy.pp > 1 and request.precision.name not in ("fp32", "tf32"):
+        asked = f"{request.precision.name} with tp={strategy.tp}, pp={strategy.pp} and no sharded replicas"
+        raise refuse(NAME, asked, "FSDP2 does the mixing of dtypes, and fp32 would run; set dp > 1, zero=3")
+    if strategy.ep > 1:
+        raise refuse(NAME, f"ep={strategy.ep} without sharded replicas", "FSDP2 holds the experts; set dp > 1, zero=3")
 
 
 def _check_experts(strategy: Strategy) -> None:
@@ -117,11 +229,10 @@ def _check_experts(strategy: Strategy) -> None:
     replicate, shard = degrees(strategy)
     if strategy.expert_tp not in (1, strategy.tp):
         raise refuse(NAME, f"etp={strategy.expert_tp} with tp={strategy.tp}", "etp is 1 or tp there")
-    inner = strategy.cp if strategy.expert_tp == strategy.tp else strategy.cp * strategy.tp
-    outer = shard * inner
-    if strategy.ep % inner or outer % strategy.ep:
-        asked = f"ep={strategy.ep} with {replicate}·{shard} replicas, cp={strategy.cp}, tp={strategy.tp}"
-        raise refuse(NAME, asked, f"ep must be a multiple of {inner} that divides {outer}")
+    ranks, group = shard * strategy.cp * strategy.tp, strategy.ep * strategy.expert_tp
+    if ranks % group:
+        asked = f"ep·etp = {group} with {replicate} copies of {ranks} ranks"
+        raise refuse(NAME, asked, f"experts are shared out within a copy; ep·etp must divide {ranks}")
 
 
 def degrees(strategy: Strategy) -> tuple[int, int]:
@@ -133,16 +244,17 @@ def degrees(strategy: Strategy) -> tuple[int, int]:
 
 
 def _model(request: Request, model: Decoder | None, notes: list[str]) -> Section:
-    section: Section = {}
+    """The model's name; where torchtitan lacks it, one that it refuses until the model is added there."""
+    graph = request.graph
+    section: Section = {"name": home(request), "flavor": FLAVORS.get(graph.name, ("", graph.name))[1]}
     if model is None:
-        notes.append(f"dimensions of {request.graph.name} are not in the zoo: give [model] a name and a flavor")
-    elif request.graph.name in FLAVORS:
-        section["name"], section["flavor"] = FLAVORS[request.graph.name]
-    else:
+        notes.append(f"torchtitan has no {graph.name}: register it there, or set name and flavor")
+    elif graph.name not in FLAVORS:
         sizes = f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}"
-        notes.append(f"no flavor is known for {request.graph.name}: add one with {sizes}, vocab_size={model.vocab}")
+        notes.append(f"torchtitan has no flavor {graph.name}: add one with {sizes}, vocab_size={model.vocab}")
     if request.precision.name == "fp8":
-        section["converters"] = ["quantize.linear.float8"]
+        experts = ["quantize.grouped_mm.float8"] if model is not None and model.experts else []
+        section["converters"] = ["quantize.linear.float8", *experts]
     return section
 
 
@@ -161,8 +273,12 @@ def _training(request: Request, notes: list[str]) -> Section:
         notes.append("offload=optimizer: torchtitan moves sharded parameters and gradients to the host as well")
     if request.precision.name == "tf32":
         notes.append("tf32 is PyTorch's: call torch.set_float32_matmul_precision('high')")
-    if "fp32" not in (gradient_dtype(request), request.runtime.reduce_dtype):
-        notes.append("gradients are reduced in fp32, whatever the runtime's habit")
+    if sent_dtype(request) != "fp32" and strategy.dp * strategy.cp > 1:
+        notes.append(
+            f"gradients are reduced in fp32, not in {sent_dtype(request)}: forecast with the runtime torchtitan"
+        )
+    if strategy.zero == 0 and request.precision.master is not None:
+        notes.append("without FSDP2 weights stay in fp32 and are cast where they are used (autocast)")
     return section
 
 
@@ -179,10 +295,8 @@ def _parallelism(request: Request, model: Decoder | None, notes: list[str]) -> S
     }
     if strategy.zero == 3:
         section["fsdp_reshard_after_forward"] = "always" if strategy.reshard else "never"
-        if strategy.prefetch >= 0:
-            notes.append(f"prefetch={strategy.prefetch} has no setting: FSDP2 gathers one block ahead")
     if strategy.tp > 1:
-        section["enable_async_tensor_parallel"] = request.runtime.overlap_tensor > 0
+        section["enable_async_tensor_parallel"] = _overlaps_tensor(request)
     if strategy.cp > 1:
         section["context_parallel_rotate_method"] = _ROTATE[strategy.context]
     if strategy.ep > 1:
@@ -194,9 +308,13 @@ def _parallelism(request: Request, model: Decoder | None, notes: list[str]) -> S
 
 def _pipeline(request: Request, model: Decoder | None, notes: list[str]) -> Section:
     strategy = request.strategy
-    several = strategy.schedule == "1f1b" and strategy.virtual_stages > 1
+    if strategy.zero == 3 and strategy.reshard and strategy.dp * strategy.cp > 1 and strategy.num_microbatches > 1:
+        notes.append(
+            "in a pipeline FSDP2 keeps the gradients of a stage whole, in fp32, and reduces them once: less traffic "
+            "and more memory than forecast; reshard=false forecasts both"
+        )
     section: Section = {
-        "pipeline_parallel_schedule": _SCHEDULES["interleaved" if several else strategy.schedule],
+        "pipeline_parallel_schedule": _SCHEDULES[_schedule(strategy)],
         "pipeline_parallel_microbatch_size": strategy.micro_batch(request.global_batch),
     }
     split = layers_by_stage(request, model.layers) if model else list(strategy.layers)

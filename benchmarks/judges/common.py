@@ -1,0 +1,92 @@
+"""What judges share: packages that only kernels need stand in by name, and one loop over the exports."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+
+class _Absent(ModuleType):
+    """A module whose every name is a class or a function that does nothing."""
+
+    __path__: Sequence[str] = ()
+    __version__ = "99.0"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {}) if name[:1].isupper() else MagicMock(name=name)
+        setattr(self, name, made)
+        return made
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] in self.names:
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Absent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """There is nothing to run."""
+
+
+def stand_in(*names: str) -> None:
+    """Let packages that are not installed be imported: configuration code names them and calls none of them."""
+    missing = frozenset(name for name in names if importlib.util.find_spec(name) is None)
+    sys.meta_path.append(_Finder(missing))
+
+
+def environment(world: int) -> None:
+    """What a launcher would set for the first of ``world`` ranks."""
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(min(8, world)),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29511",
+    )
+
+
+def fake_ranks(world: int) -> None:
+    """A group of ``world`` ranks of which this process is the first, whose collectives do nothing."""
+    import torch.distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    environment(world)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+
+
+def judge(accept: Callable[[dict[str, Any]], None]) -> None:
+    """Hand every line of standard input to ``accept``, and write what it raised to the file that is named.
+
+    Frameworks print at will, so standard output is theirs.
+    """
+    with Path(sys.argv[1]).open("w", encoding="utf-8") as verdicts:
+        for line in sys.stdin:
+            try:
+                accept(json.loads(line))
+                words = ""
+            except (Exception, SystemExit) as error:
+                words = f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+            verdicts.write(json.dumps(words) + "\n")
+            verdicts.flush()
