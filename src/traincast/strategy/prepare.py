@@ -198,6 +198,7 @@ def _of_programs(strategy: Strategy) -> Strategy:
         compression=1.0,
         sync_each=False,
         servers=0,
+        server_nodes=0,
         asynchronous=False,
     )
 
