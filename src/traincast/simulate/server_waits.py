@@ -20,14 +20,18 @@ class Cause(enum.IntEnum):
     """What a worker waits for, in the order in which it comes."""
 
     PUSH = 0  # its own push to arrive
-    WORKER = 1  # the last push that the update needs, another worker's
-    SERVER = 2  # the update
-    PULL = 3  # its own pull to arrive
+    WORKER = 1  # another worker to compute the last gradient that the update needs
+    THEIR_PUSH = 2  # that worker's push to arrive
+    SERVER = 3  # the update
+    PULL = 4  # its own pull to arrive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """When workers wait and for what, as columns; ``whom`` is a worker for ``Cause.WORKER``, else a server."""
+    """When workers wait and for what, as columns.
+
+    ``whom`` is another worker for ``Cause.WORKER`` and ``Cause.THEIR_PUSH``, else a server.
+    """
 
     worker: Ints
     since: Floats
@@ -49,8 +53,9 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
     pull = latest[task]
     update = latest[latest[pull]]  # before the pull is its latency
     last = latest[update]
+    computed = latest[latest[last]]  # before the push is its latency
     mine = _own_pushes(setup, timeline)[tasks.step[update], tasks.shard[update], tasks.worker[task]]
-    cuts = np.stack([since, end[mine], end[last], end[update], until])
+    cuts = np.stack([since, end[mine], end[computed], end[last], end[update], until])
     cuts = np.maximum.accumulate(np.clip(cuts, since, until))
     server, other = tasks.server[update], tasks.worker[last]
     columns = Waits(
@@ -58,7 +63,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
         since=cuts[:-1].ravel(),
         until=cuts[1:].ravel(),
         cause=np.repeat(np.arange(len(Cause)), len(task)),
-        whom=np.concatenate([server, other, server, server]),
+        whom=np.concatenate([server, other, other, server, server]),
         piece=np.tile(tasks.piece[task], len(Cause)),
     )
     long = columns.until > columns.since
@@ -72,9 +77,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
     )
 
 
-def _gaps(
-    setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]
-) -> tuple[Floats, Floats, Ints]:
+def _gaps(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[Floats, Floats, Ints]:
     """Since when and until when workers do not compute, and the task that each wait ends with."""
     tasks = timeline.tasks
     passes = np.flatnonzero(tasks.role <= Role.BACKWARD)
@@ -109,9 +112,9 @@ def _own_pushes(setup: ServerSetup, timeline: ServerTimeline) -> Ints:
 class WorkerTimes:
     """Seconds of each worker within ``window_s``; the first four add up to it.
 
-    ``computing_s``: its device computes. ``launching_s``: its device waits for its own host. ``bytes_s``: it waits for a
-    push or a pull of its own. ``others_s``: it waits for a server's update, or for other workers. Of the latter,
-    ``for_worker_s`` go to the worker it waits for most (``for_worker``; −1: for none).
+    ``computing_s``: its device computes. ``launching_s``: its device waits for its own host. ``bytes_s``: it waits for
+    pushes and pulls to arrive. ``others_s``: it waits for a server's update, or for another worker to compute. Of the
+    latter, ``for_worker_s`` go to the worker it waits for most (``for_worker``; −1: for none).
     """
 
     window_s: float
@@ -144,7 +147,7 @@ def worker_times(setup: ServerSetup, pieces: Sequence[Piece], timeline: ServerTi
         window_s=window[1] - window[0],
         computing_s=computing,
         launching_s=held - computing,
-        bytes_s=waited[:, Cause.PUSH] + waited[:, Cause.PULL],
+        bytes_s=waited[:, Cause.PUSH] + waited[:, Cause.THEIR_PUSH] + waited[:, Cause.PULL],
         others_s=waited[:, Cause.WORKER] + waited[:, Cause.SERVER],
         for_worker=np.where(for_worker_s > 0.0, most, -1),
         for_worker_s=for_worker_s,

@@ -18,6 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 _FEWEST_STEPS: Final = 4
 """Half of the steps warm up; a rate needs more than one after that."""
+SERVER_STEPS: Final = 20
+"""Steps of every worker that a forecast simulates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +29,9 @@ class ServerRun:
     ``step_s`` is the time in which every worker makes one step on average, ``worker_steps_per_s`` counts the steps of
     all workers. Staleness is how many updates by others a shard gets between a worker's pull and the update made from
     what that worker then computed. ``nic_utilization`` is, for each server, the share of its node's NIC in use, in
-    the busier direction; ``update_utilization`` the share of time in which it applies updates; ``nodes`` its node, which
-    has workers as well unless servers have ``own_nodes``. ``steps_per_s_by_worker`` adds up to ``worker_steps_per_s``.
+    the busier direction; ``update_utilization`` the share of time in which it applies updates; ``nodes`` its node,
+    which has workers as well unless servers have ``own_nodes``. ``steps_per_s_by_worker`` adds up to
+    ``worker_steps_per_s``.
     """
 
     step_s: float
@@ -51,7 +54,7 @@ class ServerTimeline:
     end: Floats
 
 
-def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = 20) -> ServerRun:
+def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = SERVER_STEPS) -> ServerRun:
     """Simulate ``steps`` steps of every worker, and measure the later half."""
     if steps < _FEWEST_STEPS or not pieces:
         raise RequestError(

@@ -151,8 +151,8 @@ def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
     """The part of ``cluster`` that ranks stand on: all of it, but for nodes that hold parameter servers alone."""
     if strategy.server_nodes >= cluster.num_nodes:
         raise StrategyError(
-            f"server_nodes={strategy.server_nodes}, but {cluster.name} has {cluster.num_nodes} nodes in all and workers "
-            "need one at least; use more nodes, or fewer server_nodes"
+            f"server_nodes={strategy.server_nodes}, but {cluster.name} has {cluster.num_nodes} nodes in all and "
+            "workers need one at least; use more nodes, or fewer server_nodes"
         )
     return cluster.split(strategy.server_nodes)[0]
 

@@ -129,11 +129,10 @@ class ServerSetup:
 
     def node_of_server(self, server: int) -> int:
         """The node of a server."""
+        first = self.worker_nodes if self.own_nodes else 0
         if self.server_nodes:
-            number = server * self.server_nodes // self.servers
-        else:
-            number = server // self.servers_per_node
-        return number + (self.worker_nodes if self.own_nodes else 0)
+            return first + server * self.server_nodes // self.servers
+        return first + server // self.servers_per_node
 
     def node(self, number: int) -> ServerNode:
         """What a node has."""
