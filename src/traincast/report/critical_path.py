@@ -28,7 +28,8 @@ def critical_tasks(timeline: Timeline) -> Ints:
     """Tasks of one longest chain, first to last: each starts when the one before it ends.
 
     A task starts when its lanes are free and its predecessors have ended, so one of those ended exactly
-    then; going back along it from the last task gives the chain.
+    then; going back along it from the last task gives the chain. What still runs beside it on a shared lane does not
+    count.
     """
     plan, start, end = timeline.plan, timeline.start, timeline.end
     if not plan.num_tasks:
@@ -41,6 +42,7 @@ def critical_tasks(timeline: Timeline) -> Ints:
         lanes = before[plan.lane_start[task] : plan.lane_start[task + 1]]
         others = plan.predecessors[plan.predecessor_start[task] : plan.predecessor_start[task + 1]]
         candidates = np.concatenate([others, lanes[lanes >= 0]])
+        candidates = candidates[end[candidates] <= start[task]]
         if not len(candidates) or start[task] <= 0.0:
             break
         task = int(candidates[np.argmax(end[candidates])])

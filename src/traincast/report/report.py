@@ -96,6 +96,17 @@ class Report:
     conditions: Conditions | None = None
     job: JobForecast | None = None
 
+    @property
+    def num_servers(self) -> int:
+        """Parameter servers; none unless a strategy has them."""
+        return len(self.servers.nodes) if self.servers else 0
+
+    def summary(self) -> dict[str, Any]:
+        """What was forecast and under which conditions: the note that goes with a trace."""
+        names = ("model", "cluster", "strategy", "runtime", "precision", "global_batch", "step_s")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "conditions": self.conditions.as_dict() if self.conditions else None}
+
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
         data = asdict(self)

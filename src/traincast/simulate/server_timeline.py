@@ -154,7 +154,8 @@ class _Drawing:
         both = _Tasks(
             **{f.name: np.concatenate([getattr(p, f.name) for p in (every, launches)]) for f in fields(_Tasks)}
         )
-        order = np.lexsort((both.start, both.end))  # so that what ends first after the window comes before other such
+        # What ends last, or first after the window, ends the critical path; a wait never does.
+        order = np.lexsort((both.start, both.category == Category.WAIT, both.end))
         place = np.argsort(order)
         plan = self._plan(both.taken(order), self._edges(every, place, launched))
         start, end = (np.clip(column[order], since, until) - since for column in (both.start, both.end))
@@ -285,19 +286,21 @@ class _Drawing:
     def _launches(self, every: _Tasks) -> tuple[_Tasks, Ints]:
         """The launches of all works on devices, and the number of each such work.
 
-        Launches run ahead of the device, and while it waits as far as they can; each ends before its work starts.
+        Launches begin with their step and run ahead of the device; each ends before its work starts.
         """
         row, stream = np.divmod(every.lane, NUM_STREAMS)
         device = np.flatnonzero(stream == int(Stream.COMPUTE))
-        device = device[np.lexsort((every.start[device], row[device]))]
+        step = self.tasks.step[every.of[device]]
+        order = np.lexsort((every.start[device], step, row[device]))
+        device, step = device[order], step[order]
         start, end = np.zeros(len(device)), np.zeros(len(device))
-        waits = np.bincount(row, weights=np.where(every.category == Category.WAIT, every.end - every.start, 0.0))
-        opens = np.flatnonzero(np.diff(row[device], prepend=-1)).tolist()
+        opens = np.flatnonzero(np.diff(row[device], prepend=-1) | np.diff(step, prepend=-1)).tolist()
         for first, after in pairwise([*opens, len(device)]):
             own = device[first:after]
+            begins = max(self.window[0], float(self.job.run.start[every.of[own[0]]]))
             ready, spent = np.maximum(every.start[own], self.window[0]), np.cumsum(every.host_s[own])
-            ahead = self.window[0] - waits[row[own[0]]]
-            end[first:after] = np.minimum(spent + np.minimum(ahead, np.minimum.accumulate(ready - spent)), ready)
+            latest = np.minimum(begins, np.minimum.accumulate(ready - spent))
+            end[first:after] = np.minimum(spent + latest, ready)
             before = np.concatenate([[-np.inf], end[first : after - 1]])
             start[first:after] = np.maximum(before, end[first:after] - every.host_s[own])
         launches = _columns(
