@@ -18,8 +18,11 @@ from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.job import forecast_job
-from traincast.report.report import DOES_NOT_FIT, waits_of
-from traincast.simulate import Conditions, Timeline, expand, simulate, simulate_servers, under
+from traincast.report.report import DOES_NOT_FIT, peak_flops, waits_of, where
+from traincast.report.servers import with_servers
+from traincast.simulate import Conditions, Timeline, expand, simulate, under
+from traincast.simulate.server_timeline import ServerJob
+from traincast.simulate.servers import SERVER_STEPS, run_servers
 from traincast.strategy import (
     Lowered,
     Request,
@@ -32,15 +35,18 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
-from traincast.strategy.prepare import exchanged_parts, memory_in_detail, memory_only
-from traincast.strategy.program import Item
+from traincast.strategy.mesh import Mesh
+from traincast.strategy.prepare import exchanged_parts, for_workers, memory_in_detail, memory_only
+from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.remedy import find_remedy
-from traincast.strategy.servers import Piece, ServerSetup
+from traincast.strategy.server_setup import Piece, setup_on
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.template import Grain
-from traincast.work import Launch, Work
+from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9
+_MOST_WORKERS: Final = 64
+"""Workers of parameter servers that a timeline shows unless all are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +59,15 @@ class Forecast:
     estimates: Estimates
     timeline: Timeline
     cost_model: CostModel
+    servers: ServerJob | None = None
 
     def detailed(self, *, all_ranks: bool = False) -> Timeline:
-        """The timeline of single operators, of one rank per stage or of all ranks (of all, where they differ)."""
+        """The timeline of single operators, of one rank per stage or of all ranks (of all, where they differ).
+
+        With parameter servers, one steady step of all workers, or without ``all_ranks`` of the first.
+        """
+        if self.servers is not None:
+            return self.servers.timeline(grain="operator", most=None if all_ranks else _MOST_WORKERS)
         if self.report.waits:
             return self.timeline
         lowered = lower(self.request, grain="operator")
@@ -135,7 +147,7 @@ def make_request(
 
 def _with_memory(result: Forecast) -> Report:
     """The report with memory over time, what makes its peak, and what would make it fit."""
-    report, request = result.report, result.request
+    report, request = result.report, for_workers(result.request)
     stage, moments, tensors = memory_in_detail(request)
     every = -(-len(moments) // _MOST_MOMENTS)
     report = replace(
@@ -207,13 +219,9 @@ def forecast(
     Under ``conditions``, or where nodes differ, every rank is simulated on its own.
     """
     model = _model_for(request, cost_model)
-    if request.strategy.servers and conditions is not None:
-        raise RequestError(
-            "slow ranks and a busy network are not simulated with parameter servers; leave one of them out"
-        )
+    if request.strategy.servers:
+        return _with_servers(request, model, grain=grain, conditions=conditions)
     alike = conditions is None and not request.cluster.parts
-    if request.strategy.servers:  # they make the updates
-        request = replace(request, optimizer=False)
     lowered = lower(request, grain=grain if alike else "operator")
     estimates = _estimate(model, lowered.plan.works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
@@ -223,9 +231,7 @@ def forecast(
         folded = timeline
         timeline = _every_rank(request, lowered, model, conditions or Conditions())
         report = make_report(request, lowered, estimates, timeline, folded=folded)
-        report = replace(report, waits=waits_of(timeline))
-    if request.strategy.servers:
-        report = with_servers(report, request, model)
+        report = replace(report, waits=waits_of(timeline), conditions=conditions)
     return Forecast(
         report=report,
         request=request,
@@ -243,50 +249,85 @@ def _every_rank(request: Request, lowered: Lowered, model: CostModel, conditions
     return under(lowered.plan, seconds, conditions, kind_of_rank=np.array(request.cluster.kind_of_device()))
 
 
-def with_servers(report: Report, request: Request, model: CostModel) -> Report:
-    """``report`` of a step whose workers exchange gradients and weights through parameter servers."""
-    cluster, strategy = request.cluster, request.strategy
-    parts = exchanged_parts(request)
-    works = list(dict.fromkeys(i.work for program, _ in parts for i in (*program.forward, *program.backward)))
-    launches = list(dict.fromkeys(i.launches for program, _ in parts for i in (*program.forward, *program.backward)))
-    estimates = _estimate(model, [*works, *launches], cluster)
-    seconds: dict[Work, float] = dict(zip(works, estimates.seconds.tolist(), strict=False))
-    host: dict[Launch, float] = dict(zip(launches, estimates.seconds[len(works) :].tolist(), strict=True))
-
-    def of(items: tuple[Item, ...]) -> float:
-        """A piece takes what its device or its host takes, whichever is longer, for every microbatch."""
-        longer = max(sum(seconds[i.work] for i in items), sum(host[i.launches] for i in items))
-        return longer * strategy.num_microbatches
-
-    pieces = [Piece(forward_s=of(p.forward), backward_s=of(p.backward), nbytes=nbytes) for p, nbytes in parts]
-    nic = replace(cluster.inter_node, bandwidth=cluster.inter_node.bandwidth * cluster.nics_per_node)
-    states = max((program.optimizer_states for program, _ in parts), default=0)
-    setup = ServerSetup(
-        servers=strategy.servers,
-        workers=strategy.dp,
-        asynchronous=strategy.asynchronous,
-        workers_per_node=cluster.devices_per_node,
-        servers_per_node=-(-strategy.servers // cluster.num_nodes),
-        own_nodes=False,
-        worker_nic=nic,
-        server_nic=nic,
-        local=replace(cluster.intra_node, name="host", bandwidth=cluster.host_bandwidth),
-        update_s_per_byte=(2.0 + 2.0 * (1 + states)) / cluster.host_memory_bandwidth,
-    )
-    run = simulate_servers(setup, pieces)
-    extra = run.step_s - report.step_s
-    ratio = run.step_s / report.step_s
-    return replace(
+def _with_servers(
+    request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
+) -> Forecast:
+    """The forecast of a step whose workers exchange gradients and weights through parameter servers."""
+    request = replace(request, optimizer=False)  # servers make the updates
+    workers = for_workers(request)
+    lowered = lower(workers, grain=grain)
+    estimates = _estimate(model, lowered.plan.works, workers.cluster)
+    job = _server_job(request, workers, model, conditions or Conditions())
+    timeline = job.timeline(most=_MOST_WORKERS)
+    report = make_report(workers, lowered, estimates, simulate(lowered.plan, estimates.seconds))
+    report = with_servers(report, job, timeline)
+    dtype = request.precision.linear.value
+    report = replace(
         report,
-        step_s=run.step_s,
-        low_s=report.low_s * ratio,
-        high_s=report.high_s * ratio,
-        samples_per_s=report.samples_per_s / ratio,
-        tokens_per_s=report.tokens_per_s / ratio,
-        mfu=report.mfu / ratio,
-        exposed_communication_s=max(0.0, report.exposed_communication_s + extra),
-        demand=replace(report.demand, communication_bytes=2.0 * sum(nbytes for _, nbytes in parts)),
-        servers=run,
+        cluster=where(request.cluster),
+        strategy=str(request.strategy),
+        num_devices=request.cluster.num_devices,
+        mfu=report.mfu * (peak_flops(workers.cluster, dtype) / peak_flops(request.cluster, dtype)),
+        conditions=conditions,
+    )
+    return Forecast(
+        report=report,
+        request=request,
+        lowered=lowered,
+        estimates=estimates,
+        timeline=timeline,
+        cost_model=model,
+        servers=job,
+    )
+
+
+def _server_job(request: Request, workers: Request, model: CostModel, conditions: Conditions) -> ServerJob:
+    """Some steps with parameter servers, run; ``workers`` is the part of ``request`` without their own nodes."""
+    parts, count = exchanged_parts(workers), request.strategy.num_microbatches
+    items = [item for program, _ in parts for item in (*program.forward, *program.backward)]
+    works: list[Work] = list(dict.fromkeys([*(i.work for i in items), *(i.launches for i in items)]))
+    number = {work: n for n, work in enumerate(works)}
+    seconds = np.stack([_estimate(model, works, kind).seconds for kind in workers.cluster.kinds()])
+
+    def piece(program: BlockProgram, nbytes: float, kind: int) -> Piece:
+        """All microbatches of a block on one kind of device."""
+        own = seconds[kind].tolist()
+
+        def both(items: tuple[Item, ...]) -> tuple[float, float]:
+            return sum(own[number[i.work]] for i in items) * count, sum(own[number[i.launches]] for i in items) * count
+
+        (forward_s, forward_host_s), (backward_s, backward_host_s) = both(program.forward), both(program.backward)
+        return Piece(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            nbytes=nbytes,
+            forward_host_s=forward_host_s,
+            backward_host_s=backward_host_s,
+        )
+
+    pieces = tuple(
+        replace(piece(p, nbytes, 0), elsewhere=tuple(piece(p, nbytes, kind) for kind in range(1, len(seconds))))
+        for p, nbytes in parts
+    )
+    states = max((program.optimizer_states for program, _ in parts), default=0)
+    factors = conditions.compute_factors(request.strategy.dp).tolist()
+    setup = setup_on(
+        request.cluster,
+        request.strategy,
+        update_bytes=2.0 + 2.0 * (1 + states),
+        factors=tuple(factors) if set(factors) != {1.0} else (),
+        busy_network=conditions.busy_network,
+        interference=conditions.interference,
+    )
+    return ServerJob(
+        setup=setup,
+        pieces=pieces,
+        programs=tuple(program for program, _ in parts),
+        num_microbatches=count,
+        works=tuple(works),
+        seconds=seconds,
+        mesh=Mesh.of(request.strategy, request.cluster),
+        run=run_servers(setup, pieces, steps=SERVER_STEPS),
     )
 
 
@@ -308,7 +349,8 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
     parsed = replace(parse_strategy(strategy, global_batch=request.global_batch), shard_rules=shard)
     if says_micro_batch(strategy):
         return parsed
-    return choose_micro_batch(replace(request, strategy=parsed))
+    chosen = choose_micro_batch(for_workers(replace(request, strategy=parsed)))
+    return replace(parsed, num_microbatches=chosen.num_microbatches)
 
 
 def steps_of(
@@ -336,7 +378,9 @@ def job_of(result: Forecast, num_steps: int, settings: JobSettings) -> JobForeca
     return forecast_job(
         num_steps=num_steps,
         step_s=report.step_s,
-        busy=(report.compute_s + report.optimizer_s) / report.step_s,
+        busy=(report.compute_s + report.optimizer_s)
+        / report.step_s
+        * (request.strategy.num_ranks / report.num_devices),
         forward_share=1 / 3,
         state_bytes=state_bytes,
         samples_per_step=report.global_batch,

@@ -143,13 +143,15 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
     if trace is not None:
         from traincast.report import write_trace, write_traces
 
-        timeline = result.detailed()
-        ranks = _ranks_to_trace(timeline, trace_ranks)
+        timeline = result.detailed(all_ranks=result.servers is not None and trace_ranks is not None)
+        ranks, world = _ranks_to_trace(timeline, trace_ranks), timeline.plan.mesh.num_ranks
+        about = result.report.summary()
         if Path(trace).is_dir() or trace.endswith("/"):
-            write_traces(timeline, Path(trace), ranks=ranks)
+            write_traces(timeline, Path(trace), ranks=ranks, about=about)
         else:
-            write_trace(timeline, Path(trace), ranks=ranks)
-        shown = f"{len(ranks)} of {timeline.plan.mesh.num_ranks} ranks"
+            write_trace(timeline, Path(trace), ranks=ranks, about=about)
+        shown = f"{sum(rank < world for rank in ranks)} of {world} ranks"
+        shown += f" and {result.report.num_servers} servers" if result.servers else ""
         written.append((f"trace of {shown}", trace))
     if html is not None:
         from traincast.report import write_page
@@ -181,9 +183,11 @@ def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
     elif wanted is not None:
         count = min(mesh.num_ranks, max(mesh.pp, parse_count(wanted, what="--trace-ranks")))
     else:
-        per_rank = max(1, len(timeline.plan.lanes) // mesh.pp)
+        per_rank = max(1, len(timeline.plan.lanes) // (len(timeline.plan.ranks) if mesh.pp == 1 else mesh.pp))
         count = min(mesh.num_ranks, max(mesh.pp, _READABLE_SPANS // per_rank))
     first = [int(rank) for rank in timeline.plan.ranks]
+    if first[-1] >= mesh.num_ranks:  # parameter servers are shown always
+        return [*[rank for rank in first if rank < mesh.num_ranks][:count], *(r for r in first if r >= mesh.num_ranks)]
     others = [rank for rank in range(min(mesh.num_ranks, count + mesh.pp)) if rank not in set(first)]
     return sorted([*first, *others][:count])
 
@@ -200,6 +204,8 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
         f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
         f"{report.precision} · {report.runtime} · {format_count(report.num_parameters)} parameters"
     )
+    if report.conditions is not None:
+        out.print(f"under conditions: {report.conditions}", highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -239,11 +245,16 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     table.add_row("estimated by", sources, "")
     if report.servers is not None:
         run = report.servers
+        nodes = sorted(set(run.nodes))
+        at = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
         table.add_row(
-            "servers",
-            f"{len(run.nic_utilization)}",
-            f"network {max(run.nic_utilization):.0%} in use, staleness {run.mean_staleness:.1f} updates "
-            f"(at most {run.max_staleness})",
+            "servers", f"{len(run.nodes)}", f"on {at} of their own" if run.own_nodes else f"beside the workers on {at}"
+        )
+        table.add_row(
+            "",
+            f"{run.worker_steps_per_s:.3g} steps/s",
+            f"of all workers; network {max(run.nic_utilization):.0%} in use, updates {max(run.update_utilization):.0%} "
+            f"of the time, staleness {run.mean_staleness:.1f} updates (at most {run.max_staleness})",
         )
     need = report.demand
     table.add_row("per device", format_flops(need.computation_flop), "computed in a step")

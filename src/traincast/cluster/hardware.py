@@ -149,6 +149,20 @@ class Cluster:
         """The same cluster with another number of nodes."""
         return replace(self, num_nodes=num_nodes)
 
+    def split(self, last: int) -> tuple[Cluster, tuple[Cluster, ...]]:
+        """The cluster without its ``last`` nodes, and these, by kind and in order."""
+        if last >= self.num_nodes:
+            raise RequestError(f"{last} nodes are taken from {self.name}, which has {self.num_nodes}: one has to stay")
+        if not last:
+            return self, ()
+        stay, leave = [], []
+        for part in self.parts or (self,):
+            first = sum(p.num_nodes for p in (*stay, *leave))
+            staying = min(part.num_nodes, max(0, self.num_nodes - last - first))
+            stay += [part.with_nodes(staying)] if staying else []
+            leave += [part.with_nodes(part.num_nodes - staying)] if staying < part.num_nodes else []
+        return joined(stay), tuple(leave)
+
     def kinds(self) -> tuple[Cluster, ...]:
         """One cluster for each kind of node, as large as the whole and on its common network."""
         return tuple(

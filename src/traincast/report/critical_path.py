@@ -28,7 +28,8 @@ def critical_tasks(timeline: Timeline) -> Ints:
     """Tasks of one longest chain, first to last: each starts when the one before it ends.
 
     A task starts when its lanes are free and its predecessors have ended, so one of those ended exactly
-    then; going back along it from the last task gives the chain.
+    then; going back along it from the last task gives the chain. What still runs beside it on a shared lane does not
+    count.
     """
     plan, start, end = timeline.plan, timeline.start, timeline.end
     if not plan.num_tasks:
@@ -41,6 +42,7 @@ def critical_tasks(timeline: Timeline) -> Ints:
         lanes = before[plan.lane_start[task] : plan.lane_start[task + 1]]
         others = plan.predecessors[plan.predecessor_start[task] : plan.predecessor_start[task + 1]]
         candidates = np.concatenate([others, lanes[lanes >= 0]])
+        candidates = candidates[end[candidates] <= start[task]]
         if not len(candidates) or start[task] <= 0.0:
             break
         task = int(candidates[np.argmax(end[candidates])])
@@ -50,7 +52,7 @@ def critical_tasks(timeline: Timeline) -> Ints:
 def summarize(timeline: Timeline, tasks: Ints, seconds: Floats) -> list[PathEntry]:
     """Time on the path per label, the largest first; launches count together.
 
-    A segment on the path is written out as the works it stands for, whose ``seconds`` are given.
+    A segment on the path is written out as the works it stands for, in proportion to their ``seconds``.
     """
     plan = timeline.plan
     duration = timeline.end[tasks] - timeline.start[tasks]
@@ -62,11 +64,16 @@ def summarize(timeline: Timeline, tasks: Ints, seconds: Floats) -> list[PathEntr
     plain = ~launches & ~inside
     np.add.at(time, plan.label[tasks[plain]], duration[plain])
     np.add.at(count, plan.label[tasks[plain]], 1)
-    numbers, times = np.unique((plan.cost[tasks[inside & ~launches]] - plan.num_leaves) // 3, return_counts=True)
+    within = inside & ~launches
+    numbers, which, times = np.unique(
+        (plan.cost[tasks[within]] - plan.num_leaves) // 3, return_inverse=True, return_counts=True
+    )
+    spent = np.bincount(which.reshape(-1), weights=duration[within], minlength=len(numbers))
     leaves = plan.leaves(seconds)
-    for number, repeats in zip(numbers, times, strict=True):
+    for number, repeats, took in zip(numbers, times, spent, strict=True):
         segment = plan.segments[number]
-        np.add.at(time, segment.labels, repeats * leaves[segment.works])
+        parts = leaves[segment.works]
+        np.add.at(time, segment.labels, took * parts / max(float(parts.sum()), 1e-300))
         np.add.at(count, segment.labels, repeats)
     total = max(timeline.step_s, 1e-30)
     names = (*plan.labels, "host launches")

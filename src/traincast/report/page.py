@@ -6,7 +6,7 @@ and treats every string as text. Nothing is fetched, and the page's own policy f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,7 +72,8 @@ def _timeline_data(timeline: Timeline) -> dict[str, Any]:
     plan = timeline.plan
     rows = _shown_rows(plan)
     every = _spans(timeline, rows)
-    spans, cell = _merged(every, MAX_SPANS)
+    spans, cell = _merged(_cut(every), MAX_SPANS)
+    several = bool((spans.count > 1).any())
     lanes, lane_of = np.unique(spans.lane, return_inverse=True)
     lane_start = np.searchsorted(lane_of, np.arange(len(lanes) + 1))
     before = np.concatenate([[0], spans.end[:-1]])[: len(spans)]
@@ -81,8 +82,9 @@ def _timeline_data(timeline: Timeline) -> dict[str, Any]:
     number = {int(row): n for n, row in enumerate(rows)}
     return {
         "step_ns": round(timeline.step_s * 1e9),
-        "rows": [{"rank": int(plan.ranks[row]), "stage": mesh.coordinate(int(plan.ranks[row]), "pp")} for row in rows],
+        "rows": [_row_data(plan, int(plan.ranks[row])) for row in rows],
         "num_ranks": mesh.num_ranks,
+        "num_servers": int((plan.ranks >= mesh.num_ranks).sum()),
         "num_rows": len(plan.ranks),
         "num_tasks": len(every),
         "merged_below_s": cell / 1e9 if cell else None,
@@ -95,20 +97,33 @@ def _timeline_data(timeline: Timeline) -> dict[str, Any]:
         "lane_start": lane_start.tolist(),
         "gap": (spans.start - before).tolist(),
         "duration": (spans.end - spans.start).tolist(),
-        "idle": (spans.end - spans.start - spans.busy).tolist() if cell else [],
+        "idle": (spans.end - spans.start - spans.busy).tolist() if several else [],
         "label": spans.label.tolist(),
         "category": spans.category.tolist(),
         "microbatch": spans.microbatch.tolist(),
-        "count": spans.count.tolist() if cell else [],
+        "count": spans.count.tolist() if several else [],
         "critical": np.flatnonzero(spans.critical).tolist(),
     }
 
 
+def _row_data(plan: Plan, rank: int) -> dict[str, int]:
+    """What a row stands for: a rank of a stage, or a parameter server."""
+    server = rank - plan.mesh.num_ranks
+    return (
+        {"rank": rank, "server": server} if server >= 0 else {"rank": rank, "stage": plan.mesh.coordinate(rank, "pp")}
+    )
+
+
 def _shown_rows(plan: Plan) -> Ints:
-    """The rows to show: all, or as many of each stage as there is room for."""
+    """The rows to show: all, or as many of each stage as there is room for; half of it is for servers if need be."""
     count = len(plan.ranks)
     if count <= MAX_ROWS:
         return np.arange(count)
+    servers = np.flatnonzero(plan.ranks >= plan.mesh.num_ranks)
+    if len(servers):
+        workers = count - len(servers)
+        most = max(MAX_ROWS - len(servers), MAX_ROWS // 2)
+        return np.concatenate([np.arange(min(workers, most)), servers[: MAX_ROWS - min(workers, most)]])
     stage = plan.ranks // plan.mesh.stride("pp")
     place = np.arange(count) - np.searchsorted(stage, stage)  # within its stage; ranks of a stage are consecutive
     return np.flatnonzero(place < max(1, MAX_ROWS // plan.mesh.pp))[:MAX_ROWS]
@@ -140,6 +155,37 @@ def _spans(timeline: Timeline, rows: Ints) -> _Spans:
     )
 
 
+def _cut(spans: _Spans) -> _Spans:
+    """The same with spans that overlap on a lane, as messages that share a link do, cut where one begins or ends.
+
+    What is then alike, a stretch of time with the same tasks, becomes one span.
+    """
+    lanes = np.unique(spans.lane[1:][_same(spans.lane) & (spans.start[1:] < spans.end[:-1])])
+    if not len(lanes):
+        return spans
+    parts = [_taken(spans, np.flatnonzero(~np.isin(spans.lane, lanes)))]
+    for lane in lanes.tolist():
+        own = _taken(spans, np.flatnonzero(spans.lane == lane))
+        times = np.unique(np.concatenate([own.start, own.end]))
+        first, last = np.searchsorted(times, own.start), np.searchsorted(times, own.end)
+        task = np.repeat(np.arange(len(own)), last - first)
+        stretch = np.arange(len(task)) - np.repeat(np.cumsum(last - first) - (last - first) - first, last - first)
+        order = np.argsort(stretch, kind="stable")
+        pieces = replace(
+            _taken(own, task[order]),
+            start=times[stretch[order]],
+            end=times[stretch[order] + 1],
+        )
+        opens = np.flatnonzero(np.diff(stretch[order], prepend=-1))
+        parts.append(replace(_together(pieces, opens), busy=pieces.end[opens] - pieces.start[opens]))
+    whole = _Spans(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(_Spans)})
+    return _taken(whole, np.lexsort((whole.start, whole.lane)))
+
+
+def _taken(spans: _Spans, chosen: Ints) -> _Spans:
+    return _Spans(**{f.name: getattr(spans, f.name)[chosen] for f in fields(_Spans)})
+
+
 def _merged(spans: _Spans, limit: int) -> tuple[_Spans, int]:
     """At most about ``limit`` spans, and the cell in nanoseconds below which they were merged (0: none were).
 
@@ -162,7 +208,11 @@ def _merge(spans: _Spans, cell: int) -> _Spans:
     together = small[1:] & small[:-1] & _same(spans.start // cell)
     for column in (spans.lane, spans.category, spans.microbatch):
         together &= _same(column)
-    first = np.flatnonzero(np.concatenate([[True], ~together]))
+    return _together(spans, np.flatnonzero(np.concatenate([[True], ~together])))
+
+
+def _together(spans: _Spans, first: Ints) -> _Spans:
+    """Runs of spans as one each; ``first`` has where they begin."""
     low = np.minimum.reduceat(spans.label, first)
     high = np.maximum.reduceat(spans.label, first)
     return replace(

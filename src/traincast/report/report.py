@@ -15,12 +15,13 @@ from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast
 from traincast.report.outlook import outlook
-from traincast.simulate import ServerRun, Timeline, who_waits
+from traincast.simulate import Conditions, ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Memory, Plan, Request
 from traincast.strategy.memory_timeline import Holder, Moment
 from traincast.work import Demand, demand_of
 
-_SHOWN: Final = 12
+SHOWN_ENTRIES: Final = 12
+"""Entries of the critical path that a report has at most."""
 _MOST_ROWS: Final = 64
 DOES_NOT_FIT: Final = "does not fit"
 
@@ -92,7 +93,19 @@ class Report:
     peak_tensors: tuple[Holder, ...] = ()
     waits: tuple[RankWaits, ...] = ()
     servers: ServerRun | None = None
+    conditions: Conditions | None = None
     job: JobForecast | None = None
+
+    @property
+    def num_servers(self) -> int:
+        """Parameter servers; none unless a strategy has them."""
+        return len(self.servers.nodes) if self.servers else 0
+
+    def summary(self) -> dict[str, Any]:
+        """What was forecast and under which conditions: the note that goes with a trace."""
+        names = ("model", "cluster", "strategy", "runtime", "precision", "global_batch", "step_s")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "conditions": self.conditions.as_dict() if self.conditions else None}
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
@@ -111,6 +124,7 @@ class Report:
             for r in self.ranks
         ]
         data["servers"] = asdict(self.servers) if self.servers else None
+        data["conditions"] = self.conditions.as_dict() if self.conditions else None
         data["job"] = self.job.as_dict() if self.job else None
         data["job_s"] = self.job.job_s if self.job else None
         data["cost"] = self.job.cost if self.job else None
@@ -134,7 +148,7 @@ def make_report(
     """
     plan = timeline.plan
     stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
-    rows = _rows(len(stages), plan.mesh.pp)
+    rows = rows_to_report(len(stages), plan.mesh.pp)
     parts = breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates()))
     ranks = tuple(
         RankReport(
@@ -154,10 +168,9 @@ def make_report(
     device = request.cluster.device
     samples = request.global_batch / step_s if step_s else 0.0
     graph = request.graph
-    peak = device.peak(request.precision.linear.value) * request.cluster.num_devices
     return Report(
         model=graph.name,
-        cluster=_where(request.cluster),
+        cluster=where(request.cluster),
         strategy=str(request.strategy),
         runtime=request.runtime.name,
         precision=request.precision.name,
@@ -171,7 +184,7 @@ def make_report(
         high_s=expected.high_s,
         samples_per_s=samples,
         tokens_per_s=samples * graph.tokens_per_sample,
-        mfu=model_flops(graph) * samples / peak,
+        mfu=model_flops(graph) * samples / peak_flops(request.cluster, request.precision.linear.value),
         **asdict(mean),
         calibrated_s=step_s - timeline.step_s,
         peak_memory_bytes=fullest.total,
@@ -181,12 +194,12 @@ def make_report(
         demand=_demand(lowered.plan),
         estimated_by=_sources(timeline, estimates),
         ranks=ranks,
-        critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
+        critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:SHOWN_ENTRIES]),
         warnings=(*_warnings(request, estimates, fullest), *expected.warnings),
     )
 
 
-def _rows(count: int, stages: int) -> list[int]:
+def rows_to_report(count: int, stages: int) -> list[int]:
     """Rows to look at: all, or of many ranks some of each stage, evenly spaced."""
     if count <= max(stages, _MOST_ROWS):
         return list(range(count))
@@ -221,7 +234,13 @@ def _demand(plan: Plan) -> Demand:
     )
 
 
-def _where(cluster: Cluster) -> str:
+def peak_flops(cluster: Cluster, dtype: str) -> float:
+    """Peak FLOP/s of all devices together, each at its own rate."""
+    return sum(part.device.peak(dtype) * part.num_devices for part in cluster.parts or (cluster,))
+
+
+def where(cluster: Cluster) -> str:
+    """What a cluster is made of, in words."""
     parts = [f"{p.num_nodes} × {p.devices_per_node} {p.device.name}" for p in cluster.parts or (cluster,)]
     return f"{cluster.name} ({' + '.join(parts)})"
 

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,10 @@ STREAM_NAMES: Final[dict[Stream, str]] = {
     Stream.DATA: "data",
     Stream.SEND_FORWARD: "send forward",
     Stream.SEND_BACKWARD: "send backward",
+    Stream.PUSH: "push",
+    Stream.PULL: "pull",
+    Stream.UPDATE: "update",
+    Stream.WAIT: "waiting",
 }
 
 _KERNELS: Final[dict[str, str]] = {
@@ -50,34 +54,49 @@ _KERNELS: Final[dict[str, str]] = {
 _RESERVED: Final = re.compile(r"^nccl|^dma|Sync|Memcpy|Memset")
 _COMPRESSION: Final = 3
 _CHUNK: Final = 20_000
+_MOST_BESIDE: Final = 1000
+"""Lanes of one stream beside one another that a viewer shows in order."""
 
 
-def write_trace(timeline: Timeline, path: Path, *, backend: str = "nccl", ranks: Sequence[int] | None = None) -> int:
+def write_trace(
+    timeline: Timeline,
+    path: Path,
+    *,
+    backend: str = "nccl",
+    ranks: Sequence[int] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> int:
     """Write one trace of the chosen ranks, a process each, and return the number of events.
 
     Without ``ranks``, those that the plan has rows for: all of an expanded plan, one per stage of a
-    folded one. In a folded plan any rank may be asked for; it does what its stage's row does.
+    folded one. In a folded plan any rank may be asked for; it does what its stage's row does. Parameter servers have
+    the ranks after those of the workers. ``about`` goes into the file's ``otherData``: what was forecast, and how.
     """
-    source = _Source(timeline)
+    source = _Source(timeline, about)
     chosen = source.check(ranks)
     return source.write(path, chosen, backend=backend, unit_ns=1)
 
 
 def write_traces(
-    timeline: Timeline, directory: Path, *, backend: str = "nccl", ranks: Sequence[int] | None = None
+    timeline: Timeline,
+    directory: Path,
+    *,
+    backend: str = "nccl",
+    ranks: Sequence[int] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write one trace per rank into ``directory``, which is made if only it is missing: what HTA reads.
 
     Times are whole microseconds here: of a fraction HTA rounds starts up and ends down, and so would
     take a microsecond off every kernel.
     """
-    source = _Source(timeline)
+    source = _Source(timeline, about)
     chosen = source.check(ranks)
     try:
         directory.mkdir(exist_ok=True)
     except OSError as error:
         raise FileFormatError(f"cannot write traces to {str(directory)!r}: {_reason(error)}") from error
-    digits = len(str(source.plan.mesh.num_ranks - 1))
+    digits = len(str(max(source.plan.mesh.num_ranks - 1, *chosen)))
     paths = [directory / f"rank{rank:0{digits}d}.json.gz" for rank in chosen]
     for path, rank in zip(paths, chosen, strict=True):
         source.write(path, [rank], backend=backend, unit_ns=1000)
@@ -125,11 +144,13 @@ class _Kind:
 class _Source:
     """A timeline laid out by rank, ready to be written."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, about: Mapping[str, Any] | None) -> None:
         plan = timeline.plan
         self.plan = plan
+        self._about = dict(about or {})
         self._timeline = timeline
-        self._task, self._stream, self._row_start = lanes_by_row(plan)
+        self._task, stream, self._row_start = lanes_by_row(plan)
+        self._lane = _apart(timeline, self._task, stream, self._row_start)
         self._launched = _launched(plan)
         key = (plan.cost.astype(np.int64) * len(plan.labels) + plan.label) * len(Category) + plan.category
         _, example, self._kind_of = np.unique(key, return_index=True, return_inverse=True)
@@ -137,12 +158,16 @@ class _Source:
 
     def check(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks asked for, in order, each once."""
-        world = self.plan.mesh.num_ranks
-        chosen = [int(r) for r in self.plan.ranks] if ranks is None else sorted(set(ranks))
-        wrong = [r for r in chosen if not 0 <= r < world]
+        world, rows = self.plan.mesh.num_ranks, set(self.plan.ranks.tolist())
+        chosen = sorted(rows if ranks is None else set(ranks))
+        folded = max(rows) < world  # one with servers has a row for everyone that may be asked for
+        wrong = [r for r in chosen if r not in rows and not (folded and 0 <= r < world)]
         if wrong or not chosen:
             asked = f"rank {wrong[0]}" if wrong else "no rank"
-            raise RequestError(f"trace of {asked}: the plan has ranks 0 to {world - 1}")
+            has = (
+                f"ranks 0 to {world - 1}" if folded else f"rows for {len(rows)} workers and servers, up to {max(rows)}"
+            )
+            raise RequestError(f"trace of {asked}: the plan has {has}")
         return chosen
 
     def write(self, path: Path, ranks: list[int], *, backend: str, unit_ns: int) -> int:
@@ -172,10 +197,15 @@ class _Source:
         values = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": device, "name": "predicted by Traincast"} for device in devices],
-            "distributedInfo": {"backend": backend, "rank": ranks[0], "world_size": mesh.num_ranks},
+            "distributedInfo": {
+                "backend": backend,
+                "rank": ranks[0],
+                "world_size": max(mesh.num_ranks, int(self.plan.ranks.max()) + 1),
+            },
             "displayTimeUnit": "ms",
             "traceName": name,
             "baseTimeNanoseconds": 0,
+            **({"otherData": self._about} if self._about else {}),
         }
         lines = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in values.items())
         return "{\n" + lines + '"traceEvents": [\n'
@@ -188,15 +218,16 @@ class _Source:
 
     def _metadata(self, rank: int) -> list[str]:
         row = self._row(rank)
-        used = np.unique(self._stream[self._row_start[row] : self._row_start[row + 1]]).tolist()
-        stage = self.plan.mesh.coordinate(rank, "pp")
+        used = np.unique(self._lane[self._row_start[row] : self._row_start[row + 1]]).tolist()
         values: list[tuple[str, int, dict[str, Any]]] = [
-            ("process_name", 0, {"name": f"rank {rank} (stage {stage})"}),
+            ("process_name", 0, {"name": self.plan.name_of(rank)}),
             ("process_sort_index", 0, {"sort_index": rank}),
         ]
-        for stream in sorted({int(Stream.HOST), *used}):
-            values.append(("thread_name", stream, {"name": STREAM_NAMES[Stream(stream)]}))
-            values.append(("thread_sort_index", stream, {"sort_index": stream}))
+        for lane in sorted({int(Stream.HOST), *used}, key=lambda lane: (lane % NUM_STREAMS, lane)):
+            beside, stream = divmod(lane, NUM_STREAMS)
+            name = STREAM_NAMES[Stream(stream)] + (f" {beside + 1}" if beside else "")
+            values.append(("thread_name", lane, {"name": name}))
+            values.append(("thread_sort_index", lane, {"sort_index": stream * _MOST_BESIDE + beside}))
         return [
             json.dumps({"ph": "M", "name": name, "pid": rank, "tid": tid, "ts": 0, "args": args})
             for name, tid, args in values
@@ -206,9 +237,10 @@ class _Source:
         """The number of kernels of ``rank``, and all its events; kernels are numbered from ``first``."""
         plan, row = self.plan, self._row(rank)
         part = slice(self._row_start[row], self._row_start[row + 1])
-        task, stream = self._task[part], self._stream[part]
-        host = plan.category[task] == Category.HOST
-        kernel, launch = task[~host], task[host]
+        task, lane = self._task[part], self._lane[part]
+        host, waits = plan.category[task] == Category.HOST, plan.category[task] == Category.WAIT
+        runs = ~host & ~waits
+        kernel, launch = task[runs], task[host]
         place = np.searchsorted(kernel, self._launched[launch])
         number = np.where(place < len(kernel), first + place, -1).tolist()  # what launches nothing comes last
         step = _times(np.array([0.0]), np.array([self._timeline.step_s]), unit_ns)[1][0]
@@ -218,7 +250,8 @@ class _Source:
                 f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#0","pid":{rank},"tid":0,"ts":0,"dur":{step}}}'
             )
             yield from self._host_events(rank, launch, number, unit_ns)
-            yield from self._kernel_events(rank, kernel, stream[~host].tolist(), first, unit_ns)
+            yield from self._kernel_events(rank, kernel, lane[runs].tolist(), first, unit_ns)
+            yield from self._wait_events(rank, task[waits], lane[waits].tolist(), unit_ns)
 
         return len(kernel), events()
 
@@ -261,6 +294,13 @@ class _Source:
                 f'"args":{{"External id":{number},"correlation":{number},"device":{device},"stream":{lane},'
                 f'"microbatch":{microbatch},{kinds[kind].args}}}}}'
             )
+
+    def _wait_events(self, rank: int, task: Ints, lane: list[int], unit_ns: int) -> Iterator[str]:
+        """Notes of what a device waits for: neither kernels nor launches."""
+        starts, durations = self._spans(task, unit_ns)
+        for kind, tid, ts, dur in zip(self._kind_of[task].tolist(), lane, starts, durations, strict=True):
+            name = self._kinds[kind].label
+            yield f'{{"ph":"X","cat":"user_annotation","name":{name},"pid":{rank},"tid":{tid},"ts":{ts},"dur":{dur}}}'
 
     def _spans(self, task: Ints, unit_ns: int) -> tuple[list[float], list[float]]:
         return _times(self._timeline.start[task], self._timeline.end[task], unit_ns)
@@ -306,6 +346,29 @@ def lanes_by_row(plan: Plan) -> tuple[Ints, Ints, Ints]:
     starts = np.zeros(len(plan.ranks) + 1, dtype=np.int64)
     np.cumsum(np.bincount(row[keep], minlength=len(plan.ranks)), out=starts[1:])
     return task[keep], stream[keep], starts
+
+
+def _apart(timeline: Timeline, task: Ints, stream: Ints, row_start: Ints) -> Ints:
+    """For every (task, row) pair a lane of its own stream, so that spans of a lane do not overlap.
+
+    That is the stream itself, but for messages that share a link: the second at a time stands on stream + NUM_STREAMS,
+    and so on.
+    """
+    start, end = timeline.start[task], timeline.end[task]
+    row = np.repeat(np.arange(len(row_start) - 1), np.diff(row_start))
+    order = np.lexsort((end, start, stream, row))
+    same = (row[order][1:] == row[order][:-1]) & (stream[order][1:] == stream[order][:-1])
+    if not (same & (start[order][1:] < end[order][:-1])).any():
+        return stream
+    lane = stream.copy()
+    free: list[float] = []  # when each lane of the stream at hand is free again
+    for number, at in enumerate(order.tolist()):
+        if not number or not same[number - 1]:
+            free = []
+        beside = next((n for n, when in enumerate(free) if when <= start[at]), len(free))
+        free[beside : beside + 1] = [float(end[at])]
+        lane[at] += beside * NUM_STREAMS
+    return lane
 
 
 def _launched(plan: Plan) -> Ints:

@@ -7,9 +7,9 @@ changes its seconds and stays with the executor; what depends on who runs beside
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,12 @@ _MEETING: Final[dict[Group, tuple[tuple[Axis, ...], bool]]] = {
     Group.EXPERT_DATA: (("edp",), True),
 }
 """Groups that meet inside segments: their axes, and whether they do so over the data stream; the usual ones first."""
+_MOST_SLOW: Final = 1000.0
+_MOST_JITTER: Final = 1.0
+_MOST_INTERFERENCE: Final = 100.0
+"""Beyond these nobody means what they say: a rank a thousand times slower is broken, not slow."""
+_NAMED: Final = 4
+"""Slow ranks that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +68,43 @@ class Conditions:
 
     def __post_init__(self) -> None:
         ranks = [rank for rank, _ in self.slow]
-        if len(set(ranks)) < len(ranks) or min(ranks, default=0) < 0:
-            raise RequestError(f"slow ranks {ranks}: expected different numbers from 0")
+        if len(set(ranks)) < len(ranks) or any(not isinstance(rank, int) or rank < 0 for rank in ranks):
+            raise RequestError(f"slow ranks {ranks}: expected different whole numbers from 0")
         for rank, factor in self.slow:
-            if not 1.0 <= factor < np.inf:
-                raise RequestError(f"rank {rank} is slow by a factor of {factor}: expected a number from 1")
+            if not 1.0 <= factor <= _MOST_SLOW:
+                raise RequestError(
+                    f"rank {rank} is slow by a factor of {factor:g}: expected a number from 1 to {_MOST_SLOW:g}"
+                )
         if not 0.0 <= self.busy_network < 1.0:
-            raise RequestError(f"others take {self.busy_network} of the network: expected a share from 0 to below 1")
-        for name, value in (("jitter", self.jitter), ("interference", self.interference)):
-            if not 0.0 <= value < np.inf:
-                raise RequestError(f"{name} is {value}: expected a number from 0")
+            raise RequestError(f"others take {self.busy_network:g} of the network: expected a share from 0 to below 1")
+        for name, value, most in (
+            ("jitter", self.jitter, _MOST_JITTER),
+            ("interference", self.interference, _MOST_INTERFERENCE),
+        ):
+            if not 0.0 <= value <= most:
+                raise RequestError(f"{name} is {value:g}: expected a number from 0 to {most:g}")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise RequestError(f"seed is {self.seed}: expected a whole number from 0")
+
+    def __str__(self) -> str:
+        """What differs, in words."""
+        parts = [f"rank {rank} computes {factor:g} times slower" for rank, factor in self.slow[:_NAMED]]
+        if len(self.slow) > _NAMED:
+            parts.append(f"{len(self.slow) - _NAMED} more slow ranks")
+        if self.jitter:
+            parts.append(f"jitter {self.jitter:.3g} (seed {self.seed})")
+        if self.busy_network:
+            parts.append(f"others take {100.0 * self.busy_network:.3g} % of the network")
+        if self.interference:
+            parts.append(f"interference {self.interference:.3g}")
+        if self.share_links:
+            parts.append("messages share links")
+        return ", ".join(parts) or "as estimated"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The conditions as plain values, for JSON; ``text`` says them in words."""
+        slow = [{"rank": rank, "factor": factor} for rank, factor in self.slow]
+        return {**asdict(self), "slow": slow, "text": str(self)}
 
     def compute_factors(self, num_ranks: int) -> Floats:
         """How many times as long each rank computes."""

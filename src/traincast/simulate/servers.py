@@ -18,6 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 _FEWEST_STEPS: Final = 4
 """Half of the steps warm up; a rate needs more than one after that."""
+SERVER_STEPS: Final = 20
+"""Steps of every worker that a forecast simulates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,9 @@ class ServerRun:
     ``step_s`` is the time in which every worker makes one step on average, ``worker_steps_per_s`` counts the steps of
     all workers. Staleness is how many updates by others a shard gets between a worker's pull and the update made from
     what that worker then computed. ``nic_utilization`` is, for each server, the share of its node's NIC in use, in
-    the busier direction.
+    the busier direction; ``update_utilization`` the share of time in which it applies updates; ``nodes`` its node,
+    which has workers as well unless servers have ``own_nodes``. ``steps_per_s_by_worker`` adds up to
+    ``worker_steps_per_s``.
     """
 
     step_s: float
@@ -35,6 +39,10 @@ class ServerRun:
     mean_staleness: float
     max_staleness: int
     nic_utilization: tuple[float, ...]
+    update_utilization: tuple[float, ...]
+    nodes: tuple[int, ...]
+    own_nodes: bool
+    steps_per_s_by_worker: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,7 @@ class ServerTimeline:
     end: Floats
 
 
-def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = 20) -> ServerRun:
+def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = SERVER_STEPS) -> ServerRun:
     """Simulate ``steps`` steps of every worker, and measure the later half."""
     if steps < _FEWEST_STEPS or not pieces:
         raise RequestError(
@@ -79,17 +87,11 @@ def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> S
 
 
 def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
-    """Rates, staleness and utilisation over the later half of the steps of the worker that is done first.
-
-    After that the others would have the servers to themselves.
-    """
-    tasks, end = timeline.tasks, timeline.end
-    last = (tasks.role == Role.BACKWARD) & (tasks.piece == 0)
-    ends = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
-    ends[tasks.worker[last], tasks.step[last]] = end[last]
-    first = ends[np.argmin(ends[:, -1])]
-    window = (float(first[len(first) // 2 - 1]), float(first[-1]))
-    rate = sum(_progress(one, window) for one in ends) / max(window[1] - window[0], 1e-300)
+    """Rates, staleness and utilisation over the steady part of a run."""
+    ends, window = ends_of_steps(setup, timeline), steady_window(setup, timeline)
+    seconds = max(window[1] - window[0], 1e-300)
+    progress = [_progress(one, window) for one in ends]
+    rate = sum(progress) / seconds
     staleness = _staleness(timeline, window)
     return ServerRun(
         step_s=setup.workers / rate,
@@ -97,7 +99,30 @@ def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
         mean_staleness=float(staleness.mean()) if len(staleness) else 0.0,
         max_staleness=int(staleness.max(initial=0)),
         nic_utilization=_utilization(setup, timeline, window),
+        update_utilization=_updating(setup, timeline, window),
+        nodes=tuple(setup.node_of_server(server) for server in range(setup.servers)),
+        own_nodes=setup.own_nodes,
+        steps_per_s_by_worker=tuple(one / seconds for one in progress),
     )
+
+
+def ends_of_steps(setup: ServerSetup, timeline: ServerTimeline) -> Floats:
+    """When the backward of every step ends, by worker and step."""
+    tasks = timeline.tasks
+    last = (tasks.role == Role.BACKWARD) & (tasks.piece == 0)
+    ends = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
+    ends[tasks.worker[last], tasks.step[last]] = timeline.end[last]
+    return ends
+
+
+def steady_window(setup: ServerSetup, timeline: ServerTimeline) -> tuple[float, float]:
+    """From when to when a run is steady: the later half of the steps of the worker that is done first.
+
+    After that the others would have the servers to themselves.
+    """
+    ends = ends_of_steps(setup, timeline)
+    first = ends[np.argmin(ends[:, -1])]
+    return float(first[len(first) // 2 - 1]), float(first[-1])
 
 
 def _progress(ends: Floats, window: tuple[float, float]) -> float:
@@ -132,3 +157,12 @@ def _utilization(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
     full = max(window[1] - window[0], 1e-300)
     nodes = [setup.node_of_server(server) for server in range(setup.servers)]
     return tuple(float(max(moved[2 * node], moved[2 * node + 1]) / full) for node in nodes)
+
+
+def _updating(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[float, ...]:
+    """Share of ``window`` in which every server applies updates."""
+    tasks = timeline.tasks
+    updates = tasks.role == Role.UPDATE
+    inside = (np.clip(timeline.end, *window) - np.clip(timeline.start, *window))[updates]
+    spent = np.bincount(tasks.server[updates], weights=inside, minlength=setup.servers)
+    return tuple((spent / max(window[1] - window[0], 1e-300)).tolist())

@@ -59,7 +59,11 @@ class Mesh:
 
     @classmethod
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
-        """Place ``strategy`` on ``cluster``, which must have exactly as many devices as ranks are asked for."""
+        """Place ``strategy`` on ``cluster``, which must have exactly as many devices as ranks are asked for.
+
+        Nodes that hold parameter servers alone do not count.
+        """
+        whole, cluster = cluster, workers_of(cluster, strategy)
         if strategy.num_ranks != cluster.num_devices:
             product = f"dp·cp·tp·pp = {strategy.dp}·{strategy.cp}·{strategy.tp}·{strategy.pp} = {strategy.num_ranks}"
             others = strategy.cp * strategy.tp * strategy.pp
@@ -68,9 +72,10 @@ class Mesh:
                 if cluster.num_devices % others == 0
                 else f"choose degrees whose product is {cluster.num_devices}"
             )
+            beside = f" beside server_nodes={strategy.server_nodes}" if strategy.server_nodes else ""
             raise StrategyError(
-                f"{product} ranks, but {cluster.name} has {cluster.num_nodes} × {cluster.devices_per_node} = "
-                f"{cluster.num_devices} devices; {remedy}, or another number of nodes"
+                f"{product} ranks, but {whole.name} has {cluster.num_nodes} × {cluster.devices_per_node} = "
+                f"{cluster.num_devices} devices{beside}; {remedy}, or another number of nodes"
             )
         return cls(
             dp=strategy.dp,
@@ -140,6 +145,16 @@ class Mesh:
         ``sharing`` is how many such groups have members on one node: they use its NICs together.
         """
         return _span(self, axes)
+
+
+def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
+    """The part of ``cluster`` that ranks stand on: all of it, but for nodes that hold parameter servers alone."""
+    if strategy.server_nodes >= cluster.num_nodes:
+        raise StrategyError(
+            f"server_nodes={strategy.server_nodes}, but {cluster.name} has {cluster.num_nodes} nodes in all and "
+            "workers need one at least; use more nodes, or fewer server_nodes"
+        )
+    return cluster.split(strategy.server_nodes)[0]
 
 
 @lru_cache(maxsize=4096)

@@ -31,6 +31,10 @@ class Stream(enum.IntEnum):
     DATA = 3  # gradient and parameter traffic that may overlap compute
     SEND_FORWARD = 4
     SEND_BACKWARD = 5
+    PUSH = 6  # gradients on their way to parameter servers
+    PULL = 7  # weights on their way back
+    UPDATE = 8  # what a parameter server applies
+    WAIT = 9  # what a worker of parameter servers waits for
 
 
 NUM_STREAMS: Final = len(Stream)
@@ -44,6 +48,7 @@ class Category(enum.IntEnum):
     BACKWARD = 2
     OPTIMIZER = 3
     COMMUNICATION = 4
+    WAIT = 5  # shown in a timeline, never counted: the lanes it waits on are
 
 
 class Group(enum.IntEnum):
@@ -107,7 +112,8 @@ class Plan:
 
     ``lanes`` and ``predecessors`` are ragged: task i has ``lanes[lane_start[i]:lane_start[i+1]]`` and so
     on. A lane is ``row * NUM_STREAMS + stream``; ``ranks[row]`` is the rank that row stands for. In a
-    folded plan a row stands for all ranks that do the same; in an expanded one for itself.
+    folded plan a row stands for all ranks that do the same; in an expanded one for itself. Rows whose rank is beyond
+    the mesh stand for parameter servers.
     """
 
     mesh: Mesh
@@ -130,6 +136,12 @@ class Plan:
     def num_tasks(self) -> int:
         """Tasks of the plan."""
         return len(self.cost)
+
+    def name_of(self, rank: int) -> str:
+        """What a row's rank is called."""
+        if rank >= self.mesh.num_ranks:
+            return f"server {rank - self.mesh.num_ranks}"
+        return f"rank {rank} (stage {self.mesh.coordinate(rank, 'pp')})"
 
     @property
     def num_lanes(self) -> int:

@@ -19,7 +19,7 @@ from traincast.strategy.experts import Region, check_experts, find_regions
 from traincast.strategy.fusion import fuse
 from traincast.strategy.memory import Memory, memory_of, runs_ahead
 from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
-from traincast.strategy.mesh import Axis, Mesh, Span
+from traincast.strategy.mesh import Axis, Mesh, Span, workers_of
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram, ProgramBuilder
 from traincast.strategy.runtime import Runtime
@@ -46,6 +46,14 @@ class Request:
     precision: Precision
     global_batch: int
     optimizer: bool = True
+
+
+def for_workers(request: Request) -> Request:
+    """``request`` without the nodes that hold parameter servers alone: what its ranks run on."""
+    if not request.strategy.server_nodes:
+        return request
+    cluster = workers_of(request.cluster, request.strategy)
+    return replace(request, cluster=cluster, strategy=replace(request.strategy, server_nodes=0))
 
 
 @lru_cache(maxsize=64)
@@ -198,6 +206,7 @@ def _of_programs(strategy: Strategy) -> Strategy:
         compression=1.0,
         sync_each=False,
         servers=0,
+        server_nodes=0,
         asynchronous=False,
     )
 

@@ -14,112 +14,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.cluster import Link
-from traincast.errors import RequestError
+from traincast.strategy.server_setup import Piece, ServerNode, ServerSetup, shards
+
+__all__ = ["Piece", "Role", "ServerNode", "ServerSetup", "ServerTasks", "lay_out", "shards"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A part of the model whose gradients travel together: seconds of a worker, and bytes of its parameters.
-
-    Pieces stand in the order of forward; backward goes through them from the last to the first.
-    """
-
-    forward_s: float
-    backward_s: float
-    nbytes: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSetup:
-    """Workers and servers, where they are, and the links between them.
-
-    Workers and servers fill nodes one after the other, so many to a node; servers are on nodes of their own, or from
-    the first node on beside the workers. A node with workers has a ``worker_nic``, one with servers alone a
-    ``server_nic``; within a node bytes go over ``local``. ``sharding``: whole pieces, each to the server that holds
-    least so far (TensorFlow's greedy strategy), or every piece in equal parts over all servers. ``update_s_per_byte``
-    is what a server takes to apply a gradient. ``worker_factors`` says how many times as long each worker computes.
-
-    Asynchronous workers begin at times spread over ``spread`` steps of a worker that is alone. Those that begin at once
-    and are exactly alike would push together and pull together for ever, and use their links one way at a time.
-    """
-
-    servers: int
-    workers: int
-    asynchronous: bool = False
-    workers_per_node: int = 1
-    servers_per_node: int = 1
-    own_nodes: bool = True
-    sharding: Literal["greedy", "even"] = "greedy"
-    worker_nic: Link
-    server_nic: Link
-    local: Link
-    update_s_per_byte: float = 0.0
-    worker_factors: tuple[float, ...] = ()
-    spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("servers", "workers", "workers_per_node", "servers_per_node"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}: expected a whole number from 1")
-        if self.worker_factors and len(self.worker_factors) != self.workers:
-            raise RequestError(f"{len(self.worker_factors)} worker factors are given for {self.workers} workers")
-        for link in (self.worker_nic, self.server_nic, self.local):
-            if not (link.bandwidth > 0.0 and link.latency_s >= 0.0):
-                raise RequestError(
-                    f"link {link.name} moves {link.bandwidth} bytes/s after {link.latency_s} s: expected more than 0 "
-                    "bytes/s and no negative latency"
-                )
-        for name in ("update_s_per_byte", "spread"):
-            if not 0.0 <= getattr(self, name) < np.inf:
-                raise RequestError(f"{name} is {getattr(self, name)}: expected a number from 0")
-
-    @property
-    def worker_nodes(self) -> int:
-        """Nodes that have workers."""
-        return -(-self.workers // self.workers_per_node)
-
-    @property
-    def num_nodes(self) -> int:
-        """All nodes."""
-        server_nodes = -(-self.servers // self.servers_per_node)
-        return self.worker_nodes + server_nodes if self.own_nodes else max(self.worker_nodes, server_nodes)
-
-    def node_of_worker(self, worker: int) -> int:
-        """The node of a worker."""
-        return worker // self.workers_per_node
-
-    def node_of_server(self, server: int) -> int:
-        """The node of a server."""
-        return server // self.servers_per_node + (self.worker_nodes if self.own_nodes else 0)
-
-    def nic(self, node: int) -> Link:
-        """What joins a node to the network."""
-        return self.worker_nic if node < self.worker_nodes else self.server_nic
-
-
-def shards(pieces: Sequence[Piece], setup: ServerSetup) -> list[list[tuple[int, float]]]:
-    """For every piece the servers that hold it, each with its bytes."""
-    if setup.sharding == "even":
-        return [
-            [(server, piece.nbytes / setup.servers) for server in range(setup.servers)] if piece.nbytes else []
-            for piece in pieces
-        ]
-    held = [0.0] * setup.servers
-    chosen: list[list[tuple[int, float]]] = []
-    for piece in pieces:
-        server = held.index(min(held))
-        held[server] += piece.nbytes
-        chosen.append([(server, piece.nbytes)] if piece.nbytes else [])
-    return chosen
 
 
 class Role(enum.IntEnum):
@@ -137,8 +42,9 @@ class Role(enum.IntEnum):
 class ServerTasks:
     """Some steps of all workers, as columns of the event engine, and what each task is.
 
-    ``worker`` is -1 for the updates of synchronous training, ``shard`` for computation. Resources are, in this order,
-    what every node sends and receives, then what every process (workers, then servers) does within its node.
+    ``worker`` is -1 for the updates of synchronous training, ``shard`` and ``server`` for computation. Resources are,
+    in this order, what every node sends and receives, what every process (workers, then servers) does within its node,
+    and the devices of the workers.
     """
 
     duration: Floats
@@ -156,6 +62,8 @@ class ServerTasks:
     worker: Ints
     piece: Ints
     shard: Ints
+    server: Ints
+    nbytes: Floats
     step: Ints
 
 
@@ -169,6 +77,8 @@ class _Step:
     worker: list[int] = field(default_factory=list)
     piece: list[int] = field(default_factory=list)
     shard: list[int] = field(default_factory=list)
+    server: list[int] = field(default_factory=list)
+    nbytes: list[float] = field(default_factory=list)
     uses: list[tuple[int, int, float]] = field(default_factory=list)
     edges: list[tuple[int, int]] = field(default_factory=list)
     back: list[tuple[int, int]] = field(default_factory=list)
@@ -182,6 +92,8 @@ class _Step:
         worker: int = -1,
         piece: int,
         shard: int = -1,
+        server: int = -1,
+        nbytes: float = 0.0,
         after: int = -1,
     ) -> int:
         """Append a task and return its number."""
@@ -192,6 +104,8 @@ class _Step:
         self.worker.append(worker)
         self.piece.append(piece)
         self.shard.append(shard)
+        self.server.append(server)
+        self.nbytes.append(nbytes)
         if after >= 0:
             self.edges.append((task, after))
         return task
@@ -229,23 +143,30 @@ class _Layout:
         near, far = setup.node_of_worker(worker), setup.node_of_server(server)
         if near == far:
             first = 2 * setup.num_nodes
-            ends, links = (first + 2 * worker, first + 2 * (setup.workers + server)), (setup.local, setup.local)
+            local = setup.node(near).local
+            ends, links = (first + 2 * worker, first + 2 * (setup.workers + server)), (local, local)
         else:
-            ends, links = (2 * near, 2 * far), (setup.nic(near), setup.nic(far))
+            ends, links = (2 * near, 2 * far), (setup.node(near).nic, setup.node(far).nic)
         rate = min(link.bandwidth for link in links)
         sends, receives = (0, 1) if push else (1, 0)
         uses = [
             (end + side, rate / link.bandwidth if np.isfinite(link.bandwidth) else 0.0)
             for end, side, link in zip(ends, (sends, receives), links, strict=True)
         ]
+        if setup.interference:
+            uses.append((self.device(worker), setup.interference))
         return max(link.latency_s for link in links), nbytes / rate, uses
+
+    def device(self, worker: int) -> int:
+        """The resource that computation of a worker fills."""
+        return 2 * (self.setup.num_nodes + self.setup.workers + self.setup.servers) + worker
 
 
 def lay_out(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> ServerTasks:
     """All tasks of ``steps`` steps; parameters are in place when the first begins."""
     layout = _Layout(setup=setup)
     step, chosen = _Step(), shards(pieces, setup)
-    ready = [_compute(step, setup, pieces, worker) for worker in range(setup.workers)]
+    ready = [_compute(step, layout, pieces, worker) for worker in range(setup.workers)]
     shard = 0
     for piece in reversed(range(len(pieces))):
         for server, nbytes in chosen[piece]:
@@ -255,18 +176,29 @@ def lay_out(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> Serve
     return _repeat(step, layout, steps)
 
 
-def _compute(step: _Step, setup: ServerSetup, pieces: Sequence[Piece], worker: int) -> list[tuple[int, int]]:
+def _compute(step: _Step, layout: _Layout, pieces: Sequence[Piece], worker: int) -> list[tuple[int, int]]:
     """Forward and backward of a worker: the numbers of both tasks, for every piece."""
-    factor = setup.worker_factors[worker] if setup.worker_factors else 1.0
+    setup = layout.setup
+    factor, kind = setup.factor(worker), setup.kind(worker)
+    seconds = [piece.on(kind).takes_s(factor) for piece in pieces]
     forward = [
-        step.add(Role.FORWARD, piece.forward_s * factor, lane=worker, worker=worker, piece=number)
-        for number, piece in enumerate(pieces)
+        step.add(Role.FORWARD, forward_s, lane=worker, worker=worker, piece=number)
+        for number, (forward_s, _) in enumerate(seconds)
     ]
     backward = [
-        step.add(Role.BACKWARD, piece.backward_s * factor, lane=worker, worker=worker, piece=number)
-        for number, piece in reversed(list(enumerate(pieces)))
+        step.add(Role.BACKWARD, backward_s, lane=worker, worker=worker, piece=number)
+        for number, (_, backward_s) in reversed(list(enumerate(seconds)))
     ]
+    if setup.interference:
+        step.uses.extend((task, layout.device(worker), 1.0) for task in (*forward, *backward))
     return list(zip(forward, reversed(backward), strict=True))
+
+
+class _Place(TypedDict):
+    piece: int
+    shard: int
+    server: int
+    nbytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,20 +211,25 @@ class _Exchange:
     shard: int
     nbytes: float
 
+    @property
+    def place(self) -> _Place:
+        """What its tasks have in common."""
+        return {"piece": self.piece, "shard": self.shard, "server": self.server, "nbytes": self.nbytes}
+
 
 def _exchange(step: _Step, layout: _Layout, sent: list[_Exchange], ready: list[list[tuple[int, int]]]) -> None:
     """Pushes of all workers, the update or updates, and pulls."""
     setup, first = layout.setup, sent[0]
     pushes = [_message(step, layout, one, after=ready[one.worker][one.piece][1], push=True) for one in sent]
-    seconds = first.nbytes * setup.update_s_per_byte
+    seconds = first.nbytes * setup.node(setup.node_of_server(first.server)).update_s_per_byte
     lane = layout.updates(first.server)
     if setup.asynchronous:
         updates = [
-            step.add(Role.UPDATE, seconds, lane=lane, worker=s.worker, piece=s.piece, shard=s.shard, after=push)
+            step.add(Role.UPDATE, seconds, lane=lane, worker=s.worker, after=push, **s.place)
             for s, push in zip(sent, pushes, strict=True)
         ]
     else:
-        update = step.add(Role.UPDATE, seconds, lane=lane, piece=first.piece, shard=first.shard)
+        update = step.add(Role.UPDATE, seconds, lane=lane, **first.place)
         step.edges.extend((update, push) for push in pushes)
         updates = [update] * len(sent)
     for one, update in zip(sent, updates, strict=True):
@@ -302,10 +239,10 @@ def _exchange(step: _Step, layout: _Layout, sent: list[_Exchange], ready: list[l
 
 def _message(step: _Step, layout: _Layout, sent: _Exchange, *, after: int, push: bool) -> int:
     latency, seconds, uses = layout.message(sent.worker, sent.server, sent.nbytes, push=push)
-    place = {"worker": sent.worker, "piece": sent.piece, "shard": sent.shard}
-    wait = step.add(Role.LATENCY, latency, **place, after=after)
+    wait = step.add(Role.LATENCY, latency, worker=sent.worker, after=after, **sent.place)
     lane = layout.connection(sent.worker, sent.server, push=push)
-    task = step.add(Role.PUSH if push else Role.PULL, seconds, lane=lane, **place, after=wait)
+    role = Role.PUSH if push else Role.PULL
+    task = step.add(role, seconds, lane=lane, worker=sent.worker, after=wait, **sent.place)
     step.uses.extend((task, resource, weight) for resource, weight in uses)
     return task
 
@@ -320,7 +257,8 @@ def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
     across = back[None] + shift[1:] - np.array([0, size])
     waits = np.concatenate([(edges[None] + shift).reshape(-1, 2), across.reshape(-1, 2)])
     waits = waits[np.argsort(waits[:, 0], kind="stable")]
-    user = np.array([task for task, _, _ in one.uses], dtype=np.int64)
+    uses = sorted(one.uses, key=lambda use: use[0])
+    user = np.array([task for task, _, _ in uses], dtype=np.int64)
     total = steps * size
     by_arrival = np.ones(layout.num_lanes, dtype=np.bool_)
     by_arrival[: setup.workers] = False
@@ -333,13 +271,15 @@ def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
         release=_release(one, setup, total),
         by_arrival=by_arrival,
         use_start=_starts(np.tile(np.bincount(user, minlength=size), steps)),
-        use_resource=np.tile(np.array([resource for _, resource, _ in one.uses], dtype=np.int64), steps),
-        use_weight=np.tile(np.array([weight for _, _, weight in one.uses], dtype=np.float64), steps),
-        num_resources=2 * (setup.num_nodes + setup.workers + setup.servers),
+        use_resource=np.tile(np.array([resource for _, resource, _ in uses], dtype=np.int64), steps),
+        use_weight=np.tile(np.array([weight for _, _, weight in uses], dtype=np.float64), steps),
+        num_resources=layout.device(setup.workers),
         role=np.tile(np.array(one.role, dtype=np.int8), steps),
         worker=np.tile(np.array(one.worker, dtype=np.int64), steps),
         piece=np.tile(np.array(one.piece, dtype=np.int64), steps),
         shard=np.tile(np.array(one.shard, dtype=np.int64), steps),
+        server=np.tile(np.array(one.server, dtype=np.int64), steps),
+        nbytes=np.tile(np.array(one.nbytes), steps),
         step=np.repeat(np.arange(steps), size),
     )
 

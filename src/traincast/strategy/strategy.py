@@ -15,7 +15,7 @@ ShardRule: TypeAlias = tuple[str, str]
 
 _MAX_DEGREE: Final = 10_000_000
 _DEGREES: Final = ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "num_microbatches", "recompute_every")
-_COUNTS: Final = ("etp", "shard", "servers")
+_COUNTS: Final = ("etp", "shard", "servers", "server_nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,8 @@ class Strategy:
     limit). ``zero`` shards over ``shard`` replicas (0: over all of them); with 3, ``reshard`` drops gathered
     parameters between forward and backward, and ``prefetch`` blocks are gathered ahead (−1: the runtime's habit).
     ``compression`` is the part of the gradients' bytes that is sent. ``servers`` parameter servers hold the weights
-    instead of an all-reduce. ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs that
+    instead of an all-reduce; they stand beside the workers, or on the last ``server_nodes`` nodes of the cluster, which
+    then have no workers. ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs that
     override what is found by itself.
     """
 
@@ -57,6 +58,7 @@ class Strategy:
     capacity: float = 0.0
     sync_each: bool = False
     servers: int = 0
+    server_nodes: int = 0
     asynchronous: bool = False
     shard_rules: tuple[ShardRule, ...] = ()
 
@@ -112,6 +114,11 @@ class Strategy:
             raise StrategyError(f"reshard=false with zero={self.zero}: only zero=3 gathers parameters; set zero=3")
         if self.asynchronous and not self.servers:
             raise StrategyError("asynchronous without parameter servers: set servers=1 or more")
+        if self.server_nodes > self.servers:
+            raise StrategyError(
+                f"server_nodes={self.server_nodes} with servers={self.servers}: every node of its own needs a server; "
+                f"set servers={self.server_nodes} or more, or fewer server_nodes"
+            )
         if self.servers and (self.tp, self.pp, self.cp, self.ep, self.zero) != (1, 1, 1, 1, 0):
             raise StrategyError(
                 f"servers={self.servers} with {self}: parameter servers serve plain data parallelism; leave tp, pp, "

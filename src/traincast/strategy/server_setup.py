@@ -1,0 +1,213 @@
+"""Who takes part in training with parameter servers: pieces of the model, workers, servers, and the links between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from traincast.cluster import Cluster, Link
+from traincast.errors import RequestError
+from traincast.strategy.mesh import workers_of
+from traincast.strategy.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of the model whose gradients travel together: seconds of a worker, and bytes of its parameters.
+
+    Pieces stand in the order of forward; backward goes through them from the last to the first. A pass takes what the
+    device computes (``forward_s``, ``backward_s``) or what the host needs to launch it, whichever is longer.
+    ``elsewhere`` is the same piece on devices of the second, third … kind.
+    """
+
+    forward_s: float
+    backward_s: float
+    nbytes: float
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
+    elsewhere: tuple[Piece, ...] = ()
+
+    def on(self, kind: int) -> Piece:
+        """This piece on a device of ``kind``."""
+        return self.elsewhere[kind - 1] if kind else self
+
+    def computes_s(self, factor: float) -> tuple[float, float]:
+        """Seconds in which the device computes, forward and backward, if it takes ``factor`` times as long."""
+        return self.forward_s * factor, self.backward_s * factor
+
+    def takes_s(self, factor: float) -> tuple[float, float]:
+        """Seconds that forward and backward take in all."""
+        forward_s, backward_s = self.computes_s(factor)
+        return max(forward_s, self.forward_host_s), max(backward_s, self.backward_host_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerNode:
+    """What a node has: all its NICs as one, the way within it, and what a server there takes to apply a byte."""
+
+    nic: Link
+    local: Link
+    update_s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetup:
+    """Workers and servers, where they are, and the links between them.
+
+    Workers and servers fill nodes one after the other, so many to a node; servers are on nodes of their own, or from
+    the first node on beside the workers. A node with workers has a ``worker_nic``, one with servers alone a
+    ``server_nic``; within a node bytes go over ``local``. ``update_s_per_byte`` is what a server takes to apply a
+    gradient. Where nodes differ, ``nodes`` has these figures for every node. With ``server_nodes``, servers are spread
+    evenly over so many nodes instead of filling them.
+
+    ``sharding``: whole pieces, each to the server that holds least so far (TensorFlow's greedy strategy), or every
+    piece in equal parts over all servers. ``kind_of_worker`` says which kind of device each worker has,
+    ``worker_factors`` how many times as long each computes. ``interference`` is the weight of a message on the
+    device of its worker: beside computation both take 1 + weight as long.
+
+    Asynchronous workers begin at times spread over ``spread`` steps of a worker that is alone. Those that begin at once
+    and are exactly alike would push together and pull together for ever, and use their links one way at a time.
+    """
+
+    servers: int
+    workers: int
+    asynchronous: bool = False
+    workers_per_node: int = 1
+    servers_per_node: int = 1
+    server_nodes: int = 0
+    own_nodes: bool = True
+    sharding: Literal["greedy", "even"] = "greedy"
+    worker_nic: Link
+    server_nic: Link
+    local: Link
+    update_s_per_byte: float = 0.0
+    nodes: tuple[ServerNode, ...] = ()
+    kind_of_worker: tuple[int, ...] = ()
+    worker_factors: tuple[float, ...] = ()
+    interference: float = 0.0
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "workers", "workers_per_node", "servers_per_node"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} is {getattr(self, name)}: expected a whole number from 1")
+        for name, given, count, whose in (
+            ("worker factors", len(self.worker_factors), self.workers, "workers"),
+            ("kinds of devices", len(self.kind_of_worker), self.workers, "workers"),
+            ("descriptions of nodes", len(self.nodes), self.num_nodes, "nodes"),
+        ):
+            if given not in (0, count):
+                raise RequestError(f"{given} {name} are given for {count} {whose}")
+        links = (link for node in self.nodes for link in (node.nic, node.local))
+        for link in (self.worker_nic, self.server_nic, self.local, *links):
+            if not (link.bandwidth > 0.0 and link.latency_s >= 0.0):
+                raise RequestError(
+                    f"link {link.name} moves {link.bandwidth} bytes/s after {link.latency_s} s: expected more than 0 "
+                    "bytes/s and no negative latency"
+                )
+        for name in ("update_s_per_byte", "spread", "interference"):
+            if not 0.0 <= getattr(self, name) < np.inf:
+                raise RequestError(f"{name} is {getattr(self, name)}: expected a number from 0")
+
+    @property
+    def worker_nodes(self) -> int:
+        """Nodes that have workers."""
+        return -(-self.workers // self.workers_per_node)
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes."""
+        server_nodes = self.server_nodes or -(-self.servers // self.servers_per_node)
+        return self.worker_nodes + server_nodes if self.own_nodes else max(self.worker_nodes, server_nodes)
+
+    def node_of_worker(self, worker: int) -> int:
+        """The node of a worker."""
+        return worker // self.workers_per_node
+
+    def node_of_server(self, server: int) -> int:
+        """The node of a server."""
+        first = self.worker_nodes if self.own_nodes else 0
+        if self.server_nodes:
+            return first + server * self.server_nodes // self.servers
+        return first + server // self.servers_per_node
+
+    def node(self, number: int) -> ServerNode:
+        """What a node has."""
+        if self.nodes:
+            return self.nodes[number]
+        nic = self.worker_nic if number < self.worker_nodes else self.server_nic
+        return ServerNode(nic=nic, local=self.local, update_s_per_byte=self.update_s_per_byte)
+
+    def factor(self, worker: int) -> float:
+        """How many times as long a worker computes."""
+        return self.worker_factors[worker] if self.worker_factors else 1.0
+
+    def kind(self, worker: int) -> int:
+        """The kind of device that a worker has."""
+        return self.kind_of_worker[worker] if self.kind_of_worker else 0
+
+    @property
+    def alike(self) -> bool:
+        """Whether all workers compute at one speed."""
+        return len(set(self.worker_factors)) <= 1 and len(set(self.kind_of_worker)) <= 1
+
+
+def shards(pieces: Sequence[Piece], setup: ServerSetup) -> list[list[tuple[int, float]]]:
+    """For every piece the servers that hold it, each with its bytes."""
+    if setup.sharding == "even":
+        return [
+            [(server, piece.nbytes / setup.servers) for server in range(setup.servers)] if piece.nbytes else []
+            for piece in pieces
+        ]
+    held = [0.0] * setup.servers
+    chosen: list[list[tuple[int, float]]] = []
+    for piece in pieces:
+        server = held.index(min(held))
+        held[server] += piece.nbytes
+        chosen.append([(server, piece.nbytes)] if piece.nbytes else [])
+    return chosen
+
+
+def setup_on(
+    cluster: Cluster,
+    strategy: Strategy,
+    *,
+    update_bytes: float,
+    factors: tuple[float, ...] = (),
+    busy_network: float = 0.0,
+    interference: float = 0.0,
+) -> ServerSetup:
+    """Workers and servers of ``strategy`` on ``cluster``, every node with its own links and its own host memory.
+
+    A server reads and writes ``update_bytes`` in its host's memory for each byte of gradients. ``factors`` says how
+    many times as long each worker computes, ``busy_network`` which share of every NIC others take.
+    """
+    workers = workers_of(cluster, strategy)
+    nodes = []
+    for part in cluster.parts or (cluster,):
+        bandwidth = part.inter_node.bandwidth * part.nics_per_node * (1.0 - busy_network)
+        node = ServerNode(
+            nic=replace(part.inter_node, bandwidth=bandwidth),
+            local=replace(part.intra_node, name="host", bandwidth=part.host_bandwidth),
+            update_s_per_byte=update_bytes / part.host_memory_bandwidth,
+        )
+        nodes += [node] * part.num_nodes
+    return ServerSetup(
+        servers=strategy.servers,
+        workers=strategy.dp,
+        asynchronous=strategy.asynchronous,
+        workers_per_node=workers.devices_per_node,
+        servers_per_node=-(-strategy.servers // cluster.num_nodes),
+        server_nodes=strategy.server_nodes,
+        own_nodes=strategy.server_nodes > 0,
+        worker_nic=nodes[0].nic,
+        server_nic=nodes[-1].nic,
+        local=nodes[0].local,
+        nodes=tuple(nodes),
+        kind_of_worker=tuple(workers.kind_of_device()),
+        worker_factors=factors,
+        interference=interference,
+    )
