@@ -11,6 +11,13 @@ from typing import Any
 from traincast.errors import RequestError
 
 
+def refuse_code(spec: str, what: str) -> None:
+    """Refuse a name in a data file that would import and run Python code."""
+    raise RequestError(
+        f"{what} {spec[:80]!r} stands in a data file and would run Python code: give --allow-code if you trust the file"
+    )
+
+
 def import_callable(spec: str, what: str, *, role: str) -> Callable[..., Any]:
     """The callable at ``spec``; modules in the current folder are found too.
 

@@ -16,17 +16,18 @@ from traincast.graph.huggingface import from_config
 from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
 from traincast.graph.zoo.traceable import Traceable
-from traincast.imports import import_callable
+from traincast.imports import import_callable, refuse_code
 
 _MAX_SEQ = 10_000_000
 
 
-def load_model(spec: str, *, seq: int | None = None, use_cache: bool = False) -> OperatorGraph:
+def load_model(spec: str, *, seq: int | None = None, use_cache: bool = False, allow_code: bool = True) -> OperatorGraph:
     """The operator graph of ``spec``.
 
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
     Hugging Face ``config.json`` (or its folder), a saved graph, or ``package.module:factory``. ``seq``
-    sets the tokens per sample where the model has such a thing.
+    sets the tokens per sample where the model has such a thing. A factory is Python code: where ``spec`` comes from
+    a data file, ``allow_code`` says whether the user lets it run.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
@@ -37,6 +38,8 @@ def load_model(spec: str, *, seq: int | None = None, use_cache: bool = False) ->
     if ":" in spec and head not in zoo.FAMILIES:
         if "=" in spec:
             raise UnknownNameError("model family", head, zoo.FAMILIES)
+        if not allow_code:
+            refuse_code(spec, "model")
         return capture_module(load_factory(spec), name=spec)
     card = zoo.card(spec)
     content = {"family": card.family, "parameters": dict(card.parameters), "seq": seq}
