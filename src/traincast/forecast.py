@@ -138,8 +138,8 @@ def make_request(
         graph=graph,
         cluster=place,
         strategy=Strategy(),
-        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(runtime or _usual_runtime(graph)),
-        precision=load_precision(precision or _usual_precision(graph, place)),
+        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(runtime or usual_runtime(graph)),
+        precision=load_precision(precision or usual_precision(graph, place)),
         global_batch=global_batch,
         optimizer=optimizer,
     )
@@ -331,11 +331,13 @@ def _server_job(request: Request, workers: Request, model: CostModel, conditions
     )
 
 
-def _usual_runtime(graph: OperatorGraph) -> str:
+def usual_runtime(graph: OperatorGraph) -> str:
+    """The runtime taken where none is said."""
     return "megatron" if graph.tokens_per_sample else "pytorch"
 
 
-def _usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
+def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
+    """The precision taken where none is said: half on devices that have it."""
     if graph.tokens_per_sample:
         return "bf16" if cluster.device.supports("bf16") else "fp16" if cluster.device.supports("fp16") else "fp32"
     return "amp" if cluster.device.supports("fp16") else "fp32"

@@ -18,6 +18,13 @@ _LONGEST: Final = 200
 _LIBRARIES: Final = ("traincast", "torch", "numpy")
 
 
+def refuse_code(spec: str, what: str) -> None:
+    """Refuse a name in a data file that would import and run Python code."""
+    raise RequestError(
+        f"{what} {spec[:80]!r} stands in a data file and would run Python code: give --allow-code if you trust the file"
+    )
+
+
 def import_callable(spec: str, what: str, *, role: str) -> Callable[..., Any]:
     """The callable at ``spec``; modules in the current folder are found too.
 

@@ -27,12 +27,13 @@ _MOST_REASONS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One row of a table of runs: what was asked for, and what came of it."""
+    """One row of a table of runs: what was asked for, what was assumed in that, and what came of it."""
 
     index: int
     request: Request
     seconds: float
     memory_bytes: float | None = None
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, print_json, print_table, progress_bar
+from traincast.cli.output import console, plain, print_json, print_table, progress_bar
+from traincast.cli.validate import ALLOW_CODE
 from traincast.errors import FileFormatError, RequestError
 
 if TYPE_CHECKING:
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 @click.option("--cluster", required=True, metavar="NAME|FILE", help="The cluster that all runs of FILE ran on.")
 @click.option("-o", "--output", required=True, metavar="FILE.toml", help="Where to write the calibrated cluster.")
 @click.option("--curve", default="0,1,3,10,30", show_default=True, help="Numbers of runs of the learning curve.")
+@ALLOW_CODE
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def calibrate(file: str, cluster: str, output: str, curve: str, as_json: bool) -> None:
+def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool, as_json: bool) -> None:
     """Fit what datasheets do not say of a cluster to measured runs (.csv or .parquet), and write it as a cluster file.
 
     A row has at least model, n_gpus and step_time_s; see the reference for all columns. A calibration that was
@@ -30,6 +33,7 @@ def calibrate(file: str, cluster: str, output: str, curve: str, as_json: bool) -
     from traincast.calibrate.procedure import calibrate as learn
     from traincast.calibrate.read import read_runs
     from traincast.cluster import load_cluster, write_calibrated
+    from traincast.validate.outcome import kind
 
     target = Path(output)
     _check_output(target)
@@ -37,7 +41,7 @@ def calibrate(file: str, cluster: str, output: str, curve: str, as_json: bool) -
     place = load_cluster(cluster)
     sizes = _sizes(curve)
     with progress_bar("runs") as progress:
-        runs, skipped = read_runs(Path(file), place, progress=progress)
+        runs, skipped = read_runs(Path(file), place, allow_code=allow_code, progress=progress)
     with progress_bar("calibration") as progress:
         result = learn(
             runs, curve=sizes, journal=target.with_name(f"{target.name}.journal"), progress=progress
@@ -54,9 +58,15 @@ def calibrate(file: str, cluster: str, output: str, curve: str, as_json: bool) -
     )
     if as_json:
         skips = [{"index": index, "reason": reason} for index, reason in skipped.items()]
-        print_json({"output": str(target), "cluster": place.name, "skipped": skips, **result.as_dict()})
+        assumed = [{"index": run.measured.index, "assumed": list(run.measured.assumed)} for run in runs]
+        print_json(
+            {"output": str(target), "cluster": place.name, "skipped": skips, "assumed": assumed, **result.as_dict()}
+        )
         return
     _show(result, skipped, target)
+    counts = Counter(name for run in runs for name in dict.fromkeys(map(kind, run.measured.assumed)))
+    for name, count in counts.most_common():
+        console().print(f"[dim]assumed in {count} of {len(runs)} runs: {plain(name)}[/dim]", highlight=False)
 
 
 def _check_output(target: Path) -> None:

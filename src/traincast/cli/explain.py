@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traincast.calibrate.explain import Explanation, explain, uncalibrated
 from traincast.calibrate.read import NEEDS, measured
-from traincast.cli.output import console, print_json, print_table
+from traincast.cli.output import console, plain, print_json, print_table
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
 from traincast.validate.steps import with_calibration
@@ -16,21 +16,25 @@ from traincast.validate.tables import RowError, read_table
 _MOST = 10
 
 
-def show_explanation(path: Path, index: int, cluster: Cluster | None, *, calibrated: bool, as_json: bool) -> None:
+def show_explanation(
+    path: Path, index: int, cluster: Cluster | None, *, calibrated: bool, allow_code: bool, as_json: bool
+) -> None:
     """Print where the time of row ``index`` of a table went."""
     rows = read_table(path, needs=NEEDS)
     if index >= len(rows):
         raise RequestError(f"--explain {index}: {path} has rows 0 to {len(rows) - 1}")
     try:
-        run = measured(index, rows[index], cluster)
+        run = measured(index, rows[index], cluster, allow_code=allow_code)
     except RowError as error:
         raise RequestError(f"row {index} of {path} cannot be explained: {error}") from error
     run = replace(run, request=with_calibration(run.request)) if calibrated else uncalibrated(run)
     found = explain(run)
     if as_json:
-        print_json(found.as_dict())
+        print_json({**found.as_dict(), "assumed": list(run.assumed)})
         return
     _show(found)
+    for sentence in run.assumed:
+        console().print(f"[dim]assumed: {plain(sentence)}[/dim]", highlight=False)
 
 
 def _show(found: Explanation) -> None:

@@ -38,6 +38,13 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
+def plain(text: str) -> str:
+    """A text that is shown as it is, whatever brackets it has."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
 def close_quietly() -> NoReturn:
     """Stop without a word when the reader of a pipe has gone: it has seen what it wanted."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from traincast.cli.output import console, print_json, progress_bar
-from traincast.cli.schedule_tables import means, plain, show
+from traincast.cli.output import console, plain, print_json, progress_bar
+from traincast.cli.schedule_tables import means, show
 from traincast.errors import RequestError
 from traincast.units import parse_seconds
 
@@ -32,6 +32,7 @@ _MOST_SEEDS: Final = 1000
 )
 @click.option("--gpu-type", default="", metavar="NAME", help="Type of the GPUs of nodes that name none.")
 @click.option("--hardware", metavar="TYPE=NAME,…", help="What a GPU type is in the catalog, for jobs to be forecast.")
+@click.option("--allow-code", is_flag=True, help="Let JOBS name models or schedules that are Python code, and run it.")
 @click.option("--nodes-per-rack", type=int, default=0, metavar="N", help="Put nodes into racks, each with its switch.")
 @click.option("--quota", multiple=True, metavar="VC=GPUS,…", help="Most GPUs that a virtual cluster holds at a time.")
 @click.option("--policy", metavar="NAME", help="Who runs next; a name or package.module:Class. Default: fifo.")
@@ -74,6 +75,7 @@ def schedule(
     cluster_file: str | None,
     gpu_type: str,
     hardware: str | None,
+    allow_code: bool,
     nodes_per_rack: int,
     quota: tuple[str, ...],
     policy: str | None,
@@ -132,6 +134,7 @@ def schedule(
             oversize=oversize,  # type: ignore[arg-type]  # click has checked it
             any_gpu=any_gpu,
             hardware=_pairs([hardware], "--hardware", "TYPE=NAME") if hardware is not None else None,
+            allow_code=allow_code,
             notes=notes,
             progress=progress,
         )

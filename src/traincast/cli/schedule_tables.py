@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from traincast.cli.output import console, print_table
+from traincast.cli.output import console, plain, print_table
 from traincast.units import HOUR, format_seconds
 
 if TYPE_CHECKING:
@@ -215,10 +215,3 @@ def _show_vcs(runs: Sequence[Schedule]) -> None:
 def _short(policy: str) -> str:
     """A policy's name as a table has room for it: of one's own the class alone."""
     return plain(policy.rpartition(":")[2])
-
-
-def plain(text: str) -> str:
-    """A text that is shown as it is, whatever brackets it has."""
-    from rich.markup import escape
-
-    return escape(text)

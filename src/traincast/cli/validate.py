@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, print_json, print_table, progress_bar
+from traincast.cli.output import console, plain, print_json, print_table, progress_bar
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
     from traincast.validate import Validation
     from traincast.validate.operators import OperatorValidation
 
+_MOST = 12
 
 _UNCALIBRATED = click.option(
     "--uncalibrated", is_flag=True, help="Use nothing that calibration to measured runs taught."
+)
+ALLOW_CODE = click.option(
+    "--allow-code", is_flag=True, help="Let FILE name models or schedules that are Python code, and run it."
 )
 _BUNDLE = click.option("--bundle", multiple=True, metavar="BUNDLE", help="Ask this bundle before the shipped ones.")
 
@@ -117,8 +121,11 @@ def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
 @click.option("--cluster", metavar="NAME|FILE", help="All rows ran on this cluster; default: what each row says.")
 @_UNCALIBRATED
 @click.option("--explain", type=click.IntRange(min=0), metavar="ROW", help="Say where the time of one row went.")
+@ALLOW_CODE
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def steps(file: str, cluster: str | None, uncalibrated: bool, explain: int | None, as_json: bool) -> None:
+def steps(
+    file: str, cluster: str | None, uncalibrated: bool, explain: int | None, allow_code: bool, as_json: bool
+) -> None:
     """Steps of language models under a stated strategy (.csv or .parquet)."""
     from traincast.cluster import load_cluster
     from traincast.validate import validate_steps
@@ -127,10 +134,14 @@ def steps(file: str, cluster: str | None, uncalibrated: bool, explain: int | Non
     if explain is not None:
         from traincast.cli.explain import show_explanation
 
-        show_explanation(Path(file), explain, place, calibrated=not uncalibrated, as_json=as_json)
+        show_explanation(
+            Path(file), explain, place, calibrated=not uncalibrated, allow_code=allow_code, as_json=as_json
+        )
         return
     with progress_bar("steps") as progress:
-        result = validate_steps(Path(file), cluster=place, calibrated=not uncalibrated, progress=progress)
+        result = validate_steps(
+            Path(file), cluster=place, calibrated=not uncalibrated, allow_code=allow_code, progress=progress
+        )
     _show(result, as_json=as_json)
 
 
@@ -151,8 +162,11 @@ def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
         return
-    rows = []
-    for source, figures in result.summary().items():
+    from traincast.validate import Validation
+
+    rows, summary = [], result.summary()
+    assumes = bool(summary["all"].get("assumed"))
+    for source, figures in summary.items():
         row = [
             source,
             f"{figures['forecast']}/{figures['rows']}",
@@ -161,16 +175,44 @@ def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:
             _share(figures["spearman"]),
             _share(figures["coverage_90"]),
         ]
+        if assumes:
+            row.insert(2, str(figures["assumed"]))
         if result.with_memory:
             row += [_share(figures["oom_f1"]), _percent(figures["memory_mape"])]
         rows.append(row)
     columns = ["source", "forecast", "judged", "mean error", "median", "bias", "rank corr.", "in 90 % int."]
+    if assumes:
+        columns.insert(2, "assumed")
     if result.with_memory:
         columns += ["does-not-fit F1", "memory error"]
     print_table("forecast against measured", columns, rows, right=range(1, len(columns)))
     reasons = Counter(_kind(row.reason) for row in result.rows if row.status == "skipped")
-    for reason, count in reasons.most_common(8):
-        console().print(f"[dim]skipped {count}: {reason}[/dim]")
+    _list("skipped", reasons.most_common())
+    _list("assumed in", list(summary["all"].get("assumptions", {}).items()))
+    if isinstance(result, Validation):
+        _say_what_to_mind(result)
+
+
+def _list(what: str, counts: list[tuple[str, int]]) -> None:
+    """One line for each of the most frequent texts, and how many more there are."""
+    for text, count in counts[:_MOST]:
+        console().print(f"[dim]{what} {count}: {plain(text)}[/dim]", highlight=False)
+    if len(counts) > _MOST:
+        more = sum(count for _, count in counts[_MOST:])
+        console().print(f"[dim]{what} {more} more, for {len(counts) - _MOST} other reasons: see --json[/dim]")
+
+
+def _say_what_to_mind(result: Validation) -> None:
+    """Units that look wrong, and calibrations that may have been fitted to the rows they are judged by."""
+    for warning in result.warnings():
+        console().print(f"[yellow]{plain(warning)}[/yellow]", highlight=False)
+    seen = result.calibration()["rows_maybe_seen"]
+    if seen:
+        console().print(
+            f"[yellow]{seen} forecasts use a calibration that may have been fitted to the same rows[/yellow]: their "
+            "errors are not those on new runs; --uncalibrated leaves calibrations out",
+            highlight=False,
+        )
 
 
 def _kind(reason: str) -> str:

@@ -301,6 +301,10 @@ def _build_calibration(table: Table, where: str) -> Calibration:
     nodes = cast("tuple[float, ...]", table.get("nodes", (1.0, 1.0)))
     if len(nodes) != 2 or nodes[0] > nodes[1]:
         raise FileFormatError(f"{where}: [calibration] nodes are {list(nodes)}: expected the fewest and the most")
+    default = Calibration()
+    low, high = numbers.get("low", default.low), numbers.get("high", default.high)
+    if low > high:
+        raise FileFormatError(f"{where}: [calibration] low = {low:g} is above high = {high:g}: exchange them")
     stall = cast("dict[str, float]", table.get("stall", {}))
     if stall and not {"seconds", "base"} <= stall.keys():
         raise FileFormatError(f"{where}: [calibration.stall] lacks seconds or base: add them, or leave it out")

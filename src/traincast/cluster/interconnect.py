@@ -81,6 +81,24 @@ def find_node(
     return _find_node(device, int(devices_per_node), (interconnect or "")[:1000], (system or "")[:1000])
 
 
+def says_network(device: Device, interconnect: str, *, system: str = "") -> bool:
+    """Whether the texts tell which network joins the nodes: by its kind, its rate, or a machine that is known."""
+    said = normalise(f"{system} {interconnect}")
+    for name in node_names():
+        node, aliases = _node(name)
+        if _family(node.device.name) == _family(device.name) and any(word_pattern(a).search(said) for a in aliases):
+            return True
+    return any(
+        _fabric(part) is not None or (_stated_gbit(part) is not None and not _INTRA_WORDS.search(part))
+        for part in _parts(interconnect)
+    )
+
+
+def usual_count(device: Device) -> int:
+    """Devices of the node type that is assumed for a measurement that names only the device."""
+    return load_node(_usual_node(device))[0].devices_per_node
+
+
 @lru_cache(maxsize=4096)
 def _find_node(device: Device, count: int, text: str, system: str) -> Cluster:
     base = _choose(device, count, normalise(f"{system} {text}"))
@@ -139,7 +157,7 @@ def _with_intra(node: Cluster, text: str) -> Cluster:
 def _with_inter(node: Cluster, base: Cluster, text: str) -> Cluster:
     """Change the network where ``text`` names one or states its rate."""
     for part in _parts(text):
-        fabric = next((f for f in _FABRICS if re.search(rf"(?<![a-z])(?:{f.pattern})(?![a-z])", part.lower())), None)
+        fabric = _fabric(part)
         rate = _stated_gbit(part)
         if fabric is None and (rate is None or _INTRA_WORDS.search(part)):
             continue
@@ -147,6 +165,11 @@ def _with_inter(node: Cluster, base: Cluster, text: str) -> Cluster:
             continue
         return _apply(node, base, part, fabric, rate)
     return node
+
+
+def _fabric(part: str) -> _Fabric | None:
+    """The kind of network that a text names."""
+    return next((f for f in _FABRICS if re.search(rf"(?<![a-z])(?:{f.pattern})(?![a-z])", part.lower())), None)
 
 
 def _parts(text: str) -> list[str]:

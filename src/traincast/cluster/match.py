@@ -16,6 +16,10 @@ _MAX_TEXT: Final = 1000
 # A word may be glued to a vendor's or series' name before it, and to a form or a memory size after it.
 _BEFORE: Final = r"(?:^|(?<=[^a-z0-9])|(?<=\dx)|nvidia|tesla|geforce|gtx|rtx|quadro|instinct|amd|intel|nv|aws)"
 _AFTER: Final = r"(?=$|[^a-z0-9]|sxm|pcie|pci|hbm|nvl|x\d|\d+\s*gi?b)"
+_OTHERS: Final = re.compile(
+    r"\b(?:bi v\d|iluvatar|ascend|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame|gaudi|trainium|tpu)"
+)
+"""Makers and series that the catalog has no device of, some with names that contain one of ours (``BI-V100``)."""
 _RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)
 _MEMORY: Final = re.compile(r"(?<![0-9.])(\d+(?:\.\d+)?)\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
 
@@ -41,11 +45,25 @@ def find_device(text: str, memory_gb: float | None = None, form: str | None = No
     return _find(text, memory_gb, form or "")
 
 
-@lru_cache(maxsize=4096)
+def open_variants(text: str, memory_gb: float | None = None, form: str | None = None) -> tuple[str, ...]:
+    """Names of the devices that the texts mean equally well, the one that `find_device` takes first.
+
+    One name if they leave nothing open; two or more where memory or form is not stated (``A100``: four).
+    """
+    found = find_device(text, memory_gb, form)
+    return (found.name, *(name for name in _equals(text, memory_gb, form or "") if name != found.name))
+
+
 def _find(text: str, memory_gb: float | None, form: str) -> Device:
+    return load_device(_equals(text, memory_gb, form)[0])
+
+
+@lru_cache(maxsize=4096)
+def _equals(text: str, memory_gb: float | None, form: str) -> tuple[str, ...]:
+    """The devices that fit the texts best, the variant seen most first."""
     plain = normalise(text)
     if plain.replace(" ", "-") in device_names():
-        return load_device(plain.replace(" ", "-"))
+        return (plain.replace(" ", "-"),)
     best_length, candidates = 0, list[_Entry]()
     for entry in _entries():
         length = max((len(word) for word, pattern in entry.model if pattern.search(plain)), default=0)
@@ -53,15 +71,16 @@ def _find(text: str, memory_gb: float | None, form: str) -> Device:
             best_length, candidates = length, [entry]
         elif length == best_length and length:
             candidates.append(entry)
-    if not candidates:
+    if not candidates or _OTHERS.search(plain):
         hint = "add one of your own in a TOML file with a [device] table"
         raise UnknownNameError("device", text.strip(), device_names(), hint=hint)
     memory = memory_gb if memory_gb else _stated_memory(text)
     if memory is not None:
         candidates = [entry for entry in candidates if _has_memory(entry, memory)] or candidates
     said = f"{plain} {normalise(form)}"
-    best = min(candidates, key=lambda entry: (-sum(bool(word.search(said)) for word in entry.form), entry.rank))
-    return load_device(best.name)
+    forms = {entry.name: sum(bool(word.search(said)) for word in entry.form) for entry in candidates}
+    best = [entry for entry in candidates if forms[entry.name] == max(forms.values())]
+    return tuple(entry.name for entry in sorted(best, key=lambda entry: entry.rank))
 
 
 def normalise(text: str) -> str:

@@ -18,20 +18,26 @@ from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
 from traincast.graph.tracing import Progress
 from traincast.graph.zoo.traceable import Traceable
-from traincast.imports import described, import_callable, place_of
+from traincast.imports import described, import_callable, place_of, refuse_code
 
 _MAX_SEQ = 10_000_000
 
 
 def load_model(
-    spec: str, *, seq: int | None = None, use_cache: bool = False, progress: Progress | None = None
+    spec: str,
+    *,
+    seq: int | None = None,
+    use_cache: bool = False,
+    progress: Progress | None = None,
+    allow_code: bool = True,
 ) -> OperatorGraph:
     """The operator graph of ``spec``.
 
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
     Hugging Face ``config.json`` (or its folder), a saved graph, or ``package.module:factory``. ``seq``
     sets the tokens per sample, and is refused where the model has no such thing. ``progress`` is told how far tracing
-    has come, if the model is traced.
+    has come, if the model is traced. A factory is Python code: where ``spec`` comes from a data file, ``allow_code``
+    says whether the user lets it run.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
@@ -42,6 +48,8 @@ def load_model(
     if ":" in spec and head not in zoo.FAMILIES:
         if "=" in spec:
             raise UnknownNameError("model family", head, zoo.FAMILIES)
+        if not allow_code:
+            refuse_code(spec, "model")
         return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
     card = zoo.card(spec)
     content = {"family": card.family, "parameters": dict(card.parameters), "seq": seq}

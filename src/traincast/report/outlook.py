@@ -134,12 +134,12 @@ def expect(calibration: Calibration, look: Look, *, usual_s: float, stalled_s: f
     """Expectation and interval of a run that takes ``usual_s``, or ``stalled_s`` in a slow mode, before correction."""
     factor = correction_at(calibration.correction, look.features)
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
-    strange = runtime not in calibration.runtimes
+    strange = bool(calibration.runtimes) and runtime not in calibration.runtimes  # none named: it holds for all
     far = 1.0 if strange else unfamiliar(calibration, look)
     ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
     below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
     warnings = []
-    if strange and calibration.runtimes:
+    if strange:
         warnings.append(
             f"calibrated with {', '.join(calibration.runtimes)}, not with {runtime}: its host and its traffic may "
             "differ, so the interval is wider"

@@ -99,6 +99,7 @@ def _steps(cluster: SharedCluster, steps: StepTimes | None, stand_ins: StandIns 
         runtime=own[1],
         oversubscription=steps.oversubscription if steps else None,
         use_cache=steps.use_cache if steps else False,
+        allow_code=steps.allow_code if steps else False,
     )
 
 

@@ -50,6 +50,7 @@ class Queue:
     beliefs: Mapping[str, Beliefs] = field(default_factory=dict)
     steps: StepTimes | None = None
     hardware: Mapping[str, str] = field(default_factory=dict)
+    allow_code: bool = False
     notes: tuple[str, ...] = ()
 
     def believing(self, estimates: str, *, progress: Callable[[int, int], None] | None = None) -> Queue:
@@ -60,7 +61,7 @@ class Queue:
         from traincast.scheduling.estimates import load_estimates
         from traincast.scheduling.step_times import StepTimes
 
-        steps = self.steps or StepTimes(self.cluster, hardware=self.hardware)
+        steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
         found = load_estimates(estimates, self.trace, self.cluster, steps=steps, progress=progress)
         return replace(self, estimates=estimates, beliefs={**self.beliefs, estimates: found}, steps=steps)
 
@@ -199,13 +200,15 @@ def schedule(
     oversize: Oversize = "refuse",
     any_gpu: bool = False,
     hardware: Mapping[str, str] | None = None,
+    allow_code: bool = False,
 ) -> Schedule:
     """Run a job trace on a cluster and measure what came of it; equal arguments give equal results.
 
     ``jobs`` is a file, a trace or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
     ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` is what the scheduler believes of the
     jobs' durations, ``load`` by how much faster than in the trace they are submitted. ``hardware`` says what a GPU type
-    stands for in the catalog, where jobs are forecast (``{"V100": "dgx-1-v100"}``).
+    stands for in the catalog, where jobs are forecast (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
+    models and schedules that are Python code (``package.module:factory``).
     """
     cluster, notes = load_shared_cluster(
         nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type, nodes_per_rack=nodes_per_rack, quotas=quotas
@@ -221,6 +224,7 @@ def schedule(
         oversize=oversize,
         any_gpu=any_gpu,
         hardware=hardware,
+        allow_code=allow_code,
         notes=notes,
     )
     return queue.run(policy, placement=placement, seed=seed)
@@ -237,6 +241,7 @@ def prepare(
     oversize: Oversize = "refuse",
     any_gpu: bool = False,
     hardware: Mapping[str, str] | None = None,
+    allow_code: bool = False,
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Queue:
@@ -248,7 +253,7 @@ def prepare(
         from traincast.scheduling.forecasts import ForecastSpeeds, forecast_durations
         from traincast.scheduling.step_times import StepTimes
 
-        steps = StepTimes(cluster, hardware=hardware)
+        steps = StepTimes(cluster, hardware=hardware, allow_code=allow_code)
         trace = forecast_durations(trace, cluster, steps=steps, progress=progress)
         forecast = ForecastSpeeds(steps)
         forecast.refuse_impossible(trace.jobs)
@@ -262,6 +267,7 @@ def prepare(
         speeds=speeds,
         steps=steps,
         hardware=dict(hardware or {}),
+        allow_code=allow_code,
         notes=(*notes, *trace.notes),
     )
     return queue.believing(estimates, progress=progress)

@@ -76,7 +76,8 @@ class StepTimes:
     number of GPUs where they are packed on the fewest nodes, and kept where they are spread: memory does not change.
     GPUs spread unevenly count as spread evenly over the next larger number of nodes that divides them. Several racks
     are joined by a network ``oversubscription`` times thinner than below one switch (None: as the catalog has it).
-    ``use_cache`` keeps captured models on disk, as `predict` does.
+    ``use_cache`` keeps captured models on disk, as `predict` does. Jobs come from a data file: models and schedules
+    of theirs that are Python code (``package.module:factory``) are refused unless ``allow_code``.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class StepTimes:
         runtime: str | None = None,
         oversubscription: float | None = None,
         use_cache: bool = False,
+        allow_code: bool = False,
     ) -> None:
         if oversubscription is not None and not oversubscription >= 1:
             raise RequestError(f"oversubscription={oversubscription}: expected a number from 1")
@@ -97,6 +99,7 @@ class StepTimes:
         self.runtime = runtime
         self.oversubscription = oversubscription
         self.use_cache = use_cache
+        self.allow_code = allow_code
         self.num_forecasts = 0
         self._layout = Layout(cluster)
         self._steps: dict[tuple[What, Where], tuple[float, str]] = {}
@@ -197,12 +200,14 @@ class StepTimes:
         """Seconds of a step, and "" or why it cannot run."""
         from traincast.forecast import predict
 
+        graph = self._graph(what.model)
+        self._check_schedule(what.strategy)
         asked = f"{what.model} with batch {what.batch} on {where}"
         self.num_forecasts += 1
         try:
             strategy = self._strategy(what, where)
             result = predict(
-                self._graph(what.model),
+                graph,
                 cluster=self._place(where),
                 global_batch=_rounded(what, where.num_gpus),
                 strategy=strategy or _scaled(what, where.num_gpus) or None,
@@ -236,8 +241,17 @@ class StepTimes:
         from traincast.graph.load import load_model
 
         if model not in self._graphs:
-            self._graphs[model] = load_model(model, use_cache=self.use_cache)
+            self._graphs[model] = load_model(model, use_cache=self.use_cache, allow_code=self.allow_code)
         return self._graphs[model]
+
+    def _check_schedule(self, strategy: str) -> None:
+        """Refuse a strategy of a data file whose schedule is Python code, unless that is allowed."""
+        from traincast.strategy.schedules import check_schedule_of_data
+
+        for item in strategy.split(","):
+            key, _, value = (part.strip() for part in item.partition("="))
+            if key == "schedule":
+                check_schedule_of_data(value, allow_code=self.allow_code)
 
     def _place(self, where: Where) -> Cluster:
         """As many nodes with as many GPUs as the job has of them, and the network between."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -173,15 +174,29 @@ def _checked(key: str, value: Any, default: object, where: str) -> Any:
     return value
 
 
+_HOSTS: Final = frozenset({"pytorch", "pytorch1", "accelerate"})
+"""Spellings that only say what a framework is built on or started by: any other one in the same text says more."""
+
+
 def find_runtime(framework: str) -> Runtime:
-    """The bundled runtime that says it covers ``framework``, as a measured table spells it."""
-    wanted = "".join(c for c in framework.lower() if c.isalnum())
-    best: tuple[int, str] | None = None
+    """The bundled runtime that says it covers ``framework``, as a measured table spells it.
+
+    Of several spellings in the text the longest decides, those of a mere host (``PyTorch FSDP 2.4``) last.
+    """
+    best: tuple[bool, int, str] | None = None
     for name in runtime_names():
         for spelling in (name, *_bundled(name).frameworks):
             plain = "".join(c for c in spelling.lower() if c.isalnum())
-            if plain and plain in wanted and (best is None or len(plain) > best[0]):
-                best = (len(plain), name)
+            key = (plain not in _HOSTS, len(plain), name)
+            if _spelt(spelling).search(framework.lower()) and (best is None or key[:2] > best[:2]):
+                best = key
     if best is None:
         raise UnknownNameError("framework", framework, runtime_names())
-    return _bundled(best[1])
+    return _bundled(best[2])
+
+
+@cache
+def _spelt(spelling: str) -> re.Pattern[str]:
+    """Finds a spelling in lower-case text, whatever stands between its words; a release must end where it ends."""
+    words = re.findall(r"[a-z0-9]+", spelling.lower())
+    return re.compile(r"[^a-z0-9]*".join(words) + (r"(?!\d)" if words[-1][-1].isdigit() else ""))

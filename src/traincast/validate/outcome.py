@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,13 +11,16 @@ from typing import Any, Literal
 from traincast.errors import TraincastError
 from traincast.validate.metrics import f1, summarize
 from traincast.validate.tables import Row, RowError
+from traincast.validate.wrong_units import wrong_memory_unit, wrong_time_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One measured run and its forecast; times in seconds, memory in bytes.
 
-    A run that was measured not to fit has no measured time; ``fits`` is the forecast's word on it.
+    A run that was measured not to fit has no measured time; ``fits`` is the forecast's word on it. ``assumed`` has a
+    sentence for everything that the row left open. ``calibrated_by`` names the calibrated cluster whose parameters the
+    forecast used ("": none), ``maybe_seen`` says whether that may have been fitted to this very run.
     """
 
     index: int
@@ -32,6 +35,14 @@ class Outcome:
     ran: bool | None = None
     measured_memory: float | None = None
     predicted_memory: float | None = None
+    assumed: tuple[str, ...] = ()
+    calibrated_by: str = ""
+    maybe_seen: bool = False
+
+
+def kind(sentence: str) -> str:
+    """What an assumption is about: its sentence without the value that was taken."""
+    return sentence.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,9 @@ class Validation:
         figures: dict[str, Any] = asdict(summarize(*columns))
         figures["rows"] = len(rows)
         figures["forecast"] = sum(r.status == "ok" for r in rows)
+        figures["assumed"] = sum(r.status == "ok" and bool(r.assumed) for r in rows)
+        figures["assumptions"] = assumptions(rows)
+        figures["maybe_seen"] = sum(r.status == "ok" and r.maybe_seen for r in rows)
         if self.with_memory:
             known = [r for r in rows if r.status == "ok" and r.ran is not None and r.fits is not None]
             figures["oom_f1"] = f1([not r.ran for r in known], [not r.fits for r in known])
@@ -72,7 +86,45 @@ class Validation:
 
     def as_dict(self) -> dict[str, Any]:
         """Rows and summary as plain values, for JSON."""
-        return {"rows": [asdict(row) for row in self.rows], "summary": self.summary()}
+        return {
+            "rows": [asdict(row) for row in self.rows],
+            "summary": self.summary(),
+            "calibration": self.calibration(),
+            "warnings": list(self.warnings()),
+        }
+
+    def calibration(self) -> dict[str, Any]:
+        """How many forecasts used which calibrated cluster, and how many of those runs it may have been fitted to."""
+        used = [row for row in self.rows if row.status == "ok" and row.calibrated_by]
+        names = sorted({row.calibrated_by for row in used})
+        clusters = [
+            {
+                "cluster": name,
+                "rows": sum(row.calibrated_by == name for row in used),
+                "rows_maybe_seen": sum(row.calibrated_by == name and row.maybe_seen for row in used),
+            }
+            for name in names
+        ]
+        return {"clusters": clusters, "rows_maybe_seen": sum(row.maybe_seen for row in used)}
+
+    def warnings(self) -> tuple[str, ...]:
+        """Sources whose figures look as if they were in another unit, with the guess."""
+        groups: dict[str, list[Outcome]] = defaultdict(list)
+        for row in self.rows:
+            groups[row.source].append(row)
+        found = []
+        for source, rows in sorted(groups.items()):
+            pairs = [(r.measured, r.predicted) for r in rows if r.measured and r.predicted]
+            memory = [(r.measured_memory, r.predicted_memory) for r in rows if r.measured_memory and r.predicted_memory]
+            for guess in (wrong_time_unit(pairs), wrong_memory_unit(memory)):
+                found += [f"{source}: {guess}"] if guess else []
+        return tuple(found)
+
+
+def assumptions(rows: Sequence[Outcome]) -> dict[str, int]:
+    """How many forecast rows had to assume what, the most frequent first."""
+    counts = Counter(name for row in rows if row.status == "ok" for name in dict.fromkeys(map(kind, row.assumed)))
+    return dict(counts.most_common())
 
 
 def judge(

@@ -1,55 +1,67 @@
-"""Measured steps of language models (``validate steps``): each row becomes a request by its own columns."""
+"""Measured steps of language models (``validate steps``): each row becomes a request by its own columns.
+
+What a row does not state is chosen as `predict` would choose it, or as its framework does by habit, and every such
+choice is said in ``assumed``. A row that cannot be read is skipped with the reason.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from traincast.cluster import Cluster, find_calibration, find_device, find_node
-from traincast.cluster.topology import part_of_node
-from traincast.errors import StrategyError, UnknownNameError
+from traincast.cluster import Cluster, Device
+from traincast.errors import StrategyError
 from traincast.estimate import CostModel
-from traincast.forecast import forecast
-from traincast.graph import OperatorGraph, zoo
-from traincast.graph.load import load_model
-from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime, parse_strategy
+from traincast.forecast import forecast, usual_precision, usual_runtime
+from traincast.graph import OpKind
+from traincast.strategy import (
+    Request,
+    Runtime,
+    Strategy,
+    choose_micro_batch,
+    choose_strategy,
+    load_precision,
+    parse_strategy,
+    with_micro_batch,
+)
 from traincast.strategy.memory import reported
-from traincast.strategy.strategy import Recompute
-from traincast.units import GIB
+from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
+from traincast.strategy.strategy import says_micro_batch
+from traincast.units import GB
+from traincast.validate.calibrations import calibrated_by, may_have_seen, with_calibration
+from traincast.validate.machines import cluster_of, part_of
+from traincast.validate.models import graph_of, optimizer_name, zoo_name
 from traincast.validate.outcome import Outcome, Validation, judge
-from traincast.validate.tables import Row, RowError, number, read_table, text, whole
+from traincast.validate.spellings import (
+    optimizer_of,
+    precision_name,
+    recompute_of,
+    runtime_of,
+    schedule_of,
+    supported,
+    unstated,
+)
+from traincast.validate.tables import Row, RowError, figure, flag, memory_bytes, read_table, text, whole
 
 _NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
 NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
-_RECOMPUTE: Final[dict[str, Recompute]] = {
-    **dict.fromkeys(("none", "no", "false", "off", "0", "0.0"), "none"),
-    **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform"), "full"),
-    **dict.fromkeys(("selective", "partial"), "selective"),
-}
-_FAMILY_WORDS: Final = (
-    ("llama", "llama"),
-    ("mistral", "llama"),
-    ("qwen", "llama"),
-    ("mpt", "mpt"),
-    ("bert", "bert"),
-    ("opt", "gpt"),
-    ("gpt", "gpt"),
-    ("megatron", "gpt"),
-)
-_AS_RUN: Final = {
-    ("gpt3_xl", 2048): "gpt:layers=24,hidden=3072,heads=24,activation=gelu_new",
-    ("switchxl4", 2048): "switch-xl-4",
-}
-"""Models of Hugging Face that a table states with other dimensions than those that ran, by name and stated width.
+_FAILED: Final = ("fail", "oom", "error")
+_ADAPTERS: Final = re.compile(r"\b(?:q?lora|dora|adapters?)\b")
+LONGEST_S: Final = 1e13
+"""Larger figures are no times in any unit."""
+_WHOLE: Final = 0.01
+"""How far from a whole number a batch may be that follows from tokens per second."""
 
-NeuSight's configurations and the shapes of its operators (``neusight_labels``) say so.
-"""
-_FLASH_SINCE: Final = 2023
-"""The year from which Megatron-LM's own runs have fused attention."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A row as a request, and a sentence for everything that had to be assumed."""
+
+    request: Request
+    assumed: tuple[str, ...] = ()
 
 
 def validate_steps(
@@ -58,21 +70,29 @@ def validate_steps(
     cost_model: CostModel | None = None,
     cluster: Cluster | None = None,
     calibrated: bool = True,
+    allow_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Forecast every row of a table of measured steps and compare.
 
     Rows run on ``cluster`` if it is given, else on what their own columns say. Without ``calibrated`` nothing is used
-    that calibration taught.
+    that calibration taught. ``allow_code`` lets rows name models and schedules that are Python code.
     """
     rows = read_table(path, needs=_NEEDS if cluster is None else NEEDS_ON_A_CLUSTER)
     return judge(
         rows,
-        lambda index, row: forecast_row(index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated),
-        source=lambda row: text(row, "source") or "unknown",
+        lambda index, row: forecast_row(
+            index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated, allow_code=allow_code
+        ),
+        source=source_of,
         with_memory=True,
         progress=(lambda done: progress(done, len(rows))) if progress else None,
     )
+
+
+def source_of(row: Row) -> str:
+    """What the errors are grouped by."""
+    return text(row, "source") or "unknown"
 
 
 def forecast_row(
@@ -82,164 +102,258 @@ def forecast_row(
     cost_model: CostModel | None = None,
     cluster: Cluster | None = None,
     calibrated: bool = True,
+    allow_code: bool = False,
 ) -> Outcome:
     """The forecast of one measured step.
 
     A run that failed, and that the strategy itself rules out, counts as forecast not to fit.
     """
-    ran = not any(word in text(row, "status").lower() for word in ("fail", "oom", "error"))
-    measured = number(row, "step_time_s") if ran else None
-    memory = number(row, "mem_gb")
-    outcome = Outcome(
-        index=index, source=text(row, "source") or "unknown", measured=measured, ran=ran, reason=_assumed(row)
-    )
-    request = request_of(row, cluster=cluster)
+    ran = has_run(row)
+    stated = memory_bytes(row) if ran else None
+    if ran and stated is None and figure(row, "step_time_s") is None and figure(row, "tokens_per_s_per_gpu") is None:
+        raise RowError("neither step_time_s nor mem_gb is stated")
+    reading = read_row(row, cluster=cluster, allow_code=allow_code)
+    request, by, assumed = reading.request, "", list(reading.assumed)
+    memory = memory_of(row, stated, request.cluster.device, assumed)
     if calibrated:
-        request = with_calibration(request)
+        request, by = with_calibration(request), calibrated_by(request)
     else:
         request = replace(request, cluster=replace(request.cluster, calibration=None))
+    outcome = Outcome(
+        index=index,
+        source=source_of(row),
+        measured=seconds_of(row, request) if ran else None,
+        ran=ran,
+        assumed=tuple(assumed),
+        calibrated_by=by,
+        maybe_seen=bool(by) and (cluster is not None or may_have_seen(by, text(row, "source"))),
+    )
     try:
         made = forecast(request, cost_model=cost_model)
     except StrategyError as error:
         if ran:
             raise
-        return _with(outcome, fits=False, reason=str(error))
-    return _with(
+        return replace(outcome, fits=False, reason=str(error))
+    return replace(
         outcome,
         predicted=made.report.step_s,
         low=made.report.low_s,
         high=made.report.high_s,
         fits=made.report.fits,
-        measured_memory=memory * GIB if memory and ran else None,  # frameworks divide their counters by 1024³
+        measured_memory=memory,
         predicted_memory=reported(made.lowered.memory, request.runtime),
     )
 
 
-def with_calibration(request: Request) -> Request:
-    """``request`` with what was learned on a cluster like its own, unless that has been calibrated itself."""
-    cluster = request.cluster
-    if cluster.calibration is not None:
-        return request
-    return replace(request, cluster=replace(cluster, calibration=find_calibration(cluster, request.runtime.name)))
+def memory_of(row: Row, stated: float | None, device: Device, assumed: list[str]) -> float | None:
+    """Stated bytes of memory; those that only fit on the device as GB of 10⁹ bytes are taken for such."""
+    decimal = (figure(row, "mem_gb") or 0.0) * GB
+    if stated is None or text(row, "mem_unit") or not decimal <= device.memory_bytes < stated:
+        return stated
+    assumed.append(f"mem_gb is more GiB than {device.name} has: {decimal / GB:g} GB of 10⁹ bytes")
+    return decimal
 
 
-def _assumed(row: Row) -> str:
-    """What a forecast had to take for granted."""
-    framework = text(row, "framework")
-    try:
-        find_runtime(framework)
-    except UnknownNameError:
-        return f"framework {framework or 'not stated'}: taken as {runtime_of(row).name}"
-    return ""
+def has_run(row: Row) -> bool:
+    """Whether a row is of a run that ended well, by its ``status``."""
+    return not any(word in text(row, "status").lower() for word in _FAILED)
 
 
-def _with(outcome: Outcome, **changes: object) -> Outcome:
-    return replace(outcome, **changes)  # type: ignore[arg-type]
+def seconds_of(row: Row, request: Request) -> float | None:
+    """Measured seconds of one step; where only tokens per second are stated, what follows from them."""
+    seconds = figure(row, "step_time_s")
+    if seconds is None:
+        rate = figure(row, "tokens_per_s_per_gpu")
+        tokens = request.global_batch * request.graph.tokens_per_sample
+        return tokens / (rate * request.cluster.num_devices) if rate and rate > 0 and tokens else None
+    if not 0.0 < seconds < LONGEST_S:
+        raise RowError(f"step_time_s is {seconds:g}: expected seconds above 0")
+    return seconds
 
 
 def request_of(row: Row, *, cluster: Cluster | None = None) -> Request:
-    """What a row measured, as a request: model, cluster, runtime and strategy from its own columns.
+    """What a row measured, as a request: model, cluster, runtime and strategy from its own columns."""
+    return read_row(row, cluster=cluster).request
+
+
+def read_row(row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Reading:
+    """What a row measured, as a request, and what was assumed for it.
 
     With ``cluster`` it ran on so many nodes of that one. A column ``strategy`` says all of it in one text.
     """
-    if re.search(r"\blora\b", text(row, "notes").lower()):
+    notes = text(row, "notes").lower()
+    if _ADAPTERS.search(f"{text(row, 'model').lower()} {notes}"):
         raise RowError("LoRA trains adapters beside frozen weights: not a step of full training")
-    runtime = runtime_of(row)
-    strategy, global_batch = _stated_strategy(row) or _strategy(row, runtime)
-    return Request(
-        graph=_graph(row),
-        cluster=_cluster(row) if cluster is None else _part_of(cluster, whole(row, "n_gpus")),
-        strategy=strategy,
+    if re.search(r"cpu_offload\s*[=:]\s*true", notes):
+        raise RowError("parameters are kept in host memory (cpu_offload): not forecast")
+    assumed: list[str] = []
+    place = cluster_of(row, assumed) if cluster is None else part_of(cluster, whole(row, "n_gpus"))
+    graph = graph_of(row, assumed, allow_code=allow_code)
+    runtime = runtime_of(row, usual=usual_runtime(graph), assumed=assumed)
+    precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
+    optimizer = "no optimizer" not in notes
+    if optimizer:
+        optimizer_of(row, optimizer_name(graph), assumed)
+    request = Request(
+        graph=graph,
+        cluster=place,
+        strategy=Strategy(),
         runtime=runtime,
-        precision=load_precision(precision_name(text(row, "precision"))),
-        global_batch=global_batch,
-        optimizer="no optimizer" not in text(row, "notes").lower(),
+        precision=load_precision(supported(precision, place.device, assumed)),
+        global_batch=1,
+        optimizer=optimizer,
     )
+    if text(row, "strategy"):
+        request = _with_text(row, request, assumed, allow_code=allow_code)
+    else:
+        request = _with_columns(row, request, assumed, allow_code=allow_code)
+    return Reading(request=request, assumed=tuple(assumed))
 
 
-def _stated_strategy(row: Row) -> tuple[Strategy, int] | None:
-    """The strategy that a row states as one text, and its global batch."""
-    written = text(row, "strategy")
-    if not written:
-        return None
-    global_batch = whole(row, "global_batch")
-    return parse_strategy(written, global_batch=global_batch), global_batch
+def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
+    """``request`` with the strategy that a row states as one text, as `predict` reads it."""
+    written, global_batch = text(row, "strategy"), whole(row, "global_batch")
+    strategy = parse_strategy(written, global_batch=global_batch)
+    check_schedule_of_data(strategy.schedule, allow_code=allow_code)
+    request = replace(request, strategy=strategy, global_batch=global_batch)
+    if says_micro_batch(written):
+        return request
+    stated = whole(row, "micro_batch", 0)
+    if stated:
+        return replace(request, strategy=with_micro_batch(strategy, stated, global_batch))
+    return _with_chosen_micro_batch(request, assumed)
 
 
-def runtime_of(row: Row) -> Runtime:
-    """The runtime of a row's framework; one that is not known is taken for the usual one of its strategy."""
-    framework = text(row, "framework")
-    try:
-        runtime = find_runtime(framework)
-        year = re.match(r"(\d{4})", text(row, "date"))
-        old = runtime.name == "megatron" and year is not None and int(year[1]) < _FLASH_SINCE
-        return load_runtime("megatron-2") if old else runtime
-    except UnknownNameError:
-        spread = (number(row, "tp") or 1) * (number(row, "pp") or 1) > 1
-        return load_runtime("megatron" if spread else "pytorch")
-
-
-def _microbatches(row: Row, dp: int) -> tuple[int, int]:
-    """Samples per microbatch and microbatches per replica, from whichever of the three figures are stated."""
-    micro_batch, accumulate = number(row, "micro_batch"), number(row, "grad_accum")
-    global_batch = number(row, "global_batch")
-    if micro_batch is None:
-        if global_batch is None:
-            raise RowError("neither micro_batch nor global_batch is stated")
-        micro_batch = global_batch / (dp * (accumulate or 1.0))
-    if accumulate is None:
-        accumulate = 1.0 if global_batch is None else global_batch / (dp * micro_batch)
-    if accumulate < 1 or accumulate != int(accumulate) or micro_batch < 1 or micro_batch != int(micro_batch):
-        raise RowError(f"dp={dp}, micro batch {micro_batch:g} and global batch {global_batch} do not go together")
-    return int(micro_batch), int(accumulate)
-
-
-def precision_name(written: str) -> str:
-    """The precision that a table's spelling means: ``amp_bf16``, ``MXFP8``, ``FP8-CS``, ``NVFP4`` …"""
-    plain = written.lower()
-    for word, name in (("fp4", "nvfp4"), ("fp8", "fp8"), ("tf32", "tf32"), ("fp32", "fp32")):
-        if word in plain:
-            return name
-    automatic = "amp" in plain
-    if "fp16" in plain or "half" in plain:
-        return "amp" if automatic else "fp16"
-    return "amp-bf16" if automatic else "bf16"
-
-
-def _strategy(row: Row, runtime: Runtime) -> tuple[Strategy, int]:
-    """The strategy that a row states column by column, and its global batch."""
+def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
+    """``request`` with the strategy that a row states column by column, or the one that `predict` chooses."""
+    devices, said = whole(row, "n_gpus"), ("dp", "tp", "pp", "cp", "zero", "micro_batch", "grad_accum")
+    if devices > 1 and all(figure(row, key) is None for key in said):
+        request = replace(request, global_batch=_global_batch(row, request, None))
+        chosen = choose_strategy(request)
+        assumed.append(unstated("strategy", chosen))
+        return replace(request, strategy=chosen)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
-    dp = whole(row, "dp", max(1, whole(row, "n_gpus") // (tp * pp * cp)))
-    micro_batch, num_microbatches = _microbatches(row, dp)
-    zero, shard = number(row, "zero"), _sharded(row)
-    sequence_parallel = number(row, "sp")
-    chosen_zero = 3 if shard else runtime.zero if zero is None else int(zero)
-    virtual = whole(row, "vp", 1) if pp > 1 else 1
+    open_axes = [axis for axis in ("tp", "pp", "cp") if figure(row, axis) is None]
+    if open_axes and figure(row, "dp") is None and devices > 1:
+        assumed.append(unstated(", ".join(open_axes), 1))
+    dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
+    virtual, schedule = _pipeline(row, pp, assumed, allow_code=allow_code)
+    zero, shard, reshard = _sharding(row, request.runtime, dp * cp, pp, assumed)
     strategy = Strategy(
         dp=dp,
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=whole(row, "ep", 1),
+        ep=_experts(row, request, assumed),
         virtual_stages=virtual,
-        num_microbatches=num_microbatches,
-        schedule="1f1b" if virtual == 1 else "interleaved",
-        zero=(min(chosen_zero, 1) if pp > 1 else chosen_zero),  # type: ignore[arg-type]
-        shard=shard if pp == 1 and shard < dp else 0,
-        sequence_parallel=tp > 1
-        and (runtime.sequence_parallel if sequence_parallel is None else sequence_parallel > 0),
-        recompute=_RECOMPUTE.get(text(row, "recompute").lower(), runtime.recompute),
+        schedule=schedule,
+        zero=zero,  # type: ignore[arg-type]
+        shard=shard if shard < dp * cp else 0,
+        reshard=reshard,
+        sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
+        recompute=recompute_of(row, request.runtime, assumed),
     )
-    return strategy, dp * micro_batch * num_microbatches
+    request = replace(request, strategy=strategy, global_batch=_global_batch(row, request, dp))
+    return _with_micro_batch(row, request, assumed)
 
 
-def _part_of(cluster: Cluster, devices: int) -> Cluster:
-    """So many devices of ``cluster``: whole nodes, or part of one."""
-    if devices % cluster.devices_per_node == 0:
-        return cluster.with_nodes(devices // cluster.devices_per_node)
-    if devices < cluster.devices_per_node:
-        return part_of_node(cluster, cluster.device, devices).with_nodes(1)
-    raise RowError(f"{devices} GPUs do not fill nodes of {cluster.devices_per_node}")
+def _global_batch(row: Row, request: Request, dp: int | None) -> int:
+    """Samples of a step: stated, or what follows from microbatches or from tokens per second."""
+    if figure(row, "global_batch") is not None:
+        return whole(row, "global_batch")
+    if dp is not None and figure(row, "micro_batch") and figure(row, "grad_accum"):
+        return dp * whole(row, "micro_batch") * whole(row, "grad_accum")
+    rate, seconds = figure(row, "tokens_per_s_per_gpu"), figure(row, "step_time_s")
+    if rate and seconds and request.graph.tokens_per_sample:
+        found = rate * seconds * request.cluster.num_devices / request.graph.tokens_per_sample
+        if round(found) >= 1 and abs(found / round(found) - 1) <= _WHOLE:
+            return round(found)
+    raise RowError("global_batch is not stated, nor what it follows from")
+
+
+def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request:
+    """``request`` cut into the microbatches that a row states; where it does not, into those that `predict` chooses.
+
+    In a pipeline an accumulation of 1 only says that nothing is accumulated beyond its microbatches.
+    """
+    strategy, total = request.strategy, request.global_batch
+    micro_batch, accumulate = figure(row, "micro_batch"), figure(row, "grad_accum")
+    if strategy.pp > 1 and accumulate == 1 and (micro_batch is None or total > strategy.dp * micro_batch):
+        accumulate = None
+    if micro_batch is None and accumulate is None:
+        return _with_chosen_micro_batch(request, assumed)
+    if micro_batch is None:
+        micro_batch = total / (strategy.dp * (accumulate or 1.0))
+    count = total / (strategy.dp * micro_batch) if micro_batch else 0.0
+    if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
+        also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
+        raise RowError(
+            f"dp={strategy.dp}, micro batch {micro_batch:g}{also} and global batch {total} do not go together"
+        )
+    if request.runtime.name == "torchtitan" and count < strategy.pp:
+        assumed.append(
+            f"micro batch {micro_batch:g} leaves stages idle, which torchtitan refuses: read as a replica's batch"
+        )
+        return _with_chosen_micro_batch(request, assumed)
+    return replace(request, strategy=replace(strategy, num_microbatches=int(count)))
+
+
+def _is_count(value: float) -> bool:
+    return value >= 1 and value == int(value)
+
+
+def _with_chosen_micro_batch(request: Request, assumed: list[str]) -> Request:
+    chosen = choose_micro_batch(request)
+    assumed.append(unstated("micro batch", chosen.micro_batch(request.global_batch)))
+    return replace(request, strategy=chosen)
+
+
+def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tuple[int, str]:
+    """Chunks of layers per rank, and the schedule."""
+    if pp == 1:
+        return 1, "1f1b"
+    virtual, schedule = whole(row, "vp", 1), schedule_of(row)
+    check_schedule_of_data(schedule, allow_code=allow_code)
+    if not schedule:
+        schedule = "1f1b" if virtual == 1 else "interleaved"
+        if virtual == 1:
+            assumed.append(unstated("pipeline schedule", schedule))
+    elif figure(row, "vp") is None and (
+        schedule == "interleaved" or (schedule in SCHEDULES and SCHEDULES[schedule].chunks == 2)
+    ):
+        virtual = 2
+        assumed.append(unstated("virtual stages", virtual))
+    return virtual, schedule
+
+
+def _sharding(row: Row, runtime: Runtime, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
+    """The ZeRO stage, replicas that it shards over (0: all), and whether gathered parameters are dropped again."""
+    stated, shard = figure(row, "zero"), _sharded(row)
+    if stated is not None and stated not in (0, 1, 2, 3):
+        raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
+    zero = 3 if shard else runtime.zero if stated is None else int(stated)
+    if stated is None and not shard:
+        zero = min(zero, 1) if pp > 1 and runtime.name != "torchtitan" else zero
+        if replicas > 1:
+            assumed.append(unstated("zero", zero))
+    keeps = zero == 3 and pp > 1 and runtime.name == "torchtitan"
+    if keeps and replicas > 1:
+        assumed.append("resharding in a pipeline not stated: parameters stay gathered, as torchtitan keeps them")
+    return zero, shard, not keeps
+
+
+def _sequence_parallel(row: Row, runtime: Runtime, assumed: list[str]) -> bool:
+    stated = flag(row, "sp")
+    if stated is None:
+        assumed.append(unstated("sp", int(runtime.sequence_parallel)))
+    return runtime.sequence_parallel if stated is None else stated
+
+
+def _experts(row: Row, request: Request, assumed: list[str]) -> int:
+    ep = whole(row, "ep", 1)
+    if figure(row, "ep") is None and any(op.kind is OpKind.GROUPED_GEMM for op, _ in request.graph):
+        assumed.append(unstated("ep", ep))
+    return ep
 
 
 def _sharded(row: Row) -> int:
@@ -248,86 +362,7 @@ def _sharded(row: Row) -> int:
     return int(found[1]) if found else 0
 
 
-def _cluster(row: Row) -> Cluster:
-    devices = whole(row, "n_gpus")
-    most = min(devices, whole(row, "gpus_per_node", 8))
-    per_node = next(d for d in range(most, 0, -1) if devices % d == 0)
-    return _node(text(row, "gpu"), per_node, text(row, "interconnect"), text(row, "hardware")).with_nodes(
-        devices // per_node
-    )
-
-
-@lru_cache(maxsize=256)
-def _node(gpu: str, per_node: int, interconnect: str, system: str) -> Cluster:
-    device = find_device(gpu)
-    return find_node(device, per_node, interconnect or None, system=system or None)
-
-
-def _graph(row: Row) -> OperatorGraph:
-    layers, hidden, heads = number(row, "n_layers"), number(row, "hidden"), number(row, "heads")
-    name = text(row, "model")
-    seq = whole(row, "seq", 0) or None
-    written_out = "/hf" in text(row, "framework").lower()
-    as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
-    if as_run is not None:
-        return _model(as_run, seq)
-    if not layers or not hidden or not heads:
-        known = zoo_name(name)
-        if known is None:
-            raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
-        return _model(_shortened(known, int(layers)) if layers else known, seq)
-    kv_heads, ffn, vocab = number(row, "kv_heads"), number(row, "ffn"), number(row, "vocab")
-    family = _family(name, ffn, hidden)
-    parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
-    if family == "llama":
-        parts["kv_heads"] = kv_heads
-    spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
-    if written_out and family == "gpt":
-        spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
-    stated = number(row, "params_b")
-    if family == "llama" and stated and vocab and _closer_tied(row, stated):
-        spec += ",tied=true"
-    return _model(spec, seq)
-
-
-def _shortened(known: str, layers: int) -> str:
-    """A model of the zoo cut down to so many layers, as a family with its dimensions."""
-    card = zoo.card(known)
-    if card.parameters.get("layers") in (None, layers):
-        return known
-    parts = {**card.parameters, "layers": layers}
-    if "first_dense" in parts:
-        share = layers / float(card.parameters["layers"])
-        parts["first_dense"] = max(1, round(int(parts["first_dense"]) * share))
-    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")
-
-
-def _family(name: str, ffn: float | None, hidden: float) -> str:
-    lower = name.lower()
-    for word, family in _FAMILY_WORDS:
-        if word in lower:
-            return family
-    return "llama" if ffn and ffn != 4 * hidden else "gpt"
-
-
-def _closer_tied(row: Row, stated_b: float) -> bool:
-    """Whether the stated parameter count is that of a Llama with one embedding table rather than two."""
-    layers, hidden, ffn, vocab = (number(row, k) or 0.0 for k in ("n_layers", "hidden", "ffn", "vocab"))
-    heads = number(row, "heads") or 1.0
-    kv = (number(row, "kv_heads") or heads) / heads
-    body = layers * (hidden * hidden * (2 + 2 * kv) + 3 * hidden * ffn)
-    one, two = (body + vocab * hidden) / 1e9, (body + 2 * vocab * hidden) / 1e9
-    return abs(one - stated_b) < abs(two - stated_b)
-
-
-def zoo_name(written: str) -> str | None:
-    """The zoo model that a table's spelling means, if there is one: ``Qwen3_30B_a3B``, ``DeepSeekV3``."""
-    plain = re.sub(r"\(.*?\)", "", written)
-    plain = re.sub(r"[^a-z0-9]", "", plain.lower())
-    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
-    return names.get(plain)
-
-
-@lru_cache(maxsize=512)
-def _model(spec: str, seq: int | None) -> OperatorGraph:
-    return load_model(spec, seq=seq, use_cache=True)
+__all__ = [
+    "LONGEST_S", "NEEDS_ON_A_CLUSTER", "Reading", "forecast_row", "has_run", "memory_of", "precision_name",
+    "read_row", "request_of", "runtime_of", "seconds_of", "validate_steps", "with_calibration", "zoo_name",
+]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from traincast.errors import UnknownNameError
-from traincast.imports import import_callable
+from traincast.imports import import_callable, refuse_code
 from traincast.strategy.schedules.breadth_first import breadth_first
 from traincast.strategy.schedules.dualpipe import dualpipe
 from traincast.strategy.schedules.one_f_one_b import gpipe, interleaved, one_forward_one_backward
@@ -24,6 +24,12 @@ SCHEDULES: Final[dict[str, Schedule]] = {
 }
 
 
+def check_schedule_of_data(name: str, *, allow_code: bool) -> None:
+    """Refuse a schedule that a data file names and that would run Python code, unless the user allows it."""
+    if not allow_code and name not in SCHEDULES and ":" in name:
+        refuse_code(name, "schedule")
+
+
 def load_schedule(name: str) -> Schedule:
     """The schedule of that name, or ``package.module:name``: a whole schedule, or a function for its order alone."""
     if name in SCHEDULES:
@@ -35,6 +41,6 @@ def load_schedule(name: str) -> Schedule:
 
 
 __all__ = [
-    "SCHEDULES", "Order", "Pass", "Route", "Schedule", "Slot", "both_ways", "check", "load_schedule", "loop", "merge",
-    "vee",
+    "SCHEDULES", "Order", "Pass", "Route", "Schedule", "Slot", "both_ways", "check", "check_schedule_of_data",
+    "load_schedule", "loop", "merge", "vee",
 ]  # fmt: skip
