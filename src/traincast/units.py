@@ -106,6 +106,12 @@ def format_count(value: float) -> str:
     return f"{value / 1e12:.4g} T"
 
 
+def format_parameters(total: float, trained: float) -> str:
+    """``8.03 B parameters``; where some are frozen, ``70.6 B parameters (41.9 M trained)``."""
+    some = f" ({format_count(trained)} trained)" if trained != total else ""
+    return f"{format_count(total)} parameters{some}"
+
+
 def format_flops(flops: float) -> str:
     """Floating-point work: ``41.3 TFLOP``."""
     for limit, scale, unit in ((1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T"), (1e18, 1e15, "P")):
