@@ -376,7 +376,7 @@ def job_of(result: Forecast, num_steps: int, settings: JobSettings) -> JobForeca
     report, request = result.report, result.request
     states = max((len(op.inputs) - 2 for op, _ in request.graph if op.phase is Phase.OPTIMIZER), default=0)
     state_bytes = report.num_parameters * request.precision.weights.nbytes
-    state_bytes += request.precision.optimizer_bytes(report.num_parameters, states)
+    state_bytes += request.precision.optimizer_bytes(report.num_trainable_parameters, states)
     return forecast_job(
         num_steps=num_steps,
         step_s=report.step_s,

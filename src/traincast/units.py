@@ -95,6 +95,12 @@ def format_count(value: float) -> str:
     return _in_units(value, ((1e3, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "B")), (1e12, "T"))
 
 
+def format_parameters(total: float, trained: float) -> str:
+    """``8.03 B parameters``; where some are frozen, ``70.6 B parameters (41.9 M trained)``."""
+    some = f" ({format_count(trained)} trained)" if trained != total else ""
+    return f"{format_count(total)} parameters{some}"
+
+
 def format_flops(flops: float) -> str:
     """Floating-point work: ``41.3 TFLOP``."""
     steps = ((1e9, 1e6, "MFLOP"), (1e12, 1e9, "GFLOP"), (1e15, 1e12, "TFLOP"), (1e18, 1e15, "PFLOP"))

@@ -56,8 +56,11 @@ def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
         ("[]", "is not a Traincast graph"),
         ("{}", "is not a Traincast graph"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"format": "traincast-graph", "version": 99}', "has graph version 99; this Traincast reads 1"),
-        ('{"format": "traincast-graph", "version": 1}', "missing 'tensors'"),
+        (
+            '{"format": "traincast-graph", "version": 99}',
+            "has graph version 99; this Traincast reads 2: capture the model again",
+        ),
+        ('{"format": "traincast-graph", "version": 2}', "missing 'tensors'"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:

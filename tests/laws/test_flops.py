@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.conftest import graph_of
 from traincast.graph import DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.report.report import model_flops
 
 sizes = st.integers(1, 4096)
 quick = settings(deadline=None, derandomize=True, max_examples=50)
@@ -132,6 +133,16 @@ def test_a_captured_gpt_has_the_flops_of_the_closed_form(layers: int, hidden: in
     attention = layers * 4 * hidden * seq * (seq + 1) / 2
     assert products(graph, Phase.FORWARD) == pytest.approx(linear + attention, rel=1e-12)
     assert products(graph, Phase.BACKWARD) == pytest.approx(2 * linear + 2.5 * attention, rel=1e-12)
+
+
+@pytest.mark.parametrize("seq", [128, 8192, 32768])
+def test_model_flops_are_six_per_weight_and_token_and_twelve_per_score_halved_by_the_mask(seq: int) -> None:
+    """What MFU counts (Chowdhery et al. 2022, appendix B): scores that FlashAttention computes again are not in it."""
+    layers, hidden, vocab, ffn = 3, 128, 500, 352
+    graph = graph_of(f"llama:layers={layers},hidden={hidden},heads=4,kv_heads=2,ffn={ffn},vocab={vocab},seq={seq}")
+    weights = layers * (hidden * (hidden + 128) + hidden * hidden + 3 * hidden * ffn) + hidden * vocab
+    per_token = 6 * weights + 12 * layers * hidden * (seq + 1) / 2
+    assert model_flops(graph) == pytest.approx(per_token * seq, rel=1e-12)
 
 
 def test_six_flops_per_weight_and_token() -> None:

@@ -12,8 +12,8 @@ from traincast.strategy.program import BlockProgram
 
 HIDDEN, FFN, HEADS, SEQ, VOCAB = 256, 768, 8, 128, 4096
 LLAMA = f"llama:layers=4,hidden={HIDDEN},heads={HEADS},ffn={FFN},vocab={VOCAB},seq={SEQ}"
-STATISTICS = 2 * (1 + 1 + HEADS + 2 * HIDDEN // HEADS // 2)
-"""Bytes per token of the norms' deviations, attention's log-sum-exp, and the angles of rotary positions."""
+STATISTICS = 2 * (1 + 1 + HEADS)
+"""Bytes per token of the norms' deviations and attention's log-sum-exp; the angles of rotary positions are a buffer."""
 
 
 def programs(strategy: str = "dp=1", *, runtime: str = "pytorch", model: str = LLAMA) -> list[BlockProgram]:

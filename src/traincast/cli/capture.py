@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from traincast.cli.output import console, print_json, traced
-from traincast.units import format_count, format_flops
+from traincast.units import format_flops, format_parameters, parse_count
 
 
 @click.command(short_help="Trace a model and save its operator graph.")
@@ -29,6 +29,7 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
         "distinct_operators": len(graph.operators),
         "blocks": sum(b.count for b in graph.blocks),
         "parameters": graph.num_parameters,
+        "trainable_parameters": graph.num_trainable_parameters,
         "forward_flops": graph.flops(Phase.FORWARD),
         "backward_flops": graph.flops(Phase.BACKWARD),
         "tokens_per_sample": graph.tokens_per_sample,
@@ -38,7 +39,7 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
         return
     console().print(
         f"{graph.name}: {graph.num_operators} operators ({len(graph.operators)} stored), "
-        f"{format_count(graph.num_parameters)} parameters, "
+        f"{format_parameters(graph.num_parameters, graph.num_trainable_parameters)}, "
         f"forward {format_flops(graph.flops(Phase.FORWARD))} per sample"
     )
     console().print(f"graph: {output}")

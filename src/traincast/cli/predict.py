@@ -9,7 +9,15 @@ import click
 
 from traincast.cli.output import console, print_json, print_table, traced
 from traincast.errors import RequestError
-from traincast.units import HOUR, format_bytes, format_count, format_flops, format_seconds, parse_count
+from traincast.units import (
+    HOUR,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_parameters,
+    format_seconds,
+    parse_count,
+)
 
 if TYPE_CHECKING:
     from traincast.forecast import Forecast
@@ -202,7 +210,7 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     out.print(
         f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
         f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
-        f"{report.precision} · {report.runtime} · {format_count(report.num_parameters)} parameters"
+        f"{report.precision} · {report.runtime} · {format_parameters(report.num_parameters, report.num_trainable_parameters)}"
     )
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)

@@ -12,7 +12,7 @@ import click
 
 from traincast.cli.output import console, print_json, print_table, progress_bar, traced
 from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
-from traincast.units import format_bytes, format_count, format_seconds, parse_count, parse_duration
+from traincast.units import format_bytes, format_parameters, format_seconds, parse_count, parse_duration
 
 if TYPE_CHECKING:
     from traincast.cluster import Cluster
@@ -262,7 +262,7 @@ def _show(answer: Answer) -> None:
     tokens = f" × {report.tokens_per_sample} tokens" if report.tokens_per_sample else ""
     out.print(
         f"global batch {answer.global_batch}{tokens} · {answer.precision} · {answer.runtime} · "
-        f"{format_count(report.num_parameters)} parameters · {_WORDS[answer.objective]} first"
+        f"{format_parameters(report.num_parameters, report.num_trainable_parameters)} · {_WORDS[answer.objective]} first"
     )
     _show_candidates(answer, several=several)
     out.print(f"{_sureness(answer)}\n")

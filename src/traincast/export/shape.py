@@ -102,7 +102,7 @@ def layers_by_stage(request: Request, num_layers: int) -> list[int]:
     those that are left over stand on the first stage.
     """
     prepared = prepare(replace(request, strategy=replace(request.strategy, recompute_every=1)))
-    repeated = {i for i, block in enumerate(request.graph.blocks) if block.count > 1}
+    repeated = {i for i, block in enumerate(request.graph.blocks) if block.repeated}
     counts = [sum(b in repeated for b in piece.blocks) for piece in prepared.pieces]
     if not sum(counts):
         return [num_layers] if len(counts) == 1 else []
@@ -117,7 +117,7 @@ def parameters_of_largest_block(graph: OperatorGraph) -> int:
     sizes = (
         sum(graph.operators[i].parameters[0].numel for i in block.optimizer if graph.operators[i].parameters)
         for block in graph.blocks
-        if block.count > 1
+        if block.repeated
     )
     return max((int(size) for size in sizes), default=0)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from traincast.graph.operator import Block, Operator, OperatorGraph, Phase
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, Phase
 from traincast.graph.repeats import Repeat
 from traincast.graph.tensor import TensorSpec
 
@@ -31,16 +31,26 @@ class _Draft:
     forward: list[int]
     backward: list[int]
     optimizer: list[int]
+    fixed: list[FixedTensor] = field(default_factory=list)
+    first: bool = False
 
 
 def assemble(
-    *, name: str, records: Sequence[Record], repeats: Sequence[Repeat], tokens_per_sample: int
+    *,
+    name: str,
+    records: Sequence[Record],
+    repeats: Sequence[Repeat],
+    tokens_per_sample: int,
+    fixed: Sequence[FixedTensor] = (),
 ) -> OperatorGraph:
     """Group ``records`` into blocks and merge the two traced repetitions of each run where they are equal."""
     crossing = _crossing(records)
+    _drop_given(records, repeats, crossing)
     drafts, block_of = _forward_blocks(records, repeats, crossing)
     _place_backward(records, drafts, block_of)
-    _place_optimizer(records, drafts, block_of)
+    home = _homes(records, drafts, block_of)
+    _place_optimizer(records, drafts, home)
+    _place_fixed(fixed, drafts, repeats, home)
     same_as = _merge_repeats(records, drafts, repeats)
 
     kept = [d for d in drafts if d.count]
@@ -58,6 +68,8 @@ def assemble(
             backward=tuple(index[i] for i in d.backward),
             optimizer=tuple(index[i] for i in d.optimizer),
             boundary=_boundary(records, crossing, d.forward[-1]),
+            fixed=tuple(d.fixed),
+            first=d.first,
         )
         for d in kept
     )
@@ -86,6 +98,27 @@ def _crossing(records: Sequence[Record]) -> dict[int, set[int]]:
         alive = {p for p in alive if last_use.get(p, -1) > i}
         crossing[i] = set(alive)
     return crossing
+
+
+def _drop_given(records: Sequence[Record], repeats: Sequence[Repeat], crossing: dict[int, set[int]]) -> None:
+    """Take out of ``crossing`` what every repetition is given from before the first and sends no gradient to.
+
+    Masks and rotary tables do not travel from stage to stage of a pipeline: each makes its own.
+    """
+    where = [_repetition(r.operator.scope, repeats) for r in records]
+    users: dict[int, set[tuple[int, int]]] = {}
+    for i in crossing:
+        run = where[i]
+        if run is not None:
+            for producer in records[i].producers:
+                users.setdefault(producer, set()).add(run)
+    differentiated = {record.forward for record in records}
+    for i, alive in crossing.items():
+        run = where[i]
+        if run is not None:
+            both = {(run[0], 0), (run[0], 1)}
+            given = {p for p in alive if (where[p] is None or where[p][0] != run[0]) and both <= users.get(p, set())}
+            alive -= given - differentiated
 
 
 def _boundary(records: Sequence[Record], crossing: dict[int, set[int]], last: int) -> tuple[TensorSpec, ...]:
@@ -135,20 +168,45 @@ def _place_backward(records: Sequence[Record], drafts: list[_Draft], block_of: d
             drafts[block].backward.append(i)
 
 
-def _place_optimizer(records: Sequence[Record], drafts: list[_Draft], block_of: dict[int, int]) -> None:
-    """An update belongs to the block of the first forward operator that uses the parameter's module."""
+def _homes(records: Sequence[Record], drafts: list[_Draft], block_of: dict[int, int]) -> Callable[[str], _Draft | None]:
+    """Where a module's tensors belong: to the block of the first forward operator that runs in it, or in its parent."""
     home: dict[str, int] = {}
     for i, block in block_of.items():
         scope = records[i].operator.scope
         while scope and scope not in home:
             home[scope] = block
             scope = scope.rpartition(".")[0]
+
+    def find(scope: str) -> _Draft | None:
+        while scope and scope not in home:
+            scope = scope.rpartition(".")[0]
+        return drafts[home[scope]] if scope else None
+
+    return find
+
+
+def _place_optimizer(records: Sequence[Record], drafts: list[_Draft], home: Callable[[str], _Draft | None]) -> None:
+    """An update belongs to the block of the parameter's module."""
     for i, record in enumerate(records):
         if record.operator.phase is Phase.OPTIMIZER:
-            scope = record.operator.scope
-            while scope and scope not in home:
-                scope = scope.rpartition(".")[0]
-            drafts[home.get(scope, len(drafts) - 1)].optimizer.append(i)
+            (home(record.operator.scope) or drafts[-1]).optimizer.append(i)
+
+
+def _place_fixed(
+    fixed: Sequence[FixedTensor],
+    drafts: list[_Draft],
+    repeats: Sequence[Repeat],
+    home: Callable[[str], _Draft | None],
+) -> None:
+    """Frozen parameters and buffers belong to the block of their module; what the whole model owns, to the first."""
+    for tensor in fixed:
+        draft = home(tensor.scope) or drafts[0]
+        outside = _repetition(tensor.scope, repeats) is None and any(
+            draft.scope == ",".join(scopes) for repeat in repeats for scopes in repeat.scopes
+        )
+        # What stands in a repeated block without being part of each repetition is there once.
+        name = tensor.shared or f"{tensor.scope}#{len(draft.fixed)}"
+        draft.fixed.append(replace(tensor, shared=name) if outside else tensor)
 
 
 def _merge_repeats(records: Sequence[Record], drafts: list[_Draft], repeats: Sequence[Repeat]) -> dict[int, int]:
@@ -169,16 +227,23 @@ def _merge_repeats(records: Sequence[Record], drafts: list[_Draft], repeats: Seq
         equal = len(_records_of(first[0])) == len(_records_of(second[0])) and all(
             _without_scope(records[a].operator) == _without_scope(records[b].operator) for a, b in pairs
         )
-        if equal:
+        if equal and _own(first[0]) == _own(second[0]):
             first[0].count, second[0].count = repeat.count, 0
+            known = {t.shared for t in first[0].fixed}
+            first[0].fixed += [t for t in second[0].fixed if t.shared and t.shared not in known]
             same_as |= {b: a for a, b in pairs}
         else:
-            second[0].count = repeat.count - 1
+            first[0].first, second[0].count = True, repeat.count - 1
     return same_as
 
 
 def _records_of(draft: _Draft) -> list[int]:
     return [*draft.forward, *draft.backward, *draft.optimizer]
+
+
+def _own(draft: _Draft) -> list[FixedTensor]:
+    """Fixed tensors that each repetition has for itself."""
+    return [replace(t, scope="") for t in draft.fixed if not t.shared]
 
 
 def _without_scope(operator: Operator) -> Operator:

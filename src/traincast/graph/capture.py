@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
 from traincast.graph.assemble import Record, assemble
 from traincast.graph.aten import FREE, KIND_OF
+from traincast.graph.fixed import dtype_of, fixed_tensors, owned_tensors
 from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
 from traincast.graph.recurrent import fused_recurrence
 from traincast.graph.repeats import folded
@@ -36,22 +37,6 @@ if TYPE_CHECKING:
 _NO_SEQUENCE: Final = -1
 BATCH: Final = 10007
 """The traced number of samples: a prime larger than the prime factors of layer widths."""
-
-_DTYPES: Final = {
-    "float64": DType.FP64,
-    "float32": DType.FP32,
-    "float16": DType.FP16,
-    "bfloat16": DType.BF16,
-    "float8_e4m3fn": DType.FP8,
-    "float8_e5m2": DType.FP8,
-    "int64": DType.INT64,
-    "int32": DType.INT32,
-    "int16": DType.INT16,
-    "int8": DType.INT8,
-    "uint8": DType.INT8,
-    "bool": DType.BOOL,
-    "complex64": DType.FP64,
-}
 
 
 def require_torch() -> None:
@@ -109,6 +94,7 @@ def _trace(
     cut: AbstractContextManager[list[Repeat]] = folded(traceable.module) if fold else nullcontext([])
     with cut as repeats:
         module = copy.deepcopy(traceable.module)
+        owned = owned_tensors(traceable.module)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         _make_fake(module, half=half)
         module.train()
@@ -133,6 +119,7 @@ def _trace(
         records=recorder.records,
         repeats=repeats,
         tokens_per_sample=traceable.tokens_per_sample,
+        fixed=fixed_tensors(owned, updated=_updated(module)),
     )
     if not graph.operators:
         raise CaptureError(f"model {name!r} runs no operator")
@@ -158,6 +145,11 @@ def _make_fake(module: torch.nn.Module, *, half: bool) -> None:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = fake(tensor)
+
+
+def _updated(module: torch.nn.Module) -> set[str]:
+    """Names of the parameters that a gradient reached."""
+    return {path for path, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
 
 
 def sum_of(output: Any) -> torch.Tensor:
@@ -188,8 +180,10 @@ class _Recorder:
         self._keep_alive: list[object] = []
         self._parameters = {p.untyped_storage()._cdata for p in module.parameters()}
         self._producer: dict[int, int] = {}
-        self._saved: set[int] = set(self._parameters)
-        self._saved_by: dict[int, list[TensorSpec]] = {}
+        buffers = {b.untyped_storage()._cdata for b in module.buffers()}
+        self._saved: set[int] = self._parameters | buffers  # of the module: kept whether or not backward needs them
+        self._saved_by: dict[int, list[tuple[TensorSpec, int]]] = {}
+        self._used_in: dict[int, set[tuple[int, int]]] = {}
         self._by_sequence: dict[int, int] = {}
         self._repeat_scopes = {s: (r, 0) for r, repeat in enumerate(repeats) for s in repeat.scopes[0]}
         self._repeat_scopes |= {s: (r, 1) for r, repeat in enumerate(repeats) for s in repeat.scopes[1]}
@@ -253,13 +247,13 @@ class _Recorder:
             if spec.nbytes * BATCH != storage.nbytes() and spec.batch_dim is not None:
                 # A view of something larger is kept alive by it whole.
                 spec = TensorSpec((int(storage.nbytes() / spec.dtype.nbytes) // BATCH,), spec.dtype, 0)
-            self._saved_by.setdefault(torch._C._autograd._get_sequence_nr(), []).append(spec)
+            self._saved_by.setdefault(torch._C._autograd._get_sequence_nr(), []).append((spec, storage._cdata))
         return tensor
 
     def spec(self, tensor: torch.Tensor) -> TensorSpec:
         """Shape and dtype for one sample."""
         shape = tuple(int(size) for size in tensor.shape)
-        dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."), DType.FP32)
+        dtype = dtype_of(tensor)
         for dim, size in enumerate(shape):
             if size and size % BATCH == 0:
                 return TensorSpec((*shape[:dim], size // BATCH, *shape[dim + 1 :]), dtype, dim)
@@ -298,6 +292,9 @@ class _Recorder:
             scope, module = "", None
         forward = self._by_sequence.get(sequence, -1) if phase is Phase.BACKWARD else -1
         producers = {self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer}
+        if phase is Phase.FORWARD and (run := self._run_of(scope)) is not None:
+            for tensor in inputs:
+                self._used_in.setdefault(tensor.untyped_storage()._cdata, set()).add(run)
         kind, ordered, attributes = describe(name, args, inputs, outputs)
         if module is not None:
             attributes["module"] = type(module).__name__
@@ -342,14 +339,29 @@ class _Recorder:
         from dataclasses import replace
 
         ordered = sorted(self._by_sequence)
-        for sequence, specs in self._saved_by.items():
+        for sequence, kept in self._saved_by.items():
             index = self._by_sequence.get(sequence)
             if index is None:
                 later = next((s for s in ordered if s >= sequence), ordered[-1])
                 index = self._by_sequence[later]
-            record = self.records[index]
-            operator = replace(record.operator, saved=(*record.operator.saved, *specs))
-            self.records[index] = replace(record, operator=operator)
+            for spec, storage in kept:
+                keeper = self._keeper(storage, index)
+                operator = self.records[keeper].operator
+                operator = replace(operator, saved=(*operator.saved, spec))
+                self.records[keeper] = replace(self.records[keeper], operator=operator)
+
+    def _keeper(self, storage: int, first: int) -> int:
+        """Who keeps a tensor: the operator that saved it first, unless every repetition of a block saves the same.
+
+        Rotary tables and masks that are made once and given to all layers are kept by whoever made them: the first
+        layer is no different from the others.
+        """
+        run = self._run_of(self.records[first].operator.scope)
+        if run is None or not {(run[0], 0), (run[0], 1)} <= self._used_in.get(storage, set()):
+            return first
+        maker = self._producer.get(storage, 0)
+        inside = self._run_of(self.records[maker].operator.scope)
+        return first if inside is not None and inside[0] == run[0] else maker
 
 
 def gpu_kernels() -> Any:
@@ -433,7 +445,7 @@ def _record_optimizer(recorder: _Recorder, module: torch.nn.Module, optimizer: s
     if states is None:
         raise CaptureError(f"unknown optimizer {optimizer!r}: known are adamw, adam, lamb, sgd, sgd-plain")
     for path, parameter in module.named_parameters():
-        if parameter.grad is None:
+        if parameter.grad is None:  # frozen, or no gradient reaches it
             continue
         spec = recorder.spec(parameter)
         operator = Operator(

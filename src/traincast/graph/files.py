@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from traincast.errors import FileFormatError
-from traincast.graph.operator import Block, Operator, OperatorGraph, OpKind, Phase, Scalar
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, OpKind, Phase, Scalar
 from traincast.graph.tensor import DType, TensorSpec
 
 FORMAT: Final = "traincast-graph"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 had no frozen parameters, no buffers, and no first blocks."""
 _MAX_BYTES: Final = 512 * 1024**2
 _MAX_DIM: Final = 10**15
 
@@ -90,7 +91,16 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
         "edges": [list(edge) for edge in graph.edges],
         "forward_of": list(graph.forward_of),
         "blocks": [
-            [b.scope, b.count, list(b.forward), list(b.backward), list(b.optimizer), numbers(b.boundary)]
+            [
+                b.scope,
+                b.count,
+                list(b.forward),
+                list(b.backward),
+                list(b.optimizer),
+                numbers(b.boundary),
+                [[t.scope, *numbers((t.spec,)), t.buffer, t.shared] for t in b.fixed],
+                b.first,
+            ]
             for b in graph.blocks
         ],
         "tensors": [[list(t.shape), t.dtype.value, t.batch_dim] for t in tensors],
@@ -103,7 +113,10 @@ def graph_from_dict(data: Any, *, where: str) -> OperatorGraph:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise FileFormatError(f'{where} is not a Traincast graph: it lacks "format": "{FORMAT}"')
         if data.get("version") != VERSION:
-            raise FileFormatError(f"{where} has graph version {data.get('version')!r}; this Traincast reads {VERSION}")
+            raise FileFormatError(
+                f"{where} has graph version {data.get('version')!r}; this Traincast reads {VERSION}: capture the model "
+                f"again"
+            )
         tensors = [_tensor(t) for t in data["tensors"]]
         operators = tuple(_operator(o, tensors) for o in data["operators"])
         blocks = tuple(_block(b, tensors, len(operators)) for b in data["blocks"])
@@ -179,7 +192,9 @@ def _operator(data: Any, tensors: list[TensorSpec]) -> Operator:
 
 
 def _block(data: Any, tensors: list[TensorSpec], size: int) -> Block:
-    scope, count, forward, backward, optimizer, boundary = data
+    scope, count, forward, backward, optimizer, boundary, fixed, first = data
+    if not isinstance(first, bool):
+        raise ValueError(f"{first!r} does not say whether a block is the first of its kind")
     return Block(
         scope=str(scope),
         count=_size(count),
@@ -187,4 +202,13 @@ def _block(data: Any, tensors: list[TensorSpec], size: int) -> Block:
         backward=tuple(_index(i, size) for i in backward),
         optimizer=tuple(_index(i, size) for i in optimizer),
         boundary=tuple(tensors[_index(n, len(tensors))] for n in boundary),
+        fixed=tuple(_fixed(t, tensors) for t in fixed),
+        first=first,
     )
+
+
+def _fixed(data: Any, tensors: list[TensorSpec]) -> FixedTensor:
+    scope, number, buffer, shared = data
+    if not isinstance(buffer, bool):
+        raise ValueError(f"{buffer!r} does not say whether a fixed tensor is a buffer")
+    return FixedTensor(scope=str(scope), spec=tensors[_index(number, len(tensors))], buffer=buffer, shared=str(shared))

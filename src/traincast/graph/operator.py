@@ -110,11 +110,26 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FixedTensor:
+    """A tensor of the module that no update changes: a buffer, or a parameter that gets no gradient.
+
+    ``scope`` is the module that owns it. Where several modules own the same tensor, ``shared`` is its name: a rank holds
+    it once, however many of its blocks use it.
+    """
+
+    scope: str
+    spec: TensorSpec
+    buffer: bool = False
+    shared: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A run of operators that stands ``count`` times in a row in the model.
 
     Indices point into :attr:`OperatorGraph.operators`; each phase in its own execution order.
-    ``boundary`` are the activations that cross to the next block.
+    ``boundary`` are the activations that cross to the next block, ``fixed`` the frozen parameters and buffers of its
+    modules. ``first`` marks the first of a run of equal modules where its operators differ from the others'.
     """
 
     scope: str
@@ -123,6 +138,13 @@ class Block:
     backward: tuple[int, ...]
     optimizer: tuple[int, ...]
     boundary: tuple[TensorSpec, ...]
+    fixed: tuple[FixedTensor, ...] = ()
+    first: bool = False
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it is a layer: one of a run of equal modules, which pipelines share out and recomputation covers."""
+        return self.count > 1 or self.first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +180,19 @@ class OperatorGraph:
         return sum((len(b.forward) + len(b.backward) + len(b.optimizer)) * b.count for b in self.blocks)
 
     @property
-    def num_parameters(self) -> int:
-        """Trainable parameters: what the optimizer updates."""
+    def num_trainable_parameters(self) -> int:
+        """Parameters that the optimizer updates."""
         return sum(
             op.parameters[0].numel * count if op.parameters else 0 for op, count in self if op.phase is Phase.OPTIMIZER
         )
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters: those that the optimizer updates, and frozen ones."""
+        frozen = [(t, b.count) for b in self.blocks for t in b.fixed if not t.buffer]
+        alone = sum(t.spec.numel * count for t, count in frozen if not t.shared)
+        shared = {t.shared: t.spec.numel for t, _ in frozen if t.shared}
+        return self.num_trainable_parameters + alone + sum(shared.values())
 
     def flops(self, phase: Phase | None = None) -> float:
         """FLOPs for one sample, of one phase or of all."""

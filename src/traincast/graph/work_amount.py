@@ -136,6 +136,18 @@ def flops(op: Operator) -> float:
     return _FLOPS[op.kind.value](op)
 
 
+def model_flops(op: Operator) -> float:
+    """FLOPs of ``op`` that count towards MFU: those of the model's products, and nothing that is computed again.
+
+    A fused attention computes its scores a second time in backward: five products for the four that the gradients are.
+    """
+    if op.kind.value not in MATRIX_KINDS or op.phase.value == "optimizer":
+        return 0.0
+    if op.kind.value == "attention" and op.name.endswith("backward"):
+        return flops(op) * 4 / 5
+    return flops(op)
+
+
 MATRIX_KINDS = frozenset({"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn"})
 """Kinds whose FLOPs count towards model FLOPs (MFU): the products, not the point-wise rest."""
 

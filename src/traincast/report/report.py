@@ -9,8 +9,7 @@ import numpy as np
 
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
-from traincast.graph import OperatorGraph, Phase
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph import OperatorGraph, work_amount
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.job import JobForecast
@@ -67,6 +66,7 @@ class Report:
     micro_batch: int
     tokens_per_sample: int
     num_parameters: int
+    num_trainable_parameters: int
     step_s: float
     low_s: float
     high_s: float
@@ -134,9 +134,7 @@ class Report:
 
 def model_flops(graph: OperatorGraph) -> float:
     """FLOPs of forward and backward products for one sample, nothing recomputed: what MFU counts."""
-    return sum(
-        op.flops * count for op, count in graph if op.kind.value in MATRIX_KINDS and op.phase is not Phase.OPTIMIZER
-    )
+    return sum(work_amount.model_flops(op) * count for op, count in graph)
 
 
 def make_report(
@@ -179,6 +177,7 @@ def make_report(
         micro_batch=lowered.micro_batch,
         tokens_per_sample=graph.tokens_per_sample,
         num_parameters=graph.num_parameters,
+        num_trainable_parameters=graph.num_trainable_parameters,
         step_s=step_s,
         low_s=expected.low_s,
         high_s=expected.high_s,

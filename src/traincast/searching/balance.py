@@ -22,7 +22,7 @@ def balanced_layers(
     """
     count = len(pieces)
     now = max(sum(seconds[b] for b in blocks) for blocks in pieces)
-    repeated = {number for number, block in enumerate(graph.blocks) if block.count > 1}
+    repeated = {number for number, block in enumerate(graph.blocks) if block.repeated}
     fresh = len(graph.blocks)  # programs beyond the blocks are repeated ones that keep their activations
     units = [b for blocks in pieces for b in blocks]
     layers = [b for b in units if b in repeated or b >= fresh]

@@ -269,10 +269,13 @@ class Bulk:
     def _shares(self, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> tuple[float, Floats]:
         """Seconds in which devices compute one microbatch, and those of each forward that may be recomputed."""
         device = self._runs(programs)[:, DEVICE].reshape(-1, PASSES)
-        counts = np.array([block.count for block in builder.graph.blocks])
-        repeated = counts > 1 if (counts > 1).any() else counts > 0
+        blocks = builder.graph.blocks
+        counts = np.array([block.count for block in blocks])
+        layers = np.array([block.repeated for block in blocks])
+        repeated = layers if layers.any() else counts > 0
         whole = counts @ (device[:, Pass.FORWARD] + device[:, Pass.BACKWARD])
-        return float(whole), np.repeat(device[repeated, Pass.FORWARD], counts[repeated])
+        again = np.where([bool(block.backward) for block in blocks], device[:, Pass.FORWARD], 0.0)
+        return float(whole), np.repeat(again[repeated], counts[repeated])
 
     def _enter_works(self, every: Iterable[tuple[BlockProgram, ...]]) -> None:
         """Enter the works of programs that are new, and estimate them."""

@@ -40,6 +40,7 @@ def _page_data(answer: Answer) -> dict[str, Any]:
         "where": report.cluster,
         "tokens_per_sample": report.tokens_per_sample,
         "num_parameters": report.num_parameters,
+        "num_trainable_parameters": report.num_trainable_parameters,
         "num_steps": answer.best.job.num_steps if answer.best.job else None,
         "clusters": _clusters(answer),
         "plot": _plot(answer),

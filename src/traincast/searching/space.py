@@ -68,7 +68,7 @@ def usual_axes(request: Request) -> Axes:
     tokens = graph.tokens_per_sample
     attends = any(op.kind is OpKind.ATTENTION for op, _ in graph)
     layers = layers_of(graph)
-    repeats = any(block.count > 1 for block in graph.blocks)
+    repeats = any(block.repeated for block in graph.blocks)
     experts = {r.experts for block in graph.blocks for r in find_regions(graph, block)}
     divisors = divisors_of(devices)
     return Axes(

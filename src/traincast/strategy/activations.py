@@ -86,7 +86,7 @@ def footprint(
         ("needs", block.forward, block.backward),
         lambda: (
             max((_forward(builder, i) for i in block.forward), default=0.0),
-            max((_backward(builder, item, repeated=block.count > 1) for item in backward), default=0.0),
+            max((_backward(builder, item, repeated=block.repeated) for item in backward), default=0.0),
             _deferred(builder, block),
             _products(builder, block),
         ),
@@ -94,7 +94,7 @@ def footprint(
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
     around = builder.runtime.tensor_buffers * gathered
-    if block.count > 1:
+    if block.repeated:
         around += boundary  # the gradient that goes past a branch, to be added to the branch's own
     if recompute == "full":
         kept = (Kept(label=f"{labels[0].partition(':')[0]} input" if labels else "input", nbytes=boundary),)
@@ -170,8 +170,10 @@ def _logits(builder: ProgramBuilder, op: Operator) -> float:
 
 
 def _linear(builder: ProgramBuilder, block: Block) -> list[int]:
-    operators = builder.graph.operators
-    return [i for i in block.forward if operators[i].kind in _LINEAR and operators[i].parameters]
+    """Linear layers whose weights get gradients: all but frozen ones."""
+    operators, forward_of = builder.graph.operators, builder.graph.forward_of
+    trained = {forward_of[i] for i in block.backward if builder.makes_weight_gradients(i)}
+    return [i for i in block.forward if operators[i].kind in _LINEAR and i in trained]
 
 
 def _deferred(builder: ProgramBuilder, block: Block) -> float:
@@ -189,7 +191,7 @@ def _deferred(builder: ProgramBuilder, block: Block) -> float:
 
 def _products(builder: ProgramBuilder, block: Block) -> float:
     """One gradient of each distinct shape of weights, as the products write them; of experts, of one of them."""
-    if block.count == 1:
+    if block.count == 1:  # the first of a run has the shapes of those that follow
         return 0.0
     shapes = {
         weight.shape[1:] if op.kind is OpKind.GROUPED_GEMM else weight.shape

@@ -70,9 +70,11 @@ class Exchange:
         return items
 
     def gather(self, program: BlockProgram) -> list[Issue]:
-        """ZeRO-3: a block's parameters, in the dtype they are computed with."""
-        per_element = self.precision.activations.nbytes
-        found = self._over(program.dense_parameters, program.expert_parameters, "all_gather", per_element)
+        """ZeRO-3: a block's parameters, trained and frozen, in the dtype they are computed with."""
+        size = self.precision.activations.nbytes
+        dense = program.dense_parameters * size + program.frozen.gathered
+        experts = program.expert_parameters * size + program.frozen_experts.gathered
+        found = self._over(dense, experts, "all_gather", 1.0)
         return [Issue(work=work, label=f"dp {work.kind}", group=group, gather=True) for work, group in found]
 
     def parameters(self, dense: float, experts: float) -> list[Item]:

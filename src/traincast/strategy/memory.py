@@ -143,9 +143,12 @@ def states_of(
     updates = 0.0 if elsewhere else held[1]
     states = max((p.optimizer_states for p in programs), default=0)
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
+    frozen, buffers = _fixed(programs, strategy=strategy)
     return {
         "weights": {
             "weights": precision.weight_bytes(held[3]),
+            "frozen weights": frozen,
+            "buffers": buffers,
             "gathered parameters": _gathered(programs, strategy=strategy, runtime=runtime, precision=precision),
         },
         "gradients": {
@@ -160,13 +163,25 @@ def states_of(
     }
 
 
+def _fixed(programs: Sequence[BlockProgram], *, strategy: Strategy) -> tuple[float, float]:
+    """Bytes of frozen weights, which ZeRO 3 shards like all parameters, and of buffers, which it does not."""
+    named = {fixed.name: fixed for p in programs for fixed in p.fixed if fixed.name}
+    beside = [*named.values(), *(fixed for p in programs for fixed in p.fixed if not fixed.name)]
+    dense = sum(p.frozen.stored for p in programs) + sum(f.nbytes for f in beside if not f.buffer)
+    experts = sum(p.frozen_experts.stored for p in programs)
+    if strategy.zero == 3:
+        dense /= strategy.shard or strategy.dp * strategy.cp
+        experts /= strategy.expert_replicas
+    return dense + experts, sum(f.nbytes for f in beside if f.buffer)
+
+
 def _gathered(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Runtime, precision: Precision) -> float:
     """Sharded weights, gathered in the dtype of the products: blocks at work and ahead, or all where they stay."""
     if strategy.zero < 3 or (strategy.shard or strategy.dp * strategy.cp) == 1:
         return 0.0
     ahead = runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
-    blocks = sorted((p.num_parameters for p in programs), reverse=True)
-    return sum(blocks[: 1 + ahead] if strategy.reshard else blocks) * precision.activations.nbytes
+    blocks = sorted((p.gathered_bytes(precision.activations.nbytes) for p in programs), reverse=True)
+    return sum(blocks[: 1 + ahead] if strategy.reshard else blocks)
 
 
 def _copies(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Runtime, precision: Precision) -> float:

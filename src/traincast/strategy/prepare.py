@@ -141,13 +141,13 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
 def layers_of(graph: OperatorGraph) -> int:
     """Blocks that pipeline stages share out: repeated ones if they carry most of the work, else all."""
     work = [sum(graph.operators[i].flops for i in block.forward) * block.count for block in graph.blocks]
-    repeated = [block.count > 1 for block in graph.blocks]
+    repeated = [block.repeated for block in graph.blocks]
     mostly = sum(w for w, r in zip(work, repeated, strict=True) if r) > 0.5 * sum(work)
     return sum(block.count for block, r in zip(graph.blocks, repeated, strict=True) if r or not mostly)
 
 
 def _repeated(builder: ProgramBuilder) -> list[int]:
-    return [number for number, block in enumerate(builder.graph.blocks) if block.count > 1]
+    return [number for number, block in enumerate(builder.graph.blocks) if block.repeated]
 
 
 def chunks_of(strategy: Strategy) -> int:

@@ -6,7 +6,6 @@ once. Collectives that compute waits for stand in line; gradient traffic is adde
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -16,6 +15,7 @@ from traincast.strategy.activations import Footprint, footprint
 from traincast.strategy.attention import kernels_of
 from traincast.strategy.cut import cut_operator
 from traincast.strategy.experts import Region, cut_expert
+from traincast.strategy.holdings import Fixed, Frozen, holdings_of
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.plan import Group
 from traincast.strategy.precision import Precision
@@ -68,8 +68,9 @@ class Item:
 class BlockProgram:
     """What one rank does in one block, for one microbatch.
 
-    ``num_parameters`` are all it holds, ``expert_parameters`` those of them that are shared out with the experts.
-    ``footprint`` is what it holds in memory, ``boundary_bytes`` go to the next block.
+    ``num_parameters`` are those it trains, ``expert_parameters`` those of them that are shared out with the experts;
+    ``frozen`` and ``frozen_experts`` are those it holds and does not train, ``fixed`` its buffers and whatever else a
+    rank holds once for several blocks. ``footprint`` is what its passes hold, ``boundary_bytes`` go to the next block.
     """
 
     scope: str
@@ -79,6 +80,9 @@ class BlockProgram:
     backward_weights: tuple[Item, ...]
     num_parameters: float
     expert_parameters: float
+    frozen: Frozen
+    frozen_experts: Frozen
+    fixed: tuple[Fixed, ...]
     optimizer_states: int
     optimizer_name: str
     footprint: Footprint
@@ -87,8 +91,12 @@ class BlockProgram:
 
     @property
     def dense_parameters(self) -> float:
-        """Parameters that every replica holds."""
+        """Trained parameters that every replica holds."""
         return self.num_parameters - self.expert_parameters
+
+    def gathered_bytes(self, per_element: float) -> float:
+        """Bytes of all its parameters when ZeRO 3 has gathered them, trained ones with so many bytes each."""
+        return self.num_parameters * per_element + self.frozen.gathered + self.frozen_experts.gathered
 
     def items(self, what: Pass) -> tuple[Item, ...]:
         """What one pass runs."""
@@ -155,9 +163,11 @@ class ProgramBuilder:
         elif recompute == "selective":
             again = [replace(i, label=f"{i.label} (again)") for i in forward if i.core]
             backward = again + backward
-        parameters, of_experts = self.once(
-            ("parameters", block.forward, self.strategy.pp > 1), lambda: self._parameters(block)
+        holdings = self.once(
+            ("holdings", block.forward, self.strategy.pp > 1),
+            lambda: holdings_of(self, block, regions=self._regions(block)),
         )
+        parameters = holdings.dense + holdings.experts
         if "activations" in self.strategy.offload and held.kept:
             forward, backward = (
                 [*items, self._offloaded(held.saved, items, way)]
@@ -165,8 +175,9 @@ class ProgramBuilder:
             )
         if self.strategy.num_microbatches > 1 and parameters:
             backward = backward + self._accumulate(parameters)
-        if self.precision.weights is DType.FP32 and self.precision.activations is not DType.FP32 and parameters:
-            forward = [self._cast_weights(parameters), *forward]
+        whole = parameters + holdings.frozen_parameters
+        if self.precision.weights is DType.FP32 and self.precision.activations is not DType.FP32 and whole:
+            forward = [self._cast_weights(whole), *forward]
         if self.runtime.cuda_graphs:
             forward, backward = _graphed(forward), _graphed(backward)
         first = next((self.graph.operators[i] for i in block.optimizer), None)
@@ -177,7 +188,10 @@ class ProgramBuilder:
             backward_inputs=tuple(item for item in backward if not item.weight),
             backward_weights=tuple(item for item in backward if item.weight),
             num_parameters=parameters,
-            expert_parameters=of_experts,
+            expert_parameters=holdings.experts,
+            frozen=holdings.frozen,
+            frozen_experts=holdings.frozen_experts,
+            fixed=holdings.fixed,
             optimizer_states=_STATES[first.name] if first else 0,
             optimizer_name=first.name if first else "adamw",
             footprint=held,
@@ -199,9 +213,11 @@ class ProgramBuilder:
         )
 
     def _recomputes(self, block: Block) -> Recompute:
-        """Only repeated blocks are recomputed (or all, in a model without any)."""
-        repeated = any(b.count > 1 for b in self.graph.blocks)
-        return self.strategy.recompute if block.count > 1 or not repeated else "none"
+        """Only repeated blocks are recomputed (or all, in a model without any); what has no backward never is."""
+        if not block.backward:
+            return "none"
+        repeated = any(b.repeated for b in self.graph.blocks)
+        return self.strategy.recompute if block.repeated or not repeated else "none"
 
     def cut(self, index: int) -> Operator:
         """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
@@ -241,7 +257,7 @@ class ProgramBuilder:
                 label = f"attention {scope}:{_short(work.name)}"
                 yield Item(work=work, launches=launches, label=label, core=True)
             else:
-                weight = self._makes_weight_gradients(index)
+                weight = self.makes_weight_gradients(index)
                 yield Item(work=work, launches=launches, label=self._label(index, block), weight=weight)
 
     def _label(self, index: int, block: Block) -> str:
@@ -250,7 +266,7 @@ class ProgramBuilder:
         scope = _place(op.scope, block)
         return f"{scope}:{_short(op.name)}" if scope else _short(op.name)
 
-    def _makes_weight_gradients(self, index: int) -> bool:
+    def makes_weight_gradients(self, index: int) -> bool:
         """Whether a backward operator makes gradients of weights alone: nothing in the block waits for it."""
         source = self.graph.forward_of[index]
         op = self.graph.operators[index]
@@ -430,38 +446,6 @@ class ProgramBuilder:
 
     def _scope(self, i: int, block: Block) -> str:
         return _place(self.graph.operators[i].scope, block)
-
-    def _parameters(self, block: Block) -> tuple[float, float]:
-        """Parameters one rank holds of the block, and how many of them are shared out with the experts."""
-        sharded = {
-            self.graph.operators[i].scope
-            for i in block.forward
-            if self.sharding.roles[i] in (Role.COLUMN, Role.ROW, Role.VOCAB)
-        }
-        regions = self._regions(block)
-        total = of_experts = 0.0
-        for i in block.optimizer:
-            op = self.graph.operators[i]
-            spec = op.parameters[0]
-            if any(region.owns(spec, op.scope) for region in regions):
-                of_experts += spec.numel / (self.strategy.ep * self.strategy.expert_tp)
-                continue
-            total += spec.numel / (self.strategy.tp if op.scope in sharded and len(spec.shape) > 1 else 1)
-        total += self._borrowed(block) if self.strategy.pp > 1 else 0.0
-        return total + of_experts, of_experts
-
-    def _borrowed(self, block: Block) -> float:
-        """Parameters that another block owns: tied logits, of which a pipeline's last stage keeps a copy."""
-        own = Counter(self.graph.operators[i].parameters[0].numel for i in block.optimizer)
-        total = 0.0
-        for i in block.forward:
-            op = self.graph.operators[i]
-            for spec in op.parameters:
-                if own[spec.numel] > 0:
-                    own[spec.numel] -= 1
-                elif op.kind in _LINEAR and self.sharding.roles[i] is Role.VOCAB:
-                    total += spec.numel / self.strategy.tp
-        return total
 
     def _accumulate(self, parameters: float) -> list[Item]:
         """Adding a microbatch's gradients to the sum, unless the weight products do it themselves."""

@@ -48,7 +48,7 @@ def cut_stages(
         return [Stage(blocks=units)]
     if by_weights:
         return _by_weights(graph, units, num_chunks)
-    repeated = [i for i, block in enumerate(graph.blocks) if block.count > 1]
+    repeated = [i for i, block in enumerate(graph.blocks) if block.repeated]
     there = sum(graph.blocks[i].count for i in repeated)
     if repeated and there >= num_chunks and _dominates(graph, repeated, costs):
         return _even(units, frozenset(repeated), there, num_chunks)
@@ -70,7 +70,7 @@ def _dominates(graph: OperatorGraph, repeated: list[int], costs: Sequence[float]
 
 
 def _given(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int, layers: Sequence[int]) -> list[Stage]:
-    repeated = frozenset(i for i, block in enumerate(graph.blocks) if block.count > 1)
+    repeated = frozenset(i for i, block in enumerate(graph.blocks) if block.repeated)
     there = sum(graph.blocks[i].count for i in repeated)
     if len(layers) != num_chunks or sum(layers) != there:
         raise StrategyError(

@@ -172,6 +172,15 @@ class Rotary(nn.Module):  # type: ignore[misc]
         return rotary(x, self.cos, self.sin)
 
 
+def share_tables(layers: nn.Module) -> None:
+    """Let all rotary positions of one kind below ``layers`` use the same tables, as training frameworks do."""
+    tables: dict[tuple[int, ...], Rotary] = {}
+    for module in layers.modules():
+        if isinstance(module, Rotary):
+            first = tables.setdefault(tuple(module.cos.shape), module)
+            module.cos, module.sin = first.cos, first.sin
+
+
 class Attention(nn.Module):  # type: ignore[misc]
     """Multi-head or grouped-query attention (Vaswani et al. 2017; Ainslie et al. 2023, arXiv:2305.13245).
 

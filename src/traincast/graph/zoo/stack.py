@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from traincast.graph.zoo.layers import Layer, LayerConfig, cross_entropy, norm, token_ids
+from traincast.graph.zoo.layers import Layer, LayerConfig, cross_entropy, norm, share_tables, token_ids
 from traincast.graph.zoo.traceable import Traceable
 
 
@@ -160,6 +160,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         self.config = config
         self.embedding = PatchEmbedding(config) if config.patch else TokenEmbedding(config)
         self.layers = nn.ModuleList(Layer(layer) for layer in config.layer_configs())
+        share_tables(self.layers)
         self.head = _HEADS[config.head](config)
 
     def forward(self, *inputs: torch.Tensor) -> Any:

@@ -1,0 +1,136 @@
+"""What one rank holds of a block's parameters and buffers: trained, frozen, and what never changes.
+
+A frozen parameter is stored as the precision stores weights, without a master copy; one that is stored in a byte or
+less was made so on purpose, and stays. Buffers have the dtype that the module gives them. Tensor parallelism cuts frozen
+parameters as it cuts trained ones; buffers are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from traincast.graph import Block, DType, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.strategy.experts import Region
+from traincast.strategy.sharding import Role
+
+if TYPE_CHECKING:
+    from traincast.strategy.program import ProgramBuilder
+
+_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+_CUT: Final = frozenset({Role.COLUMN, Role.ROW, Role.VOCAB})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """Frozen parameters: how many, their bytes as stored, and as ZeRO 3 gathers them to compute with."""
+
+    parameters: float = 0.0
+    stored: float = 0.0
+    gathered: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Bytes that a rank holds beside: a buffer, or a frozen parameter that several blocks use.
+
+    A rank holds one with a ``name`` once, however many of its blocks name it.
+    """
+
+    nbytes: float
+    buffer: bool
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Of one block: trained parameters of every replica and of the experts, frozen ones of both, and the rest."""
+
+    dense: float
+    experts: float
+    frozen: Frozen
+    frozen_experts: Frozen
+    fixed: tuple[Fixed, ...]
+
+    @property
+    def frozen_parameters(self) -> float:
+        """Frozen parameters of both."""
+        return self.frozen.parameters + self.frozen_experts.parameters
+
+
+def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]) -> Holdings:
+    """What one rank holds of ``block``; ``regions`` are its experts that are shared out over ranks."""
+    strategy, graph = builder.strategy, builder.graph
+    cut = {graph.operators[i].scope for i in block.forward if builder.sharding.roles[i] in _CUT}
+
+    def share(spec: TensorSpec, scope: str) -> tuple[float, bool]:
+        """Elements that a rank holds of a parameter, and whether it belongs to the experts."""
+        if any(region.owns(spec, scope) for region in regions):
+            return spec.numel / (strategy.ep * strategy.expert_tp), True
+        return spec.numel / (strategy.tp if scope in cut and len(spec.shape) > 1 else 1), False
+
+    trained, frozen, fixed = [0.0, 0.0], [Frozen(), Frozen()], []
+    for i in block.optimizer:
+        op = graph.operators[i]
+        numel, of_experts = share(op.parameters[0], op.scope)
+        trained[of_experts] += numel
+    for tensor in block.fixed:
+        if tensor.buffer:
+            fixed.append(Fixed(nbytes=tensor.spec.nbytes, buffer=True, name=tensor.shared))
+            continue
+        numel, of_experts = share(tensor.spec, tensor.scope)
+        if tensor.shared:
+            fixed.append(Fixed(nbytes=numel * _stored(builder, tensor.spec), buffer=False, name=tensor.shared))
+        else:
+            frozen[of_experts] = _more(builder, frozen[of_experts], tensor.spec, numel)
+    if strategy.pp > 1:
+        for spec, is_frozen in _borrowed(builder, block):
+            if is_frozen:
+                frozen[0] = _more(builder, frozen[0], spec, spec.numel / strategy.tp)
+            else:
+                trained[0] += spec.numel / strategy.tp
+    return Holdings(
+        dense=trained[0], experts=trained[1], frozen=frozen[0], frozen_experts=frozen[1], fixed=tuple(fixed)
+    )
+
+
+def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: float) -> Frozen:
+    """``frozen`` and ``numel`` elements of a parameter like ``spec``."""
+    return Frozen(
+        parameters=frozen.parameters + numel,
+        stored=frozen.stored + numel * _stored(builder, spec),
+        gathered=frozen.gathered + numel * _in(spec, builder.precision.activations),
+    )
+
+
+def _stored(builder: ProgramBuilder, spec: TensorSpec) -> float:
+    return _in(spec, builder.precision.weights)
+
+
+def _in(spec: TensorSpec, dtype: DType) -> float:
+    """Bytes of an element that would be ``dtype`` by the precision."""
+    return dtype.nbytes if spec.dtype.is_floating and spec.dtype.nbytes > 1 else spec.dtype.nbytes
+
+
+def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpec, bool]]:
+    """Parameters that another block owns, and whether they are frozen.
+
+    These are tied logits, of which a pipeline's last stage keeps a copy.
+    """
+    graph = builder.graph
+    own = Counter(graph.operators[i].parameters[0].numel for i in block.optimizer)
+    own.update(tensor.spec.numel for tensor in block.fixed if not tensor.buffer)
+    for i in block.forward:
+        op = graph.operators[i]
+        for spec in op.parameters:
+            if own[spec.numel] > 0:
+                own[spec.numel] -= 1
+            elif op.kind in _LINEAR and builder.sharding.roles[i] is Role.VOCAB:
+                yield spec, not _trained(graph, spec)
+
+
+def _trained(graph: OperatorGraph, spec: TensorSpec) -> bool:
+    """Whether an update changes a parameter of that size."""
+    return any(op.parameters[0].numel == spec.numel for op in graph.operators if op.phase is Phase.OPTIMIZER)
