@@ -18,7 +18,7 @@ from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.job import forecast_job
-from traincast.report.report import DOES_NOT_FIT, peak_flops, waits_of, where
+from traincast.report.report import peak_flops, waits_of, where
 from traincast.report.servers import with_servers
 from traincast.simulate import Conditions, Timeline, expand, simulate, under
 from traincast.simulate.server_timeline import ServerJob
@@ -35,8 +35,9 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
+from traincast.strategy.fitting import DOES_NOT_FIT, MAY_NOT_FIT
 from traincast.strategy.mesh import Mesh
-from traincast.strategy.prepare import exchanged_parts, for_workers, memory_in_detail, memory_only
+from traincast.strategy.prepare import exchanged_parts, for_workers, memory_in_detail, need_only
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.remedy import find_remedy
 from traincast.strategy.server_setup import Piece, setup_on
@@ -162,14 +163,13 @@ def _with_memory(result: Forecast) -> Report:
 
     remedy = find_remedy(
         request.strategy,
-        capacity=request.cluster.device.memory_bytes,
         global_batch=request.global_batch,
-        memory=lambda strategy: memory_only(replace(request, strategy=strategy)),
+        need=lambda strategy: need_only(replace(request, strategy=strategy)),
         seconds=seconds,
         most_tensor=min(8, request.cluster.domain_devices),
     )
-    needs = f"{DOES_NOT_FIT}: {remedy}"
-    return replace(report, warnings=tuple(needs if w.startswith(DOES_NOT_FIT) else w for w in report.warnings))
+    needs, verdicts = f"{remedy.need.verdict}: {remedy}", (DOES_NOT_FIT, MAY_NOT_FIT)
+    return replace(report, warnings=tuple(needs if w.startswith(verdicts) else w for w in report.warnings))
 
 
 _MOST_MOMENTS: Final = 2000

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import GPT, devices, graph_of, request_of
 from traincast.errors import StrategyError
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, lower
-from traincast.strategy.prepare import memory_only
+from traincast.strategy.prepare import need_only
 
 
 def with_memory(request: Request, nbytes: float) -> Request:
@@ -29,11 +29,11 @@ def test_where_memory_abounds_plain_data_parallelism_is_chosen() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.97, 0.95, 0.93])
 def test_what_is_chosen_fits(share: float) -> None:
     request = eight()
-    need = memory_only(replace(request, strategy=choose_strategy(request)))
+    need = need_only(replace(request, strategy=choose_strategy(request))).sure
     tight = with_memory(request, need * share)
     chosen = choose_strategy(tight)
     assert chosen.num_ranks == 8
-    fits = memory_only(replace(tight, strategy=chosen)) <= need * share
+    fits = need_only(replace(tight, strategy=chosen)).fits
     assert fits or share < 0.95
     lower(replace(tight, strategy=chosen))
 
@@ -42,13 +42,13 @@ def test_where_nothing_fits_the_least_hungry_is_chosen() -> None:
     request = with_memory(eight(), 1.0)
     chosen = choose_strategy(request)
     plain = replace(request, strategy=Strategy(dp=8))
-    assert memory_only(replace(request, strategy=chosen)) < memory_only(plain)
+    assert need_only(replace(request, strategy=chosen)).load < need_only(plain).load
 
 
 def test_the_largest_micro_batch_that_fits_is_taken() -> None:
     request = replace(request_of("dp=8", global_batch=64), strategy=Strategy(dp=8))
     assert choose_micro_batch(request).num_microbatches == 1
-    sizes = {n: memory_only(replace(request, strategy=Strategy(dp=8, num_microbatches=n))) for n in (1, 2, 4, 8)}
+    sizes = {n: need_only(replace(request, strategy=Strategy(dp=8, num_microbatches=n))).sure for n in (1, 2, 4, 8)}
     assert sizes[1] > sizes[2] > sizes[4] > sizes[8]
     assert choose_micro_batch(with_memory(request, (sizes[2] + sizes[4]) / 2)).num_microbatches == 4
     assert choose_micro_batch(with_memory(request, 1.0)).num_microbatches == 8

@@ -4,6 +4,7 @@ import pytest
 
 from traincast.errors import StrategyError
 from traincast.strategy import Strategy
+from traincast.strategy.fitting import HOST_SHARE, Need
 from traincast.strategy.remedy import changes, find_remedy
 
 GLOBAL_BATCH = 64
@@ -45,32 +46,70 @@ def test_changes_keep_the_devices_and_the_samples_of_a_step() -> None:
         assert changed == strategy.micro_batch(GLOBAL_BATCH) or change.description.startswith("micro_batch")
 
 
-def needs(strategy: Strategy) -> float:
-    """100 bytes, a half of them sharded by ZeRO, and all cut by tensor groups; pipelines are refused."""
+def needs(strategy: Strategy, *, capacity: float = 65, host_capacity: float = 0.0) -> Need:
+    """100 bytes, a half of them sharded by ZeRO, and all cut by tensor groups; pipelines are refused.
+
+    Updates on the host take half of it from the device and 40 bytes of the host.
+    """
     if strategy.pp > 1:
         raise StrategyError("no pipelines here")
-    return (50 + 50 / (strategy.dp if strategy.zero else 1)) / strategy.tp
+    nbytes = (50 + 50 / (strategy.dp if strategy.zero else 1)) / strategy.tp
+    host = "optimizer" in strategy.offload
+    nbytes /= 2 if host else 1
+    return Need(
+        forecast=nbytes,
+        low=nbytes,
+        high=nbytes,
+        sure=nbytes,
+        probability=float(nbytes <= capacity),
+        capacity=capacity,
+        host=40.0 if host else 0.0,
+        host_capacity=host_capacity,
+    )
 
 
 def test_without_times_the_first_that_fits_is_taken() -> None:
-    found = find_remedy(Strategy(dp=4), capacity=65, global_batch=GLOBAL_BATCH, memory=needs)
-    assert found.change is not None
-    assert (found.change.description, found.memory_bytes, found.shortfall) == ("zero=1", 62.5, 35)
-    assert "zero=1" in str(found)
+    found = find_remedy(Strategy(dp=4), global_batch=GLOBAL_BATCH, need=needs)
+    assert found.change is not None and found.changed is not None
+    assert (found.change.description, found.changed.forecast) == ("zero=1", 62.5)
+    assert str(found) == "100 B needed per device, 35 B more than the 65 B there are; fits with zero=1 (62 B)"
 
 
 def test_with_times_the_fastest_that_fits_is_taken() -> None:
     def seconds(strategy: Strategy) -> float:
         return 1.0 if strategy.tp == 2 else 2.0
 
-    found = find_remedy(Strategy(dp=4), capacity=65, global_batch=GLOBAL_BATCH, memory=needs, seconds=seconds)
+    found = find_remedy(Strategy(dp=4), global_batch=GLOBAL_BATCH, need=needs, seconds=seconds)
     assert found.change is not None
     assert (found.change.description, found.step_s) == ("tp=2", 1.0)
 
 
-@pytest.mark.parametrize(("capacity", "shortfall"), [(200, 0), (1, 99)])
-def test_nothing_is_proposed_where_nothing_is_missing_or_nothing_helps(capacity: float, shortfall: float) -> None:
-    found = find_remedy(Strategy(dp=4), capacity=capacity, global_batch=GLOBAL_BATCH, memory=needs)
+@pytest.mark.parametrize("capacity", [200, 1])
+def test_nothing_is_proposed_where_nothing_is_missing_or_nothing_helps(capacity: float) -> None:
+    found = find_remedy(
+        Strategy(dp=4), global_batch=GLOBAL_BATCH, need=lambda strategy: needs(strategy, capacity=capacity)
+    )
     assert found.change is None
-    assert found.shortfall == shortfall
-    assert "no change of one or two" in str(found) or not shortfall
+    assert "no change of one or two" in str(found)
+    assert found.need.fits == (capacity == 200)
+
+
+def test_a_host_that_is_too_small_gets_nothing_offloaded() -> None:
+    def need(strategy: Strategy) -> Need:
+        return needs(strategy, capacity=100, host_capacity=40.0)
+
+    assert 40.0 > HOST_SHARE * 40.0  # a host's memory is not all there for what is offloaded
+    found = find_remedy(Strategy(dp=4, offload=("optimizer",)), global_batch=GLOBAL_BATCH, need=need)
+    assert found.change is not None
+    assert found.change.description == "nothing offloaded"
+    assert str(found).startswith("40 B of host memory needed per node for what is offloaded, 4 B more than the 36 B")
+
+
+def test_offloading_is_no_remedy_where_the_host_is_too_small() -> None:
+    def need(strategy: Strategy) -> Need:
+        if strategy.zero or strategy.tp > 1:
+            raise StrategyError("not here")
+        return needs(strategy, host_capacity=30.0)
+
+    found = find_remedy(Strategy(dp=4), global_batch=GLOBAL_BATCH, need=need)
+    assert found.change is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from traincast.cli.output import console, print_json, traced
-from traincast.units import format_flops, format_parameters, parse_count
+from traincast.units import format_flops, format_parameters
 
 
 @click.command(short_help="Trace a model and save its operator graph.")

@@ -20,6 +20,8 @@ from traincast.units import (
 )
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from traincast.forecast import Forecast
     from traincast.report import Report
     from traincast.simulate import Conditions, Timeline
@@ -240,14 +242,7 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     ):
         table.add_row(name, format_seconds(seconds), f"{_bar(seconds / report.step_s)} {seconds / report.step_s:.1%}")
     table.add_section()
-    verdict = "fits" if report.fits else "[bold red]does not fit[/bold red]"
-    table.add_row(
-        "memory",
-        format_bytes(report.peak_memory_bytes),
-        f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}",
-    )
-    for name, nbytes in report.memory.as_dict().items():
-        table.add_row(f"  {name}", format_bytes(nbytes), "")
+    _add_memory(table, report)
     table.add_section()
     sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
     table.add_row("estimated by", sources, "")
@@ -277,6 +272,25 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     _show_path(report)
     for warning in report.warnings:
         out.print(f"[yellow]warning:[/yellow] {warning}")
+
+
+def _add_memory(table: Table, report: Report) -> None:
+    """Memory of the fullest device between its bounds, whether it fits, and what the hosts hold."""
+    from traincast.strategy.fitting import MAY_NOT_FIT, shown_share
+
+    verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
+    if report.verdict == MAY_NOT_FIT:
+        verdict += f": {shown_share(report.fits_probability)}"
+    spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)} (90 % interval)"
+    room = f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}"
+    table.add_row("memory", format_bytes(report.peak_memory_bytes), room)
+    table.add_row("", "", spread)
+    for name, nbytes in report.memory.as_dict().items():
+        table.add_row(f"  {name}", format_bytes(nbytes), "")
+    if report.host_memory_bytes:
+        there = report.host_memory_capacity_bytes
+        known = f"of {format_bytes(there)} per node" if there else "per node, whose memory is not known"
+        table.add_row("host memory", format_bytes(report.host_memory_bytes), known)
 
 
 def _show_job(table: object, report: Report) -> None:

@@ -367,7 +367,7 @@ def _build_cluster(layers: _Layers, where: str) -> Cluster:
         inter_topology=cast("InterTopology", inter),
         oversubscription=number("oversubscription", 1.0),
         launch_s=number("launch_s", 5e-6),
-        host_memory_bytes=number("host_memory_bytes", 1e12),
+        host_memory_bytes=number("host_memory_bytes", 0.0),
         host_bandwidth=number("host_bandwidth", HOST_BANDWIDTH),
         host_memory_bandwidth=number("host_memory_bandwidth", HOST_MEMORY_BANDWIDTH),
         storage_bandwidth=number("storage_bandwidth", 2e9),

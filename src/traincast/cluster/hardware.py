@@ -90,8 +90,9 @@ class Link:
 class Cluster:
     """Nodes of one kind, joined by a network.
 
-    ``launch_s`` is what the host pays to launch one kernel, ``host_bandwidth`` what each device reads from its host's
-    memory, ``host_memory_bandwidth`` that memory's own, for all devices of a node. ``oversubscription`` is how much
+    ``launch_s`` is what the host pays to launch one kernel, ``host_memory_bytes`` a node's memory beside that of its
+    devices (0: not known), ``host_bandwidth`` what each device reads from it, ``host_memory_bandwidth`` its own, for all
+    devices of a node. ``oversubscription`` is how much
     less bandwidth the network's upper tier has than its edge (1 = none). ``inter_node`` is one NIC of
     ``nics_per_node``.
 
@@ -117,7 +118,7 @@ class Cluster:
     inter_topology: InterTopology
     oversubscription: float = 1.0
     launch_s: float = 5e-6
-    host_memory_bytes: float = 1e12
+    host_memory_bytes: float = 0.0
     host_bandwidth: float = HOST_BANDWIDTH
     host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
     storage_bandwidth: float = 2e9
@@ -213,6 +214,7 @@ def joined(parts: Sequence[Cluster]) -> Cluster:
         nics_per_node=min(part.nics_per_node for part in parts),
         oversubscription=max(part.oversubscription for part in parts),
         launch_s=max(part.launch_s for part in parts),
+        host_memory_bytes=min(part.host_memory_bytes for part in parts),
         price_per_node_hour=sum(p.price_per_node_hour * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
         node_power_w=sum(p.node_power_w * p.num_nodes for p in parts) / sum(p.num_nodes for p in parts),
         domain_nodes=1,

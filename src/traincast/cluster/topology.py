@@ -72,7 +72,7 @@ def hops(cluster: Cluster, nodes: int) -> float:
 
 
 def part_of_node(base: Cluster, device: Device, count: int) -> Cluster:
-    """``base`` with ``count`` devices in every node, and their share of links, NICs, price and power."""
+    """``base`` with ``count`` devices in every node, and their share of links, NICs, host memory, price and power."""
     share = count / base.devices_per_node
     topology: IntraTopology = base.intra_topology
     link = replace(base.intra_node, bandwidth=effective_intra_bandwidth(base, count))
@@ -89,5 +89,6 @@ def part_of_node(base: Cluster, device: Device, count: int) -> Cluster:
         subset_bandwidth=base.subset_bandwidth[: max(0, count - 2)],
         intra_topology=topology,
         price_per_node_hour=device.price_per_hour * count,
+        host_memory_bytes=base.host_memory_bytes * share,
         node_power_w=base.node_power_w * share,
     )

@@ -16,6 +16,7 @@ from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
 from traincast.estimate.features import INTERCHANGEABLE, Rates, Shapes, family_of, shapes_of
 from traincast.estimate.learned_collectives import CollectiveModel
+from traincast.estimate.limits import above_limits
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator
 from traincast.work import Collective, Transfer, Work
@@ -73,7 +74,7 @@ class LearnedCostModel:
                 column[rest] = getattr(physics, name)
             source[rest] = physics.source
             warnings |= dict.fromkeys(physics.warnings)
-        return Estimates(**columns, source=source, warnings=tuple(warnings))
+        return above_limits(Estimates(**columns, source=source, warnings=tuple(warnings)), works, cluster)
 
     @property
     def devices(self) -> dict[str, Device]:

@@ -17,6 +17,7 @@ from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import breakdowns, mean_breakdown
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
+from traincast.units import format_seconds
 
 _COUNTS: Final = 6
 """So many of the features are counts that a person can read."""
@@ -110,6 +111,20 @@ class Outlook:
     def scaled(self, factor: float) -> Outlook:
         """The same of a step so many times as long."""
         return replace(self, step_s=self.step_s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
+
+    def above(self, floor_s: float) -> Outlook:
+        """The same, no part of it below ``floor_s``: no step can be shorter, whatever was measured elsewhere."""
+        warnings = self.warnings
+        if self.step_s < floor_s:
+            warnings += (
+                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of what the devices or "
+                f"their links can do: taken as {format_seconds(floor_s)}; check the calibration and the figures of the "
+                "device",
+            )
+        step_s = max(self.step_s, floor_s)
+        return Outlook(
+            step_s=step_s, low_s=max(self.low_s, floor_s), high_s=max(self.high_s, step_s), warnings=warnings
+        )
 
 
 def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> Outlook:

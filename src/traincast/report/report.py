@@ -12,17 +12,19 @@ from traincast.estimate import SOURCES, Estimates
 from traincast.graph import OperatorGraph, work_amount
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
+from traincast.report.floor import floor_of
 from traincast.report.job import JobForecast
 from traincast.report.outlook import outlook
 from traincast.simulate import Conditions, ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Memory, Plan, Request
+from traincast.strategy.fitting import MARGIN, Need, need_of
 from traincast.strategy.memory_timeline import Holder, Moment
+from traincast.units import format_bytes
 from traincast.work import Demand, demand_of
 
 SHOWN_ENTRIES: Final = 12
 """Entries of the critical path that a report has at most."""
 _MOST_ROWS: Final = 64
-DOES_NOT_FIT: Final = "does not fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,13 @@ class RankWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a forecast says; seconds, bytes, and shares from 0 to 1."""
+    """What a forecast says; seconds, bytes, and shares from 0 to 1.
+
+    Memory is that of the fullest rank; ``host_memory_bytes`` what the fullest node's host holds of it, which ``host_memory``
+    has by part for one rank of the stage that offloads most. ``fits`` says that both suffice: the device's with a
+    probability of ``fits_margin`` at least, the host's where its capacity is known. ``floor_s`` are the seconds that no
+    step of this plan can beat on these devices.
+    """
 
     model: str
     cluster: str
@@ -70,6 +78,7 @@ class Report:
     step_s: float
     low_s: float
     high_s: float
+    floor_s: float
     samples_per_s: float
     tokens_per_s: float
     mfu: float
@@ -81,8 +90,16 @@ class Report:
     calibrated_s: float
     peak_memory_bytes: float
     memory_capacity_bytes: float
+    memory_low_bytes: float
+    memory_high_bytes: float
     memory: Memory
+    host_memory_bytes: float
+    host_memory_capacity_bytes: float | None
+    host_memory: dict[str, float] = field(hash=False)
     fits: bool
+    fits_probability: float
+    fits_margin: float
+    verdict: str
     demand: Demand
     estimated_by: dict[str, float] = field(hash=False)
     ranks: tuple[RankReport, ...]
@@ -160,9 +177,13 @@ def make_report(
     expected = outlook(request, lowered.plan, estimates, folded or timeline)
     if folded is not None and folded.step_s:
         expected = expected.scaled(timeline.step_s / folded.step_s)
+    floor_s = floor_of(lowered.plan, request.cluster)
+    expected = expected.above(floor_s)
     step_s = expected.step_s
     mean = mean_breakdown([r.breakdown for r in ranks])
     fullest = max(lowered.memory, key=lambda m: m.total)
+    need = need_of(lowered.memory, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
+    offloads = max(lowered.memory, key=lambda m: sum(m.host.values()))
     device = request.cluster.device
     samples = request.global_batch / step_s if step_s else 0.0
     graph = request.graph
@@ -181,6 +202,7 @@ def make_report(
         step_s=step_s,
         low_s=expected.low_s,
         high_s=expected.high_s,
+        floor_s=floor_s,
         samples_per_s=samples,
         tokens_per_s=samples * graph.tokens_per_sample,
         mfu=model_flops(graph) * samples / peak_flops(request.cluster, request.precision.linear.value),
@@ -188,13 +210,21 @@ def make_report(
         calibrated_s=step_s - timeline.step_s,
         peak_memory_bytes=fullest.total,
         memory_capacity_bytes=device.memory_bytes,
+        memory_low_bytes=need.low,
+        memory_high_bytes=need.high,
         memory=fullest,
-        fits=fullest.total <= device.memory_bytes,
+        host_memory_bytes=need.host,
+        host_memory_capacity_bytes=need.host_capacity or None,
+        host_memory=dict(offloads.host),
+        fits=need.fits,
+        fits_probability=need.probability,
+        fits_margin=MARGIN,
+        verdict=need.verdict,
         demand=_demand(lowered.plan),
         estimated_by=_sources(timeline, estimates),
         ranks=ranks,
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:SHOWN_ENTRIES]),
-        warnings=(*_warnings(request, estimates, fullest), *expected.warnings),
+        warnings=(*_warnings(request, estimates, need), *expected.warnings),
     )
 
 
@@ -257,11 +287,15 @@ def _sources(timeline: Timeline, estimates: Estimates) -> dict[str, float]:
     return {name: value / total for name, value in seconds.items()}
 
 
-def _warnings(request: Request, estimates: Estimates, fullest: Memory) -> tuple[str, ...]:
+def _warnings(request: Request, estimates: Estimates, need: Need) -> tuple[str, ...]:
     warnings = list(estimates.warnings)
-    capacity = request.cluster.device.memory_bytes
-    if fullest.total > capacity:
-        warnings.append(f"{DOES_NOT_FIT}: {fullest.total / 2**30:.1f} GiB needed, {capacity / 2**30:.1f} GiB there")
+    if not need.fits:
+        warnings.append(f"{need.verdict}: {need.shortage()}")
+    if need.host and not need.host_capacity:
+        warnings.append(
+            f"the host memory of {request.cluster.name} is not known: whether it holds the {format_bytes(need.host)} that a "
+            "node offloads is not checked; set host_memory_bytes of its node"
+        )
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:
         warnings.append(f"operators without a formula of their own, taken as element-wise: {', '.join(unknown)}")

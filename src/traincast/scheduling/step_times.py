@@ -224,8 +224,8 @@ class StepTimes:
             there = result.request.cluster.device
             return NOWHERE, (
                 f"{asked} does not fit in memory: a GPU needs {report.peak_memory_bytes / 1e9:.1f} GB of the "
-                f"{there.memory_bytes / 1e9:.1f} GB of {there.name}; take more GPUs, a smaller batch or another "
-                "strategy"
+                f"{there.memory_bytes / 1e9:.1f} GB of {there.name} (enough with {report.fits_probability:.0%}, "
+                f"{report.fits_margin:.0%} are asked for); take more GPUs, a smaller batch or another strategy"
             )
         return report.step_s, ""
 

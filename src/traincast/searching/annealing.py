@@ -48,7 +48,7 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
         least = min(float(batch.seconds.min()) for batch in found.batches)
         if math.isfinite(least):
             return least
-        return 1e6 * min(float(batch.memory.min()) for batch in found.batches) / bulk.most_memory
+        return 1e6 * min(float(batch.load.min()) for batch in found.batches)
 
     for _ in range(_STARTS):
         here = _anywhere(random, problem)

@@ -24,6 +24,8 @@ from traincast.searching.space import OFFLOADS, Axes, Family, Way, ways
 from traincast.searching.steps import Habits, Slots, activations, repeats, shortened, slots_of, step_seconds
 from traincast.searching.works import Works
 from traincast.strategy import Request, Strategy
+from traincast.strategy.fitting import HOST_SHARE, MARGIN, factor, fullest_node
+from traincast.strategy.host_memory import updates_of
 from traincast.strategy.lower import Layout
 from traincast.strategy.memory import footprints_of, other_of, passes_of, runs_ahead, states_of
 from traincast.strategy.mesh import Mesh
@@ -59,11 +61,16 @@ _MOST_PIECES: Final = 50_000
 
 @dataclass(slots=True)
 class Batch:
-    """Members of a family that run one cut in one way: bytes and seconds for each way to share and offload states."""
+    """Members of a family that run one cut in one way: bytes and seconds for each way to share and offload states.
+
+    ``memory`` is what the fullest rank is forecast to hold, ``load`` what is needed of the shortest memory over what there
+    is of it (see :meth:`traincast.strategy.fitting.Need.load`): members fit up to 1.
+    """
 
     way: Way
     cut: int
     memory: Floats
+    load: Floats
     seconds: Floats
 
 
@@ -79,12 +86,14 @@ class _Arrangement:
     """Which stage holds what: ``chunks`` says which of the ``kinds`` of pieces each chunk of each stage is.
 
     ``states`` are bytes of weights, gradients and optimizer states by ZeRO's stage, with the optimizer on the device
-    or on the host, of every stage; ``ahead`` marks stages whose hosts run ahead of their devices.
+    or on the host, of every stage; ``updates`` those that the host then holds; ``ahead`` marks stages whose hosts run
+    ahead of their devices.
     """
 
     kinds: Blocks
     chunks: Ints
     states: Floats
+    updates: Floats
     ahead: npt.NDArray[np.bool_]
 
 
@@ -145,7 +154,8 @@ class Look:
 class Bulk:
     """Evaluates families of strategies of one request; what it makes is kept for the next family.
 
-    ``estimate`` says what works take; members that need more than ``most_memory`` bytes are not simulated.
+    ``estimate`` says what works take. Members whose forecast is more than ``most_memory`` bytes of a device, or that do not
+    fit there or on the hosts with the margin that is asked for, are not simulated.
     """
 
     def __init__(
@@ -156,6 +166,7 @@ class Bulk:
         self.most_memory = most_memory
         self.works = Works(estimate)
         self._precision = kept_precision(request)
+        self._factor = factor(request.runtime, MARGIN)
         self._layers = layers_of(request.graph)
         self._arrangements: dict[tuple[object, ...], _Arrangement] = {}
         self._weights: dict[int, tuple[list[float], ProgramBuilder]] = {}
@@ -228,16 +239,16 @@ class Bulk:
                 if layers:
                     self._enter(look, group, layers, most_seconds)
         seen_all = not look.behind and not fitting
-        return not seen_all or any(batch.memory.min() <= self.most_memory for batch in look.batches)
+        return not seen_all or any(batch.load.min() <= 1.0 for batch in look.batches)
 
     def fitting(self, look: Look) -> Fitting:
         """Which ways to run a family fit with which ZeRO stage, without offloading."""
         found: Fitting = {}
         for batch in look.batches:
-            for sharing, memory in zip(look.sharings, batch.memory.tolist(), strict=True):
+            for sharing, load in zip(look.sharings, batch.load.tolist(), strict=True):
                 if not sharing.offload:
                     key = batch.way, sharing.zero
-                    found[key] = found.get(key, True) and memory <= self.most_memory
+                    found[key] = found.get(key, True) and load <= 1.0
         return found
 
     def bounds(self, every: Sequence[Family]) -> Floats:
@@ -297,7 +308,7 @@ class Bulk:
             groups: dict[tuple[int, bool, int], list[Batch]] = {}
             endings = len(self._endings(look.family))
             for batch in look.batches:
-                fits = (batch.memory <= self.most_memory).reshape(-1, endings).any(axis=1)
+                fits = (batch.load <= 1.0).reshape(-1, endings).any(axis=1)
                 for at in np.flatnonzero(fits).tolist():
                     groups.setdefault((batch.cut, batch.way.splits, at * endings), []).append(batch)
             for (cut, _, at), batches in groups.items():
@@ -314,7 +325,7 @@ class Bulk:
                 batch.seconds[at : at + len(found)] = found
         for look in looks:
             for batch in look.batches:
-                batch.seconds[batch.memory > self.most_memory] = NOT_RUN
+                batch.seconds[batch.load > 1.0] = NOT_RUN
 
     def _least(self, look: Look, pieces: Blocks, way: Way) -> float:
         """Seconds that no member can beat: a stage waits for the first microbatch, computes, and others follow it.
@@ -373,30 +384,65 @@ class Bulk:
         runtime = look.request.runtime
         gathered = np.where(arrangement.ahead, runtime.held_collectives * held[:, :, 0, 3].max(axis=1), 0.0)
         fixed = gathered + runtime.workspace_bytes
-        states = arrangement.states[
-            [s.zero for s in look.sharings], [int("optimizer" in s.offload) for s in look.sharings]
-        ]
+        zeros, hosted = [s.zero for s in look.sharings], ["optimizer" in s.offload for s in look.sharings]
+        states = arrangement.states[zeros, [int(host) for host in hosted]]
+        updates = np.where(np.array(hosted)[:, None], arrangement.updates[zeros], 0.0)
         for way in group:
             peaks = _extrapolated(partial(activations, passes=passes), way, family)
-            memory = self._device_bytes(look.request, (states + peaks + fixed).max(axis=1))
-            seconds = np.full(len(memory), NOT_RUN)
-            look.batches.append(Batch(way=way, cut=len(look.cuts) - 1, memory=memory, seconds=seconds))
+            memory = self._device_bytes(look.request, states + peaks + fixed)
+            load = self._load(memory, states)
+            if any(hosted) or family.offloads_activations:
+                load = np.maximum(load, self._host_load(look, way, updates, held[..., 4]))
+            seconds = np.full(len(load), NOT_RUN)
+            batch = Batch(way=way, cut=len(look.cuts) - 1, memory=memory.max(axis=1), load=load, seconds=seconds)
+            look.batches.append(batch)
         return pieces
 
+    def _load(self, memory: Floats, states: Floats) -> Floats:
+        """What members need of a device over what there is, with the margin; ``memory`` and ``states`` by stage."""
+        sure = (states + (memory - states) * self._factor).max(axis=1)
+        found: Floats = np.maximum(
+            sure / self.request.cluster.device.memory_bytes, memory.max(axis=1) / self.most_memory
+        )
+        return found
+
+    def _host_load(self, look: Look, way: Way, updates: Floats, leaves: Floats) -> Floats:
+        """What members need of the fullest node's host over what there is; 0 where nobody said how much that is.
+
+        ``leaves`` has, by stage, chunk and pass, what is kept for backward or let go of.
+        """
+        cluster, strategy = self.request.cluster, look.request.strategy
+        if not cluster.host_memory_bytes:
+            return np.zeros(len(updates))
+        hosts = updates
+        if look.family.offloads_activations:
+            kept = leaves.reshape(len(leaves), -1)
+            passes = np.stack([np.maximum(kept, 0.0), np.zeros_like(kept), kept], axis=-1)
+            hosts = hosts + _extrapolated(partial(activations, passes=passes), way, look.family)
+        found = fullest_node(
+            hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.devices_per_node
+        )
+        return found / (HOST_SHARE * cluster.host_memory_bytes)
+
     def _held(self, look: Look, kind: tuple[int, ...]) -> Floats:
-        """Of every pass of a piece what it keeps, needs on top and leaves behind, and what its collectives carry."""
+        """Of every pass of a piece what it keeps, needs on top and leaves behind, what its collectives carry, and what
+        would be left behind if nothing were offloaded.
+        """
         found = passes_of(look.footprints[list(kind)], offloaded=look.family.offloads_activations)
+        whole = passes_of(look.footprints[list(kind)], offloaded=False) if look.family.offloads_activations else found
         gathered = max((look.programs[b].footprint.gathered for b in set(kind)), default=0.0)
-        return np.array([(found[p].kept, found[p].working, found[p].leaves, gathered) for p in Pass])
+        return np.array([(found[p].kept, found[p].working, found[p].leaves, gathered, whole[p].leaves) for p in Pass])
 
     def _arrangement(self, look: Look, way: Way, pieces: Blocks) -> _Arrangement:
         key = way.route, look.mesh, pieces
         if key not in self._arrangements:
             held = [self._prepared(look, look.programs, pieces, way).held_blocks(s) for s in range(look.mesh.pp)]
             states: dict[Blocks, Floats] = {}
+            updates: dict[Blocks, Floats] = {}
             for blocks in held:
                 if blocks not in states:
                     states[blocks] = self._states(look, blocks)
+                    updates[blocks] = self._updates(look, blocks)
             kinds = tuple(dict.fromkeys(pieces))
             number = {kind: n for n, kind in enumerate(kinds)}
             ahead = runs_ahead(
@@ -407,6 +453,7 @@ class Bulk:
                 kinds=kinds,
                 chunks=np.array([[number[blocks] for blocks in chunks] for chunks in held]),
                 states=np.stack([states[blocks] for blocks in held], axis=-1),
+                updates=np.stack([updates[blocks] for blocks in held], axis=-1),
                 ahead=np.array(ahead),
             )
         return self._arrangements[key]
@@ -427,6 +474,17 @@ class Bulk:
             table[zero, int(host)] = sum(sum(part.values()) for part in parts.values())
         return table
 
+    def _updates(self, look: Look, held: Blocks) -> Floats:
+        """Bytes that updates on the host need there, by ZeRO's stage; nothing where none are made there."""
+        offloads = any("optimizer" in OFFLOADS[name] for name in self.axes.offload)
+        if not offloads or not self.request.optimizer:
+            return np.zeros(4)
+        chunks = [[look.programs[b] for b in blocks] for blocks in held]
+        strategies = [replace(look.request.strategy, zero=zero) for zero in range(4)]  # type: ignore[arg-type]
+        runtime = self.request.runtime
+        needed = [updates_of(chunks, strategy=s, runtime=runtime, precision=self._precision) for s in strategies]
+        return np.array([sum(parts.values()) for parts in needed])
+
     def _prepared(self, look: Look, programs: tuple[BlockProgram, ...], pieces: Blocks, way: Way) -> Prepared:
         slots, _ = _slots(way, look.family.degrees.pp, look.family.num_microbatches)[0]
         return Prepared(
@@ -439,7 +497,7 @@ class Bulk:
         )
 
     def _device_bytes(self, request: Request, tensors: Floats) -> Floats:
-        """All that a device holds: ``tensors``, and what else there is."""
+        """All that a device of each stage holds: ``tensors``, and what else there is."""
         fixed = sum(other_of(0.0, strategy=request.strategy, runtime=request.runtime).values())
         other = fixed + request.runtime.allocator_overhead * tensors
         calibration = request.cluster.calibration

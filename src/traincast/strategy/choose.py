@@ -11,7 +11,7 @@ from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
-from traincast.strategy.prepare import Request, memory_only
+from traincast.strategy.prepare import Request, need_only
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Recompute, Strategy
 
@@ -19,23 +19,23 @@ _MAX_TENSOR: Final = 8
 
 
 def choose_strategy(request: Request) -> Strategy:
-    """The first strategy that fits, from plain data parallelism to tensor and pipeline groups.
+    """The first strategy that fits (see :class:`traincast.strategy.fitting.Need`), from data parallelism to pipelines.
 
-    If none fits, the one that needs least memory: the report then says what is missing.
+    If none fits, the one that comes nearest: the report then says what is missing.
     """
     best: tuple[float, Strategy] | None = None
     reason: StrategyError | None = None
     for degrees in _candidates(request.cluster, request.global_batch, request.runtime):
         for recompute in _recomputes(request):
             try:
-                chosen, need = _with_largest_micro_batch(request, replace(degrees, recompute=recompute))
+                chosen, load = _with_largest_micro_batch(request, replace(degrees, recompute=recompute))
             except StrategyError as error:
                 reason = error
                 continue
-            if need <= request.cluster.device.memory_bytes:
+            if load <= 1.0:
                 return chosen
-            if best is None or need < best[0]:
-                best = (need, chosen)
+            if best is None or load < best[0]:
+                best = (load, chosen)
     if best is None:
         raise StrategyError(
             f"no strategy found for global batch {request.global_batch} on {request.cluster.num_devices} devices"
@@ -78,17 +78,15 @@ def _powers(number: int) -> list[int]:
 
 
 def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Strategy, float]:
-    """Try micro batches from large to small; returns the first that fits and the memory it needs."""
+    """Try micro batches from large to small; returns the first that fits and its share of the memory there is."""
     if request.global_batch % strategy.dp:
         strategy.micro_batch(request.global_batch)
     per_replica = request.global_batch // strategy.dp
-    capacity = request.cluster.device.memory_bytes
     last: tuple[Strategy, float] | None = None
     for size in _micro_batches(request, strategy, per_replica):
         chosen = replace(strategy, num_microbatches=per_replica // size)
-        need = memory_only(replace(request, strategy=chosen))
-        last = (chosen, need)
-        if need <= capacity:
+        last = chosen, need_only(replace(request, strategy=chosen)).load
+        if last[1] <= 1.0:
             return last
     if last is None:
         raise StrategyError(

@@ -29,7 +29,10 @@ COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one rank at its peak, by component; ``parts`` says what each component is made of."""
+    """Bytes of one rank at its peak, by component; ``parts`` says what each component is made of.
+
+    ``host`` has, by part, what the rank keeps in the memory of its host.
+    """
 
     weights: float
     gradients: float
@@ -37,11 +40,17 @@ class Memory:
     activations: float
     other: float
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
+    host: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def states(self) -> float:
+        """What a step reads and updates, whatever the batch: weights, gradients, optimizer states."""
+        return self.weights + self.gradients + self.optimizer
 
     @property
     def tensors(self) -> float:
         """What the framework's own allocator counts: all but context, communicators and fragmentation."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+        return self.states + self.activations
 
     @property
     def total(self) -> float:

@@ -16,7 +16,9 @@ from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, Operator, OperatorGraph, OpKind
 from traincast.strategy.experts import Region, check_experts, find_regions
+from traincast.strategy.fitting import Need, need_of
 from traincast.strategy.fusion import fuse
+from traincast.strategy.host_memory import host_of
 from traincast.strategy.memory import Memory, memory_of, runs_ahead
 from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
 from traincast.strategy.mesh import Axis, Mesh, Span, workers_of
@@ -286,6 +288,12 @@ def memory_only(request: Request) -> float:
     return max(m.total for m in memory_by_stage(request, prepare(request)))
 
 
+def need_only(request: Request) -> Need:
+    """What a request needs of devices and hosts, without laying out a plan."""
+    memories = memory_by_stage(request, prepare(request))
+    return need_of(memories, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
+
+
 def memory_in_detail(request: Request) -> tuple[int, list[Moment], list[Holder]]:
     """The fullest stage, what it holds while each of its slots runs, and the tensors that make its peak."""
     prepared = prepare(request)
@@ -302,8 +310,9 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
     ahead = runs_ahead(held, inside_node=prepared.mesh.span("tp").num_nodes == 1)
     calibration = request.cluster.calibration
     share = calibration.memory_share if calibration else 1.0
-    return tuple(
-        memory_of(
+    found = []
+    for stage, codes in enumerate(prepared.slots.codes):
+        memory = memory_of(
             held[stage],
             codes,
             strategy=request.strategy,
@@ -312,8 +321,16 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
             ahead=ahead[stage],
             optimizer=request.optimizer,
         ).measured(share)
-        for stage, codes in enumerate(prepared.slots.codes)
-    )
+        host = host_of(
+            held[stage],
+            codes,
+            strategy=request.strategy,
+            runtime=request.runtime,
+            precision=prepared.precision,
+            optimizer=request.optimizer,
+        )
+        found.append(replace(memory, host=host))
+    return tuple(found)
 
 
 def check_request(request: Request) -> None:

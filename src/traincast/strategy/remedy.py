@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from traincast.errors import StrategyError
+from traincast.strategy.fitting import Need
 from traincast.strategy.strategy import Strategy
 from traincast.units import format_bytes
 
@@ -21,25 +22,20 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What is missing, in bytes, and the change that makes it fit, if one was found; seconds where they are known."""
+    """What a strategy needs, and the change that makes it fit, if one was found; seconds where they are known."""
 
-    needed: float
-    capacity: float
+    need: Need
     change: Change | None = None
-    memory_bytes: float | None = None
+    changed: Need | None = None
     step_s: float | None = None
 
-    @property
-    def shortfall(self) -> float:
-        """Bytes that are missing."""
-        return max(0.0, self.needed - self.capacity)
-
     def __str__(self) -> str:
-        missing = f"{format_bytes(self.shortfall)} more than the {format_bytes(self.capacity)} there are"
-        if self.change is None or self.memory_bytes is None:
+        missing = self.need.shortage()
+        if self.change is None or self.changed is None:
             return f"{missing}; no change of one or two settings makes it fit"
         time = f", {self.step_s:.3g} s a step" if self.step_s is not None else ""
-        return f"{missing}; fits with {self.change.description} ({format_bytes(self.memory_bytes)}{time})"
+        host = f" and {format_bytes(self.changed.host)} of host memory per node" if self.changed.host else ""
+        return f"{missing}; fits with {self.change.description} ({format_bytes(self.changed.forecast)}{host}{time})"
 
 
 def changes(strategy: Strategy, *, global_batch: int, most_tensor: int = 8) -> Iterator[Change]:
@@ -61,25 +57,26 @@ def changes(strategy: Strategy, *, global_batch: int, most_tensor: int = 8) -> I
 def find_remedy(
     strategy: Strategy,
     *,
-    capacity: float,
     global_batch: int,
-    memory: Callable[[Strategy], float],
+    need: Callable[[Strategy], Need],
     seconds: Callable[[Strategy], float] | None = None,
     most_tensor: int = 8,
 ) -> Remedy:
-    """The change that fits into ``capacity`` bytes: the fastest by ``seconds``, or without it the first.
+    """The change that fits, into devices and hosts: the fastest by ``seconds``, or without it the first.
 
-    ``memory`` says what a strategy needs on its fullest rank. Changes that the model or the devices cannot carry
-    (their ``StrategyError``) are passed over.
+    ``need`` says what a strategy needs, and what there is. Changes that the model or the devices cannot carry (their
+    ``StrategyError``) are passed over.
     """
-    needed = memory(strategy)
-    best = Remedy(needed=needed, capacity=capacity)
-    if needed <= capacity:
+    best = Remedy(need=need(strategy))
+    if best.need.fits:
         return best
-    single = _sized(changes(strategy, global_batch=global_batch, most_tensor=most_tensor), memory)
+    candidates = [*changes(strategy, global_batch=global_batch, most_tensor=most_tensor)]
+    if not best.need.host_fits:
+        candidates += _less_offloaded(strategy)
+    single = _sized(candidates, need)
     best = _fastest(single, best, seconds)
     if best.change is None:  # what helps most, and one change more
-        helpful = sorted(single, key=lambda pair: pair[0])[:_TWICE]
+        helpful = sorted(single, key=lambda pair: pair[0].load)[:_TWICE]
         best = _fastest(
             _sized(
                 (
@@ -87,7 +84,7 @@ def find_remedy(
                     for _, first in helpful
                     for second in changes(first.strategy, global_batch=global_batch, most_tensor=most_tensor)
                 ),
-                memory,
+                need,
             ),
             best,
             seconds,
@@ -100,29 +97,29 @@ _TWICE: Final = 4
 """Changes that a second one is tried on where none is enough."""
 
 
-def _sized(candidates: Iterable[Change], memory: Callable[[Strategy], float]) -> list[tuple[float, Change]]:
-    """Changes that can be made, with the bytes that each needs."""
+def _sized(candidates: Iterable[Change], need: Callable[[Strategy], Need]) -> list[tuple[Need, Change]]:
+    """Changes that can be made, with what each needs."""
     found = []
     for change in candidates:
         try:
-            found.append((memory(change.strategy), change))
+            found.append((need(change.strategy), change))
         except StrategyError:
             continue
     return found
 
 
 def _fastest(
-    candidates: list[tuple[float, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
+    candidates: list[tuple[Need, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
 ) -> Remedy:
     """Of those that fit the fastest, or without times the first."""
-    for nbytes, change in candidates:
-        if nbytes > best.capacity:
+    for changed, change in candidates:
+        if not changed.fits:
             continue
         if seconds is None:
-            return replace(best, change=change, memory_bytes=nbytes)
+            return replace(best, change=change, changed=changed)
         step_s = seconds(change.strategy)
         if best.step_s is None or step_s < best.step_s:
-            best = replace(best, change=change, memory_bytes=nbytes, step_s=step_s)
+            best = replace(best, change=change, changed=changed, step_s=step_s)
     return best
 
 
@@ -153,6 +150,13 @@ def _recomputation(strategy: Strategy) -> Iterator[Change]:
         yield from _made("recompute=selective", strategy, recompute="selective")
     if strategy.recompute != "full" or strategy.recompute_every > 1:
         yield from _made("recompute=full", strategy, recompute="full", recompute_every=1)
+
+
+def _less_offloaded(strategy: Strategy) -> Iterator[Change]:
+    """What hosts are too small for stays on the devices."""
+    for name in strategy.offload:
+        rest = tuple(other for other in strategy.offload if other != name)
+        yield from _made(f"offload={'+'.join(rest)}" if rest else "nothing offloaded", strategy, offload=rest)
 
 
 def _larger_groups(strategy: Strategy, most_tensor: int) -> Iterator[Change]:

@@ -49,7 +49,9 @@ class Runtime:
     cannot be reused while the host runs ahead of the device. ``workspace_bytes`` are the libraries'.
     ``context_bytes`` is what the driver holds, ``allocator_overhead`` the fraction of tensors lost to fragmentation,
     ``buffer_bytes`` what each communicator holds. Its log ``reports`` the first rank or the fullest, by a ``counter``
-    of what its allocator has given out or has reserved.
+    of what its allocator has given out or has reserved. What a rank holds beyond weights, gradients and optimizer states
+    is between ``memory_low`` and ``memory_high`` times its forecast in 90 % of runs (see
+    :mod:`traincast.strategy.fitting`); the defaults are for frameworks whose memory nobody measured.
     """
 
     name: str
@@ -92,6 +94,8 @@ class Runtime:
     context_bytes: float = 0.6e9
     allocator_overhead: float = 0.05
     buffer_bytes: float = 0.15e9
+    memory_low: float = 0.6
+    memory_high: float = 2.0
 
 
 _DIRECTORY: Final = "runtimes"
@@ -137,7 +141,13 @@ def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
             raise UnknownNameError(f"setting in runtime {where}", key, known)
     base = _bundled(str(parent)) if parent is not None else Runtime(name=name, description="")
     values = {key: _checked(key, value, getattr(base, key), where) for key, value in data.items()}
-    return replace(base, **{"name": name, **values})
+    made = replace(base, **{"name": name, **values})
+    if not 0.01 <= made.memory_low <= 1.0 <= made.memory_high <= 100.0:
+        raise RequestError(
+            f"memory_low and memory_high in runtime {where} are {made.memory_low:g} and {made.memory_high:g}: real "
+            "memory over its forecast, expected from 0.01 to 1 and from 1 to 100"
+        )
+    return made
 
 
 _CHOICES: Final[dict[str, tuple[object, ...]]] = {

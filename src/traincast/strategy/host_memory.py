@@ -1,0 +1,62 @@
+"""Memory of a rank's host: what is offloaded there.
+
+With ``offload=optimizer`` a host holds what the update needs (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840): master
+weights, optimizer states, and the gradients that are sent to it, of all that the rank updates. With
+``offload=activations`` it holds the activations of every microbatch that is between forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.strategy.memory import Ints, footprints_of, passes_of, states_of
+from traincast.strategy.precision import Precision
+from traincast.strategy.program import BlockProgram
+from traincast.strategy.runtime import Runtime
+from traincast.strategy.schedules.slots import Pass
+from traincast.strategy.strategy import Strategy
+
+
+def host_of(
+    chunks: Sequence[Sequence[BlockProgram]],
+    codes: Ints,
+    *,
+    strategy: Strategy,
+    runtime: Runtime,
+    precision: Precision,
+    optimizer: bool = True,
+) -> dict[str, float]:
+    """Bytes that a rank keeps on its host, by part; nothing where nothing is offloaded."""
+    found: dict[str, float] = {}
+    if "optimizer" in strategy.offload and optimizer:
+        found |= updates_of(chunks, strategy=strategy, runtime=runtime, precision=precision)
+    if "activations" in strategy.offload and len(codes):
+        leaves = np.array([kept_by(chunk) for chunk in chunks]).reshape(-1)
+        found["activations"] = float(np.cumsum(leaves[codes]).max(initial=0.0))
+    return found
+
+
+def updates_of(
+    chunks: Sequence[Sequence[BlockProgram]], *, strategy: Strategy, runtime: Runtime, precision: Precision
+) -> dict[str, float]:
+    """Bytes that updates on the host need there, by part: those that the device would hold, and the gradients' copies.
+
+    ZeRO-1 shards the update but not the gradients on the device; only the rank's own share travels to its host.
+    """
+    zero = 2 if strategy.zero == 1 else strategy.zero
+    here = replace(strategy, offload=(), zero=zero)
+    states = states_of(chunks, strategy=here, runtime=runtime, precision=precision)
+    gradients = states["gradients"]["gradients"]
+    found = {**states["optimizer"], "gradients": gradients}
+    if precision.master is None:  # the update needs weights of its own
+        found["master weights"] = gradients / precision.gradients.nbytes * precision.weights.nbytes
+    return found
+
+
+def kept_by(chunk: Sequence[BlockProgram]) -> list[float]:
+    """Bytes that each pass of a chunk adds to what waits for backward, or lets go of."""
+    passes = passes_of(footprints_of(chunk), offloaded=False)
+    return [passes[what].leaves for what in Pass]
