@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import AnalyticalCostModel, ChosenSeconds, request_of, rises
+from tests.conftest import GPT, AnalyticalCostModel, ChosenSeconds, request_of, rises
 from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.forecast import forecast, predict
 from traincast.report import Report
@@ -219,8 +219,8 @@ def test_a_calibration_that_names_no_runtime_holds_for_all() -> None:
 def test_a_calibration_as_the_documents_show_it_can_be_used(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "dgx-h100"\n\n[calibration]\ngemm = 1.08\n', encoding="utf-8")
-    asked = {"global_batch": 1024, "strategy": "dp=8", "seq": 128, "cost_model": AnalyticalCostModel()}
-    slower = predict("bert-base", cluster=str(path), **asked).report  # type: ignore[arg-type]
-    plain = predict("bert-base", cluster="dgx-h100", **asked).report  # type: ignore[arg-type]
+    asked = {"global_batch": 1024, "strategy": "dp=8", "cost_model": AnalyticalCostModel()}
+    slower = predict(GPT, cluster=str(path), **asked).report  # type: ignore[arg-type]
+    plain = predict(GPT, cluster="dgx-h100", **asked).report  # type: ignore[arg-type]
     assert slower.step_s > plain.step_s
     assert slower.low_s < slower.step_s < slower.high_s
