@@ -14,12 +14,15 @@ from benchmarks import figures, plots, words
 from benchmarks.figures import Errors, Row, covered, errors, grouped
 from benchmarks.worst import Reasons, worst
 from traincast import __version__
+from traincast.validate.outcome import kind
 
 _WORST: Final = 15
 _FEWEST_TO_PICK: Final = 3
 _MODES_DIFFER: Final = 1.2
 _LONGEST: Final = 100
 _RANDOM: Final = "at random"
+_UNSTATED: Final = " not stated"
+_OPTIMIZER: Final = f"optimizer{_UNSTATED}"
 _TWO_WORDS: Final = ("transformer-xl", "gpt-oss")
 _PLOTTED: Final = (("zero_shot", "zero-shot"), ("calibrated", "calibrated"))
 _TABLES: Final = {
@@ -61,6 +64,7 @@ def page(study: Mapping[str, Any], *, fits: Mapping[str, float], folder: str) ->
                 _picking(steps),
                 _memory(steps, fits),
                 _misses(study, steps, other),
+                _assumed(rows),
                 _skipped(study),
                 words.ADVICE,
                 words.OWN_RUNS,
@@ -441,6 +445,22 @@ def _miss(row: Row, reasons: Reasons) -> list[str]:
     inside = "–" if row.get("low") is None else "yes" if row["low"] <= row["measured"] <= row["high"] else "no"
     times = [_seconds(row[name]) for name in ("measured", "calibrated")]
     return [row["source"], str(row["index"]), run, *times, error, inside, "; ".join(reasons.of(row)) or "not known"]
+
+
+def _assumed(rows: Sequence[Row]) -> str:
+    """What the rows of each source left open, the most frequent first."""
+    parts = ["## What rows left open", words.ASSUMED.strip()]
+    for table, title in _TABLES.items():
+        lines = []
+        for source, group in _by_source(row for row in rows if row["table"] == table and "assumed" in row):
+            kinds = Counter(what for row in group for what in dict.fromkeys(map(kind, row["assumed"])))
+            some = sum(any(kind(text) != _OPTIMIZER for text in row["assumed"]) for row in group)
+            said = ", ".join(f"{what.removesuffix(_UNSTATED)} ({count:,})" for what, count in kinds.most_common())
+            lines.append([source, f"{len(group):,}", f"{some:,}", said.replace("|", "/")])
+        if lines:
+            columns = ["source" if table == "steps" else "family", "runs", "with more open than the optimizer", "open"]
+            parts += [f"{title}:", _table(columns, lines, numbers=(1, 2))]
+    return "\n\n".join(parts) if len(parts) > 2 else ""
 
 
 def _skipped(study: Mapping[str, Any]) -> str:

@@ -115,7 +115,8 @@ def _source(row: Row) -> str:
 
 
 def _measured_dp(index: int, row: Row) -> Measured:
-    return Measured(index=index, request=dp_steps.request_of(row), seconds=dp_steps.measured_seconds(row))
+    reading, seconds = dp_steps.read_row(row), dp_steps.measured_seconds(row)
+    return Measured(index=index, request=reading.request, seconds=seconds, assumed=reading.assumed)
 
 
 def _prepare(  # noqa: PLR0917
@@ -144,6 +145,7 @@ def _prepare(  # noqa: PLR0917
             "measured": run.seconds,
             "measured_memory": run.measured.memory_bytes,
             "predicted_memory": run.predicted_memory,
+            "assumed": list(run.measured.assumed),
             "parts": {name: seconds for name, seconds in run.by_part.items() if seconds > 0.0},
         }
         runs.append(run)

@@ -60,6 +60,11 @@ A number in brackets is that of runs, where it is not all of them: fewer than fo
 fit to, and a group with a single model has no unseen one.
 """
 
+ASSUMED: Final = """\
+Few sources state everything that a forecast needs. What is left open is filled in as the last section of this page says, and
+`validate` lists it for every row. A number in brackets counts the runs that leave that open.
+"""
+
 ADVICE: Final = """\
 ## What to make of it
 
@@ -102,22 +107,46 @@ Blank, or `?`, means not stated. More columns do no harm.
 
 | column | meaning |
 |---|---|
-| `source` | what errors are grouped by; never used for anything else |
-| `framework` | as in the `frameworks` of a [runtime](runtimes.md) |
-| `model` | a name; used where dimensions are blank |
+| `source` | what errors are grouped by; also tells whether a shipped calibration may have been fitted to the row |
+| `framework` | as in the `frameworks` of a [runtime](runtimes.md), alone or within a text (`PyTorch FSDP 2.4`) |
+| `model` | a name of the zoo; any name where dimensions are stated |
 | `n_layers`, `hidden`, `heads`, `kv_heads`, `ffn`, `vocab`, `params_b` | dimensions; parameters in billions |
 | `seq` | tokens per sample |
 | `gpu`, `hardware`, `n_gpus`, `gpus_per_node`, `interconnect` | device and machine, in any usual spelling |
 | `dp`, `tp`, `pp`, `cp`, `ep`, `vp` | degrees |
-| `zero`, `sp`, `recompute` | 0 to 3; 0 or 1; `none`, `selective` or `full`. Blank: the runtime's habit |
+| `strategy` | all of them in one text instead, as `predict` takes it |
+| `zero`, `sp`, `recompute` | 0 to 3; 0 or 1; `none`, `selective` or `full` |
+| `schedule` | of the pipeline: `1f1b`, `interleaved`, `gpipe` and so on |
 | `micro_batch`, `grad_accum`, `global_batch` | samples per microbatch; microbatches; samples per step |
-| `precision` | as in `bf16`, `amp_bf16`, `FP8` |
+| `precision` | see below |
+| `optimizer` | `adamw`, `sgd` and so on |
 | `notes` | "no optimizer" leaves the optimizer out |
 | `status` | `ok`, or `failed…` for a run that did not fit |
-| `step_time_s` | measured seconds per step |
-| `mem_gb` | measured peak memory in GB (1e9 bytes), if known |
+| `step_time_s` | measured seconds per step; where it is blank, it follows from `tokens_per_s_per_gpu` |
+| `mem_gb`, `mem_unit` | measured peak memory, in GiB (1024³ bytes) unless `mem_unit` says `GB`, `MiB`, `MB` or `B` |
 
-Required: `source`, `gpu`, `n_gpus`, `dp`, `tp`, `pp`, `micro_batch`, `seq`, `step_time_s`.
+Required columns, blank or not: `source`, `gpu`, `n_gpus`, `seq`, `step_time_s`.
+
+Precisions are read by what they compute in. `bf16`, `fp16`, `fp32` and `tf32` may be spelled `bfloat16`, `float16`, `half` and so on.
+With `amp`, `mixed` or `autocast` beside it, a half precision keeps fp32 weights. `fp8`, `float8`, `mxfp8`, `e4m3` in any scaling
+(`float8 rowwise`, `fp8-delayed`) are fp8 products; `nvfp4`, `mxfp4`, `fp4` are nvfp4 products. A row with any other
+precision is skipped.
+
+What a row leaves open is filled in, and each row's `assumed` says how:
+
+| left open | taken |
+|---|---|
+| `recompute`, `zero`, `sp` | the habit of the runtime |
+| `micro_batch` and `grad_accum`; or the whole strategy | what `predict` chooses |
+| `framework`, `precision` | what `predict` takes for such a model; `fsdp` for sharded parameters, `torchtitan` for PyTorch with `tp` or `pp` |
+| the variant of the device, the network, `gpus_per_node` | the most common variant; the usual node of the device |
+| `seq`, `vocab`, `ffn`, `kv_heads` | the family's or the model's own |
+| `heads`, `n_layers`, `hidden` | a usual shape with `params_b` parameters, if the name tells the family |
+| `schedule`, `vp`, `ep`, `optimizer` | `1f1b`, or interleaved where `vp` is stated; 1; 1; AdamW |
+
+A row is skipped, with the reason, if its device or precision is not known, its global batch neither stated nor derivable, or its
+figures contradict one another. `zero`, microbatches and devices that do not go together are such a contradiction, and so is a
+`params_b` that is more than 1.5 times off.
 
 **`dp-steps`**: one data-parallel training step of any other model per row.
 
@@ -129,12 +158,15 @@ Required: `source`, `gpu`, `n_gpus`, `dp`, `tp`, `pp`, `micro_batch`, `seq`, `st
 | `gpu_model`, `gpu_mem_gb`, `system` | device and machine |
 | `n_gpus`, `n_nodes`, `gpus_per_node` | counts |
 | `precision` | as above |
-| `batch_per_gpu`, `grad_accum` | samples per microbatch and GPU; microbatches |
-| `seq_len` | tokens per sample, for sequence models |
+| `batch_per_gpu`, `grad_accum`, `global_batch` | samples per microbatch and GPU; microbatches; samples per step |
+| `seq_len`, `input_resolution` | tokens per sample, for sequence models; `224x224`, for images |
 | `parallelism` | rows with embedding parallelism are skipped |
-| `step_time_s`, `microstep_time_s` | measured seconds per step; of one microbatch, compared where `grad_accum` is blank |
+| `step_time_s`, `microstep_time_s` | measured seconds per step; of one microbatch, compared where `grad_accum` is blank. Where both are blank, they follow from `throughput_samples_per_s` |
 
 Required: `model`, `gpu_model`, `n_gpus`, `precision`, `batch_per_gpu`, `step_time_s`.
+
+Models and schedules that are Python code (`package.module:factory`) are refused in a table, because whoever wrote the file could then
+run anything on your machine. If you trust it, `--allow-code` lets them run.
 """
 
 

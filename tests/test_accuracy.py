@@ -17,7 +17,7 @@ from benchmarks.worst import Reasons, worst
 SECTIONS = (
     "What is compared", "Errors on measured runs", "Errors taken apart", "A source left out",
     "With and without the learned correction", "How many runs a calibration needs", "Picking the best strategy",
-    "Memory", "The worst cases", "Rows that were skipped, and why", "Compare with your own runs",
+    "Memory", "The worst cases", "What rows left open", "Rows that were skipped, and why", "Compare with your own runs",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def row(index: int, **changes: Any) -> dict[str, Any]:
         "moe": False,
         "stall_chance": 0.2,
         "measured": measured,
+        "assumed": ["optimizer not stated: adamw", *(["zero not stated: 1"] if index == 1 else [])],
         "measured_memory": 40e9,
         "predicted_memory": 42e9,
         **{name: factor * measured for name, factor in forecast.items()},

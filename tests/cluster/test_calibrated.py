@@ -124,6 +124,7 @@ def test_a_file_that_extends_a_calibrated_one_is_calibrated_until_it_says_otherw
         ("intra_latency_s = -1e-6", "intra_latency_s"),
         ("runs = 2.5", "runs"),
         ("runtimes = 'megatron'", "runtimes"),
+        ("low = 1.3\nhigh = 1.2", "low = 1.3 is above high = 1.2"),
         ("nodes = [4]", "the fewest and the most"),
         ("nodes = [8, 2]", "the fewest and the most"),
         ("nodes = [0, 2]", "nodes"),

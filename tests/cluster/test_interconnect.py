@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.cluster import Cluster, find_device, find_node
+from traincast.cluster import Cluster, find_device, find_node, load_device
+from traincast.cluster.interconnect import says_network
 from traincast.errors import RequestError
 
 
@@ -84,3 +85,18 @@ def test_the_name_of_a_machine_finds_its_node() -> None:
 def test_a_senseless_number_of_devices_is_refused(count: float) -> None:
     with pytest.raises(RequestError, match="devices per node"):
         find_node(find_device("A100"), count)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("network", "system", "says"),
+    [
+        ("NVLink4 / EFA", "", True),
+        ("8x HDR200 IB", "", True),
+        ("1600Gbps RoCE", "", True),
+        ("", "DGX-A100", True),
+        ("NVLink", "multi-node A100 cluster (variant/NIC not stated)", False),
+        ("", "", False),
+    ],
+)
+def test_a_network_is_stated_by_its_kind_its_rate_or_its_machine(network: str, system: str, says: bool) -> None:
+    assert says_network(load_device("a100-sxm4-80gb"), network, system=system) is says

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.cluster import find_device
+from traincast.cluster.match import open_variants
 from traincast.errors import UnknownNameError
 
 SPELLINGS: dict[str, list[str]] = {
@@ -123,3 +124,16 @@ def test_an_unknown_device_is_refused(text: str) -> None:
     with pytest.raises(UnknownNameError, match="unknown device") as caught:
         find_device(text)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_text_leaves_open_is_told() -> None:
+    assert open_variants("A100-SXM4") == ("a100-sxm4-80gb", "a100-sxm4-40gb")
+    assert open_variants("A100-SXM4", 40.0) == ("a100-sxm4-40gb",)
+    assert open_variants("H100") == ("h100-sxm5-80gb", "h100-pcie-80gb")
+    assert open_variants("H100", None, "DGX-H100") == ("h100-sxm5-80gb",)
+
+
+@pytest.mark.parametrize("text", ["BI-V100 (iluvatar)", "Gaudi2 (HL-225)", "Trainium1 NeuronCore-v2", "TPU v4"])
+def test_devices_of_other_makers_are_not_taken_for_ours(text: str) -> None:
+    with pytest.raises(UnknownNameError):
+        find_device(text)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import AnalyticalCostModel, ChosenSeconds, request_of, rises
+from tests.conftest import GPT, AnalyticalCostModel, ChosenSeconds, request_of, rises
 from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction, Stall
-from traincast.forecast import forecast
+from traincast.forecast import forecast, predict
 from traincast.report import Report
 from traincast.report.outlook import UNCALIBRATED, Look, correction_at, expect, look_at, unfamiliar
 from traincast.strategy import Request
@@ -202,3 +203,24 @@ def test_a_look_has_counts_as_logarithms_and_shares_in_tenths() -> None:
     for name, part in {**shares, "host": report.overhead_s}.items():
         assert named[name] == pytest.approx(10.0 * part / report.step_s, rel=1e-9, abs=1e-12), name
     assert (found.nodes, found.tensor_nodes, found.stages, found.messages) == (2, 1, 2, 4 * 2)
+
+
+def test_a_calibration_that_names_no_runtime_holds_for_all() -> None:
+    written_by_hand = Calibration(gemm=1.08, low=0.9, high=1.2)
+    found = expect(written_by_hand, look(nodes=64, stages=8), usual_s=1.0, stalled_s=1.0, runtime="megatron")
+    assert (found.low_s, found.high_s) == pytest.approx((0.9, 1.2))
+    assert found.warnings == ()
+    unmeasured = replace(CALIBRATION, runtimes=())
+    assert width(unmeasured, look(), runtime="any") == width(CALIBRATION, look())
+    (warning,) = expect(unmeasured, look(9.0), usual_s=1.0, stalled_s=1.0, runtime="any").warnings
+    assert warning.startswith("outside what this cluster was calibrated with: 512 nodes")
+
+
+def test_a_calibration_as_the_documents_show_it_can_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "dgx-h100"\n\n[calibration]\ngemm = 1.08\n', encoding="utf-8")
+    asked = {"global_batch": 1024, "strategy": "dp=8", "cost_model": AnalyticalCostModel()}
+    slower = predict(GPT, cluster=str(path), **asked).report  # type: ignore[arg-type]
+    plain = predict(GPT, cluster="dgx-h100", **asked).report  # type: ignore[arg-type]
+    assert slower.step_s > plain.step_s
+    assert slower.low_s < slower.step_s < slower.high_s

@@ -66,6 +66,15 @@ def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
         ("nanotron", "nanotron"),
         ("composer/FSDP", "fsdp"),
         ("TensorFlow2", "tensorflow"),
+        ("PyTorch FSDP 2.x", "fsdp"),
+        ("PyTorch Lightning (FSDP)", "fsdp"),
+        ("PyTorch FSDP2", "torchtitan"),
+        ("HF accelerate + FSDP", "fsdp"),
+        ("NeMo (PyTorch)", "megatron-bridge"),
+        ("PyTorch 1.13", "pytorch-1"),
+        ("PyTorch2.1", "pytorch"),
+        ("Megatron-LM 2.5", "megatron-2"),
+        ("Megatron-LM 23.04", "megatron"),
     ],
 )
 def test_a_framework_is_found_as_tables_spell_it(framework: str, name: str) -> None:

@@ -55,15 +55,14 @@ def test_a_table_is_in_another_unit_if_most_of_it_is() -> None:
     ],
 )
 def test_calibrate_refuses_a_table_in_another_unit_with_the_guess(
-    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    table(tmp_path, GOOD.replace(old, new), GOOD.replace(old, new))
-    code, out, err = run(["calibrate", "runs.csv", "--cluster", "dgx-a100", "-o", "out.toml"], capsys)
+    path = table(tmp_path, GOOD.replace(old, new), GOOD.replace(old, new))
+    code, out, err = run(["calibrate", str(path), "--cluster", "dgx-a100", "-o", str(tmp_path / "out.toml")], capsys)
     assert code == 2 and not out and said in err and err.count("\n") == 1
     assert not (tmp_path / "out.toml").exists()
     with pytest.raises(FileFormatError, match="convert the column"):
-        read_runs(tmp_path / "runs.csv", load_cluster("dgx-a100"))
+        read_runs(path, load_cluster("dgx-a100"))
 
 
 def test_single_rows_in_another_unit_are_left_out_with_the_guess(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def find_node(
     return _find_node(device, int(devices_per_node), (interconnect or "")[:1000], (system or "")[:1000])
 
 
+@lru_cache(maxsize=1024)
 def says_network(device: Device, interconnect: str, *, system: str = "") -> bool:
     """Whether the texts tell which network joins the nodes: by its kind, its rate, or a machine that is known."""
     said = normalise(f"{system} {interconnect}")

@@ -6,7 +6,7 @@ import math
 import re
 import tomllib
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -188,6 +188,7 @@ _HOSTS: Final = frozenset({"pytorch", "pytorch1", "accelerate"})
 """Spellings that only say what a framework is built on or started by: any other one in the same text says more."""
 
 
+@lru_cache(maxsize=256)
 def find_runtime(framework: str) -> Runtime:
     """The bundled runtime that says it covers ``framework``, as a measured table spells it.
 

@@ -16,7 +16,7 @@ from traincast.validate.tables import Row, RowError, figure, text, whole
 
 _POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
 _SAME_POWER: Final = 0.05
-_NVLINK: Final = re.compile(r"nvlink(?!\W*bridge)", re.IGNORECASE)
+_NVLINK: Final = re.compile(r"nvlink(?!.*(?:bridge|pair|pci))", re.IGNORECASE)
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:

@@ -58,6 +58,7 @@ def optimizer_name(graph: OperatorGraph) -> str:
     return next((op.name for op, _ in graph if op.phase is Phase.OPTIMIZER), "")
 
 
+@lru_cache(maxsize=1024)
 def zoo_name(written: str) -> str | None:
     """The zoo model that a table's spelling means, if there is one: ``Qwen3_30B_a3B``, ``DeepSeekV3``."""
     names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}

@@ -111,7 +111,7 @@ def forecast_row(
     ran = has_run(row)
     stated = memory_bytes(row) if ran else None
     if ran and stated is None and figure(row, "step_time_s") is None and figure(row, "tokens_per_s_per_gpu") is None:
-        raise RowError("neither step_time_s nor mem_gb is stated")
+        raise RowError("neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
     reading = read_row(row, cluster=cluster, allow_code=allow_code)
     request, by, assumed = reading.request, "", list(reading.assumed)
     memory = memory_of(row, stated, request.cluster.device, assumed)
