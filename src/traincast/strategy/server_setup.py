@@ -187,7 +187,7 @@ def setup_on(
     """
     workers = workers_of(cluster, strategy)
     nodes = []
-    for part in cluster.parts or (cluster,):
+    for part in (*(cluster.parts or (cluster,)), *cluster.hosts):
         bandwidth = part.inter_node.bandwidth * part.nics_per_node * (1.0 - busy_network)
         node = ServerNode(
             nic=replace(part.inter_node, bandwidth=bandwidth),
