@@ -258,7 +258,8 @@ def test_holistic_trace_analysis_reads_workers_and_servers(tmp_path: Path) -> No
     plan = timeline.plan
     waits = plan.category == Category.WAIT
     for rank in (0, 3, 4):
-        compute, communication = [], []
+        compute: Intervals = []
+        communication: Intervals = []
         for task in np.flatnonzero(~waits & (plan.category != Category.HOST)):
             if rank in plan.lanes[plan.lane_start[task] : plan.lane_start[task + 1]] // NUM_STREAMS:
                 into = communication if plan.category[task] == Category.COMMUNICATION else compute

@@ -161,7 +161,8 @@ class Cluster:
             )
         if not last:
             return replace(self, hosts=()) if self.hosts else self, self.hosts
-        stay, leave = [], []
+        stay: list[Cluster] = []
+        leave: list[Cluster] = []
         for part in self.parts or (self,):
             first = sum(p.num_nodes for p in (*stay, *leave))
             staying = min(part.num_nodes, max(0, self.num_nodes - last - first))
