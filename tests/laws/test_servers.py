@@ -128,6 +128,14 @@ def test_asynchronous_workers_of_speeds_one_and_two_make_one_and_two_updates() -
     assert run.step_s == pytest.approx(2 / 3 * COMPUTE_S, rel=1e-9)
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_worker_a_thousand_times_slower_leaves_the_rates_of_others_as_they_are(slow: int) -> None:
+    """All begin within a step of the fastest, whoever is the slow one."""
+    factors = tuple(1000.0 if worker == slow else 1.0 for worker in range(3))
+    run = simulate_servers(replace(setup(workers=3, link=FREE, asynchronous=True), worker_factors=factors), PIECES)
+    assert run.worker_steps_per_s == pytest.approx((2 + 1e-3) / COMPUTE_S, rel=1e-3)
+
+
 @pytest.mark.parametrize("kinds", [(0, 1), (1, 0), (0, 1, 1, 1)])
 def test_synchronous_workers_of_two_speeds_are_as_fast_as_the_slower(kinds: tuple[int, ...]) -> None:
     mixed = replace(setup(2, len(kinds), link=FREE), kind_of_worker=kinds)

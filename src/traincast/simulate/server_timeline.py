@@ -23,7 +23,7 @@ from traincast.simulate.timeline import Timeline
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
 from traincast.strategy.program import BlockProgram, Item
-from traincast.strategy.servers import Piece, Role, ServerSetup
+from traincast.strategy.servers import Piece, Role, ServerSetup, ServerTasks
 from traincast.strategy.template import Grain
 from traincast.work import HostUpdate, Transfer, Work
 
@@ -337,6 +337,7 @@ class _Drawing:
             np.stack([begins[waiter], last[before]], axis=1),
             np.stack([at[again], place[launched[again - 1]]], axis=1),
             np.stack([place[launched], at], axis=1),
+            place[_one_after_another(tasks, every)],
         ]
         whole = np.concatenate(pairs)
         return np.asarray(whole[(whole >= 0).all(axis=1)])
@@ -363,6 +364,16 @@ class _Drawing:
             microbatch=tasks.microbatch.astype(np.int32),
             labels=tuple(self.labels),
         )
+
+
+def _one_after_another(tasks: ServerTasks, every: _Tasks) -> Ints:
+    """Pairs of (message, the one before it): those between a worker and a server go one after the other, each way."""
+    message = np.flatnonzero((every.category == Category.COMMUNICATION) & (every.of >= 0))
+    of = every.of[message]
+    keys = np.stack([tasks.role[of].astype(np.int64), tasks.worker[of], tasks.server[of]])
+    order = np.lexsort((every.start[message], *keys))
+    same = (keys[:, order][:, 1:] == keys[:, order][:, :-1]).all(axis=0)
+    return np.stack([message[order[1:][same]], message[order[:-1][same]]], axis=1)
 
 
 def _names(programs: Sequence[BlockProgram]) -> list[str]:
