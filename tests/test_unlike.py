@@ -1,4 +1,4 @@
-"""Forecasts where ranks are not alike: unlike nodes, slow ranks, a busy network, parameter servers."""
+"""Forecasts where ranks are not alike: unlike nodes, slow ranks, a busy network; parameter servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import graph_of
 from traincast import predict
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
@@ -18,7 +19,7 @@ GPT = "gpt:layers=4,hidden=512,heads=8,vocab=1000,seq=256"
 
 def forecast(cluster: str | Cluster, strategy: str = "dp=16", conditions: Conditions | None = None) -> Forecast:
     return predict(
-        GPT, cluster=cluster, global_batch=64, strategy=strategy, runtime="pytorch", conditions=conditions,
+        graph_of(GPT), cluster=cluster, global_batch=64, strategy=strategy, runtime="pytorch", conditions=conditions,
         cost_model=AnalyticalCostModel(),
     )  # fmt: skip
 
@@ -110,6 +111,7 @@ def test_servers_report_how_stale_weights_are_and_how_full_their_network_is() ->
     assert waits.as_dict()["servers"]["mean_staleness"] == 0.0
 
 
-def test_servers_and_unlike_ranks_do_not_go_together() -> None:
-    with pytest.raises(RequestError, match="parameter servers"):
-        forecast("dgx-a100:2", "dp=16,servers=2", Conditions(jitter=0.1))
+def test_model_flops_of_a_mixed_cluster_are_told_from_the_peak_of_all_its_devices() -> None:
+    mixed, slow = (forecast(c).report for c in ("dgx-a100:1+dgx-h100:1", "dgx-a100:2"))
+    a100, h100 = (load_cluster(f"dgx-{name}").device.peak("bf16") for name in ("a100", "h100"))
+    assert mixed.mfu * mixed.step_s == pytest.approx(slow.mfu * slow.step_s * 2 * a100 / (a100 + h100))

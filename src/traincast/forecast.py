@@ -109,6 +109,7 @@ def predict(
         runtime=runtime,
         optimizer=optimizer,
         use_cache=use_cache,
+        hosts=True,
     )
     request = replace(request, strategy=_strategy(strategy, request, shard))
     result = forecast(request, cost_model=cost_model, conditions=conditions)
@@ -129,11 +130,15 @@ def make_request(
     runtime: str | Runtime | None = None,
     optimizer: bool = True,
     use_cache: bool = False,
+    hosts: bool = False,
 ) -> Request:
-    """Everything but the strategy, which is that of one device; what is not said is as usual for such a model."""
+    """Everything but the strategy, which is that of one device; what is not said is as usual for such a model.
+
+    With ``hosts``, a cluster's nodes may have no accelerators: parameter servers can stand there.
+    """
     if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
         raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
-    place = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    place = load_cluster(cluster, hosts=hosts) if isinstance(cluster, str) else cluster
     graph = load_model(model, seq=seq, use_cache=use_cache) if isinstance(model, str) else model
     return Request(
         graph=graph,

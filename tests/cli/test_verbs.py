@@ -56,6 +56,38 @@ def test_predict_shows_people_the_split_the_memory_and_the_path(capsys: pytest.C
     assert "job" not in shown
 
 
+CONDITIONS = ["--slow", "3=1.5", "--jitter", "0.05", "--seed", "7", "--busy-network", "0.3"]
+SAID = "rank 3 computes 1.5 times slower, jitter 0.05 (seed 7), others take 30 % of the network"
+
+
+@pytest.mark.parametrize("strategy", ["dp=16", "dp=16,servers=2", "dp=8,servers=2,server_nodes=1,async"])
+def test_conditions_stand_in_the_header_the_json_the_page_and_the_trace(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, strategy: str
+) -> None:
+    files = ["--trace", str(tmp_path / "t.json"), "--html", str(tmp_path / "p.html")]
+    shown = run(capsys, *PREDICT, "--strategy", strategy, *CONDITIONS, *files)
+    assert f"under conditions: {SAID}" in " ".join(shown.split())
+    assert SAID in (tmp_path / "p.html").read_text()
+    about = json.loads((tmp_path / "t.json").read_text())["otherData"]
+    said = run_json(capsys, *PREDICT, "--strategy", strategy, *CONDITIONS)["conditions"]
+    assert about["conditions"] == said
+    assert said["text"] == SAID
+    assert said["slow"] == [{"rank": 3, "factor": 1.5}]
+    assert (said["jitter"], said["seed"], said["busy_network"], said["share_links"]) == (0.05, 7, 0.3, False)
+
+
+def test_without_conditions_nothing_is_said_of_any(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "conditions" not in run(capsys, *PREDICT, "--strategy", "dp=16")
+    assert run_json(capsys, *PREDICT, "--strategy", "dp=16")["conditions"] is None
+
+
+def test_predict_says_where_servers_stand(capsys: pytest.CaptureFixture[str]) -> None:
+    beside = " ".join(run(capsys, *PREDICT, "--strategy", "dp=16,servers=2").split())
+    apart = " ".join(run(capsys, *PREDICT, "--strategy", "dp=8,servers=2,server_nodes=1").split())
+    assert "servers 2 beside the workers on nodes 0, 1" in beside
+    assert "servers 2 on node 1 of their own" in apart
+
+
 def test_a_model_that_does_not_fit_says_so_and_still_has_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["predict", "gpt3-175b", "--cluster", "dgx-a100", "--global-batch", "8", "--strategy", "dp=8"]
     report = run_json(capsys, *arguments)

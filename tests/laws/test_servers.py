@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from traincast.cluster import Link
 from traincast.errors import RequestError
+from traincast.simulate.server_waits import worker_times
 from traincast.simulate.servers import run_servers, simulate_servers
-from traincast.strategy.servers import Piece, Role, ServerSetup, lay_out, shards
+from traincast.strategy.servers import Piece, Role, ServerNode, ServerSetup, lay_out, shards
 
 FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)
 GIGABYTE = Link(name="one gigabyte per second", bandwidth=1e9, latency_s=0.0)
@@ -112,6 +113,106 @@ def test_a_slow_worker_holds_up_all_others_only_if_they_are_synchronous() -> Non
     assert apart.max_staleness >= 3 * 4
 
 
+TWICE = [
+    replace(p, elsewhere=(replace(p, forward_s=p.forward_s / 2, backward_s=p.backward_s / 2),))
+    for p in PIECES
+]  # fmt: skip
+"""The same pieces, and a second kind of device that computes twice as fast."""
+
+
+def test_asynchronous_workers_of_speeds_one_and_two_make_one_and_two_updates() -> None:
+    mixed = replace(setup(workers=2, link=FREE, asynchronous=True), kind_of_worker=(0, 1))
+    run = simulate_servers(mixed, TWICE, steps=40)
+    assert run.steps_per_s_by_worker == pytest.approx((1 / COMPUTE_S, 2 / COMPUTE_S), rel=1e-9)
+    assert run.worker_steps_per_s == pytest.approx((1 + 2) / COMPUTE_S, rel=1e-9)
+    assert run.step_s == pytest.approx(2 / 3 * COMPUTE_S, rel=1e-9)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_worker_a_thousand_times_slower_leaves_the_rates_of_others_as_they_are(slow: int) -> None:
+    """All begin within a step of the fastest, whoever is the slow one."""
+    factors = tuple(1000.0 if worker == slow else 1.0 for worker in range(3))
+    run = simulate_servers(replace(setup(workers=3, link=FREE, asynchronous=True), worker_factors=factors), PIECES)
+    assert run.worker_steps_per_s == pytest.approx((2 + 1e-3) / COMPUTE_S, rel=1e-3)
+
+
+@pytest.mark.parametrize("kinds", [(0, 1), (1, 0), (0, 1, 1, 1)])
+def test_synchronous_workers_of_two_speeds_are_as_fast_as_the_slower(kinds: tuple[int, ...]) -> None:
+    mixed = replace(setup(2, len(kinds), link=FREE), kind_of_worker=kinds)
+    assert simulate_servers(mixed, TWICE).step_s == pytest.approx(COMPUTE_S, rel=1e-9)
+    fast = replace(mixed, kind_of_worker=(1,) * len(kinds))
+    assert simulate_servers(fast, TWICE).step_s == pytest.approx(COMPUTE_S / 2, rel=1e-9)
+
+
+def test_a_pass_takes_what_its_device_or_its_host_takes() -> None:
+    """A factor slows the device alone: a host that is the slower one hides it."""
+    piece = Piece(forward_s=1.0, backward_s=2.0, nbytes=0.0, forward_host_s=1.5, backward_host_s=0.5)
+    assert piece.takes_s(1.0) == (1.5, 2.0)
+    assert piece.takes_s(1.2) == (1.5, 2.4)
+    slow = replace(setup(workers=1, link=FREE), worker_factors=(1.2,))
+    assert simulate_servers(slow, [piece]).step_s == pytest.approx(1.5 + 2.4)
+
+
+def nodes_of(chosen: ServerSetup, *nics: Link) -> tuple[ServerNode, ...]:
+    assert len(nics) == chosen.num_nodes
+    return tuple(
+        ServerNode(nic=nic, local=chosen.local, update_s_per_byte=chosen.update_s_per_byte) for nic in nics
+    )  # fmt: skip
+
+
+@BOTH
+def test_nodes_that_are_alike_change_nothing_to_the_last_digit(asynchronous: bool) -> None:
+    plain = setup(2, 4, asynchronous=asynchronous, workers_per_node=2, update_s_per_byte=1e-9)
+    told = replace(
+        plain, nodes=nodes_of(plain, *[GIGABYTE] * 4), kind_of_worker=(0, 1, 0, 1), worker_factors=(1.0,) * 4
+    )
+    same = [replace(p, elsewhere=(p,)) for p in PIECES]
+    assert simulate_servers(told, same) == simulate_servers(plain, PIECES)
+
+
+def test_every_node_sends_at_its_own_rate() -> None:
+    """Two workers on nodes of 1 and 4 GB/s, a server on an endless one: pushes and pulls of 1 GB each."""
+    base = setup(workers=2, asynchronous=True)
+    fast = Link(name="four", bandwidth=4e9, latency_s=0.0)
+    unlike = replace(base, nodes=nodes_of(base, GIGABYTE, fast, FREE))
+    run = simulate_servers(unlike, HUGE, steps=40)
+    assert run.steps_per_s_by_worker == pytest.approx((1 / 2, 4 / 2), rel=1e-6)
+    assert simulate_servers(replace(unlike, asynchronous=False), HUGE).step_s == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_server_on_slower_memory_updates_more_slowly() -> None:
+    base = setup(2, 1, link=FREE, own_nodes=True)
+    nodes = [replace(nodes_of(base, FREE, FREE, FREE)[0], update_s_per_byte=s) for s in (0.0, 1e-9, 3e-9)]
+    pieces = [Piece(forward_s=0.0, backward_s=0.1, nbytes=1e9), Piece(forward_s=0.0, backward_s=0.1, nbytes=1e9)]
+    # The second server holds the last piece: pushed after 0.1 s, updated for 3 s, pulled for the second forward.
+    assert simulate_servers(replace(base, nodes=tuple(nodes)), pieces).step_s == pytest.approx(0.1 + 3.0)
+
+
+def test_servers_are_spread_evenly_over_nodes_of_their_own() -> None:
+    chosen = setup(5, 4, server_nodes=3, workers_per_node=2)
+    assert [chosen.node_of_server(server) for server in range(5)] == [2, 2, 3, 3, 4]
+    assert chosen.num_nodes == 5
+    run = simulate_servers(chosen, PIECES)
+    assert run.nodes == (2, 2, 3, 3, 4)
+    assert run.own_nodes
+
+
+def test_messages_that_interfere_stretch_what_they_run_beside() -> None:
+    """Push and pull of 0.5 s run wholly behind 2 s of backward: each second together takes 1.5."""
+    pieces = [Piece(forward_s=0.0, backward_s=2.0, nbytes=0.0), Piece(forward_s=0.0, backward_s=1.0, nbytes=0.5e9)]
+    assert simulate_servers(setup(), pieces).step_s == pytest.approx(3.0)
+    stretched = simulate_servers(setup(interference=0.5), pieces)
+    assert stretched.step_s == pytest.approx(3.0 + 2 * 0.5 * 0.5)
+
+
+def test_everyone_waits_for_the_slow_worker_and_it_for_nobody() -> None:
+    slow = replace(setup(2, 3, update_s_per_byte=1e-9), worker_factors=(1.0, 3.0, 1.0))
+    times = worker_times(slow, PIECES, run_servers(slow, PIECES, steps=20))
+    assert times.for_worker.tolist() == [1, -1, 1]
+    assert times.computing_s.tolist() == pytest.approx([10 * COMPUTE_S, 30 * COMPUTE_S, 10 * COMPUTE_S])
+    assert times.for_worker_s[0] == pytest.approx(20 * COMPUTE_S, rel=0.02)
+
+
 def test_backward_hides_the_pushes_of_what_is_ready_early() -> None:
     """The last piece's gradient is ready first, and travels while backward goes on."""
     pieces = [Piece(forward_s=0.0, backward_s=1.0, nbytes=0.0), Piece(forward_s=0.0, backward_s=1.0, nbytes=0.5e9)]
@@ -187,6 +288,26 @@ def test_no_step_is_shorter_than_its_computation_and_no_nic_more_than_full(
         assert run.max_staleness == 0
 
 
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(
+    chosen=setups(),
+    sizes=st.lists(st.floats(0, 1e8), min_size=1, max_size=4),
+    factors=st.lists(st.floats(1, 5), min_size=4, max_size=4),
+    host_s=st.floats(0, 0.04),
+)
+def test_what_workers_do_adds_up_to_the_time_there_is(
+    chosen: ServerSetup, sizes: list[float], factors: list[float], host_s: float
+) -> None:
+    slowed = replace(chosen, worker_factors=tuple(factors[: chosen.workers]))
+    pieces = [Piece(forward_s=0.01, backward_s=0.02, nbytes=n, forward_host_s=host_s) for n in sizes]
+    times = worker_times(slowed, pieces, run_servers(slowed, pieces, steps=8))
+    parts = (times.computing_s, times.launching_s, times.bytes_s, times.others_s)
+    assert all((part >= -1e-12).all() for part in parts)
+    assert sum(parts) == pytest.approx(times.window_s)
+    assert (times.for_worker_s <= times.others_s + 1e-12).all()
+    assert chosen.asynchronous is False or (times.for_worker == -1).all()
+
+
 @BOTH
 def test_updates_wait_for_pushes_and_forward_for_pulls(asynchronous: bool) -> None:
     timeline = run_servers(setup(2, 3, asynchronous=asynchronous, update_s_per_byte=1e-9), PIECES, steps=3)
@@ -212,6 +333,9 @@ def test_each_step_has_the_same_tasks() -> None:
     [
         ({"servers": 0}, "servers is 0"),
         ({"worker_factors": (1.0,)}, "1 worker factors are given for 2 workers"),
+        ({"kind_of_worker": (0, 1, 1)}, "3 kinds of devices are given for 2 workers"),
+        ({"nodes": (ServerNode(nic=FREE, local=FREE, update_s_per_byte=0.0),)}, "1 descriptions of nodes .* 3 nodes"),
+        ({"interference": -1.0}, "interference is -1.0"),
         ({"local": Link(name="cut", bandwidth=0.0, latency_s=0.0)}, "link cut moves 0.0 bytes/s"),
     ],
 )

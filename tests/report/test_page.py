@@ -7,18 +7,20 @@ import re
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conftest import ChosenSeconds, request_of
+from tests.conftest import ChosenSeconds, graph_of, request_of
+from traincast import predict
 from traincast.errors import FileFormatError
 from traincast.report import JobForecast, Report, make_report, page
 from traincast.report.page import write_page
 from traincast.report.trace import STREAM_NAMES
-from traincast.simulate import Timeline, expand, simulate
+from traincast.simulate import Conditions, Timeline, expand, simulate
 from traincast.strategy import NUM_STREAMS, Category, Stream, lower
 from traincast.work import Launch, Work
 
@@ -200,6 +202,54 @@ def test_too_many_ranks_leave_some_of_every_stage(tmp_path: Path, monkeypatch: p
     assert line["num_rows"] == 8
     assert [(row["rank"], row["stage"]) for row in line["rows"]] == [(0, 0), (1, 0), (4, 1), (5, 1)]
     assert {lane["row"] for lane in line["lanes"]} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("strategy", ["dp=4,servers=2", "dp=4,servers=2,async"])
+def test_servers_have_rows_with_pushes_pulls_and_updates(tmp_path: Path, strategy: str) -> None:
+    made = predict(
+        graph_of(TINY), cluster="dgx-a100:2x2", global_batch=8, strategy=strategy, runtime="pytorch",
+        cost_model=ChosenSeconds(rule), conditions=Conditions(slow=((1, 2.0),), busy_network=0.25),
+    )  # fmt: skip
+    data = data_of(tmp_path / "page.html", made.report, made.detailed())
+    line = data["timeline"]
+    assert line["rows"] == [{"rank": n, "stage": 0} for n in range(4)] + [{"rank": 4 + n, "server": n} for n in (0, 1)]
+    assert line["num_servers"] == 2
+    lanes = {(lane["row"], lane["stream"]) for lane in line["lanes"]}
+    assert {(0, "compute"), (0, "push"), (0, "pull"), (0, "waiting"), (4, "push"), (4, "update"), (4, "pull")} <= lanes
+    assert "wait" in {line["categories"][c] for c in line["category"]}
+    # Messages that share a link are cut where one begins or ends: no two spans of a lane overlap.
+    assert min(line["gap"]) >= 0
+    assert made.request.strategy.asynchronous or max(line["count"]) > 1
+    assert data["report"]["conditions"]["text"] == "rank 1 computes 2 times slower, others take 25 % of the network"
+    assert data["report"]["servers"]["nodes"] == [0, 1]
+    assert data["report"]["servers"]["own_nodes"] is False
+
+
+def test_a_lane_is_as_long_in_use_with_messages_cut_as_it_was(tmp_path: Path) -> None:
+    made = predict(
+        graph_of(TINY), cluster="dgx-a100:2x2", global_batch=8, strategy="dp=4,servers=2", runtime="pytorch",
+        cost_model=ChosenSeconds(rule),
+    )  # fmt: skip
+    line = data_of(tmp_path / "page.html", made.report, made.timeline)["timeline"]
+    plan = made.timeline.plan
+    start, end = np.rint(made.timeline.start * 1e9), np.rint(made.timeline.end * 1e9)
+    for (row, stream), busy in busy_on_page(line).items():
+        number = next(s for s, name in STREAM_NAMES.items() if name == stream)
+        lane = row * NUM_STREAMS + int(number)
+        holds = np.array([lane in plan.lanes[a:b] for a, b in zip(plan.lane_start, plan.lane_start[1:], strict=False)])
+        edges = np.unique(np.concatenate([start[holds], end[holds]]))
+        used = sum(b - a for a, b in pairwise(edges) if ((start[holds] <= a) & (end[holds] >= b)).any())
+        assert busy == used
+
+
+def test_rows_of_servers_stay_when_there_are_many_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_ROWS", 4)
+    made = predict(
+        graph_of(TINY), cluster="dgx-a100:2x4", global_batch=8, strategy="dp=8,servers=3", runtime="pytorch",
+        cost_model=ChosenSeconds(rule),
+    )  # fmt: skip
+    rows = data_of(tmp_path / "page.html", made.report, made.timeline)["timeline"]["rows"]
+    assert [row["rank"] for row in rows] == [0, 1, 8, 9]
 
 
 def test_a_single_rank_has_a_page_too(tmp_path: Path) -> None:

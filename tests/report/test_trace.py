@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import ChosenSeconds, request_of, run
+from tests.conftest import ChosenSeconds, graph_of, request_of, run
+from traincast import predict
 from traincast.errors import FileFormatError, RequestError
+from traincast.forecast import Forecast
 from traincast.graph import Operator
 from traincast.report.trace import replacing, write_trace, write_traces
-from traincast.simulate import Timeline
+from traincast.simulate import Conditions, Timeline
 from traincast.strategy import NUM_STREAMS, Category, Stream, load_runtime
 from traincast.work import Collective, Launch, Transfer, Work
 
@@ -46,6 +48,14 @@ def timeline_of(strategy: str, *, grain: str = "operator", all_ranks: bool = Fal
     runtime = replace(load_runtime("megatron"), bucket_bytes=1.0)  # a bucket per block, to have something that overlaps
     request = request_of(strategy, model=TINY, global_batch=8, runtime=runtime)
     return run(request, model=ChosenSeconds(rule), grain=grain, all_ranks=all_ranks)[1]
+
+
+@cache
+def with_servers(strategy: str) -> Forecast:
+    return predict(
+        graph_of(TINY), cluster="dgx-a100:2x2", global_batch=8, strategy=strategy, runtime="pytorch",
+        cost_model=ChosenSeconds(rule), conditions=Conditions(slow=((3, 2.0),)),
+    )  # fmt: skip
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -187,6 +197,77 @@ def test_a_plan_of_segments_can_be_written_too(tmp_path: Path) -> None:
     kernels = complete(read(path), "kernel")
     assert {"forward", "backward", "optimizer"} <= {e["name"] for e in kernels}
     assert all(e["args"]["correlation"] > 0 for e in kernels)
+
+
+@pytest.mark.parametrize("strategy", ["dp=4,servers=2", "dp=4,servers=2,async"])
+def test_servers_have_processes_with_lanes_of_pushes_pulls_and_updates(tmp_path: Path, strategy: str) -> None:
+    path = tmp_path / "step.json"
+    forecast = with_servers(strategy)
+    write_trace(forecast.detailed(), path, about=forecast.report.summary())
+    content = read(path)
+    named = {
+        (e["name"], e["pid"], e["tid"]): e["args"]["name"]
+        for e in content["traceEvents"]
+        if e["ph"] == "M"
+        if "name" in e["args"]
+    }
+    assert [named["process_name", rank, 0] for rank in (3, 4, 5)] == ["rank 3 (stage 0)", "server 0", "server 1"]
+    lanes = {
+        pid: {name for (what, p, _), name in named.items() if what == "thread_name" and p == pid} for pid in (0, 4)
+    }
+    assert {"host", "compute", "push", "pull", "waiting"} <= lanes[0]
+    assert {"push", "pull", "update"} <= lanes[4]
+    kernels = complete(content, "kernel")
+    for pid, words in ((0, ("push layers.1", "pull layers.1")), (4, ("push", "pull", "update"))):
+        labels = {e["args"]["label"] for e in kernels if e["pid"] == pid}
+        assert all(any(label.startswith(word) for label in labels) for word in words)
+    waits = [e for e in complete(content, "user_annotation") if e["name"].startswith("waits for")]
+    assert {e["pid"] for e in waits} == {0, 1, 2, 3}
+    assert content["otherData"]["conditions"]["slow"] == [{"rank": 3, "factor": 2.0}]
+    assert content["otherData"]["strategy"].startswith("dp=4,servers=2")
+
+
+def test_messages_that_run_at_once_stand_on_lanes_beside_one_another(tmp_path: Path) -> None:
+    timeline = with_servers("dp=4,servers=2").detailed()
+    for path in write_traces(timeline, tmp_path / "traces"):
+        ends: dict[int, float] = {}
+        content = read(path)
+        for event in sorted(complete(content, "kernel"), key=lambda e: (e["tid"], e["ts"])):
+            assert event["ts"] >= ends.get(event["tid"], 0)
+            assert event["tid"] == event["args"]["stream"]
+            ends[event["tid"]] = event["ts"] + event["dur"]
+        if content["distributedInfo"]["rank"] == 4:  # the first server: several workers push at once
+            assert {tid % NUM_STREAMS for tid in ends} == {Stream.PUSH, Stream.PULL, Stream.UPDATE}
+            assert max(ends) >= NUM_STREAMS
+
+
+def test_a_trace_with_servers_refuses_ranks_that_have_no_row(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="rank 6: the plan has rows for 6 workers and servers, up to 5"):
+        write_trace(with_servers("dp=4,servers=2").detailed(), tmp_path / "step.json", ranks=[0, 6])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_holistic_trace_analysis_reads_workers_and_servers(tmp_path: Path) -> None:
+    from hta.trace_analysis import TraceAnalysis
+
+    timeline = with_servers("dp=4,servers=2").detailed()
+    write_traces(timeline, tmp_path / "traces", ranks=[0, 3, 4])
+    analysis = TraceAnalysis(trace_dir=str(tmp_path / "traces"))
+    times = analysis.get_temporal_breakdown(visualize=False).set_index("rank")
+    assert sorted(times.index) == [0, 3, 4]
+    plan = timeline.plan
+    waits = plan.category == Category.WAIT
+    for rank in (0, 3, 4):
+        compute: Intervals = []
+        communication: Intervals = []
+        for task in np.flatnonzero(~waits & (plan.category != Category.HOST)):
+            if rank in plan.lanes[plan.lane_start[task] : plan.lane_start[task + 1]] // NUM_STREAMS:
+                into = communication if plan.category[task] == Category.COMMUNICATION else compute
+                into.append((float(timeline.start[task]), float(timeline.end[task])))
+        assert times.loc[rank, "compute_time(us)"] == pytest.approx(length(compute) * 1e6, rel=0.02)
+        busy = length(compute + communication)
+        assert times.loc[rank, "non_compute_time(us)"] == pytest.approx((busy - length(compute)) * 1e6, rel=0.02)
+    assert list(analysis.get_profiler_steps()) == [0]
 
 
 def test_a_folded_plan_shows_any_rank_and_refuses_others(tmp_path: Path) -> None:

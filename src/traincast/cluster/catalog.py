@@ -120,13 +120,14 @@ def load_device(name: str) -> Device:
     return _build_device(_resolve(name, "device", Path(), _MAX_DEPTH).device, name)
 
 
-def load_cluster(spec: str) -> Cluster:
+def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
     """The cluster asked for as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, a node type or a TOML file.
 
-    Several, joined by ``+``, make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``.
+    Several, joined by ``+``, make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
+    may have no accelerators: ``dgx-a100:2+cpu-server:2``.
     """
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
-    return joined([_one_cluster(part) for part in parts])
+    return joined([_one_cluster(part) for part in parts], hosts=hosts)
 
 
 def _one_cluster(spec: str) -> Cluster:

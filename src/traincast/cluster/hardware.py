@@ -104,7 +104,8 @@ class Cluster:
 
     ``calibration`` is what measured runs taught beyond all this; without one, a forecast assumes what other clusters
     taught. A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
-    slowest of them, what a step that waits for everyone is bound by (see :func:`joined`).
+    slowest of them, what a step that waits for everyone is bound by (see :func:`joined`). ``hosts`` are nodes without
+    accelerators beside all others: parameter servers may stand there, ranks may not, and no count includes them.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Cluster:
     group_nodes: int = 1
     subset_bandwidth: tuple[float, ...] = ()
     parts: tuple[Cluster, ...] = ()
+    hosts: tuple[Cluster, ...] = ()
     calibration: Calibration | None = None
     source: str = ""
 
@@ -151,18 +153,23 @@ class Cluster:
         return replace(self, num_nodes=num_nodes)
 
     def split(self, last: int) -> tuple[Cluster, tuple[Cluster, ...]]:
-        """The cluster without its ``last`` nodes, and these, by kind and in order."""
-        if last >= self.num_nodes:
-            raise RequestError(f"{last} nodes are taken from {self.name}, which has {self.num_nodes}: one has to stay")
+        """The cluster without its ``last`` nodes, and these, by kind and in order; ``hosts`` are the very last."""
+        last -= sum(host.num_nodes for host in self.hosts)
+        if not 0 <= last < self.num_nodes:
+            raise RequestError(
+                f"{last} of the {self.num_nodes} nodes of {self.name} are taken beside those without accelerators: "
+                f"expected from 0 to {self.num_nodes - 1}"
+            )
         if not last:
-            return self, ()
-        stay, leave = [], []
+            return replace(self, hosts=()) if self.hosts else self, self.hosts
+        stay: list[Cluster] = []
+        leave: list[Cluster] = []
         for part in self.parts or (self,):
             first = sum(p.num_nodes for p in (*stay, *leave))
             staying = min(part.num_nodes, max(0, self.num_nodes - last - first))
             stay += [part.with_nodes(staying)] if staying else []
             leave += [part.with_nodes(part.num_nodes - staying)] if staying < part.num_nodes else []
-        return joined(stay), tuple(leave)
+        return joined(stay), (*leave, *self.hosts)
 
     def kinds(self) -> tuple[Cluster, ...]:
         """One cluster for each kind of node, as large as the whole and on its common network."""
@@ -192,8 +199,14 @@ class Cluster:
         return self.inter_node.bandwidth * self.nics_per_node / self.devices_per_node
 
 
-def joined(parts: Sequence[Cluster]) -> Cluster:
-    """One cluster of the nodes of all ``parts``, in this order; each may have only nodes of as many devices."""
+def joined(parts: Sequence[Cluster], *, hosts: bool = False) -> Cluster:
+    """One cluster of the nodes of all ``parts``, in this order; each may have only nodes of as many devices.
+
+    With ``hosts``, nodes without accelerators beside others that have them are put aside as such.
+    """
+    aside = [part for part in parts if part.device.architecture == "cpu"] if hosts else []
+    if 0 < len(aside) < len(parts):
+        return replace(joined([part for part in parts if part not in aside]), hosts=tuple(aside))
     if len(parts) == 1:
         return parts[0]
     sizes = sorted({part.devices_per_node for part in parts})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,9 @@ from traincast.strategy.plan import Category
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+_ROUNDING: Final = 1e-9
+"""Part of a step by which a task may seem to end after one that it released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +39,14 @@ def critical_tasks(timeline: Timeline) -> Ints:
     if not plan.num_tasks:
         return np.zeros(0, dtype=np.int64)
     before = _previous_on_lane(plan.lanes, np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start)))
-    path = []
+    path, within = [], _ROUNDING * timeline.step_s
     task = int(np.argmax(end))
     while True:
         path.append(task)
         lanes = before[plan.lane_start[task] : plan.lane_start[task + 1]]
         others = plan.predecessors[plan.predecessor_start[task] : plan.predecessor_start[task + 1]]
         candidates = np.concatenate([others, lanes[lanes >= 0]])
-        candidates = candidates[end[candidates] <= start[task]]
+        candidates = candidates[end[candidates] <= start[task] + within]
         if not len(candidates) or start[task] <= 0.0:
             break
         task = int(candidates[np.argmax(end[candidates])])

@@ -90,11 +90,12 @@ def forecast_job(
 def price_per_s(cluster: Cluster) -> float:
     """US dollars that a second of the whole cluster costs."""
     per_hour = cluster.price_per_node_hour * cluster.num_nodes or cluster.device.price_per_hour * cluster.num_devices
-    return per_hour / HOUR
+    return per_hour / HOUR + sum(price_per_s(host) for host in cluster.hosts)
 
 
 def power_w(cluster: Cluster, busy: float) -> float:
     """Watts of the whole cluster while devices compute a share ``busy`` of the time."""
     host = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
     # A device draws about a third of its rating when it waits.
-    return cluster.num_devices * cluster.device.tdp_w * (0.3 + 0.7 * busy) + host
+    devices = cluster.num_devices * cluster.device.tdp_w * (0.3 + 0.7 * busy)
+    return devices + host + sum(power_w(beside, 1.0) for beside in cluster.hosts)

@@ -271,6 +271,7 @@ def peak_flops(cluster: Cluster, dtype: str) -> float:
 def where(cluster: Cluster) -> str:
     """What a cluster is made of, in words."""
     parts = [f"{p.num_nodes} × {p.devices_per_node} {p.device.name}" for p in cluster.parts or (cluster,)]
+    parts += [f"{host.num_nodes} {host.name}" for host in cluster.hosts]
     return f"{cluster.name} ({' + '.join(parts)})"
 
 

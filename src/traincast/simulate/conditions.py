@@ -76,7 +76,7 @@ class Conditions:
                     f"rank {rank} is slow by a factor of {factor:g}: expected a number from 1 to {_MOST_SLOW:g}"
                 )
         if not 0.0 <= self.busy_network < 1.0:
-            raise RequestError(f"others take {self.busy_network:g} of the network: expected a share from 0 to below 1")
+            raise RequestError(f"others take {self.busy_network} of the network: expected a share from 0 to below 1")
         for name, value, most in (
             ("jitter", self.jitter, _MOST_JITTER),
             ("interference", self.interference, _MOST_INTERFERENCE),

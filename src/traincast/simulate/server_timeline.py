@@ -23,7 +23,7 @@ from traincast.simulate.timeline import Timeline
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
 from traincast.strategy.program import BlockProgram, Item
-from traincast.strategy.servers import Piece, Role, ServerSetup
+from traincast.strategy.servers import Piece, Role, ServerSetup, ServerTasks
 from traincast.strategy.template import Grain
 from traincast.work import HostUpdate, Transfer, Work
 
@@ -60,7 +60,7 @@ class ServerJob:
 
         There are rows for all workers, or for the first ``most`` of them and the slowest, and for all servers. A pass
         is one task, or with grain ``operator`` all of its works. Of these only the sums are known: each stands at the
-        end of its share of the pass, and launches run ahead as far as they can.
+        end of its share of the pass, and its launch as early in the pass as it can.
         """
         workers = range(self.setup.workers if most is None else min(most, self.setup.workers))
         return _Drawing(self, grain, sorted({*workers, self.slowest})).timeline()
@@ -157,7 +157,7 @@ class _Drawing:
         # What ends last, or first after the window, ends the critical path; a wait never does.
         order = np.lexsort((both.start, both.category == Category.WAIT, both.end))
         place = np.argsort(order)
-        plan = self._plan(both.taken(order), self._edges(every, place, launched))
+        plan = self._plan(both.taken(order), self._edges(every, launches, launched, place))
         start, end = (np.clip(column[order], since, until) - since for column in (both.start, both.end))
         return Timeline(plan=plan, start=start, end=end)
 
@@ -286,23 +286,24 @@ class _Drawing:
     def _launches(self, every: _Tasks) -> tuple[_Tasks, Ints]:
         """The launches of all works on devices, and the number of each such work.
 
-        Launches begin with their step and run ahead of the device; each ends before its work starts.
+        Launches begin with their pass and run ahead of the device; each ends before its work starts. The first waits
+        for what the pass waits for (``of``).
         """
         row, stream = np.divmod(every.lane, NUM_STREAMS)
         device = np.flatnonzero(stream == int(Stream.COMPUTE))
-        step = self.tasks.step[every.of[device]]
-        order = np.lexsort((every.start[device], step, row[device]))
-        device, step = device[order], step[order]
+        device = device[np.lexsort((every.start[device], self.job.run.start[every.of[device]], row[device]))]
         start, end = np.zeros(len(device)), np.zeros(len(device))
-        opens = np.flatnonzero(np.diff(row[device], prepend=-1) | np.diff(step, prepend=-1)).tolist()
-        for first, after in pairwise([*opens, len(device)]):
+        opens = np.flatnonzero(np.diff(every.of[device], prepend=-1))
+        for first, after in pairwise([*opens.tolist(), len(device)]):
             own = device[first:after]
             begins = max(self.window[0], float(self.job.run.start[every.of[own[0]]]))
             ready, spent = np.maximum(every.start[own], self.window[0]), np.cumsum(every.host_s[own])
             latest = np.minimum(begins, np.minimum.accumulate(ready - spent))
             end[first:after] = np.minimum(spent + latest, ready)
-            before = np.concatenate([[-np.inf], end[first : after - 1]])
+            before = np.concatenate([[begins], end[first : after - 1]])
             start[first:after] = np.maximum(before, end[first:after] - every.host_s[own])
+        of = np.full(len(device), _NONE, dtype=np.int64)
+        of[opens] = every.of[device[opens]]
         launches = _columns(
             np.maximum(start, self.window[0]),
             np.maximum(end, self.window[0]),
@@ -311,24 +312,35 @@ class _Drawing:
             category=int(Category.HOST),
             microbatch=every.microbatch[device],
             lane=row[device] * NUM_STREAMS + int(Stream.HOST),
+            of=of,
         )
         return launches, device
 
-    def _edges(self, every: _Tasks, place: Ints, launched: Ints) -> Ints:
+    def _edges(self, every: _Tasks, launches: _Tasks, launched: Ints, place: Ints) -> Ints:
         """Pairs of (task, what it waits for), by their place in the plan."""
         tasks = self.tasks
-        first, last = (np.full(len(tasks.role), _NONE, dtype=np.int64) for _ in range(2))
+        first, last, begins = (np.full(len(tasks.role), _NONE, dtype=np.int64) for _ in range(3))
         written = np.flatnonzero(every.of >= 0)
         written = written[np.argsort(place[written])]
         last[every.of[written]] = place[written]
         first[every.of[written[::-1]]] = place[written[::-1]]
+        at = place[len(every.start) :]
+        opens = np.flatnonzero(launches.of >= 0)
+        begins[launches.of[opens]] = at[opens]
         waiter = np.repeat(np.arange(len(first)), np.diff(tasks.predecessor_start))
         before = tasks.predecessors
         late = tasks.role[before] == Role.LATENCY  # stands for the one task that it follows
         before = np.where(late, tasks.predecessors[tasks.predecessor_start[before]], before)
-        pairs = np.stack([first[waiter], last[before]], axis=1)
-        starts = np.stack([place[launched], place[len(every.start) :]], axis=1)
-        return np.concatenate([pairs[(pairs >= 0).all(axis=1)], starts])
+        again = opens[1:][launches.lane[opens[1:]] == launches.lane[opens[1:] - 1]]  # a pass after another
+        pairs = [
+            np.stack([first[waiter], last[before]], axis=1),
+            np.stack([begins[waiter], last[before]], axis=1),
+            np.stack([at[again], place[launched[again - 1]]], axis=1),
+            np.stack([place[launched], at], axis=1),
+            place[_one_after_another(tasks, every)],
+        ]
+        whole = np.concatenate(pairs)
+        return np.asarray(whole[(whole >= 0).all(axis=1)])
 
     def _plan(self, tasks: _Tasks, edges: Ints) -> Plan:
         """The plan of all ``tasks``, in their order."""
@@ -352,6 +364,16 @@ class _Drawing:
             microbatch=tasks.microbatch.astype(np.int32),
             labels=tuple(self.labels),
         )
+
+
+def _one_after_another(tasks: ServerTasks, every: _Tasks) -> Ints:
+    """Pairs of (message, the one before it): those between a worker and a server go one after the other, each way."""
+    message = np.flatnonzero((every.category == Category.COMMUNICATION) & (every.of >= 0))
+    of = every.of[message]
+    keys = np.stack([tasks.role[of].astype(np.int64), tasks.worker[of], tasks.server[of]])
+    order = np.lexsort((every.start[message], *keys))
+    same = (keys[:, order][:, 1:] == keys[:, order][:, :-1]).all(axis=0)
+    return np.stack([message[order[1:][same]], message[order[:-1][same]]], axis=1)
 
 
 def _names(programs: Sequence[BlockProgram]) -> list[str]:

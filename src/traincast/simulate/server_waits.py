@@ -133,8 +133,9 @@ def worker_times(setup: ServerSetup, pieces: Sequence[Piece], timeline: ServerTi
     inside = (np.clip(timeline.end, *window) - np.clip(timeline.start, *window))[passes]
     worker = tasks.worker[passes]
     share = device_shares(setup, pieces)[worker, tasks.piece[passes], tasks.role[passes].astype(np.int64)]
-    held = np.bincount(worker, weights=inside, minlength=setup.workers)
-    computing = np.bincount(worker, weights=inside * share, minlength=setup.workers)
+    held, computing = np.zeros(setup.workers), np.zeros(setup.workers)
+    np.add.at(held, worker, inside)
+    np.add.at(computing, worker, inside * share)
     found = waits_within(setup, timeline, window)
     waited = np.zeros((setup.workers, len(Cause)))
     np.add.at(waited, (found.worker, found.cause), found.until - found.since)

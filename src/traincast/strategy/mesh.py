@@ -149,10 +149,17 @@ class Mesh:
 
 def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
     """The part of ``cluster`` that ranks stand on: all of it, but for nodes that hold parameter servers alone."""
-    if strategy.server_nodes >= cluster.num_nodes:
+    hosts = sum(host.num_nodes for host in cluster.hosts)
+    if strategy.server_nodes < hosts:
+        names = "+".join(f"{host.name}:{host.num_nodes}" for host in cluster.hosts)
         raise StrategyError(
-            f"server_nodes={strategy.server_nodes}, but {cluster.name} has {cluster.num_nodes} nodes in all and "
-            "workers need one at least; use more nodes, or fewer server_nodes"
+            f"server_nodes={strategy.server_nodes} with {names}: only parameter servers can stand on nodes without "
+            f"accelerators; set servers and server_nodes={hosts}, or leave these nodes out"
+        )
+    if strategy.server_nodes >= cluster.num_nodes + hosts:
+        raise StrategyError(
+            f"server_nodes={strategy.server_nodes}, but {cluster.name} has {cluster.num_nodes + hosts} nodes in all "
+            "and workers need one at least; use more nodes, or fewer server_nodes"
         )
     return cluster.split(strategy.server_nodes)[0]
 

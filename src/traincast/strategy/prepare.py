@@ -52,8 +52,9 @@ class Request:
 
 def for_workers(request: Request) -> Request:
     """``request`` without the nodes that hold parameter servers alone: what its ranks run on."""
-    if not request.strategy.server_nodes:
+    if not request.strategy.server_nodes and not request.cluster.hosts:
         return request
+    Mesh.of(request.strategy, request.cluster)  # refuses with the numbers of the whole
     cluster = workers_of(request.cluster, request.strategy)
     return replace(request, cluster=cluster, strategy=replace(request.strategy, server_nodes=0))
 

@@ -68,8 +68,9 @@ class ServerSetup:
     ``worker_factors`` how many times as long each computes. ``interference`` is the weight of a message on the
     device of its worker: beside computation both take 1 + weight as long.
 
-    Asynchronous workers begin at times spread over ``spread`` steps of a worker that is alone. Those that begin at once
-    and are exactly alike would push together and pull together for ever, and use their links one way at a time.
+    Asynchronous workers begin at times spread over ``spread`` steps of a worker that is alone, the fastest. Those that
+    begin at once and are exactly alike would push together and pull together for ever, and use their links one way at
+    a time.
     """
 
     servers: int
@@ -187,7 +188,7 @@ def setup_on(
     """
     workers = workers_of(cluster, strategy)
     nodes = []
-    for part in cluster.parts or (cluster,):
+    for part in (*(cluster.parts or (cluster,)), *cluster.hosts):
         bandwidth = part.inter_node.bandwidth * part.nics_per_node * (1.0 - busy_network)
         node = ServerNode(
             nic=replace(part.inter_node, bandwidth=bandwidth),

@@ -285,10 +285,18 @@ def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
 
 
 def _release(one: _Step, setup: ServerSetup, total: int) -> Floats:
-    """When the first task of each worker may start."""
+    """When the first task of each worker may start: spread over a step that computes as fast as the fastest worker."""
     release = np.zeros(total)
     if setup.asynchronous:
-        alone_s = sum(d for d, worker in zip(one.duration, one.worker, strict=True) if worker == 0)
+        computes = [0.0] * setup.workers
+        for seconds, worker, role in zip(one.duration, one.worker, one.role, strict=True):
+            computes[worker] += seconds if role <= Role.BACKWARD else 0.0
+        fastest = computes.index(min(computes))
+        alone_s = sum(
+            seconds
+            for seconds, worker, role in zip(one.duration, one.worker, one.role, strict=True)
+            if worker == (fastest if role <= Role.BACKWARD else 0)
+        )
         begins = [one.worker.index(worker) for worker in range(setup.workers)]
         release[begins] = np.arange(setup.workers) / setup.workers * setup.spread * alone_s
     return release
