@@ -1,6 +1,9 @@
 """Outputs shown in the documents, made anew: every ``console`` fence holds a command and what it prints.
 
-python -m benchmarks.outputs [FILE...]
+python -m benchmarks.outputs [--check] [FILE...]
+
+With ``--check`` nothing is written: fences that no longer show what their command prints are listed, and the exit code is
+1 if there are any. What a search says of its own speed may differ.
 """
 
 from __future__ import annotations
@@ -10,22 +13,54 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 FENCE: Final = re.compile(r"^```console\n\$ (?P<command>[^\n]*(?:\\\n[^\n]*)*)\n(?P<output>.*?)^```$", re.M | re.S)
 
+SPEED: Final = re.compile(r"^[\d.,]+ \w+, [\d.,]+( [kM])? strategies per CPU second", re.M)
+"""What a search says of its own speed: of the machine, not of the answer."""
+
 
 def main(arguments: list[str] | None = None) -> None:
-    """Rewrite the outputs in the files given, or in README.md and docs/."""
-    given = [Path(name) for name in (sys.argv[1:] if arguments is None else arguments)]
-    for path in given or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    """Rewrite, or check, the outputs in the files given, or in README.md and docs/."""
+    given = sys.argv[1:] if arguments is None else arguments
+    paths = [Path(name) for name in given if name != "--check"]
+    paths = paths or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    if "--check" in given:
+        stale = [line for path in paths for line in stale_outputs(path)]
+        print("\n".join(stale) or "all outputs are those of today")
+        sys.exit(1 if stale else 0)
+    for path in paths:
         text = path.read_text(encoding="utf-8")
         fresh = FENCE.sub(_with_output, text)
         if fresh != text:
             path.write_text(fresh, encoding="utf-8")
         print(f"{'rewritten' if fresh != text else 'unchanged'}: {path}")
+
+
+def stale_outputs(path: Path) -> list[str]:
+    """A line for every fence of ``path`` whose command prints something else today."""
+    found = []
+    for match in FENCE.finditer(path.read_text(encoding="utf-8")):
+        wrong = difference(match["output"], output_of(match["command"]))
+        found += [f"{path}: `{match['command']}`: {wrong}"] if wrong else []
+    return found
+
+
+def difference(shown: str, printed: str) -> str:
+    """The first line in which what is shown differs from what is printed; empty if none does."""
+    for old, new in zip_longest(_settled(shown), _settled(printed), fillvalue="nothing"):
+        if old != new:
+            return f"shows {old.strip()!r}, and prints {new.strip()!r}"
+    return ""
+
+
+def _settled(text: str) -> list[str]:
+    """The lines of an output without its speed and without blanks at their ends and its own."""
+    return "\n".join(line.rstrip() for line in SPEED.sub("", text).splitlines()).strip("\n").splitlines()
 
 
 def _with_output(match: re.Match[str]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from traincast.strategy.plan import NUM_STREAMS, Category, Stream
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+_ROUNDING: Final = 1e-12
+"""What is left of a step beyond this share is a wait; less is the rounding of sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +57,16 @@ def breakdowns(timeline: Timeline, rows: Iterable[int], communication: Floats) -
         inside = np.minimum(communication[plan.cost[lane.task]], duration)
         inside = np.where(category == Category.COMMUNICATION, duration, inside)
         own = duration - inside
-        waiting = max(0.0, timeline.step_s - float(duration.sum()))
         for_bytes, for_host = waits.of_lane(row, lane)
+        waiting = float((np.append(lane.start, timeline.step_s) - np.append(0.0, lane.end)).sum())
+        bubble = waiting - for_bytes - for_host
         found.append(
             Breakdown(
                 compute_s=float(own[~optimizing].sum()),
                 optimizer_s=float(own[optimizing].sum()),
                 exposed_communication_s=float(inside.sum()) + for_bytes,
                 overhead_s=for_host,
-                bubble_s=max(0.0, waiting - for_bytes - for_host),
+                bubble_s=bubble if bubble > _ROUNDING * timeline.step_s else 0.0,
             )
         )
     return found
