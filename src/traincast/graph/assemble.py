@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, Phase
 from traincast.graph.repeats import Repeat
 from traincast.graph.tensor import TensorSpec
 
 _NONE: Final = -1
+_Place: TypeAlias = tuple[int, int] | None
+"""A run, and which of its two traced repetitions."""
+
+
+class NotRepeatableError(Exception):
+    """Two traced repetitions of a block differ in a way that keeps one from standing for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +51,9 @@ def assemble(
 ) -> OperatorGraph:
     """Group ``records`` into blocks and merge the two traced repetitions of each run where they are equal."""
     crossing = _crossing(records)
-    _drop_given(records, repeats, crossing)
-    drafts, block_of = _forward_blocks(records, repeats, crossing)
+    places = _places(records, repeats, list(crossing))
+    _drop_given(records, places, crossing)
+    drafts, block_of = _forward_blocks(records, repeats, places, crossing)
     _place_backward(records, drafts, block_of)
     home = _homes(records, drafts, block_of)
     _place_optimizer(records, drafts, home)
@@ -100,12 +107,36 @@ def _crossing(records: Sequence[Record]) -> dict[int, set[int]]:
     return crossing
 
 
-def _drop_given(records: Sequence[Record], repeats: Sequence[Repeat], crossing: dict[int, set[int]]) -> None:
+def _places(records: Sequence[Record], repeats: Sequence[Repeat], forward: list[int]) -> dict[int, _Place]:
+    """The traced repetition that each forward record lies in, if any.
+
+    What the parent runs between two repetitions (``for layer in layers: x = relu(layer(x))``) belongs to the one before,
+    if it runs the same after the second; else one repetition cannot stand for all.
+    """
+    places = {i: _repetition(records[i].operator.scope, repeats) for i in forward}
+    for run in range(len(repeats)):
+        first, second = ([n for n, i in enumerate(forward) if places[i] == (run, which)] for which in (0, 1))
+        if not first or not second or first[-1] > second[0]:
+            continue
+        between = forward[first[-1] + 1 : second[0]]
+        after = forward[second[-1] + 1 :][: len(between)]
+        if [_alike(records[i], places[i]) for i in between] != [_alike(records[i], places[i]) for i in after]:
+            raise NotRepeatableError
+        places |= dict.fromkeys(between, (run, 0)) | dict.fromkeys(after, (run, 1))
+    return places
+
+
+def _alike(record: Record, place: _Place) -> object:
+    """What tells operators between repetitions apart."""
+    op = record.operator
+    return op.name, op.inputs, op.outputs, place
+
+
+def _drop_given(records: Sequence[Record], where: dict[int, _Place], crossing: dict[int, set[int]]) -> None:
     """Take out of ``crossing`` what every repetition is given from before the first and sends no gradient to.
 
     Masks and rotary tables do not travel from stage to stage of a pipeline: each makes its own.
     """
-    where = [_repetition(r.operator.scope, repeats) for r in records]
     users: dict[int, set[tuple[int, int]]] = {}
     for i in crossing:
         run = where[i]
@@ -117,7 +148,8 @@ def _drop_given(records: Sequence[Record], repeats: Sequence[Repeat], crossing: 
         run = where[i]
         if run is not None:
             both = {(run[0], 0), (run[0], 1)}
-            given = {p for p in alive if (where[p] is None or where[p][0] != run[0]) and both <= users.get(p, set())}
+            given = {p for p in alive if (at := where[p]) is None or at[0] != run[0]}
+            given = {p for p in given if both <= users.get(p, set())}
             alive -= given - differentiated
 
 
@@ -127,7 +159,7 @@ def _boundary(records: Sequence[Record], crossing: dict[int, set[int]], last: in
     )
 
 
-def _repetition(scope: str, repeats: Sequence[Repeat]) -> tuple[int, int] | None:
+def _repetition(scope: str, repeats: Sequence[Repeat]) -> _Place:
     """``(run, 0 or 1)`` of the traced repetition that ``scope`` lies in, if any."""
     for run, repeat in enumerate(repeats):
         for which in (0, 1):
@@ -137,15 +169,18 @@ def _repetition(scope: str, repeats: Sequence[Repeat]) -> tuple[int, int] | None
 
 
 def _forward_blocks(
-    records: Sequence[Record], repeats: Sequence[Repeat], crossing: dict[int, set[int]]
+    records: Sequence[Record],
+    repeats: Sequence[Repeat],
+    places: dict[int, _Place],
+    crossing: dict[int, set[int]],
 ) -> tuple[list[_Draft], dict[int, int]]:
     """Cut the forward pass at repetitions and, between them, wherever a single tensor crosses."""
     drafts: list[_Draft] = []
     block_of: dict[int, int] = {}
-    current: tuple[int, int] | None = None
+    current: _Place = None
     open_block = False
     for i, alive in crossing.items():
-        where = _repetition(records[i].operator.scope, repeats)
+        where = places[i]
         if not open_block or where != current:
             scope = records[i].operator.scope
             if where is not None:

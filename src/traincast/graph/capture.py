@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
-from traincast.graph.assemble import Record, assemble
+from traincast.graph.assemble import NotRepeatableError, Record, assemble
 from traincast.graph.aten import FREE, KIND_OF
 from traincast.graph.fixed import dtype_of, fixed_tensors, owned_tensors
 from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
@@ -56,7 +56,7 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
         try:
             with _quiet():
                 return _trace(traceable, name=name, fold=fold, half=half, progress=progress)
-        except _NotRepeatableError:
+        except NotRepeatableError:
             continue
         except TraincastError:
             raise
@@ -81,13 +81,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _NotRepeatableError(Exception):
-    """Two traced repetitions of a block took different inputs, so one cannot stand for all."""
-
-
-def _trace(
-    traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None
-) -> OperatorGraph:
+def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -112,7 +106,7 @@ def _trace(
             recorder.differentiate()
             loss.backward()
         if not recorder.repeats_agree():
-            raise _NotRepeatableError
+            raise NotRepeatableError
         _record_optimizer(recorder, module, traceable.optimizer)
     graph = assemble(
         name=name,

@@ -114,7 +114,7 @@ def _fold(
 
 
 def _signature(module: torch.nn.Module) -> object:
-    """Everything that could make two modules trace differently: classes, shapes, plain settings."""
+    """Everything that could make two modules trace differently: classes, shapes, what is frozen, plain settings."""
     settings = tuple(
         sorted(
             (name, value)
@@ -124,7 +124,7 @@ def _signature(module: torch.nn.Module) -> object:
             and name not in _POSITIONAL
         )
     )
-    own = tuple((n, tuple(p.shape), p.dtype) for n, p in module.named_parameters(recurse=False))
+    own = tuple((n, tuple(p.shape), p.dtype, p.requires_grad) for n, p in module.named_parameters(recurse=False))
     buffers = tuple((n, tuple(b.shape), b.dtype) for n, b in module.named_buffers(recurse=False))
     children = tuple((n, _signature(c)) for n, c in module.named_children())
     return (type(module).__qualname__, module.extra_repr(), settings, own, buffers, children)

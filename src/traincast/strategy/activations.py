@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from traincast.graph import Block, DType, Operator, OpKind
 from traincast.strategy.attention import unfused_saved
 from traincast.strategy.cut import saved_fraction
+from traincast.strategy.liveness import Needs, most_beside
 from traincast.strategy.plan import Group
 from traincast.strategy.sharding import Role
 from traincast.strategy.strategy import Recompute
@@ -82,26 +83,28 @@ def footprint(
 
     kept = builder.once(("kept", block.forward, selective), all_kept)
     own = sum(k.nbytes for k in kept)
-    before, working, deferred, products = builder.once(
+    before, deferred, products = builder.once(
         ("needs", block.forward, block.backward),
         lambda: (
             max((_forward(builder, i) for i in block.forward), default=0.0),
-            max((_backward(builder, item, repeated=block.repeated) for item in backward), default=0.0),
             _deferred(builder, block),
             _products(builder, block),
         ),
     )
+    working = builder.once(
+        ("working", block.forward, block.backward, selective),
+        lambda: most_beside(_needs(builder, block, selective=selective), arrives=boundary),
+    )
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
     around = builder.runtime.tensor_buffers * gathered
-    if block.repeated:
-        around += boundary  # the gradient that goes past a branch, to be added to the branch's own
+    past = boundary if block.repeated else 0.0  # what goes past a branch, to be added to the branch's own
     if recompute == "full":
         kept = (Kept(label=f"{labels[0].partition(':')[0]} input" if labels else "input", nbytes=boundary),)
-        working += own
+        working += own - (boundary if _keeps_input(builder, block) else 0.0)
     return Footprint(
         kept=kept,
-        forward=before + around,
+        forward=before + around + past,
         backward=working + around,
         deferred=deferred,
         products=products,
@@ -141,21 +144,45 @@ def _forward(builder: ProgramBuilder, index: int) -> float:
     return max(0.0, sum(t.nbytes for t in op.outputs) - kept)
 
 
-def _backward(builder: ProgramBuilder, item: Item, *, repeated: bool) -> float:
-    """What one backward operator needs beside what is kept: the gradient it gets, and its results.
+def _keeps_input(builder: ProgramBuilder, block: Block) -> bool:
+    """Whether the block keeps its input for backward: recomputed, it has it already."""
+    first = builder.graph.operators[block.forward[0]]
+    return any(t.numel == own.numel for t in first.saved for own in first.inputs[:1] if t.batch_dim is not None)
 
-    Gradients of weights are counted here only where they are let go of at once, because they are added to a sum.
+
+def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Needs]:
+    """What each backward operator of ``block`` reads, writes, needs and lets go of.
+
+    Gradients of weights are counted only where they are let go of at once, because they are added to a sum.
     """
-    op = item.work
-    if not isinstance(op, Operator) or not op.inputs:
-        return 0.0
-    if _is_loss(op):
-        return _logits(builder, op)
-    if item.weight or all(t.batch_dim is None for t in op.inputs):
-        stays = {"none": False, "shapes": repeated, "all": True}[builder.runtime.gradient_copies]
-        return op.inputs[0].nbytes + (0.0 if stays else op.bytes_written)
-    read = op.inputs if op.kind is OpKind.COPY else op.inputs[:1]
-    return sum(t.nbytes for t in read) + op.bytes_written
+    graph = builder.graph
+    position = {i: n for n, i in enumerate(block.backward)}
+    last = {graph.forward_of[i]: i for i in block.backward}
+    frees = {i: _kept_by(builder, source, selective=selective) for source, i in last.items() if source in block.forward}
+    stays = {"none": False, "shapes": block.repeated, "all": True}[builder.runtime.gradient_copies]
+    found = []
+    for i, n in position.items():
+        op = builder.cut(i)
+        sources = [p for p in builder.gradient_sources.get(i, ()) if p != i]
+        reads = tuple(position[p] for p in sources if position.get(p, n) < n)
+        writes = sum(t.nbytes for t in op.outputs if t.batch_dim is not None)
+        needs = 0.0 if stays else sum(t.nbytes for t in op.outputs if t.batch_dim is None)
+        least = 0.0
+        if _is_loss(op):  # runtimes differ in how often they hold logits
+            writes, needs, least = 0.0, 0.0, _logits(builder, op)
+        elif op.name.endswith("_"):  # in place
+            writes = 0.0
+        found.append(
+            Needs(
+                reads=reads,
+                given=len(reads) < len(sources),
+                writes=writes,
+                needs=needs,
+                frees=frees.get(i, 0.0),
+                least=least,
+            )
+        )
+    return found
 
 
 def _is_loss(op: Operator) -> bool:

@@ -139,6 +139,20 @@ class ProgramBuilder:
         found: T = self.made[key]
         return found
 
+    @property
+    def gradient_sources(self) -> Mapping[int, list[int]]:
+        """Of every backward operator the backward operators whose results it reads."""
+
+        def find() -> dict[int, list[int]]:
+            backward = {i for block in self.graph.blocks for i in block.backward}
+            found: dict[int, list[int]] = {}
+            for source, target in self.graph.edges:
+                if source in backward and target in backward:
+                    found.setdefault(target, []).append(source)
+            return found
+
+        return self.once(("gradient sources",), find)
+
     def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
         """The program of ``block``, recomputed as the strategy says or as ``recompute`` does."""
         forward = self.once(("forward", block.forward), lambda: list(self._forward(block)))
