@@ -14,6 +14,7 @@ from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
+from traincast.estimate.limits import above_limits
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
@@ -215,7 +216,8 @@ def forecast(
     if request.strategy.servers:  # they make the updates
         request = replace(request, optimizer=False)
     lowered = lower(request, grain=grain if alike else "operator")
-    estimates = _estimate(model, lowered.plan.works, request.cluster)
+    works = lowered.plan.works
+    estimates = above_limits(_estimate(model, works, request.cluster), works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
     if alike:
         report = make_report(request, lowered, estimates, timeline)
@@ -226,6 +228,7 @@ def forecast(
         report = replace(report, waits=waits_of(timeline))
     if request.strategy.servers:
         report = with_servers(report, request, model)
+        report = replace(report, low_s=max(report.low_s, min(report.floor_s, report.step_s)))
     return Forecast(
         report=report,
         request=request,

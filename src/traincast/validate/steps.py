@@ -17,9 +17,11 @@ from traincast.forecast import forecast
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime, parse_strategy
+from traincast.strategy.fitting import at_share, factor
 from traincast.strategy.memory import reported
 from traincast.strategy.strategy import Recompute
 from traincast.units import GIB
+from traincast.validate.failures import failed_otherwise
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.tables import Row, RowError, number, read_table, text, whole
 
@@ -66,13 +68,16 @@ def validate_steps(
     that calibration taught.
     """
     rows = read_table(path, needs=_NEEDS if cluster is None else NEEDS_ON_A_CLUSTER)
-    return judge(
+    judged = judge(
         rows,
         lambda index, row: forecast_row(index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated),
         source=lambda row: text(row, "source") or "unknown",
         with_memory=True,
         progress=(lambda done: progress(done, len(rows))) if progress else None,
     )
+    otherwise = failed_otherwise(rows, [_ran(row) for row in rows])
+    pairs = zip(judged.rows, otherwise, strict=True)
+    return replace(judged, rows=tuple(replace(row, failed_otherwise=found) for row, found in pairs))
 
 
 def forecast_row(
@@ -87,7 +92,7 @@ def forecast_row(
 
     A run that failed, and that the strategy itself rules out, counts as forecast not to fit.
     """
-    ran = not any(word in text(row, "status").lower() for word in ("fail", "oom", "error"))
+    ran = _ran(row)
     measured = number(row, "step_time_s") if ran else None
     memory = number(row, "mem_gb")
     outcome = Outcome(
@@ -103,16 +108,25 @@ def forecast_row(
     except StrategyError as error:
         if ran:
             raise
-        return _with(outcome, fits=False, reason=str(error))
+        return _with(outcome, fits=False, fits_probability=0.0, reason=str(error))
+    memories, runtime = made.lowered.memory, request.runtime
     return _with(
         outcome,
         predicted=made.report.step_s,
         low=made.report.low_s,
         high=made.report.high_s,
         fits=made.report.fits,
+        fits_probability=made.report.fits_probability,
         measured_memory=memory * GIB if memory and ran else None,  # frameworks divide their counters by 1024³
-        predicted_memory=reported(made.lowered.memory, request.runtime),
+        predicted_memory=reported(memories, runtime),
+        memory_low=reported([at_share(m, factor(runtime, 0.05)) for m in memories], runtime),
+        memory_high=reported([at_share(m, factor(runtime, 0.95)) for m in memories], runtime),
     )
+
+
+def _ran(row: Row) -> bool:
+    """Whether a row says that its run did not fail."""
+    return not any(word in text(row, "status").lower() for word in ("fail", "oom", "error"))
 
 
 def with_calibration(request: Request) -> Request:
