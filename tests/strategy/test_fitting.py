@@ -31,7 +31,9 @@ amounts = st.floats(0.01, 1000.0)
 
 
 def holding(states: float, beyond: float) -> Memory:
-    return Memory(weights=states / 2, gradients=states / 4, optimizer=states / 4, activations=beyond / 2, other=beyond / 2)
+    return Memory(
+        weights=states / 2, gradients=states / 4, optimizer=states / 4, activations=beyond / 2, other=beyond / 2
+    )
 
 
 def test_a_runtimes_figures_hold_nine_tenths_of_its_runs() -> None:
@@ -90,7 +92,11 @@ def need(**changes: float) -> Need:
     [
         (need(), "fits with 95 %", ""),
         (need(capacity=54.0, probability=0.61), MAY_NOT_FIT, "which suffice with 61 %; 85% are asked for"),
-        (need(capacity=20.0, probability=0.0), DOES_NOT_FIT, "50 B needed per device, 30 B more than the 20 B there are"),
+        (
+            need(capacity=20.0, probability=0.0),
+            DOES_NOT_FIT,
+            "50 B needed per device, 30 B more than the 20 B there are",
+        ),
         (need(host=95.0, host_capacity=100.0), DOES_NOT_FIT, "95 B of host memory needed per node"),
         (need(host=90.0, host_capacity=100.0), "fits with 95 %", ""),
         (need(host=95.0), "fits with 95 %", ""),
@@ -129,7 +135,13 @@ def test_a_report_says_how_likely_it_fits_and_between_what_memory_lies() -> None
     assert report.memory_low_bytes == pytest.approx(memory.states + 0.75 * (memory.total - memory.states))
     assert report.memory_high_bytes == pytest.approx(memory.states + 1.37 * (memory.total - memory.states))
     data = report.as_dict()
-    names = {"memory_low_bytes", "memory_high_bytes", "fits_probability", "host_memory_bytes", "host_memory_capacity_bytes"}
+    names = {
+        "memory_low_bytes",
+        "memory_high_bytes",
+        "fits_probability",
+        "host_memory_bytes",
+        "host_memory_capacity_bytes",
+    }
     assert names <= set(data)
     assert data["host_memory_bytes"] == 0.0
 

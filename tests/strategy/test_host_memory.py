@@ -53,7 +53,9 @@ def test_a_node_holds_what_all_its_ranks_offload() -> None:
 def test_offloaded_activations_of_all_microbatches_in_flight_are_on_the_host() -> None:
     request = request_of("pp=2,num_microbatches=8,offload=activations")
     first, last = lower(request).memory
-    saved = [footprints_of([p for chunk in prepare(request).held(stage) for p in chunk])[:, 0].sum() for stage in (0, 1)]
+    saved = [
+        footprints_of([p for chunk in prepare(request).held(stage) for p in chunk])[:, 0].sum() for stage in (0, 1)
+    ]
     assert first.host["activations"] == pytest.approx(2 * saved[0])  # 1F1B: as many as stages are left
     assert last.host["activations"] == pytest.approx(saved[1])
 
