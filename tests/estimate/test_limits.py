@@ -9,7 +9,7 @@ from traincast.cluster import load_cluster
 from traincast.estimate import Estimates
 from traincast.estimate.limits import FEWER_PRODUCTS, above_limits, compute_seconds, least_seconds, link_seconds
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.work import Collective, Launch, Transfer
+from traincast.work import Collective, Launch, Transfer, Work
 
 CLUSTER = load_cluster("dgx-h100:2")
 H100 = CLUSTER.device
@@ -60,7 +60,7 @@ def test_messages_leave_no_faster_than_links_allow(work: Collective, inside: flo
 
 
 def test_intervals_are_cut_and_expected_times_stay() -> None:
-    works = [gemm(8192, DType.BF16), Launch(kernels=1)]
+    works: list[Work] = [gemm(8192, DType.BF16), Launch(kernels=1)]
     least = least_seconds(works, CLUSTER)
     seconds = np.array([2.0 * least[0], 1e-5])
     wide = Estimates(seconds=seconds, low=0.1 * seconds, high=10 * seconds, source=np.zeros(2, dtype=np.int8))
