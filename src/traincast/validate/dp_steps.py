@@ -90,7 +90,10 @@ def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None, c
         low=report.low_s,
         high=report.high_s,
         fits=report.fits,
+        fits_probability=report.fits_probability,
         predicted_memory=report.peak_memory_bytes,
+        memory_low=report.memory_low_bytes,
+        memory_high=report.memory_high_bytes,
     )
 
 
