@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -148,7 +149,7 @@ def main() -> None:
         cut += found.cut
         sources["calibrated" if request.cluster.calibration else "not calibrated"] += 1
         for text in found.wrong:
-            wrong[text.split(" at ")[0]] += 1
+            wrong[re.sub(r"[\d.]+%", "…", text)] += 1
             print(
                 f"{text}: {made.report.model} on {made.report.cluster}, {made.report.strategy}, {made.report.precision}"
             )
