@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"written: {given.page} and {given.page.with_suffix('')}")
 
 
-def write_page(path: Path, study: Mapping[str, Any], *, fits: Mapping[str, float]) -> None:
+def write_page(path: Path, study: Mapping[str, Any], *, fits: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the page, and its plots into a folder of its name beside it."""
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,10 +57,9 @@ def _read(path: Path) -> dict[str, Any]:
     return study
 
 
-def _fits(steps: Path) -> dict[str, float]:
-    """How well runs that do not fit are told from those that do, by source: an F1."""
-    summary = validate_steps(steps, calibrated=False, progress=_progress("memory")).summary()
-    return {source: figures["oom_f1"] for source, figures in summary.items()}
+def _fits(steps: Path) -> dict[str, dict[str, Any]]:
+    """How well runs that do not fit are told from those that do, by source, as a validation's summary has it."""
+    return validate_steps(steps, calibrated=False, progress=_progress("memory")).summary()
 
 
 def _progress(what: str) -> Callable[[int, int], None]:

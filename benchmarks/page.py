@@ -35,8 +35,8 @@ _MODELS: Final[tuple[tuple[str, Callable[[Row], bool]], ...]] = (
 )
 
 
-def page(study: Mapping[str, Any], *, fits: Mapping[str, float], folder: str) -> str:
-    """The whole page; ``fits`` has the F1 of "does not fit" by source, ``folder`` the plots beside the page."""
+def page(study: Mapping[str, Any], *, fits: Mapping[str, Mapping[str, Any]], folder: str) -> str:
+    """The whole page; ``fits`` has how right "fits" is by source, ``folder`` the plots beside the page."""
     rows: list[Row] = study["rows"]
     steps, other = ([row for row in rows if row["table"] == table] for table in _TABLES)
     return (
@@ -397,24 +397,31 @@ def _picking(rows: Sequence[Row]) -> str:
     return "\n\n".join(["## Picking the best strategy", _prose(said), _table(columns, lines)])
 
 
-def _memory(rows: Sequence[Row], fits: Mapping[str, float]) -> str:
-    lines = []
+def _memory(rows: Sequence[Row], fits: Mapping[str, Mapping[str, Any]]) -> str:
+    lines, told = [], []
     for source, members in _by_source(rows):
         known = [row for row in members if row.get("measured_memory") and row.get("predicted_memory")]
         off = [100.0 * (row["predicted_memory"] / row["measured_memory"] - 1.0) for row in known]
-        score = fits.get(source, math.nan)
-        if known or not math.isnan(score):
+        found = fits.get(source, {})
+        if known:
             size = np.abs(off)
-            shown = [float(size.mean()), float(np.median(size))] if off else [math.nan, math.nan]
-            bias = _percent(float(np.median(off)) if off else math.nan, signed=True)
-            lines.append([source, f"{len(known):,}", *(_percent(e) for e in shown), bias, _number(score)])
-    if not lines:
+            bias = _percent(float(np.median(off)), signed=True)
+            errors = [_percent(float(size.mean())), _percent(float(np.median(size))), bias]
+            lines.append([source, f"{len(known):,}", *errors, _share(found.get("memory_coverage_90", math.nan))])
+        for what, score in (("all", found), ("that memory may have caused", found.get("memory_failures", {}))):
+            if not math.isnan(score.get("oom_f1", math.nan)):
+                figures = [_number(score["oom_f1"]), _number(score["fits_f1"]), _percent(100.0 * score["fits_failed"])]
+                told.append([source, what, *figures])
+    if not lines and not told:
         return ""
-    said = (
-        "Peak memory where it was measured, uncalibrated; and runs that failed for memory, told from those that worked."
-    )
-    columns = ["source", "measured", "memory error", "median", "bias", "does-not-fit F1"]
-    return "\n\n".join(["## Memory", said, _table(columns, lines)])
+    parts = ["## Memory", words.MEMORY.strip()]
+    if lines:
+        columns = ["source", "measured", "memory error", "median", "bias", "in interval"]
+        parts.append(_table(columns, lines))
+    if told:
+        columns = ["source", "failures counted", "does-not-fit F1", "fits F1", "of *fits*, failed"]
+        parts += [words.FITS.strip(), _table(columns, told)]
+    return "\n\n".join(parts)
 
 
 def _misses(study: Mapping[str, Any], steps: Sequence[Row], other: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
+from traincast.estimate.limits import above_limits
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
@@ -228,7 +229,8 @@ def forecast(
         return _with_servers(request, model, grain=grain, conditions=conditions)
     alike = conditions is None and not request.cluster.parts
     lowered = lower(request, grain=grain if alike else "operator")
-    estimates = _estimate(model, lowered.plan.works, request.cluster)
+    works = lowered.plan.works
+    estimates = above_limits(_estimate(model, works, request.cluster), works, request.cluster)
     timeline = simulate(lowered.plan, estimates.seconds)
     if alike:
         report = make_report(request, lowered, estimates, timeline)
@@ -261,7 +263,8 @@ def _with_servers(
     request = replace(request, optimizer=False)  # servers make the updates
     workers = for_workers(request)
     lowered = lower(workers, grain=grain)
-    estimates = _estimate(model, lowered.plan.works, workers.cluster)
+    works = lowered.plan.works
+    estimates = above_limits(_estimate(model, works, workers.cluster), works, workers.cluster)
     job = _server_job(request, workers, model, conditions or Conditions())
     timeline = job.timeline(most=_MOST_WORKERS)
     report = make_report(workers, lowered, estimates, simulate(lowered.plan, estimates.seconds))
@@ -272,6 +275,7 @@ def _with_servers(
         cluster=where(request.cluster),
         strategy=str(request.strategy),
         num_devices=request.cluster.num_devices,
+        low_s=max(report.low_s, min(report.floor_s, report.step_s)),
         mfu=report.mfu * (peak_flops(workers.cluster, dtype) / peak_flops(request.cluster, dtype)),
         conditions=conditions,
     )

@@ -88,6 +88,20 @@ def test_predict_says_where_servers_stand(capsys: pytest.CaptureFixture[str]) ->
     assert "servers 2 on node 1 of their own" in apart
 
 
+def test_what_is_offloaded_is_shown_with_the_hosts_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*PREDICT, "--strategy", "dp=16,offload=optimizer,micro_batch=4"]
+    report = run_json(capsys, *arguments)
+    parameters = report["num_parameters"]
+    assert report["host_memory_bytes"] == pytest.approx(8 * 16 * parameters)  # 16 bytes each, eight replicas a node
+    assert report["host_memory_capacity_bytes"] == 2.199e12
+    assert report["fits"] and 0.85 <= report["fits_probability"] <= 1.0
+    assert report["memory_low_bytes"] < report["peak_memory_bytes"] < report["memory_high_bytes"]
+    assert report["floor_s"] <= report["low_s"]
+    shown = run(capsys, *arguments)
+    assert "host memory" in shown and "of 2.00 TiB per node" in shown and "fits with over 99 %" in shown
+    assert "host memory" not in run(capsys, *PREDICT)
+
+
 def test_a_model_that_does_not_fit_says_so_and_still_has_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["predict", "gpt3-175b", "--cluster", "dgx-a100", "--global-batch", "8", "--strategy", "dp=8"]
     report = run_json(capsys, *arguments)

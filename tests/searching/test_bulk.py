@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.searching.steps import shortened
 from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
-from traincast.strategy.prepare import memory_only
+from traincast.strategy.prepare import memory_only, need_only
 
 CALIBRATED = "h100-sxm5-80gb-nanotron-ultrascale:4"
 
@@ -71,6 +72,8 @@ def compare(problem: Problem, count: int, *, rel: float = 1e-9, seed: int = 0) -
         assert batch.seconds[at] == pytest.approx(seconds, rel=rel), str(strategy)
         assert batch.memory[at] == pytest.approx(memory, rel=1e-9), str(strategy)
         assert memory_only(request) == pytest.approx(memory, rel=1e-12), str(strategy)
+        load = max(need_only(request).load, memory / problem.most_memory)
+        assert batch.load[at] == pytest.approx(load, rel=1e-9), str(strategy)
         seen.update(_values(strategy))
     return seen
 
@@ -216,3 +219,22 @@ def test_an_illegal_family_has_no_look() -> None:
             refused += 1
     assert refused
     assert usual_axes(problem.request).tp[-1] == 8  # four heads are not shared out over eight
+
+
+def test_members_that_hosts_are_too_small_for_are_not_run() -> None:
+    roomy = problem_for(DEEP, 8, 16, constraint="tp=1,pp=1,cp=1,zero=0|1,recompute=none,schedule=1f1b")
+    need = need_only(with_strategy(roomy, Strategy(dp=8, zero=0, offload=("optimizer",))))
+    assert need.host > 0.0
+    small = replace(roomy.request.cluster, host_memory_bytes=0.5 * need.host)
+    tight = replace(roomy, request=replace(roomy.request, cluster=small))
+    ran: dict[bool, set[tuple[int, bool]]] = {False: set(), True: set()}
+    for problem in (roomy, tight):
+        bulk = bulk_of(problem)
+        for family in all_families(problem):
+            look = evaluated(bulk, family)
+            for batch in look.batches if look else ():
+                for sharing, seconds in zip(look.sharings, batch.seconds.tolist(), strict=True):  # type: ignore[union-attr]
+                    if np.isfinite(seconds):
+                        ran[problem is tight].add((sharing.zero, "optimizer" in sharing.offload))
+    assert ran[False] == {(0, False), (0, True), (1, False), (1, True)}
+    assert ran[True] == {(0, False), (1, False), (1, True)}  # replicas' own states are too many, shared ones are not

@@ -225,6 +225,13 @@ def test_nothing_fits_is_told_with_the_leanest() -> None:
     assert "\n" not in told
 
 
+def test_what_fits_by_its_forecast_and_not_with_its_margin_is_told_so() -> None:
+    leanest = found(constraint=FEW, objective="memory").best.report.peak_memory_bytes
+    full = replace(devices(8), device=replace(devices(8).device, memory_bytes=1.01 * leanest))
+    with pytest.raises(StrategyError, match=r"may not fit: .* which suffice with \d\d %; 85% are asked for"):
+        found(constraint=FEW, cluster=full)
+
+
 def test_no_legal_strategy_is_told() -> None:
     with pytest.raises(StrategyError, match="no legal strategy: no mesh of these devices shares out the global batch"):
         found(global_batch=7, constraint="tp=1,pp=1,cp=1")

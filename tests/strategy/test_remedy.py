@@ -98,7 +98,7 @@ def test_a_host_that_is_too_small_gets_nothing_offloaded() -> None:
     def need(strategy: Strategy) -> Need:
         return needs(strategy, capacity=100, host_capacity=40.0)
 
-    assert 40.0 > HOST_SHARE * 40.0  # a host's memory is not all there for what is offloaded
+    assert HOST_SHARE < 1.0  # a host's memory is not all there for what is offloaded
     found = find_remedy(Strategy(dp=4, offload=("optimizer",)), global_batch=GLOBAL_BATCH, need=need)
     assert found.change is not None
     assert found.change.description == "nothing offloaded"

@@ -281,10 +281,9 @@ def _add_memory(table: Table, report: Report) -> None:
     verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
     if report.verdict == MAY_NOT_FIT:
         verdict += f": {shown_share(report.fits_probability)}"
-    spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)} (90 % interval)"
-    room = f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}"
+    spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)}"
+    room = f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict} ({spread})"
     table.add_row("memory", format_bytes(report.peak_memory_bytes), room)
-    table.add_row("", "", spread)
     for name, nbytes in report.memory.as_dict().items():
         table.add_row(f"  {name}", format_bytes(nbytes), "")
     if report.host_memory_bytes:

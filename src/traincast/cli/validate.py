@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -186,6 +186,8 @@ def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:
     if result.with_memory:
         columns += ["does-not-fit F1", "memory error"]
     print_table("forecast against measured", columns, rows, right=range(1, len(columns)))
+    if result.with_memory:
+        _show_fitting(result.summary())
     reasons = Counter(_kind(row.reason) for row in result.rows if row.status == "skipped")
     _list("skipped", reasons.most_common())
     _list("assumed in", list(summary["all"].get("assumptions", {}).items()))
@@ -213,6 +215,22 @@ def _say_what_to_mind(result: Validation) -> None:
             "errors are not those on new runs; --uncalibrated leaves calibrations out",
             highlight=False,
         )
+
+
+def _show_fitting(summary: dict[str, dict[str, Any]]) -> None:
+    """How right "fits" is, for sources with runs that failed."""
+    for source, figures in summary.items():
+        if math.isnan(figures["oom_f1"]) or source == "all":
+            continue
+        failed = _percent(100 * figures["fits_failed"])
+        text = f"{source}: F1 of fits {_share(figures['fits_f1'])}, of which {failed} failed"
+        if figures["failed_otherwise"]:
+            left = figures["memory_failures"]
+            text += (
+                f"; without {figures['failed_otherwise']} failures that memory did not cause (another run needed no "
+                f"less and ran) {_share(left['fits_f1'])} and {_percent(100 * left['fits_failed'])}"
+            )
+        console().print(f"[dim]{text}[/dim]")
 
 
 def _kind(reason: str) -> str:

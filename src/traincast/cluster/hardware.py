@@ -91,10 +91,9 @@ class Cluster:
     """Nodes of one kind, joined by a network.
 
     ``launch_s`` is what the host pays to launch one kernel, ``host_memory_bytes`` a node's memory beside that of its
-    devices (0: not known), ``host_bandwidth`` what each device reads from it, ``host_memory_bandwidth`` its own, for all
-    devices of a node. ``oversubscription`` is how much
-    less bandwidth the network's upper tier has than its edge (1 = none). ``inter_node`` is one NIC of
-    ``nics_per_node``.
+    devices (0: not known), ``host_bandwidth`` what each device reads from it, ``host_memory_bandwidth`` its own, for
+    all devices of a node. ``oversubscription`` is how much less bandwidth the network's upper tier has than its edge
+    (1 = none). ``inter_node`` is one NIC of ``nics_per_node``.
 
     ``domain_nodes`` consecutive nodes share one domain of ``intra_node`` links (18 trays of four in an
     NVL72 rack; 1 for a plain server). ``group_nodes`` nodes share the network's first tier (a leaf

@@ -19,7 +19,6 @@ from traincast.estimate.efficiency import (
     UNMEASURED_WIDENING,
     achievable,
 )
-from traincast.estimate.limits import above_limits
 from traincast.estimate.protocol import SOURCES, Estimates
 from traincast.estimate.roofline import (
     SHARPNESS,
@@ -113,14 +112,13 @@ class AnalyticalCostModel:
         seconds[collectives] = collective_seconds([works[i] for i in collectives], cluster)  # type: ignore[misc]
         seconds[transfers] = transfer_seconds([works[i] for i in transfers], cluster)  # type: ignore[misc]
         low, high = _bounds(family, measured=operators.reach.measured)
-        found = Estimates(
+        return Estimates(
             seconds=seconds,
             low=seconds * low,
             high=seconds * high,
             source=np.full(len(works), _ANALYTICAL, dtype=np.int8),
             warnings=tuple(operators.warnings),
         )
-        return above_limits(found, works, cluster)
 
 
 def _bounds(family: np.ndarray[tuple[int], np.dtype[np.intp]], *, measured: bool) -> tuple[Column, Column]:

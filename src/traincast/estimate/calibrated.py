@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from traincast.cluster import FACTORS, Calibration, Cluster
 from traincast.estimate.collectives import crosses_nics
-from traincast.estimate.limits import above_limits
 from traincast.estimate.protocol import Estimates
 from traincast.graph import Operator, OpKind
 from traincast.work import Collective, Launch, Transfer, Work
@@ -87,7 +86,7 @@ def calibrated(estimates: Estimates, works: Sequence[Work], cluster: Cluster) ->
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(estimates.seconds > 0.0, seconds / estimates.seconds, 1.0)
     stalled = parts.scaled(estimates.seconds, calibration, stalled=True) if calibration.stall else None
-    scaled = replace(
+    return replace(
         estimates,
         seconds=seconds,
         low=estimates.low * ratio,
@@ -95,7 +94,6 @@ def calibrated(estimates: Estimates, works: Sequence[Work], cluster: Cluster) ->
         uncalibrated=estimates.seconds,
         stalled=stalled,
     )
-    return above_limits(scaled, works, cluster)
 
 
 def _part(work: Work, cluster: Cluster) -> int:

@@ -16,7 +16,6 @@ from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
 from traincast.estimate.features import INTERCHANGEABLE, Rates, Shapes, family_of, shapes_of
 from traincast.estimate.learned_collectives import CollectiveModel
-from traincast.estimate.limits import above_limits
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator
 from traincast.work import Collective, Transfer, Work
@@ -74,7 +73,7 @@ class LearnedCostModel:
                 column[rest] = getattr(physics, name)
             source[rest] = physics.source
             warnings |= dict.fromkeys(physics.warnings)
-        return above_limits(Estimates(**columns, source=source, warnings=tuple(warnings)), works, cluster)
+        return Estimates(**columns, source=source, warnings=tuple(warnings))
 
     @property
     def devices(self) -> dict[str, Device]:

@@ -32,12 +32,8 @@ def least_seconds(works: Sequence[Work], cluster: Cluster) -> Floats:
     """Seconds that each work takes at least; 0 for those of a host."""
     device = cluster.device
     links = link_seconds(works, cluster).sum(axis=1)
-    return np.array(
-        [
-            _operator(work, device) if isinstance(work, Operator) else link
-            for work, link in zip(works, links, strict=True)
-        ]
-    )
+    every = zip(works, links.tolist(), strict=True)
+    return np.array([_operator(work, device) if isinstance(work, Operator) else link for work, link in every])
 
 
 def _operator(op: Operator, device: Device) -> float:

@@ -117,9 +117,9 @@ class Outlook:
         warnings = self.warnings
         if self.step_s < floor_s:
             warnings += (
-                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of what the devices or "
-                f"their links can do: taken as {format_seconds(floor_s)}; check the calibration and the figures of the "
-                "device",
+                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of what the devices "
+                f"or their links can do: taken as {format_seconds(floor_s)}; check the calibration and the figures of "
+                "the device",
             )
         step_s = max(self.step_s, floor_s)
         return Outlook(

@@ -58,8 +58,8 @@ class RankWaits:
 class Report:
     """What a forecast says; seconds, bytes, and shares from 0 to 1.
 
-    Memory is that of the fullest rank; ``host_memory_bytes`` what the fullest node's host holds of it, which ``host_memory``
-    has by part for one rank of the stage that offloads most. ``fits`` says that both suffice: the device's with a
+    Memory is that of the fullest rank. ``host_memory_bytes`` is what the fullest node's host holds; ``host_memory`` has
+    it by part, for one rank of the stage that offloads most. ``fits`` says that both suffice: the device's with a
     probability of ``fits_margin`` at least, the host's where its capacity is known. ``floor_s`` are the seconds that no
     step of this plan can beat on these devices.
     """
@@ -294,8 +294,8 @@ def _warnings(request: Request, estimates: Estimates, need: Need) -> tuple[str, 
         warnings.append(f"{need.verdict}: {need.shortage()}")
     if need.host and not need.host_capacity:
         warnings.append(
-            f"the host memory of {request.cluster.name} is not known: whether it holds the {format_bytes(need.host)} that a "
-            "node offloads is not checked; set host_memory_bytes of its node"
+            f"the host memory of {request.cluster.name} is not known: whether it holds the {format_bytes(need.host)} "
+            "that a node offloads is not checked; set host_memory_bytes of its node"
         )
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:

@@ -63,8 +63,8 @@ _MOST_PIECES: Final = 50_000
 class Batch:
     """Members of a family that run one cut in one way: bytes and seconds for each way to share and offload states.
 
-    ``memory`` is what the fullest rank is forecast to hold, ``load`` what is needed of the shortest memory over what there
-    is of it (see :meth:`traincast.strategy.fitting.Need.load`): members fit up to 1.
+    ``memory`` is what the fullest rank is forecast to hold, ``load`` what is needed of the shortest memory over what
+    there is of it (as :class:`traincast.strategy.fitting.Need` has it): members fit up to 1.
     """
 
     way: Way
@@ -154,8 +154,8 @@ class Look:
 class Bulk:
     """Evaluates families of strategies of one request; what it makes is kept for the next family.
 
-    ``estimate`` says what works take. Members whose forecast is more than ``most_memory`` bytes of a device, or that do not
-    fit there or on the hosts with the margin that is asked for, are not simulated.
+    ``estimate`` says what works take. Members whose forecast is more than ``most_memory`` bytes of a device, or that do
+    not fit there or on the hosts with the margin that is asked for, are not simulated.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from traincast.searching.problem import OBJECTIVES, Counts, Limits, Objective, P
 from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
-from traincast.strategy.prepare import layers_of
+from traincast.strategy.prepare import layers_of, need_only
 from traincast.units import format_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -342,8 +342,11 @@ def _nothing(columns: Columns, problems: Sequence[Problem], limits: Limits) -> s
     least = int(np.argmin(columns.memory))
     problem = problems[int(columns.cluster[least])]
     strategy = columns.strategy(least, problem.request.strategy)
+    need = need_only(replace(problem.request, strategy=strategy))
+    needs = f"needs {format_bytes(need.forecast)} per device of the {format_bytes(problem.most_memory)} there are"
+    if not need.fits:
+        needs = f"{need.verdict}: {need.shortage()}"
     return (
-        f"no strategy fits: the leanest of {len(columns):,}, {strategy}, needs {format_bytes(columns.memory[least])} "
-        f"per device of the {format_bytes(problem.most_memory)} there are; use more devices, a smaller batch or a "
-        "narrower dtype"
+        f"no strategy fits: the leanest of {len(columns):,}, {strategy}, {needs}; use more devices, a smaller batch or "
+        "a narrower dtype"
     )

@@ -2,16 +2,16 @@
 
 Weights, gradients and optimizer states of a rank are counted exactly. What a framework holds beyond them (activations,
 workspaces, fragmentation, communicators) is a forecast, and real runs hold x times as much. log x follows two
-exponentials, one on each side of 0: the chance that x is below q ≥ 1 is 1 − ½ · exp(−log q / b), with b such that 5 % lie
-above a runtime's ``memory_high``; likewise 5 % lie below its ``memory_low``. Measured runs have such tails, which are
-heavier than a normal distribution's.
+exponentials, one on each side of 0: the chance that x is below q ≥ 1 is 1 − ½ · exp(−log q / b), with b such that 5 %
+lie above a runtime's ``memory_high``; likewise 5 % lie below its ``memory_low``. Measured runs have such tails, which
+are heavier than a normal distribution's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -47,9 +47,15 @@ def factor(runtime: Runtime, probability: float) -> float:
     return math.exp(math.log(runtime.memory_low) * math.log(0.5 / probability) / _TAIL)
 
 
+def at_share(memory: Memory, share: float) -> Memory:
+    """``memory`` of a run that holds ``share`` times what is forecast beyond its states."""
+    parts = {name: nbytes * share if name == "fragmentation" else nbytes for name, nbytes in memory.parts.items()}
+    return replace(memory, activations=memory.activations * share, other=memory.other * share, parts=parts)
+
+
 def bytes_with(memory: Memory, runtime: Runtime, probability: float) -> float:
     """Bytes that a rank needs at most, with ``probability``."""
-    return memory.states + (memory.total - memory.states) * factor(runtime, probability)
+    return at_share(memory, factor(runtime, probability)).total
 
 
 def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:

@@ -123,6 +123,7 @@ def memory_of(
     return Memory(
         **{name: sum(every[name].values()) for name in COMPONENTS},
         parts={name: nbytes for part in every.values() for name, nbytes in part.items() if nbytes},
+        host={},
     )
 
 

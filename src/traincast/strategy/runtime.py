@@ -49,8 +49,8 @@ class Runtime:
     cannot be reused while the host runs ahead of the device. ``workspace_bytes`` are the libraries'.
     ``context_bytes`` is what the driver holds, ``allocator_overhead`` the fraction of tensors lost to fragmentation,
     ``buffer_bytes`` what each communicator holds. Its log ``reports`` the first rank or the fullest, by a ``counter``
-    of what its allocator has given out or has reserved. What a rank holds beyond weights, gradients and optimizer states
-    is between ``memory_low`` and ``memory_high`` times its forecast in 90 % of runs (see
+    of what its allocator has given out or has reserved. What a rank holds beyond weights, gradients and optimizer
+    states is between ``memory_low`` and ``memory_high`` times its forecast in 90 % of runs (see
     :mod:`traincast.strategy.fitting`); the defaults are for frameworks whose memory nobody measured.
     """
 

@@ -18,9 +18,11 @@ from traincast.validate.wrong_units import wrong_memory_unit, wrong_time_unit
 class Outcome:
     """One measured run and its forecast; times in seconds, memory in bytes.
 
-    A run that was measured not to fit has no measured time; ``fits`` is the forecast's word on it. ``assumed`` has a
-    sentence for everything that the row left open. ``calibrated_by`` names the calibrated cluster whose parameters the
-    forecast used ("": none), ``maybe_seen`` says whether that may have been fitted to this very run.
+    A run that was measured not to fit has no measured time; ``fits`` is the forecast's word on it, with
+    ``fits_probability``. ``failed_otherwise`` marks a run that failed although another one with no less memory to hold
+    ran. ``memory_low`` to ``memory_high`` is the 90 % interval of ``predicted_memory``. ``assumed`` has a sentence for
+    everything that the row left open. ``calibrated_by`` names the calibrated cluster whose parameters the forecast used
+    ("": none), ``maybe_seen`` says whether that may have been fitted to this very run.
     """
 
     index: int
@@ -35,6 +37,10 @@ class Outcome:
     ran: bool | None = None
     measured_memory: float | None = None
     predicted_memory: float | None = None
+    memory_low: float | None = None
+    memory_high: float | None = None
+    fits_probability: float | None = None
+    failed_otherwise: bool = False
     assumed: tuple[str, ...] = ()
     calibrated_by: str = ""
     maybe_seen: bool = False
@@ -75,13 +81,21 @@ class Validation:
         figures["maybe_seen"] = sum(r.status == "ok" and r.maybe_seen for r in rows)
         if self.with_memory:
             known = [r for r in rows if r.status == "ok" and r.ran is not None and r.fits is not None]
-            figures["oom_f1"] = f1([not r.ran for r in known], [not r.fits for r in known])
+            figures |= _fitting(known)
+            figures["failed_otherwise"] = sum(r.failed_otherwise for r in known)
+            figures["memory_failures"] = _fitting([r for r in known if not r.failed_otherwise])
             memory = [
                 abs(r.predicted_memory / r.measured_memory - 1) * 100
                 for r in rows
                 if r.status == "ok" and r.measured_memory and r.predicted_memory
             ]
             figures["memory_mape"] = sum(memory) / len(memory) if memory else math.nan
+            inside = [
+                r.memory_low <= r.measured_memory <= r.memory_high
+                for r in rows
+                if r.status == "ok" and r.measured_memory and r.memory_low is not None and r.memory_high is not None
+            ]
+            figures["memory_coverage_90"] = sum(inside) / len(inside) if inside else math.nan
         return figures
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,6 +139,16 @@ def assumptions(rows: Sequence[Outcome]) -> dict[str, int]:
     """How many forecast rows had to assume what, the most frequent first."""
     counts = Counter(name for row in rows if row.status == "ok" for name in dict.fromkeys(map(kind, row.assumed)))
     return dict(counts.most_common())
+
+
+def _fitting(rows: Sequence[Outcome]) -> dict[str, float]:
+    """How right "fits" is: F1 of those that do not fit and of those that do, and the share of "fits" that failed."""
+    said = [r for r in rows if r.fits]
+    return {
+        "oom_f1": f1([not r.ran for r in rows], [not r.fits for r in rows]),
+        "fits_f1": f1([bool(r.ran) for r in rows], [bool(r.fits) for r in rows]),
+        "fits_failed": sum(not r.ran for r in said) / len(said) if said else math.nan,
+    }
 
 
 def judge(

@@ -27,6 +27,7 @@ from traincast.strategy import (
     parse_strategy,
     with_micro_batch,
 )
+from traincast.strategy.fitting import at_share, factor
 from traincast.strategy.memory import reported
 from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
@@ -34,6 +35,7 @@ from traincast.units import GB
 from traincast.validate.calibrations import calibrated_by, may_have_seen, with_calibration
 from traincast.validate.machines import cluster_of, part_of
 from traincast.validate.models import graph_of, optimizer_name, zoo_name
+from traincast.validate.failures import failed_otherwise
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.spellings import (
     optimizer_of,
@@ -79,7 +81,7 @@ def validate_steps(
     that calibration taught. ``allow_code`` lets rows name models and schedules that are Python code.
     """
     rows = read_table(path, needs=_NEEDS if cluster is None else NEEDS_ON_A_CLUSTER)
-    return judge(
+    judged = judge(
         rows,
         lambda index, row: forecast_row(
             index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated, allow_code=allow_code
@@ -88,6 +90,9 @@ def validate_steps(
         with_memory=True,
         progress=(lambda done: progress(done, len(rows))) if progress else None,
     )
+    otherwise = failed_otherwise(rows, [has_run(row) for row in rows])
+    pairs = zip(judged.rows, otherwise, strict=True)
+    return replace(judged, rows=tuple(replace(row, failed_otherwise=found) for row, found in pairs))
 
 
 def source_of(row: Row) -> str:
@@ -133,15 +138,19 @@ def forecast_row(
     except StrategyError as error:
         if ran:
             raise
-        return replace(outcome, fits=False, reason=str(error))
+        return replace(outcome, fits=False, fits_probability=0.0, reason=str(error))
+    memories, runtime = made.lowered.memory, request.runtime
     return replace(
         outcome,
         predicted=made.report.step_s,
         low=made.report.low_s,
         high=made.report.high_s,
         fits=made.report.fits,
+        fits_probability=made.report.fits_probability,
         measured_memory=memory,
-        predicted_memory=reported(made.lowered.memory, request.runtime),
+        predicted_memory=reported(memories, runtime),
+        memory_low=reported([at_share(m, factor(runtime, 0.05)) for m in memories], runtime),
+        memory_high=reported([at_share(m, factor(runtime, 0.95)) for m in memories], runtime),
     )
 
 
