@@ -173,6 +173,7 @@ def case_of(request: Request, text: str) -> dict[str, Any]:
         "layers": model.layers,
         "experts": model.experts,
         "expert_ffn": model.expert_ffn,
+        "qk_norm": bool(model.other.get("qk_norm")) or model.family == "deepseek",
         "parameters": request.graph.num_parameters,
         "known": request.graph.name in FLAVORS,
         "chunks": 2 if strategy.pp > 1 and strategy.schedule == "zb-v" else strategy.virtual_stages,

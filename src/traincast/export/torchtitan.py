@@ -161,16 +161,9 @@ def _check_pipeline(strategy: Strategy) -> None:
     if schedule == "gpipe" and strategy.virtual_stages > 1:
         asked = f"schedule=gpipe with virtual_stages={strategy.virtual_stages}"
         raise refuse(NAME, asked, "GPipe has one chunk per stage; use breadth-first")
-    asked = f"{count} microbatches with pp={strategy.pp}"
     if schedule == "1f1b" and count < strategy.pp:
+        asked = f"{count} microbatches with pp={strategy.pp}"
         raise refuse(NAME, asked, "1f1b needs as many as stages; use a smaller micro_batch, or schedule=gpipe")
-    if schedule == "interleaved" and count % max(1, count // strategy.pp):
-        rounds = max(1, count // strategy.pp)
-        raise refuse(
-            NAME,
-            asked,
-            f"they run in {rounds} equal rounds; use a multiple of {rounds}, such as {strategy.pp * rounds}",
-        )
 
 
 def _check_replicas(strategy: Strategy) -> None:
