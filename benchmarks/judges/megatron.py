@@ -5,6 +5,7 @@ Megatron-LM's parser is not in the wheel of ``megatron-core``: its checkout must
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import shlex
@@ -78,7 +79,21 @@ def _words(text: str) -> list[str]:
     return words[words.index("pretrain_gpt.py") + 1 : words.index("$@")]
 
 
+def known() -> dict[str, str]:
+    """All flags, with what each takes."""
+    parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    return {name: _kind(action) for action in parser._actions for name in action.option_strings}
+
+
+def _kind(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return "flag"
+    if action.choices:
+        return "|".join(map(str, action.choices))
+    return action.type.__name__ if action.type in (int, float, str) else "any"
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    judge(accept)
+    judge(accept, known)

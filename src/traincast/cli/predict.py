@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError
 from traincast.units import HOUR, format_bytes, format_count, format_flops, format_seconds, parse_count
@@ -46,6 +47,11 @@ _CHART_WIDTH = 64
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace for Perfetto; a folder gets one file per rank.")
 @click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@click.option(
+    "--export",
+    metavar="NAME",
+    help="megatron, torchtitan, deepspeed or nanotron: time its runtime, and print what it reads.",
+)
 @click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
 @click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
@@ -70,6 +76,7 @@ def predict(
     trace: str | None,
     trace_ranks: str | None,
     html: str | None,
+    export: str | None,
     bundle: tuple[str, ...],
     no_cache: bool,
     as_json: bool,
@@ -93,7 +100,7 @@ def predict(
         global_batch=parse_count(global_batch, what="--global-batch"),
         seq=None if seq is None else parse_count(seq, what="--seq"),
         precision=precision,
-        runtime=runtime,
+        runtime=runtime_for(export, runtime),
         shard=tuple(_rule(text) for text in shard),
         tokens=None if tokens is None else parse_count(tokens, what="--tokens"),
         samples=None if samples is None else parse_count(samples, what="--samples"),
@@ -102,14 +109,16 @@ def predict(
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
         use_cache=not no_cache,
     )
+    text = exported(result.request, export)
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
     if as_json:
-        print_json(result.report.as_dict())
+        print_json({**result.report.as_dict(), "export": text})
         return
     _show(result.report, chosen=strategy is None, memory=show_memory)
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)
+    show_export(text, "the strategy")
 
 
 def _conditions(
