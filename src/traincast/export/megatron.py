@@ -174,10 +174,10 @@ def _gated(model: Decoder, notes: list[str]) -> list[Flag]:
         ("--position-embedding-type", "rope"),
         ("--normalization", "RMSNorm"),
         ("--swiglu",),
+        ("--softmax-type", "learnable") if model.family == "gpt-oss" else ("--disable-bias-linear",),
         ("--attention-dropout", "0.0"),
         ("--hidden-dropout", "0.0"),
     ]
-    flags += [("--softmax-type", "learnable")] if model.family == "gpt-oss" else [("--disable-bias-linear",)]
     if given.get("rope_fraction", 1.0) != 1.0:
         flags.append(("--rotary-percent", f"{given['rope_fraction']:g}"))
     if given.get("qk_norm") or model.family == "deepseek":  # latent queries, keys and values have norms
