@@ -69,6 +69,9 @@ def _spread(job: Any, dims: Any, case: dict[str, Any]) -> None:
     if case["known"]:
         count = sum(weight.numel() for weight in model.parameters())
         assert abs(count / case["parameters"] - 1) < 0.02, f"{count} parameters, not {case['parameters']}"
+    overlaps = job.parallelism.enable_async_tensor_parallel
+    assert not overlaps or job.compile.enable, "overlapped tensor traffic asks for the compiler"
+    job.parallelism.enable_async_tensor_parallel = False
     job.compile.enable = False  # PyTorch's compiler takes seconds, and is not asked anything here
     if dims.pp_enabled:
         if not spec.pipelining_fn:
@@ -78,7 +81,6 @@ def _spread(job: Any, dims: Any, case: dict[str, Any]) -> None:
         )
         assert len(parts) == case["chunks"], f"{len(parts)} chunks per rank, not {case['chunks']}"
     else:
-        job.parallelism.enable_async_tensor_parallel = False  # it asks for the compiler, as the file does
         spec.parallelize_fn(model, dims, job)
 
 

@@ -126,6 +126,11 @@ def test_optimizer_instances_must_divide_the_replicas_of_experts() -> None:
         export(request_of("dp=8,ep=8,zero=1,shard=2,microbatches=2", model=DEEPSEEK), "megatron")
 
 
+def test_a_dense_model_has_no_degrees_of_experts() -> None:
+    found = flags_of(request_of("dp=4,etp=2,zero=1,shard=1,microbatches=4", model=LLAMA))
+    assert not [flag for flag in found if "expert" in flag]
+
+
 def test_a_model_outside_the_zoo_says_so() -> None:
     text = export(named(request_of("dp=1", model=LLAMA, global_batch=1), "my-model"), "megatron")
     assert "# dimensions of my-model are not in the zoo" in text

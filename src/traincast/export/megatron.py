@@ -95,13 +95,13 @@ def _check(request: Request) -> None:
 def _check_experts(request: Request) -> None:
     strategy = request.strategy
     model = decoder_of(request.graph)
-    if model is None or not model.experts:
+    if model is not None and not model.experts:
         return
     instances = strategy.dp * strategy.cp // (strategy.shard or strategy.dp * strategy.cp)
     if strategy.expert_replicas % instances:
         asked = f"shard={strategy.shard} with {strategy.expert_replicas} replicas of experts"
         raise refuse(NAME, asked, f"its {instances} optimizer instances must divide them; leave shard out")
-    if model.family == "gpt-oss" and strategy.expert_tp > 1:
+    if model is not None and model.family == "gpt-oss" and strategy.expert_tp > 1:
         asked = f"etp={strategy.expert_tp} with {request.graph.name}"
         raise refuse(NAME, asked, "experts with biases are whole there; set etp=1, which needs sp with tp > 1")
 
@@ -241,7 +241,8 @@ def _degrees(request: Request, model: Decoder | None, notes: list[str]) -> list[
     ]
     if strategy.cp > 1:
         flags.append(("--cp-comm-type", _ENGLISH[strategy.context]))
-    if strategy.ep > 1 or strategy.expert_tp != strategy.tp:
+    dense = model is not None and not model.experts
+    if not dense and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
         flags.append(("--expert-model-parallel-size", str(strategy.ep)))
         flags.append(("--expert-tensor-parallel-size", str(strategy.expert_tp)))
     if strategy.sequence_parallel:
