@@ -122,15 +122,15 @@ def _strategy(base: Request, framework: str, draws: random.Random) -> Strategy:
         return make() if draws.random() < chance else usual
 
     left = base.cluster.num_devices
-    degrees = {}
+    degrees: dict[str, Any] = {}
     for name in draws.sample(("tp", "pp", "cp"), 3):
         degree = draws.choice([d for d in (1, 1, 2, 3, 4, 8) if left % d == 0])
         degrees[name], left = degree, left // degree
     model = decoder_of(base.graph)
     pipeline = degrees["pp"] > 1
-    zero = draws.choice({"nanotron": (0, 1), "torchtitan": (0, 3, 3)}.get(framework, (0, 1, 1, 2, 3)))
+    zero: Any = draws.choice({"nanotron": (0, 1), "torchtitan": (0, 3, 3)}.get(framework, (0, 1, 1, 2, 3)))
     virtual = now_and_then(1, lambda: draws.choice((2, 3)), 0.3) if pipeline else 1
-    recompute = draws.choice(("none", "none", "selective", "full"))
+    recompute: Any = draws.choice(("none", "none", "selective", "full"))
     replicas = left * degrees["cp"]
     most = base.global_batch // left
     return Strategy(

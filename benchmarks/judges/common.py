@@ -20,8 +20,11 @@ from unittest.mock import MagicMock
 class _Absent(ModuleType):
     """A module whose every name is a class or a function that does nothing."""
 
-    __path__: Sequence[str] = ()
     __version__ = "99.0"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
