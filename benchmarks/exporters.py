@@ -1,6 +1,7 @@
 """Exports handed to the frameworks' own configuration code: how many are accepted, and what is said of the others.
 
 python -m benchmarks.exporters --framework NAME --python /path/to/its/python [--path FOLDER] [--count N] [--seed N]
+    [--fields tests/export/fields/NAME.json]
 
 The framework lives in an environment of its own (``--python``); ``--path`` is a folder with its source where that is
 not in its wheel. The answers of a search for every model of the list come first, then random strategies until N have
@@ -21,6 +22,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+from tests.export.reading import names_in
 
 from benchmarks.timing import table
 from traincast.cluster import load_cluster
@@ -92,7 +95,7 @@ def graph_of(name: str) -> OperatorGraph:
 
 
 def drawn(framework: str, draws: random.Random) -> Iterator[Request]:
-    """Random strategies that can be forecast, with every setting drawn now and then."""
+    """Random strategies, with every setting drawn now and then."""
     names = list(MODELS)
     while True:
         name = draws.choices(names, weights=list(MODELS.values()))[0]
@@ -107,11 +110,9 @@ def drawn(framework: str, draws: random.Random) -> Iterator[Request]:
             precision=draws.choice(_PRECISIONS),
         )
         try:
-            request = replace(base, strategy=_strategy(base, framework, draws))
-            prepare(request)
+            yield replace(base, strategy=_strategy(base, framework, draws))
         except StrategyError:
             continue
-        yield request
 
 
 def _strategy(base: Request, framework: str, draws: random.Random) -> Strategy:
@@ -121,15 +122,15 @@ def _strategy(base: Request, framework: str, draws: random.Random) -> Strategy:
         return make() if draws.random() < chance else usual
 
     left = base.cluster.num_devices
-    degrees = {}
+    degrees: dict[str, Any] = {}
     for name in draws.sample(("tp", "pp", "cp"), 3):
         degree = draws.choice([d for d in (1, 1, 2, 3, 4, 8) if left % d == 0])
         degrees[name], left = degree, left // degree
     model = decoder_of(base.graph)
     pipeline = degrees["pp"] > 1
-    zero = draws.choice({"nanotron": (0, 1), "torchtitan": (0, 3, 3)}.get(framework, (0, 1, 1, 2, 3)))
+    zero: Any = draws.choice({"nanotron": (0, 1), "torchtitan": (0, 3, 3)}.get(framework, (0, 1, 1, 2, 3)))
     virtual = now_and_then(1, lambda: draws.choice((2, 3)), 0.3) if pipeline else 1
-    recompute = draws.choice(("none", "none", "selective", "full"))
+    recompute: Any = draws.choice(("none", "none", "selective", "full"))
     replicas = left * degrees["cp"]
     most = base.global_batch // left
     return Strategy(
@@ -173,6 +174,7 @@ def case_of(request: Request, text: str) -> dict[str, Any]:
         "layers": model.layers,
         "experts": model.experts,
         "expert_ffn": model.expert_ffn,
+        "qk_norm": bool(model.other.get("qk_norm")) or model.family == "deepseek",
         "parameters": request.graph.num_parameters,
         "known": request.graph.name in FLAVORS,
         "chunks": 2 if strategy.pp > 1 and strategy.schedule == "zb-v" else strategy.virtual_stages,
@@ -186,16 +188,20 @@ def written(requests: Iterator[Request], framework: str, count: int, refused: Co
         if found == count or tried > _TRIES * count:
             return
         try:
-            text = export(request, framework)
+            text = FRAMEWORKS[framework](request)
+            prepare(request)  # the slower question comes last
         except StrategyError as error:
-            refused[str(error).rpartition("cannot be written for ")[2].partition(": ")[2]] += 1
+            reason = str(error).rpartition("cannot be written for ")[2].partition(": ")[2]
+            refused[reason if "cannot be written for" in str(error) else "cannot be forecast"] += 1
             continue
         found += 1
         yield case_of(request, text)
 
 
-def judged(cases: list[dict[str, Any]], framework: str, python: Path, path: Path | None) -> list[str]:
-    """The framework's words on every case; none where it accepts."""
+def judged(
+    cases: list[dict[str, Any]], framework: str, python: Path, path: Path | None
+) -> tuple[dict[str, str], list[str]]:
+    """The framework's fields, and its words on every case; none where it accepts."""
     here = Path(__file__).resolve().parent.parent
     folders = os.pathsep.join(str(folder) for folder in (here, path) if folder)
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +216,16 @@ def judged(cases: list[dict[str, Any]], framework: str, python: Path, path: Path
         )
         if run.returncode:
             raise SystemExit(f"the judge of {framework} failed:\n{run.stderr[-2000:]}")
-        return [str(json.loads(line)) for line in verdicts.read_text(encoding="utf-8").splitlines()]
+        known, *words = [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
+        return known, words
+
+
+def _kind(name: str, known: dict[str, str]) -> str:
+    """What a field holds; of a section that is no class, the framework has the names alone."""
+    if name not in known:
+        unknown = [part for part in name.split(".") if part not in known]
+        assert not unknown, f"{unknown} of {name} are not in the framework"
+    return known.get(name, "any")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -222,21 +237,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=500, help="random strategies to hand on")
     parser.add_argument("--seed", type=int, default=0, help="another seed draws others")
     parser.add_argument("--no-search", action="store_true", help="random strategies alone")
+    parser.add_argument("--fields", type=Path, help="write the fields that exports use, as the framework has them")
     given = parser.parse_args(arguments)
-    rows, failed = [], Counter[str]()
+    rows, failed, used, known = [], Counter[str](), set[str](), dict[str, str]()
     refused: Counter[str] = Counter()
     sources = {"random": (drawn(given.framework, random.Random(given.seed)), given.count)}
     if not given.no_search:
         sources = {"chosen by a search": (chosen(given.framework), 1000), **sources}
     for source, (requests, count) in sources.items():
         cases = list(written(requests, given.framework, count, refused))
-        verdicts = judged(cases, given.framework, given.python, given.path)
+        known, verdicts = judged(cases, given.framework, given.python, given.path)
+        used |= {name for case in cases for name, _ in names_in(case["text"], given.framework)}
         for case, words in zip(cases, verdicts, strict=True):
             if words:
                 failed[f"{words}  [{case['strategy']}]"] += 1
         accepted = sum(not words for words in verdicts)
         rows.append((source, str(len(cases)), str(accepted), str(len(cases) - accepted)))
     table(f"{given.framework} {RELEASES[given.framework]}", ("strategies", "written", "accepted", "failed"), rows)
+    if given.fields is not None:
+        stated = {"release": RELEASES[given.framework], "fields": {name: _kind(name, known) for name in sorted(used)}}
+        given.fields.write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
     print(f"\nrefused by Traincast first: {sum(refused.values())}")
     for reason, times in refused.most_common():
         print(f"  {times:5d}  {reason}")

@@ -8,18 +8,23 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from unittest.mock import MagicMock
 
 
 class _Absent(ModuleType):
     """A module whose every name is a class or a function that does nothing."""
 
-    __path__: Sequence[str] = ()
     __version__ = "99.0"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -76,12 +81,39 @@ def fake_ranks(world: int) -> None:
     torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
 
 
-def judge(accept: Callable[[dict[str, Any]], None]) -> None:
-    """Hand every line of standard input to ``accept``, and write what it raised to the file that is named.
+def kind_of(annotation: Any) -> str:
+    """What a field may hold: ``int``, ``float``, ``bool``, ``str``, choices as ``a|b``, else ``any``."""
+    inner = [part for part in get_args(annotation) if part is not type(None)]
+    if get_origin(annotation) is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType) and len(inner) == 1:
+        return kind_of(inner[0])
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "|".join(str(member.value) for member in annotation)
+    return annotation.__name__ if annotation in (int, float, bool, str) else "any"
 
-    Frameworks print at will, so standard output is theirs.
+
+def fields_of(made: type, prefix: str = "") -> dict[str, str]:
+    """Fields of a dataclass and of the dataclasses in it, by dotted names."""
+    found: dict[str, str] = {}
+    hints = get_type_hints(made)
+    for field in fields(made):
+        options = [hints[field.name], *get_args(hints[field.name])]
+        inner = [option for option in options if is_dataclass(option)]
+        for option in inner:
+            found |= fields_of(option, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        if not inner:
+            found[prefix + field.name] = kind_of(hints[field.name])
+    return found
+
+
+def judge(accept: Callable[[dict[str, Any]], None], known: Callable[[], dict[str, str]]) -> None:
+    """Write the fields that are ``known`` to the file that is named, then what ``accept`` raised for every line.
+
+    Lines come from standard input. Frameworks print at will, so standard output is theirs.
     """
     with Path(sys.argv[1]).open("w", encoding="utf-8") as verdicts:
+        verdicts.write(json.dumps(known()) + "\n")
         for line in sys.stdin:
             try:
                 accept(json.loads(line))

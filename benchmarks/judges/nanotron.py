@@ -6,13 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judges.common import fake_ranks, judge, stand_in
+from benchmarks.judges.common import fake_ranks, fields_of, judge, stand_in
 
 stand_in(
     "datasets", "flash_attn", "grouped_gemm", "triton", "datatrove", "torchtyping", "transformers", "tqdm", "fsspec"
 )
 
-from nanotron.config import get_config_from_file  # noqa: E402
+from nanotron.config import Config, get_config_from_file  # noqa: E402
+from nanotron.config.models_config import LlamaConfig, Qwen2Config  # noqa: E402
+from nanotron.config.utils_config import str_to_dtype  # noqa: E402
 from nanotron.parallel import ParallelContext  # noqa: E402
 
 
@@ -50,5 +52,14 @@ def accept(case: dict[str, Any]) -> None:
     assert (experts.moe_intermediate_size if experts else 0) == case["expert_ffn"]
 
 
+def known() -> dict[str, str]:
+    """All fields, with those of both models that are written."""
+    found = fields_of(Config)
+    for model in (LlamaConfig, Qwen2Config):
+        found |= fields_of(model, "model.model_config.")
+    choices = {"parallelism.pp_engine": "1f1b|afab", "parallelism.tp_mode": "ALL_REDUCE|REDUCE_SCATTER"}
+    return found | choices | {"model.dtype": "|".join(str_to_dtype)}
+
+
 if __name__ == "__main__":
-    judge(accept)
+    judge(accept, known)

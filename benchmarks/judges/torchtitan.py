@@ -8,16 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judges.common import fake_ranks, judge, stand_in
+from benchmarks.judges.common import fake_ranks, fields_of, judge, stand_in
 
 stand_in("triton", "torchao", "tensorboard", "datasets", "tokenizers", "huggingface_hub", "torchdata")
 
 import torch  # noqa: E402
 import torchtitan.protocols.train_spec as specs  # noqa: E402
-from torchtitan.config import ConfigManager  # noqa: E402
+from torch.distributed.pipelining.schedules import get_schedule_class  # noqa: E402
+from torchtitan.config import ConfigManager, JobConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims, parallel_dims  # noqa: E402
+from torchtitan.models import _supported_models  # noqa: E402
 
 parallel_dims.device_type = "cpu"
+
+
+_SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBVZeroBubble")
+assert all(get_schedule_class(name) for name in _SCHEDULES)
 
 
 def accept(case: dict[str, Any]) -> None:
@@ -63,6 +69,9 @@ def _spread(job: Any, dims: Any, case: dict[str, Any]) -> None:
     if case["known"]:
         count = sum(weight.numel() for weight in model.parameters())
         assert abs(count / case["parameters"] - 1) < 0.02, f"{count} parameters, not {case['parameters']}"
+    overlaps = job.parallelism.enable_async_tensor_parallel
+    assert not overlaps or job.compile.enable, "overlapped tensor traffic asks for the compiler"
+    job.parallelism.enable_async_tensor_parallel = False
     job.compile.enable = False  # PyTorch's compiler takes seconds, and is not asked anything here
     if dims.pp_enabled:
         if not spec.pipelining_fn:
@@ -72,7 +81,6 @@ def _spread(job: Any, dims: Any, case: dict[str, Any]) -> None:
         )
         assert len(parts) == case["chunks"], f"{len(parts)} chunks per rank, not {case['chunks']}"
     else:
-        job.parallelism.enable_async_tensor_parallel = False  # it asks for the compiler, as the file does
         spec.parallelize_fn(model, dims, job)
 
 
@@ -82,6 +90,12 @@ def _like(spec: Any, case: dict[str, Any]) -> Any:
     return replace(spec.model_args[name], n_layers=case["layers"])
 
 
+def known() -> dict[str, str]:
+    """All fields of a job, with the names of models and of schedules."""
+    models = "|".join(name for name in _supported_models if name != "flux")
+    return fields_of(JobConfig) | {"model.name": models, "parallelism.pipeline_parallel_schedule": "|".join(_SCHEDULES)}
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    judge(accept)
+    judge(accept, known)

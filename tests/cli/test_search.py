@@ -130,26 +130,6 @@ def test_cluster_choices_are_named_with_the_job_and_its_cost(capsys: pytest.Capt
     assert "without a search, on 1 × dgx-a100" in shown
 
 
-@pytest.mark.parametrize(
-    ("framework", "words"),
-    [
-        ("megatron", "--tensor-model-parallel-size"),
-        ("torchtitan", "[parallelism]"),
-        ("deepspeed", '"train_batch_size"'),
-        ("nanotron", "parallelism:"),
-    ],
-)
-def test_the_first_is_written_for_each_framework(
-    framework: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = run(capsys, *PLACE, "--constraint", "cp=1,tp<=2", "--export", framework)
-    assert f"for {framework}, the first" in shown
-    assert words in shown.partition("for ")[2]
-    exported = run_json(capsys, *PLACE, "--constraint", "cp=1,tp<=2", "--export", framework)["export"]
-    assert exported["framework"] == framework
-    assert words in exported["text"]
-
-
 def test_every_candidate_is_kept_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "all.parquet"
     answer = run_json(capsys, *SEARCH, "--constraint", "memory<=1.04GB", "--all-out", str(path))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -46,16 +48,36 @@ def read_yaml(text: str) -> dict[str, Any]:
     return root
 
 
-def _scalar(text: str) -> str | int | bool:
+def _scalar(text: str) -> Any:
+    """A value as YAML 1.1 reads it, as far as it is written: a number with an exponent has a point."""
     if text in ("true", "false"):
         return text == "true"
-    return int(text) if text.isdigit() else text
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    if re.fullmatch(r"-?\d+\.\d*(e[-+]\d+)?", text):
+        return float(text)
+    return json.loads(text) if text[0] in '["' else text
 
 
 def read_export(text: str, framework: str) -> dict[str, Any]:
     """The text, parsed by its own format."""
     readers = {"megatron": read_command, "torchtitan": tomllib.loads, "deepspeed": json.loads, "nanotron": read_yaml}
     return readers[framework](text)  # type: ignore[operator, no-any-return]
+
+
+def names_in(text: str, framework: str) -> Iterator[tuple[str, Any]]:
+    """Every setting that the text has, by its dotted name, with its value."""
+    found = read_export(text, framework)
+    found.pop("_comment", None)
+    yield from _leaves(found, "")
+
+
+def _leaves(section: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def degrees_in(found: dict[str, Any], framework: str, devices: int) -> dict[str, int]:
@@ -94,22 +116,19 @@ def _deepspeed(found: dict[str, Any], devices: int) -> dict[str, int]:
     cp = found.get("sequence_parallel_size", 1)
     ep = found.get("expert_parallel", {}).get("autoep_size", 1)
     assert devices % (tp * pp * cp) == 0
-    return {
-        "dp": devices // (tp * pp * cp),
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "ep": ep,
-        "micro": found["train_micro_batch_size_per_gpu"],
-        "steps": found["gradient_accumulation_steps"],
-        "whole": found["train_batch_size"],
-    }
+    dp = devices // (tp * pp * cp)
+    assert cp == 1 or found["data_parallel_size"] == dp
+    micro, steps = found["train_micro_batch_size_per_gpu"], found["gradient_accumulation_steps"]
+    # DeepSpeed checks the whole against every rank of a tensor group, so with one it must not stand there.
+    whole = micro * steps * dp
+    assert found.get("train_batch_size") == (whole if tp == 1 else None)
+    return {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "micro": micro, "steps": steps, "whole": whole}
 
 
 def _nanotron(found: dict[str, Any], devices: int) -> dict[str, int]:
     spread, tokens = found["parallelism"], found["tokens"]
-    dp, tp, pp, cp = spread["dp"], spread["tp"], spread["pp"], spread["context_parallel_size"]
-    assert dp * tp * pp * cp == devices
+    dp, tp, pp, cp = spread["dp"], spread["tp"], spread["pp"], 1
+    assert dp * tp * pp == devices
     micro, steps = tokens["micro_batch_size"], tokens["batch_accumulation_per_replica"]
     ep = spread["expert_parallel_size"]
     whole = micro * steps * dp

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import CNN, LLAMA, request_of
-from tests.export.reading import degrees_in, read_export
+from tests.export.reading import degrees_in, names_in, read_export
 from traincast.errors import StrategyError, UnknownNameError
-from traincast.export import FRAMEWORKS, export
+from traincast.export import FRAMEWORKS, RELEASES, export
 from traincast.strategy import Request, Slot, Strategy
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules.one_f_one_b import gpipe
@@ -18,53 +22,73 @@ MOE = "moe:layers=4,hidden=256,heads=8,kv_heads=4,experts=8,top_k=2,expert_ffn=5
 
 DENSE = {
     "dp=1": "megatron torchtitan deepspeed nanotron",
-    "dp=8,micro_batch=2": "megatron torchtitan deepspeed nanotron",
+    "dp=8,microbatches=1": "megatron torchtitan nanotron",
+    "dp=8,micro_batch=1": "megatron nanotron",
+    "dp=8,sync_each,micro_batch=1": "torchtitan",
     "dp=8,zero=1,micro_batch=1": "megatron deepspeed nanotron",
     "dp=8,zero=2,micro_batch=1": "megatron deepspeed",
     "dp=8,zero=3,micro_batch=1": "megatron torchtitan deepspeed",
-    "dp=8,zero=3,shard=2,micro_batch=1": "megatron torchtitan deepspeed",
+    "dp=8,zero=3,prefetch=2,micro_batch=1": "megatron deepspeed",
+    "dp=8,zero=3,shard=2,micro_batch=1": "megatron torchtitan",
+    "dp=8,zero=3,shard=1,micro_batch=1": "megatron",
     "dp=8,zero=1,shard=2,micro_batch=1": "megatron",
-    "dp=8,zero=3,reshard=false,micro_batch=1": "torchtitan deepspeed",
+    "dp=8,zero=3,reshard=false,micro_batch=1": "",
+    "dp=8,zero=3,reshard=false,sync_each,micro_batch=1": "torchtitan deepspeed",
+    "tp=4,micro_batch=2": "megatron deepspeed nanotron",
     "dp=2,tp=4,zero=1,micro_batch=2": "megatron deepspeed nanotron",
     "dp=2,tp=4,sp,zero=1,micro_batch=2": "megatron nanotron",
     "dp=2,tp=4,sp,zero=3,micro_batch=2": "megatron torchtitan",
     "dp=2,tp=4,zero=3,micro_batch=2": "megatron",
-    "dp=2,pp=4,micro_batch=1": "megatron deepspeed nanotron",
+    "tp=8,zero=1,micro_batch=2": "megatron deepspeed",
+    "dp=2,pp=4,micro_batch=1": "megatron nanotron",
     "dp=2,pp=4,zero=1,micro_batch=1": "megatron deepspeed nanotron",
     "dp=2,pp=4,zero=2,micro_batch=1": "",
     "dp=2,pp=4,zero=3,micro_batch=1": "torchtitan",
-    "pp=2,vp=2,micro_batch=2": "megatron torchtitan",
-    "pp=2,vp=2,schedule=interleaved,micro_batch=2": "megatron torchtitan",
-    "pp=2,vp=2,schedule=breadth-first,micro_batch=2": "torchtitan",
-    "pp=4,schedule=gpipe,micro_batch=2": "torchtitan nanotron",
-    "pp=2,schedule=zb-v,micro_batch=2": "torchtitan",
+    "dp=2,pp=4,zero=3,micro_batch=4": "",
+    "dp=2,pp=4,zero=1,micro_batch=4": "megatron deepspeed",
+    "dp=2,pp=4,zero=3,schedule=gpipe,micro_batch=4": "torchtitan",
+    "pp=2,vp=2,micro_batch=2": "megatron",
+    "dp=2,pp=2,vp=2,zero=3,micro_batch=2": "torchtitan",
+    "dp=2,pp=2,vp=2,zero=1,schedule=interleaved,micro_batch=2": "megatron",
+    "dp=2,pp=2,vp=2,zero=3,schedule=interleaved,micro_batch=2": "torchtitan",
+    "dp=2,pp=2,vp=2,zero=3,schedule=breadth-first,micro_batch=2": "torchtitan",
+    "pp=4,schedule=gpipe,micro_batch=2": "nanotron",
+    "dp=2,pp=4,zero=3,schedule=gpipe,micro_batch=2": "torchtitan",
+    "dp=2,pp=2,zero=3,schedule=zb-v,micro_batch=2": "torchtitan",
     "pp=4,schedule=zb-h1,micro_batch=2": "",
     "pp=2,schedule=dualpipe,micro_batch=2": "",
-    "pp=3,layers=2/1/1,micro_batch=2": "megatron torchtitan",
-    "dp=2,cp=4,zero=1,micro_batch=1": "megatron deepspeed nanotron",
+    "pp=3,layers=2/1/1,micro_batch=2": "megatron",
+    "dp=2,pp=3,zero=3,layers=2/1/1,micro_batch=2": "torchtitan",
+    "dp=2,cp=4,zero=1,micro_batch=1": "megatron deepspeed",
     "dp=2,cp=4,zero=3,context=ring,micro_batch=1": "megatron torchtitan deepspeed",
     "dp=2,tp=2,pp=2,cp=2,sp,zero=3,micro_batch=1": "torchtitan",
-    "dp=2,tp=2,pp=2,cp=2,sp,zero=1,micro_batch=1": "megatron nanotron",
-    "dp=8,recompute=full,micro_batch=2": "megatron torchtitan deepspeed nanotron",
-    "dp=8,recompute=full,recompute_every=2,micro_batch=2": "megatron torchtitan deepspeed",
-    "dp=8,recompute=selective,micro_batch=2": "megatron torchtitan deepspeed",
+    "dp=2,tp=2,pp=2,cp=2,sp,zero=1,micro_batch=1": "megatron",
+    "dp=8,zero=1,recompute=full,micro_batch=2": "megatron deepspeed nanotron",
+    "dp=8,zero=3,recompute=full,micro_batch=2": "megatron torchtitan deepspeed",
+    "dp=8,zero=3,recompute=full,recompute_every=2,micro_batch=2": "megatron torchtitan deepspeed",
+    "dp=8,zero=3,recompute=selective,micro_batch=2": "megatron torchtitan deepspeed",
     "dp=8,zero=1,offload=optimizer,micro_batch=2": "megatron deepspeed",
     "dp=8,offload=optimizer,micro_batch=2": "",
     "dp=8,zero=3,offload=optimizer,micro_batch=2": "megatron torchtitan deepspeed",
     "dp=8,offload=activations,micro_batch=2": "megatron",
-    "dp=8,offload=activations,recompute=full,micro_batch=2": "deepspeed",
+    "dp=8,zero=1,offload=activations,recompute=full,micro_batch=2": "deepspeed",
     "dp=8,servers=1,micro_batch=2": "",
     "dp=8,compression=0.1,micro_batch=2": "",
 }
 """Strategies of a dense model, with the frameworks that can run them."""
 MIXTURES = {
-    "dp=8,ep=4,zero=1,micro_batch=1": "megatron deepspeed nanotron",
+    "dp=8,zero=1,micro_batch=1": "megatron deepspeed nanotron",
+    "dp=8,ep=4,zero=1,micro_batch=1": "megatron deepspeed",
     "dp=8,ep=4,zero=3,micro_batch=1": "megatron torchtitan deepspeed",
+    "dp=4,tp=2,zero=1,micro_batch=1": "megatron deepspeed",
     "dp=4,tp=2,sp,ep=8,etp=1,zero=3,micro_batch=1": "megatron torchtitan",
     "dp=4,tp=2,sp,ep=4,etp=2,zero=3,micro_batch=1": "megatron torchtitan",
     "dp=4,tp=2,sp,ep=4,etp=2,zero=1,micro_batch=1": "megatron",
-    "dp=4,tp=2,sp,ep=4,zero=1,micro_batch=1": "megatron nanotron",
+    "dp=4,tp=2,sp,ep=4,zero=1,micro_batch=1": "megatron",
+    "dp=2,cp=4,ep=4,zero=1,micro_batch=1": "megatron",
     "dp=8,ep=4,capacity=1.5,zero=1,micro_batch=1": "megatron",
+    "dp=8,ep=8,zero=1,shard=4,micro_batch=1": "",
+    "dp=2,pp=4,ep=2,zero=3,micro_batch=1": "",
 }
 """The same for a mixture of experts."""
 CASES = [(text, LLAMA, fits) for text, fits in DENSE.items()] + [(text, MOE, fits) for text, fits in MIXTURES.items()]
@@ -87,6 +111,41 @@ def check(request: Request, framework: str) -> None:
         "whole": request.global_batch,
     }
     assert found["micro"] * found["steps"] * found["dp"] == found["whole"]
+    check_fields(text, framework)
+
+
+def check_fields(text: str, framework: str) -> None:
+    """Every setting is one that the framework has, with a value that it takes."""
+    table = fields_of(framework)
+    for name, value in names_in(text, framework):
+        assert name in table, f"{framework} {RELEASES[framework]} has no {name}"
+        assert holds(table[name], value), f"{name} = {value!r} where {framework} takes {table[name]}"
+
+
+@cache
+def fields_of(framework: str) -> dict[str, str]:
+    """What ``benchmarks.exporters --fields`` found in the release that the exporter names."""
+    stated = json.loads((Path(__file__).parent / "fields" / f"{framework}.json").read_text(encoding="utf-8"))
+    assert stated["release"] == RELEASES[framework], "run python -m benchmarks.exporters --fields"
+    fields: dict[str, str] = stated["fields"]
+    return fields
+
+
+def holds(kind: str, value: object) -> bool:
+    """Whether a field of that kind takes a value; on a command line all values are texts, a flag has none."""
+    match kind:
+        case "any":
+            return True
+        case "flag":
+            return value == ""
+        case "bool" | "str":
+            return type(value).__name__ == kind
+        case "int":
+            return type(value) is int or (isinstance(value, str) and value.isdigit())
+        case "float":
+            return isinstance(value, float | int) or float(str(value)) >= 0
+        case _:
+            return str(value) in kind.split("|")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -154,7 +213,7 @@ def test_a_precision_is_written_or_refused(framework: str, precision: str) -> No
         "deepspeed": {"fp32", "tf32", "amp", "amp-bf16", "fp16", "bf16"},
         "nanotron": {"fp32", "fp16", "bf16"},
     }
-    request = request_of("dp=8,micro_batch=2", model=LLAMA, precision=precision)
+    request = request_of("dp=1,micro_batch=2", model=LLAMA, precision=precision)
     if precision in known[framework]:
         check(request, framework)
     else:

@@ -23,7 +23,7 @@ def read(request: Request) -> dict[str, Any]:
 def test_a_file_in_full() -> None:
     found = read(request_of("dp=4,zero=2,offload=optimizer,micro_batch=2", model=LLAMA, runtime="deepspeed"))
     assert found.pop("_comment") == [
-        f"{LLAMA} on 4 devices of dgx-a100, for DeepSpeed",
+        f"{LLAMA} on 4 devices of dgx-a100, for DeepSpeed 0.19.8",
         "strategy dp=4,num_microbatches=2,zero=2,offload=optimizer; global batch 16, precision bf16",
     ]
     assert found == {
@@ -37,20 +37,20 @@ def test_a_file_in_full() -> None:
         },
         "bf16": {"enabled": True},
         "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
     }
 
 
 def test_full_sharding_says_how_far_ahead_and_how_long() -> None:
     graph = graph_of(LLAMA)
-    zero = read(request_of("dp=4,zero=3,shard=2,prefetch=2,reshard=false,microbatches=4", model=LLAMA))[
-        "zero_optimization"
-    ]
+    found = read(request_of("dp=4,zero=3,prefetch=2,reshard=false,sync_each,microbatches=4", model=LLAMA))
+    zero = found["zero_optimization"]
+    assert found["communication_data_type"] == "bf16"
     block = 256 * 256 + 2 * 128 * 256 + 256 * 256 + 3 * 256 * 768 + 2 * 256
     assert parameters_of_largest_block(graph) == block
     assert zero == {
         "stage": 3,
         "overlap_comm": True,
-        "mics_shard_size": 2,
         "stage3_max_live_parameters": graph.num_parameters,
         "stage3_max_reuse_distance": graph.num_parameters,
         "stage3_prefetch_bucket_size": 2 * block,
@@ -64,13 +64,30 @@ def test_a_pipeline_has_stages_and_checkpoints() -> None:
     assert any("num_stages=2" in note for note in found["_comment"])
 
 
-def test_degrees_have_sections_of_their_own() -> None:
-    assert read(request_of("dp=2,tp=2,microbatches=4", model=LLAMA))["tensor_parallel"] == {"autotp_size": 2}
-    shared = read(request_of("dp=2,cp=2,microbatches=4", model=LLAMA))
-    assert shared["sequence_parallel_size"] == 2
+def test_ranks_of_a_tensor_group_are_no_replicas() -> None:
+    found = read(request_of("dp=2,tp=2,zero=1,microbatches=4", model=LLAMA))
+    assert found["tensor_parallel"] == {"autotp_size": 2}
+    assert "train_batch_size" not in found  # DeepSpeed would compare it with micro batch × steps × all 4 ranks
+    assert found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * 2 == 16
+    assert any("would say 32 where 16 samples" in note for note in found["_comment"])
+
+
+def test_a_shared_sequence_needs_both_sizes_of_the_mesh() -> None:
+    shared = read(request_of("dp=2,cp=2,zero=1,microbatches=4", model=LLAMA))
+    assert (shared["data_parallel_size"], shared["sequence_parallel_size"]) == (2, 2)
+    assert shared["seq_parallel_communication_data_type"] == "fp32"
     assert any("Ulysses" in note for note in shared["_comment"])
-    experts = read(request_of("dp=4,ep=2,microbatches=4", model=MOE))["expert_parallel"]
+
+
+def test_experts_have_a_section_of_their_own() -> None:
+    experts = read(request_of("dp=4,ep=2,zero=1,microbatches=4", model=MOE))["expert_parallel"]
     assert experts == {"enabled": True, "autoep_size": 2, "expert_tensor_parallel_size": 1}
+
+
+def test_one_replica_sums_wide_gradients_in_stage_1() -> None:
+    assert read(request_of("pp=2,microbatches=4", model=LLAMA))["zero_optimization"] == {"stage": 1}
+    assert read(request_of("pp=2,microbatches=4", model=LLAMA, precision="fp16"))["zero_optimization"] == {"stage": 0}
+    assert read(request_of("pp=2,microbatches=4", model=LLAMA, precision="fp32"))["zero_optimization"] == {"stage": 0}
 
 
 def test_precisions_have_sections_of_their_own() -> None:
@@ -81,6 +98,18 @@ def test_precisions_have_sections_of_their_own() -> None:
     assert half["fp16"] == {"enabled": True}
     assert half["data_types"] == {"grad_accum_dtype": "fp16"}
     assert {"bf16", "fp16", "torch_autocast"}.isdisjoint(read(request_of("dp=4,microbatches=4", precision="fp32")))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("dp=2,cp=2,ep=2,zero=1,microbatches=4", "cp=2 with ep=2"),
+        ("dp=4,ep=2,etp=2,zero=1,microbatches=4", "use etp=1"),
+    ],
+)
+def test_experts_that_deepspeed_cannot_share_out_are_refused(strategy: str, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        export(request_of(strategy, model=MOE), "deepspeed")
 
 
 def test_a_shared_sequence_needs_whole_heads() -> None:
@@ -100,7 +129,10 @@ def test_a_shared_sequence_needs_whole_heads() -> None:
         ("pp=2,layers=1/3,microbatches=4", "layers=1/3"),
         ("dp=2,tp=2,zero=3,microbatches=4", "AutoTP goes with zero=0, 1 or 2"),
         ("dp=2,tp=2,sp,microbatches=4", "sequence_parallel with tp=2"),
-        ("dp=4,zero=1,shard=2,microbatches=4", "MiCS"),
+        ("dp=4,zero=1,shard=2,microbatches=4", "shard=2 of 4 replicas"),
+        ("dp=4,zero=3,shard=2,microbatches=4", "MiCS, which could, was removed in 0.19.8"),
+        ("dp=4,microbatches=4", "zero=0 with bf16 and gradients summed in fp32 .* set zero=1"),
+        ("dp=4,zero=3,reshard=false,microbatches=4", "set sync_each"),
         ("dp=4,offload=optimizer,microbatches=4", "set zero=1, 2 or 3"),
         ("dp=4,offload=activations,microbatches=4", "set recompute=full"),
     ],

@@ -27,7 +27,7 @@ def test_a_command_in_full() -> None:
     request = request_of("dp=2,tp=2,pp=2,sp,zero=1,micro_batch=2", model=LLAMA, runtime="megatron")
     text = export(request, "megatron")
     assert text == (
-        f"# {LLAMA} on 8 devices of dgx-a100, for Megatron-LM (pretrain_gpt.py)\n"
+        f"# {LLAMA} on 8 devices of dgx-a100, for Megatron-LM core_v0.16.1 (pretrain_gpt.py)\n"
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel; global batch 16, "
         "precision bf16\n"
         "export CUDA_DEVICE_MAX_CONNECTIONS=1  # tensor and context parallelism insist on it before Blackwell\n"
@@ -92,6 +92,7 @@ def test_latent_attention_and_experts_have_their_flags() -> None:
         "--moe-layer-freq": "([0]*1+[1]*3)",
         "--moe-router-score-function": "sigmoid",
         "--multi-latent-attention": "",
+        "--qk-layernorm": "",
         "--q-lora-rank": "64",
         "--kv-lora-rank": "32",
         "--qk-head-dim": "32",
@@ -100,6 +101,34 @@ def test_latent_attention_and_experts_have_their_flags() -> None:
     }
     assert wanted.items() <= found.items()
     assert "--kv-channels" not in found
+
+
+GPT_OSS = "gpt-oss:layers=4,hidden=256,heads=8,kv_heads=4,experts=8,top_k=2,head_dim=32,vocab=1000,seq=256,window=64"
+
+
+def test_windows_sinks_and_biases_of_gpt_oss_have_their_flags() -> None:
+    found = flags_of(request_of("dp=4,ep=4,zero=1,microbatches=4", model=GPT_OSS))
+    wanted = {"--window-size": "64,0", "--window-attn-skip-freq": "2", "--softmax-type": "learnable"}
+    assert wanted.items() <= found.items()
+    assert "--disable-bias-linear" not in found
+    with pytest.raises(StrategyError, match=r"etp=2 with gpt-oss.*set etp=1"):
+        export(request_of("dp=2,tp=2,sp,etp=2,zero=1,microbatches=4", model=GPT_OSS), "megatron")
+
+
+def test_gradients_of_sharded_weights_travel_as_forecast() -> None:
+    plain = flags_of(request_of("dp=4,zero=2,microbatches=4", model=LLAMA))
+    assert "--grad-reduce-in-bf16" not in plain
+    assert "--grad-reduce-in-bf16" in flags_of(request_of("dp=4,zero=3,microbatches=4", model=LLAMA))
+
+
+def test_optimizer_instances_must_divide_the_replicas_of_experts() -> None:
+    with pytest.raises(StrategyError, match=r"shard=2 with 1 replicas of experts .* 4 optimizer instances"):
+        export(request_of("dp=8,ep=8,zero=1,shard=2,microbatches=2", model=DEEPSEEK), "megatron")
+
+
+def test_a_dense_model_has_no_degrees_of_experts() -> None:
+    found = flags_of(request_of("dp=4,etp=2,zero=1,shard=1,microbatches=4", model=LLAMA))
+    assert not [flag for flag in found if "expert" in flag]
 
 
 def test_a_model_outside_the_zoo_says_so() -> None:

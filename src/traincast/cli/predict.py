@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, print_json, print_table, traced
 from traincast.errors import RequestError
 from traincast.units import (
@@ -56,6 +57,11 @@ _CHART_WIDTH = 64
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace for Perfetto; a folder gets one file per rank.")
 @click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@click.option(
+    "--export",
+    metavar="NAME",
+    help="megatron, torchtitan, deepspeed or nanotron: time its runtime, and print what it reads.",
+)
 @click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
 @click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
@@ -80,6 +86,7 @@ def predict(
     trace: str | None,
     trace_ranks: str | None,
     html: str | None,
+    export: str | None,
     bundle: tuple[str, ...],
     no_cache: bool,
     as_json: bool,
@@ -104,7 +111,7 @@ def predict(
         strategy=strategy,
         global_batch=batch,
         precision=precision,
-        runtime=runtime,
+        runtime=runtime_for(export, runtime),
         shard=tuple(_rule(text) for text in shard),
         tokens=None if tokens is None else parse_count(tokens, what="--tokens"),
         samples=None if samples is None else parse_count(samples, what="--samples"),
@@ -112,14 +119,16 @@ def predict(
         cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
+    text = exported(result.request, export)
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
     if as_json:
-        print_json(result.report.as_dict())
+        print_json({**result.report.as_dict(), "export": text})
         return
     _show(result.report, chosen=strategy is None, memory=show_memory)
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)
+    show_export(text, "the strategy")
 
 
 def _conditions(

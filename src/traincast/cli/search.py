@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, print_json, print_table, progress_bar, traced
 from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
 from traincast.units import format_bytes, format_parameters, format_seconds, parse_count, parse_duration
@@ -25,13 +26,6 @@ _NARROWEST: Final = 26
 _FRONT: Final = 6
 """Points of the front that are shown."""
 _WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
-_EXPRESSIBLE: Final = {
-    "megatron": "schedule=1f1b|interleaved",
-    "torchtitan": "schedule=gpipe|1f1b|interleaved|breadth-first|zb-v,zero=0|3,offload=none|optimizer",
-    "deepspeed": "schedule=1f1b,virtual_stages=1,cut=even,sp=false",
-    "nanotron": "schedule=1f1b|gpipe,virtual_stages=1,cut=even,zero=0|1,recompute=none|full,offload=none",
-}
-"""What a framework can express, axis by axis; what it can of their products is asked candidate by candidate."""
 
 
 @click.command(short_help="Find the best strategies, and how sure that is.")
@@ -63,7 +57,9 @@ _EXPRESSIBLE: Final = {
 @click.option("--address", metavar="ADDRESS", help="Of a Ray cluster; one is started here when left out.")
 @click.option("--resume", metavar="FOLDER", help="Keep finished parts there, and go on with those that are.")
 @click.option(
-    "--export", metavar="NAME", help="megatron, torchtitan, deepspeed or nanotron: what it can run, as it reads it."
+    "--export",
+    metavar="NAME",
+    help="megatron, torchtitan, deepspeed or nanotron: what it can run, timed with its runtime, as it reads it.",
 )
 @click.option("--all-out", metavar="FILE.parquet", help="Write every candidate.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
@@ -124,10 +120,10 @@ def search(
             cluster=cluster,
             global_batch=batch,
             precision=precision,
-            runtime=runtime,
+            runtime=runtime_for(export, runtime),
             objective=_objective(objective, deadline),
             top=parse_count(top, what="--top"),
-            constraint=",".join([*([_EXPRESSIBLE[export]] if export in _EXPRESSIBLE else []), *constraint]),
+            constraint=",".join([*_expressible(export, model), *constraint]),
             nodes=() if nodes is None else parse_nodes(nodes),
             devices=() if devices is None else _names(devices),
             tokens=_count(tokens, "--tokens"),
@@ -144,18 +140,16 @@ def search(
             accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
         )
-    text = None if export is None else _exported(answer, export)
+    text = exported(answer.best.request, export)
     written = _write(answer, all_out=all_out, html=html)
     if as_json:
-        print_json({**answer.as_dict(), "export": text and {"framework": export, "text": text}})
+        print_json({**answer.as_dict(), "export": text})
         return
     _show(answer)
     _say_how_to_see_more(context, answer)
     for what, path in written:
         console().print(f"{what}: {path}")
-    if text:
-        console().print(f"\n[bold]for {export}[/bold], the first")
-        click.echo(text.rstrip("\n"))
+    show_export(text, "the first")
 
 
 def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None) -> None:
@@ -201,10 +195,6 @@ def _names(text: str) -> tuple[str, ...]:
 @contextmanager
 def _limited_to(framework: str | None, refusals: list[str]) -> Iterator[None]:
     """Say so where nothing is left because of what a framework can express; ``refusals`` are its own words."""
-    from traincast.export import FRAMEWORKS
-
-    if framework is not None and framework not in FRAMEWORKS:
-        raise UnknownNameError("framework", framework, FRAMEWORKS)
     try:
         yield
     except StrategyError as error:
@@ -231,10 +221,11 @@ def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
     return accepts
 
 
-def _exported(answer: Answer, framework: str) -> str:
-    from traincast.export import export
+def _expressible(framework: str | None, model: str) -> list[str]:
+    """What a framework can express, axis by axis; what it can of their products is asked candidate by candidate."""
+    from traincast.export import axes_of
 
-    return export(answer.best.request, framework)
+    return [] if framework is None else [axes_of(framework, model)]
 
 
 def _write(answer: Answer, *, all_out: str | None, html: str | None) -> list[tuple[str, str]]:
@@ -439,7 +430,8 @@ def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
             return
         cluster = f"{place.name}:{place.num_nodes}"
     words = ["traincast", "predict", given["model"], "--cluster", cluster, "--global-batch", given["global_batch"]]
+    asked = {**given, "runtime": runtime_for(given["export"], given["runtime"])}
     for name in ("seq", "precision", "runtime", "tokens", "samples", "steps"):
-        words += [f"--{name}", given[name]] if given[name] else []
+        words += [f"--{name}", asked[name]] if asked[name] else []
     words += ["--strategy", str(answer.best.strategy)]
     click.echo(f"the first in full: {shlex.join(words)}")

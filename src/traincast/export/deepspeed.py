@@ -139,10 +139,6 @@ def _check_sharding(request: Request) -> None:
     if strategy.shard not in (0, replicas):
         asked = f"shard={strategy.shard} of {replicas} replicas"
         raise refuse(NAME, asked, f"MiCS, which could, was removed in {RELEASE}; leave shard out, or use torchtitan")
-    sums = gradient_dtype(request)
-    if not strategy.zero and replicas > 1 and request.precision.master is not None and sums != _model_dtype(request):
-        asked = f"zero=0 with {request.precision.name} and gradients summed in {sums}"
-        raise refuse(NAME, asked, f"without ZeRO it sums them in {_model_dtype(request)}; set zero=1")
     if "optimizer" in strategy.offload and not strategy.zero:
         raise refuse(NAME, "offload=optimizer with zero=0", "ZeRO does the offloading; set zero=1, 2 or 3")
     if "activations" in strategy.offload and strategy.recompute != "full":
@@ -153,6 +149,10 @@ def _check_sharding(request: Request) -> None:
     if strategy.zero == 3 and not strategy.reshard and not strategy.sync_each and strategy.num_microbatches > 1:
         asked = f"reshard=false with {strategy.num_microbatches} microbatches"
         raise refuse(NAME, asked, "stage 3 exchanges gradients after each of them; set sync_each")
+    sums = gradient_dtype(request)
+    if not strategy.zero and replicas > 1 and request.precision.master is not None and sums != _model_dtype(request):
+        asked = f"zero=0 with {request.precision.name} and gradients summed in {sums}"
+        raise refuse(NAME, asked, f"without ZeRO it sums them in {_model_dtype(request)}; set zero=1")
 
 
 def _model_dtype(request: Request) -> str:

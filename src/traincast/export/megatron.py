@@ -1,8 +1,8 @@
 """Megatron-LM: the command of ``pretrain_gpt.py``.
 
-Names of flags, and what its checks refuse, are of ``megatron/training/arguments.py`` at commit 000c4ac, which is
-younger than core_r0.14 (github.com/NVIDIA/Megatron-LM). Data, tokenizer, learning rate and length of the run are left
-to the user.
+Names of flags, and what its checks refuse, are of ``megatron/training/arguments.py``, ``core/parallel_state.py`` and
+``core/transformer/transformer_config.py`` at :data:`RELEASE`. Data, tokenizer, learning rate and length of the run are
+left to the user.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from traincast.export.shape import (
     header,
     layers_by_stage,
     refuse,
+    sent_dtype,
 )
 from traincast.strategy import Request, Strategy
 
@@ -43,7 +44,7 @@ def megatron(request: Request) -> str:
     """The command that trains ``request`` with Megatron-LM, what it cannot say in comments."""
     _check(request)
     model = decoder_of(request.graph)
-    notes = header(request, f"{NAME} (pretrain_gpt.py)")
+    notes = header(request, f"{NAME} {RELEASE} (pretrain_gpt.py)")
     flags: list[Flag] = []
     if model is None:
         notes.append(f"dimensions of {request.graph.name} are not in the zoo: add its --num-layers, --hidden-size, …")
@@ -83,7 +84,26 @@ def _check(request: Request) -> None:
         )
     if strategy.sync_each:
         raise refuse(NAME, "sync_each", "it exchanges gradients once a step; leave sync_each out")
+    if strategy.sequence_parallel and graph.tokens_per_sample % (strategy.cp * strategy.tp):
+        asked = f"{graph.tokens_per_sample} tokens with cp={strategy.cp}, tp={strategy.tp} and sequence_parallel"
+        whole = strategy.cp * strategy.tp
+        raise refuse(NAME, asked, f"a sequence must be a multiple of cp·tp = {whole}")
+    _check_experts(request)
     _check_offload(strategy)
+
+
+def _check_experts(request: Request) -> None:
+    strategy = request.strategy
+    model = decoder_of(request.graph)
+    if model is not None and not model.experts:
+        return
+    instances = strategy.dp * strategy.cp // (strategy.shard or strategy.dp * strategy.cp)
+    if strategy.expert_replicas % instances:
+        asked = f"shard={strategy.shard} with {strategy.expert_replicas} replicas of experts"
+        raise refuse(NAME, asked, f"its {instances} optimizer instances must divide them; leave shard out")
+    if model is not None and model.family == "gpt-oss" and strategy.expert_tp > 1:
+        asked = f"etp={strategy.expert_tp} with {request.graph.name}"
+        raise refuse(NAME, asked, "experts with biases are whole there; set etp=1, which needs sp with tp > 1")
 
 
 def _check_offload(strategy: Strategy) -> None:
@@ -154,25 +174,35 @@ def _gated(model: Decoder, notes: list[str]) -> list[Flag]:
         ("--position-embedding-type", "rope"),
         ("--normalization", "RMSNorm"),
         ("--swiglu",),
-        ("--disable-bias-linear",),
+        ("--softmax-type", "learnable") if model.family == "gpt-oss" else ("--disable-bias-linear",),
         ("--attention-dropout", "0.0"),
         ("--hidden-dropout", "0.0"),
     ]
     if given.get("rope_fraction", 1.0) != 1.0:
         flags.append(("--rotary-percent", f"{given['rope_fraction']:g}"))
-    if given.get("qk_norm"):
+    if given.get("qk_norm") or model.family == "deepseek":  # latent queries, keys and values have norms
         flags.append(("--qk-layernorm",))
     if given.get("qkv_bias"):
         flags.append(("--add-qkv-bias",))
     if given.get("activation", "swiglu") != "swiglu":
         notes.append(f"activation={given['activation']} has no flag: SwiGLU is used")
-    if given.get("window") or model.family == "gpt-oss":
-        notes.append("windows of attention are not written: add --window-size and --window-attn-skip-freq")
+    flags += _window(model)
     if model.family == "gpt-oss":
-        notes.append("biases and attention sinks of GPT-OSS are not written")
+        notes.append("experts of GPT-OSS clamp and scale what they gate: add --quick-geglu and its kin for its weights")
     if model.family == "deepseek":
         flags += _latent(model)
     return flags
+
+
+def _window(model: Decoder) -> list[Flag]:
+    """A window of attention; every ``window_period``-th layer is without."""
+    gpt_oss = model.family == "gpt-oss"
+    window = int(model.other.get("window", 128 if gpt_oss else 0))
+    period = int(model.other.get("window_period", 2 if gpt_oss else 0))
+    if not window:
+        return []
+    flags: list[Flag] = [("--window-size", f"{window},0")]
+    return [*flags, ("--window-attn-skip-freq", str(period))] if period else flags
 
 
 def _latent(model: Decoder) -> list[Flag]:
@@ -211,7 +241,8 @@ def _degrees(request: Request, model: Decoder | None, notes: list[str]) -> list[
     ]
     if strategy.cp > 1:
         flags.append(("--cp-comm-type", _ENGLISH[strategy.context]))
-    if strategy.ep > 1 or strategy.expert_tp != strategy.tp:
+    dense = model is not None and not model.experts
+    if not dense and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
         flags.append(("--expert-model-parallel-size", str(strategy.ep)))
         flags.append(("--expert-tensor-parallel-size", str(strategy.expert_tp)))
     if strategy.sequence_parallel:
@@ -314,11 +345,12 @@ def _precision(request: Request, notes: list[str], *, experts: bool) -> list[Fla
         flags.append(("--moe-grouped-gemm",))
     if name == "tf32":
         notes.append("tf32 is PyTorch's: set torch.backends.cuda.matmul.allow_tf32")
-    gradients = gradient_dtype(request)
-    if name == "fp16" and gradients == "fp32":
+    if name == "fp16" and gradient_dtype(request) == "fp32":
         flags.append(("--accumulate-allreduce-grads-in-fp32",))
-    if name in ("bf16", "fp8", "nvfp4") and gradients == "bf16":
+    if name in ("bf16", "fp8", "nvfp4") and sent_dtype(request) == "bf16":
         flags.append(("--grad-reduce-in-bf16",))
+        if gradient_dtype(request) != "bf16":
+            notes.append("gradients that travel in bf16 are summed in bf16, too")
     return flags
 
 

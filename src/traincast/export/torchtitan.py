@@ -131,7 +131,9 @@ def _check(request: Request) -> None:
 
 def _check_model(request: Request) -> None:
     """Refuse what the model's own code in torchtitan does not have."""
-    strategy, name = request.strategy, home(request)
+    strategy, name, model = request.strategy, home(request), decoder_of(request.graph)
+    if model is not None and model.family not in _HOMES:
+        raise refuse(NAME, f"a model of the family {model.family}", f"it has {', '.join(_HOMES)}; use megatron")
     if strategy.pp > 1 and name in _WITHOUT_PIPELINE:
         raise refuse(NAME, f"pp={strategy.pp} with {request.graph.name}", f"its {name} has no pipeline; use pp=1")
     if strategy.cp > 1 and name in _WITHOUT_CONTEXT:
@@ -141,7 +143,6 @@ def _check_model(request: Request) -> None:
     if request.graph.tokens_per_sample % least:
         asked = f"{request.graph.tokens_per_sample} tokens with cp={strategy.cp}, tp={strategy.tp}"
         raise refuse(NAME, asked, f"a sequence must be a multiple of 2·cp·tp = {least}")
-    model = decoder_of(request.graph)
     if request.precision.name == "fp8" and model is not None and model.experts and strategy.pp * strategy.cp > 1:
         asked = f"fp8 experts with pp={strategy.pp}, cp={strategy.cp}"
         raise refuse(NAME, asked, "they go without pipeline and shared sequences; use bf16, or pp=1 and cp=1")
@@ -161,16 +162,9 @@ def _check_pipeline(strategy: Strategy) -> None:
     if schedule == "gpipe" and strategy.virtual_stages > 1:
         asked = f"schedule=gpipe with virtual_stages={strategy.virtual_stages}"
         raise refuse(NAME, asked, "GPipe has one chunk per stage; use breadth-first")
-    asked = f"{count} microbatches with pp={strategy.pp}"
     if schedule == "1f1b" and count < strategy.pp:
+        asked = f"{count} microbatches with pp={strategy.pp}"
         raise refuse(NAME, asked, "1f1b needs as many as stages; use a smaller micro_batch, or schedule=gpipe")
-    if schedule == "interleaved" and count % max(1, count // strategy.pp):
-        rounds = max(1, count // strategy.pp)
-        raise refuse(
-            NAME,
-            asked,
-            f"they run in {rounds} equal rounds; use a multiple of {rounds}, such as {strategy.pp * rounds}",
-        )
 
 
 def _check_replicas(strategy: Strategy) -> None:

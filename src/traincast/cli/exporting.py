@@ -1,0 +1,48 @@
+"""``--export NAME``: the runtime that a forecast for a framework uses, and the text that it reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from traincast.cli.output import console
+
+if TYPE_CHECKING:
+    from traincast.strategy import Request
+
+
+def runtime_for(framework: str | None, runtime: str | None) -> str | None:
+    """The runtime of a forecast: as was said, else the framework's own; a framework that is not known is refused."""
+    if framework is None:
+        return runtime
+    from traincast.export import check_framework
+
+    check_framework(framework)
+    return runtime or framework
+
+
+def exported(request: Request, framework: str | None) -> dict[str, str] | None:
+    """What ``--json`` has under ``export``: the text, the release it is for, and the runtime that was timed."""
+    if framework is None:
+        return None
+    from traincast.export import RELEASES, export
+
+    return {
+        "framework": framework,
+        "release": RELEASES[framework],
+        "runtime": request.runtime.name,
+        "text": export(request, framework),
+    }
+
+
+def show_export(found: dict[str, str] | None, what: str) -> None:
+    """Print ``what`` is exported, the runtime it was timed with, and the text."""
+    if found is None:
+        return
+    framework, runtime = found["framework"], found["runtime"]
+    timed = f"with the runtime {runtime}"
+    if runtime != framework:
+        timed += f", as --runtime says; leave it out to time what {framework} does"
+    console().print(f"\n[bold]{what} for {framework}[/bold] ({found['release']}), timed {timed}", highlight=False)
+    click.echo(found["text"].rstrip("\n"))
