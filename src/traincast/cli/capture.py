@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from traincast.cli.output import console, print_json
+from traincast.cli.output import console, input_files, print_json
+from traincast.files import check_output
 from traincast.units import format_count, format_flops, parse_count
 
 
@@ -21,6 +22,7 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
     from traincast.graph.files import save_graph
     from traincast.graph.load import load_model
 
+    check_output(Path(output), inputs=input_files({"MODEL": model}))
     graph = load_model(model, seq=None if seq is None else parse_count(seq, what="--seq"))
     save_graph(graph, Path(output))
     facts = {

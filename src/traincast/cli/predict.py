@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, print_json, print_table
+from traincast.cli.output import console, input_files, print_json, print_table
 from traincast.errors import RequestError
+from traincast.files import check_outputs
 from traincast.units import HOUR, format_bytes, format_count, format_flops, format_seconds, parse_count
 
 if TYPE_CHECKING:
@@ -83,9 +85,8 @@ def predict(
     from traincast.estimate import learned_cost_model
     from traincast.forecast import predict as forecast_step
 
-    for target in (trace, html):
-        if target is not None and not Path(target).resolve().parent.is_dir():
-            raise RequestError(f"cannot write {target}: the folder {Path(target).resolve().parent} does not exist")
+    inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
+    _check_outputs(trace=trace, html=html, inputs=inputs)
     result = forecast_step(
         model,
         cluster=cluster,
@@ -110,6 +111,22 @@ def predict(
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)
+
+
+def _check_outputs(*, trace: str | None, html: str | None, inputs: Mapping[str, Path]) -> None:
+    """Refuse what cannot be written before anything is forecast."""
+    outputs = {} if html is None else {"--html": Path(html)}
+    if trace is not None and not _is_folder(trace):
+        from traincast.report.trace import check_name
+
+        check_name(Path(trace))
+    if trace is not None:
+        outputs["--trace"] = Path(trace) / "rank0.json.gz" if Path(trace).is_dir() else Path(trace)
+    check_outputs(outputs, inputs=inputs)
+
+
+def _is_folder(trace: str) -> bool:
+    return trace.endswith("/") or Path(trace).is_dir()
 
 
 def _conditions(
@@ -145,7 +162,7 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
 
         timeline = result.detailed()
         ranks = _ranks_to_trace(timeline, trace_ranks)
-        if Path(trace).is_dir() or trace.endswith("/"):
+        if _is_folder(trace):
             write_traces(timeline, Path(trace), ranks=ranks)
         else:
             write_trace(timeline, Path(trace), ranks=ranks)

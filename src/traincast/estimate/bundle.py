@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -23,6 +21,7 @@ from traincast.cluster import Device, load_device
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.cells import ANY, Cell, cell_from
 from traincast.estimate.features import FEATURES_VERSION
+from traincast.files import check_folder, write_folder
 
 FORMAT: Final = 1
 SHIPPED: Final = Path(__file__).parent.parent / "bundles"
@@ -122,8 +121,15 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a path that a bundle cannot be written to: something else is there."""
-    if path.exists() and not (path / _CARD).is_file() and (not path.is_dir() or any(path.iterdir())):
+    """Refuse a path that a bundle cannot be written to: it may take the place of a bundle, and of nothing else."""
+    check_folder(path if path.is_dir() else path.parent)
+    if not path.exists():
+        return
+    held = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else ["a file"]
+    others = [name for name in held if name not in (_CARD, _WEIGHTS)]
+    if others and _CARD in held:
+        raise RequestError(f"{path} is a bundle that also holds {', '.join(others[:3])}: move that away first")
+    if others:
         raise RequestError(f"{path} exists and is no bundle: choose another name")
 
 
@@ -135,18 +141,4 @@ def save_bundle(path: Path, card: Mapping[str, Any], arrays: Mapping[str, npt.ND
     weights = save({name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())})
     whole = {"format": FORMAT, **card, "sha256": hashlib.sha256(weights).hexdigest()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error
-    try:
-        (folder / _WEIGHTS).write_bytes(weights)
-        (folder / _CARD).write_text(text + "\n", encoding="utf-8")
-        folder.chmod(0o755)
-        if path.exists():
-            shutil.rmtree(path)
-        folder.rename(path)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error
+    write_folder(path, {_WEIGHTS: weights, _CARD: f"{text}\n".encode()})
