@@ -215,6 +215,16 @@ def _show_rivals(rivals: list[RivalScore]) -> None:
     print_table("FI-Net and its rivals, same rows and features", columns, rows, right=range(3, 9))
 
 
+@fit.command(name="renew")
+@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE…")
+def renew(bundles: tuple[str, ...]) -> None:
+    """Write bundles of an earlier format in the present one; nothing is fitted again."""
+    from traincast.estimate.bundle import renew_bundle
+
+    for bundle in bundles:
+        console().print(f"{'renewed' if renew_bundle(Path(bundle)) else 'up to date'}: {bundle}", markup=False)
+
+
 @fit.command(name="collectives")
 @click.argument("data")
 @click.option("-o", "--output", required=True, metavar="BUNDLE", help="Folder to write the bundle to.")

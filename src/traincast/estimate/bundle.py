@@ -1,7 +1,8 @@
 """Bundles: what was fitted, as a folder with a card (JSON) and weights (safetensors).
 
-The card says what is inside, what it was fitted on, how well it did on rows it had not seen, and the weights' hash.
-A bundle that does not match its card, or that other features were made for, is refused.
+The card says what is inside, what it was fitted on, how well it did on rows it had not seen, and the hash of card and
+weights. A bundle that does not match its hash, whose card lacks something, or that other features were made for, is
+refused.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import numpy.typing as npt
 
 from traincast.cluster import Device, load_device
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.card import KINDS, check_card, digest_of
 from traincast.estimate.cells import ANY, Cell, cell_from
 from traincast.estimate.features import FEATURES_VERSION
 from traincast.files import check_folder, write_folder
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Form of the folder; since 2 the hash covers the card as well as the weights."""
 SHIPPED: Final = Path(__file__).parent.parent / "bundles"
 _CARD, _WEIGHTS = "card.json", "weights.safetensors"
 _NEEDS: Final = ("format", "kind", "sha256")
@@ -42,7 +45,11 @@ class Bundle:
         from safetensors import safe_open
 
         with safe_open(self.path / _WEIGHTS, "np") as file:
-            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+        for name, array in found.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise FileFormatError(f"{self.path / _WEIGHTS}: {name} holds what is no number; fit the bundle again")
+        return {name[len(prefix) :]: array for name, array in found.items()}
 
     @cached_property
     def entries(self) -> dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]]:
@@ -72,16 +79,18 @@ class Bundle:
         """A cell by its name."""
         if name not in self._cells:
             entry, arrays = self.card["cells"][name], self.arrays(f"{name}:")
-            if "base" not in entry:
-                self._cells[name] = cell_from(entry, arrays)
-            else:
-                self._cells[name] = self._adapted(entry, arrays)
+            try:
+                self._cells[name] = cell_from(entry, arrays) if "base" not in entry else self._adapted(entry, arrays)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+                raise FileFormatError(f"{self.path}: the cell {name} is damaged: {reason}; fit it again") from error
         return self._cells[name]
 
     def _adapted(self, entry: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Cell:
         """A cell that adapts the network of all devices of this bundle, and names its neighbours here."""
         base = self.cell(entry["base"])
-        assert base.network is not None
+        if base.network is None:
+            raise ValueError(f"its base {entry['base']} has no network")
         return replace(
             base,
             **{name: entry[name] for name in ("setting", "dtype", "device")},
@@ -91,21 +100,54 @@ class Bundle:
         )
 
 
-KINDS: Final = ("operators", "collectives")
-
-
 def load_bundle(path: Path) -> Bundle:
-    """The bundle in the folder ``path``, checked against its card."""
+    """The bundle in the folder ``path``: its card complete, its hash that of card and weights."""
+    card, weights = _read(path)
+    if card["format"] == 1:
+        raise FileFormatError(
+            f"{path} has format 1, whose hash does not cover its card: run `traincast fit renew {path}` once, or fit "
+            "it again"
+        )
+    _check(path, card)
+    if digest_of(card, weights) != card["sha256"]:
+        raise FileFormatError(
+            f"{path} does not match the hash in its card: {_CARD} or {_WEIGHTS} was changed or is damaged; copy or "
+            "fit it again"
+        )
+    _check_weights(path)
+    return Bundle(path, card)
+
+
+def renew_bundle(path: Path) -> bool:
+    """Write a bundle of format 1 in the present one, its weights as they are; whether that was needed."""
+    card, weights = _read(path)
+    if card["format"] != 1:
+        load_bundle(path)
+        return False
+    if hashlib.sha256(weights).hexdigest() != card["sha256"]:
+        raise FileFormatError(f"{path / _WEIGHTS} does not match the hash in its card: corrupt, or not its own")
+    _check(path, {**card, "format": FORMAT})
+    _check_weights(path)
+    _write(path, card, weights)
+    return True
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Card and weights as they stand in a folder; the card has what every card has."""
     try:
         card = json.loads((path / _CARD).read_text(encoding="utf-8"))
         weights = (path / _WEIGHTS).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileFormatError(f"{path} is no bundle: expected a folder with {_CARD} and {_WEIGHTS}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path / _CARD} cannot be read: {' '.join(str(error).split())[:160]}") from None
     missing = [name for name in _NEEDS if not isinstance(card, dict) or name not in card]
     if missing:
         raise FileFormatError(f"{path / _CARD} lacks {', '.join(missing)}: it is no card of a bundle")
+    return card, weights
+
+
+def _check(path: Path, card: Mapping[str, Any]) -> None:
     if card["format"] != FORMAT:
         raise FileFormatError(f"{path} has format {card['format']!r}: this version reads format {FORMAT}; fit it again")
     if card["kind"] not in KINDS:
@@ -115,9 +157,18 @@ def load_bundle(path: Path) -> Bundle:
             f"{path} was fitted to features {card.get('features')!r}, this version computes {FEATURES_VERSION!r}: "
             "fit it again"
         )
-    if hashlib.sha256(weights).hexdigest() != card["sha256"]:
-        raise FileFormatError(f"{path / _WEIGHTS} does not match the hash in its card: corrupt, or not its own")
-    return Bundle(path, card)
+    check_card(card, str(path / _CARD))
+
+
+def _check_weights(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path / _WEIGHTS, "np"):
+            return
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise FileFormatError(f"{path / _WEIGHTS} is no safetensors file: {reason}; fit the bundle again") from None
 
 
 def check_output(path: Path) -> None:
@@ -139,6 +190,12 @@ def save_bundle(path: Path, card: Mapping[str, Any], arrays: Mapping[str, npt.ND
 
     check_output(path)
     weights = save({name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())})
-    whole = {"format": FORMAT, **card, "sha256": hashlib.sha256(weights).hexdigest()}
+    _write(path, card, weights)
+
+
+def _write(path: Path, card: Mapping[str, Any], weights: bytes) -> None:
+    said = {name: value for name, value in card.items() if name not in ("format", "sha256")}
+    whole: dict[str, Any] = {"format": FORMAT, **said}
+    whole["sha256"] = digest_of(whole, weights)
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
     write_folder(path, {_WEIGHTS: weights, _CARD: f"{text}\n".encode()})

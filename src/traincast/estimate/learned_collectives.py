@@ -112,6 +112,11 @@ class CollectiveModel:
             raise FileFormatError(f"fitted collectives are damaged: {len(starts)} starts for {knots} knots")
         if not all(np.isfinite(self.weights[name]).all() for name in ("knot_log2_bytes", "knot_log_seconds")):
             raise FileFormatError("fitted collectives hold knots that are no numbers: fit them again")
+        counts = {"route": len(self.card["routes"]), "kind": len(KINDS), "condition": len(self.card["conditions"])}
+        for name, count in counts.items():
+            numbers = self.weights[f"curve_{name}"]
+            if len(numbers) != len(starts) - 1 or (numbers < 0).any() or (numbers >= count).any():
+                raise FileFormatError(f"fitted collectives are damaged: curve_{name} goes beyond {count} of them")
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
