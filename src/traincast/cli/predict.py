@@ -254,6 +254,9 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     table.add_section()
     sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
     table.add_row("estimated by", sources, "")
+    for use in report.bundles:
+        parts = f"{use.operators:.0%} of operators' time, {use.collectives:.0%} of collectives' time"
+        table.add_row(f"  {Path(use.path).name}", f"{use.covered:.0%}", parts)
     if report.servers is not None:
         run = report.servers
         table.add_row(

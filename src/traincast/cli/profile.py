@@ -203,8 +203,10 @@ def collectives(
         raise RequestError(f"collectives need several processes: {torchrun_line(arguments)} (or add --local 4)")
     if local < 2 or any(group > local for group in request.groups):
         raise RequestError(f"--local {local}: expected 2 or more processes, and as many as the largest group")
+    from traincast.profile.collectives import check_backend
     from traincast.profile.launch import run_locally
 
+    check_backend(backend)
     with _saying_what_is_kept(Path(output)):
         code = run_locally(arguments, ranks=local)
     sys.exit(code)

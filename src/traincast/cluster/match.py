@@ -10,12 +10,15 @@ from traincast.cluster.catalog import device_names, device_table, load_device
 from traincast.cluster.hardware import Device
 from traincast.errors import RequestError, UnknownNameError
 
+GENERIC: Final = "cpu"
+"""The device of the catalog that stands for any processor."""
 _GIB: Final = 1024**3
 _MEMORY_TOLERANCE: Final = 0.12
 _MAX_TEXT: Final = 1000
 # A word may be glued to a vendor's or series' name before it, and to a form or a memory size after it.
 _BEFORE: Final = r"(?:^|(?<=[^a-z0-9])|(?<=\dx)|nvidia|tesla|geforce|gtx|rtx|quadro|instinct|amd|intel|nv|aws)"
 _AFTER: Final = r"(?=$|[^a-z0-9]|sxm|pcie|pci|hbm|nvl|x\d|\d+\s*gi?b)"
+_CORES: Final = re.compile(r"\b\d+ of \d+ cores$")
 _RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)
 _MEMORY: Final = re.compile(r"(?<![0-9.])(\d+(?:\.\d+)?)\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
 
@@ -39,6 +42,38 @@ def find_device(text: str, memory_gb: float | None = None, form: str | None = No
     if len(text) > _MAX_TEXT or len(form or "") > _MAX_TEXT:
         raise RequestError(f"a device name of {len(text)} characters: give at most {_MAX_TEXT}")
     return _find(text, memory_gb, form or "")
+
+
+def measured_name(text: str) -> str:
+    """The name of the device that a table of measurements calls ``text``: the catalog's, or that of a processor.
+
+    All processors are one device in the catalog, and unlike in fact. So each has a name of its own: its text in small
+    letters, joined by hyphens. Operators and collectives of one profile agree in it.
+    """
+    try:
+        found = find_device(text).name
+    except UnknownNameError:
+        if not is_processor(own_name(text)):
+            raise
+        found = GENERIC
+    return own_name(text) if found == GENERIC else found
+
+
+def own_name(text: str) -> str:
+    """A device's text as a name: small letters and digits, joined by hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def is_processor(name: str) -> bool:
+    """Whether a device is a processor by its name: as the catalog knows it, or so many of its cores as a profile has.
+
+    >>> is_processor("apple-m2-1-of-8-cores"), is_processor("intel-xeon-gold-6148"), is_processor("npu-1")
+    (True, True, False)
+    """
+    try:
+        return _CORES.search(name.replace("-", " ")) is not None or find_device(name).name == GENERIC
+    except UnknownNameError:
+        return False
 
 
 @lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device, load_device
+from traincast.cluster.match import GENERIC, is_processor
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.card import KINDS, check_card, digest_of
 from traincast.estimate.cells import ANY, Cell, cell_from
@@ -63,6 +64,11 @@ class Bundle:
     def devices(self) -> dict[str, Device]:
         """Devices outside the catalog that it was fitted to, by name."""
         return {text: Device(**fields) for text, fields in self.card.get("devices", {}).items()}
+
+    def name_of(self, device: Device) -> str:
+        """The name of ``device`` here; the catalog's processor is the one that was measured, where only one was."""
+        processors = [name for name in self.devices if is_processor(name)]
+        return processors[0] if device.name == GENERIC and len(processors) == 1 else device.name
 
     def measured(self, family: str, dtype: str) -> list[tuple[Device, Cell]]:
         """The cells of measured devices; of several settings of one device, that with the most rows."""

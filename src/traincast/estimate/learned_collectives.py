@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,11 +94,14 @@ class CollectiveModel:
     """Fitted curves of collectives: ``weights`` are arrays (see :data:`WEIGHTS`), ``card`` says what they mean.
 
     ``card`` has ``routes`` and ``conditions`` (what the numbers of the curves stand for) and ``intervals`` (factors
-    around the estimate that hold 90 % of held-out measurements).
+    around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's; of one that a user has
+    ``given``, a series far slower than its links allow answers too where there is no other: it was measured there.
     """
 
     weights: Mapping[str, npt.NDArray[Any]]
     card: Mapping[str, Any]
+    path: Path | None = None
+    given: bool = False
 
     def __post_init__(self) -> None:
         if self.card.get("format") != FORMAT:
@@ -191,6 +195,8 @@ class CollectiveModel:
             learned[where] = True
             if found.warning:
                 warnings[f"{family.kind} on {cluster.name}: {found.warning}"] = None
+            if conditions is None and not family.sound:
+                warnings[f"{family.kind} on {cluster.name}: as measured, far slower than its links allow"] = None
             if route.key != here.key:
                 warnings[f"{family.kind} on {cluster.name}: as measured on {route.device}, scaled"] = None
         return Learned(seconds, low, high, learned, tuple(warnings))
@@ -234,6 +240,8 @@ class CollectiveModel:
             best = max(agreement, key=lambda c: agreement[c])
             return _Chosen(alike[best], near, away + (0.0 if all(agreement[best]) else _OTHER_VERSION))
         sound = [family for family in families.values() if family.sound]
+        if not sound and self.given:
+            sound = list(families.values())
         if not sound:
             return None
         family = next((f for f in sound if f.has(ranks)), sound[0])

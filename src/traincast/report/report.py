@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
-from traincast.graph import OperatorGraph, Phase
+from traincast.graph import Operator, OperatorGraph, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import Breakdown, breakdown_of_row, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
@@ -18,7 +19,7 @@ from traincast.report.outlook import outlook
 from traincast.simulate import ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Memory, Plan, Request
 from traincast.strategy.memory_timeline import Holder, Moment
-from traincast.work import Demand, demand_of
+from traincast.work import Collective, Demand, Launch, Transfer, demand_of
 
 _SHOWN: Final = 12
 _MOST_ROWS: Final = 64
@@ -50,6 +51,16 @@ class RankWaits:
     waiting_s: float
     for_rank: int
     for_rank_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleUse:
+    """What a bundle that a user named estimated: shares of the time of all works, of operators, of what is sent."""
+
+    path: str
+    covered: float
+    operators: float
+    collectives: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +102,7 @@ class Report:
     memory_over_time: tuple[Moment, ...] = ()
     peak_tensors: tuple[Holder, ...] = ()
     waits: tuple[RankWaits, ...] = ()
+    bundles: tuple[BundleUse, ...] = ()
     servers: ServerRun | None = None
     job: JobForecast | None = None
 
@@ -180,6 +192,7 @@ def make_report(
         fits=fullest.total <= device.memory_bytes,
         demand=_demand(lowered.plan),
         estimated_by=_sources(timeline, estimates),
+        bundles=bundle_uses(lowered.plan, estimates),
         ranks=ranks,
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:_SHOWN]),
         warnings=(*_warnings(request, estimates, fullest), *expected.warnings),
@@ -237,6 +250,30 @@ def _sources(timeline: Timeline, estimates: Estimates) -> dict[str, float]:
     }
     total = sum(seconds.values()) or 1.0
     return {name: value / total for name, value in seconds.items()}
+
+
+def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
+    """What each bundle that a user named estimated of a step; what is hidden behind other works counts as well."""
+    if estimates.bundle is None:
+        return ()
+    spent = estimates.seconds * plan.work_counts()
+    computes = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
+    sends = np.array([isinstance(work, Collective | Transfer) for work in plan.works], dtype=bool)
+    runs = np.array([not isinstance(work, Launch) for work in plan.works], dtype=bool)
+
+    def share(number: int, among: npt.NDArray[np.bool_]) -> float:
+        total = float(spent[among].sum())
+        return float(spent[among & (estimates.bundle == number)].sum()) / total if total > 0.0 else 0.0
+
+    return tuple(
+        BundleUse(
+            path=path,
+            covered=share(number, runs),
+            operators=share(number, computes),
+            collectives=share(number, sends),
+        )
+        for number, path in enumerate(estimates.bundles)
+    )
 
 
 def _warnings(request: Request, estimates: Estimates, fullest: Memory) -> tuple[str, ...]:

@@ -17,11 +17,21 @@ from zipfile import BadZipFile
 import numpy as np
 
 from traincast.errors import FileFormatError
+from traincast.estimate import CostModel, LearnedCostModel
 from traincast.files import make_folder, writing
 from traincast.searching.columns import COLUMNS, Columns
 from traincast.searching.problem import Counts, Problem, Task
 
 VERSION: Final = 1
+
+
+def _identity(model: CostModel | None) -> tuple[str, ...]:
+    """What tells cost models apart: the kind, and all that was fitted of a learned one."""
+    if not isinstance(model, LearnedCostModel):
+        return (type(model).__name__,)
+    fitted = [bundle.card["sha256"] for bundle in model.bundles]
+    curves = [(c.card, c.weights["knot_log_seconds"].tobytes()) for c in model.collectives]
+    return type(model).__name__, *fitted, hashlib.sha256(repr(curves).encode()).hexdigest()
 
 
 class Journal:
@@ -32,9 +42,7 @@ class Journal:
             raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
         make_folder(folder)
         self._folder = folder
-        fitted = [bundle.card for bundle in getattr(problem.cost_model, "bundles", ())]
-        model = type(problem.cost_model).__name__, json.dumps(fitted, sort_keys=True, default=str)
-        request = problem.request
+        model, request = _identity(problem.cost_model), problem.request
         self._about = repr((VERSION, request, request.graph, problem.axes, problem.most_memory, problem.reach, model))
 
     def _path(self, task: Task) -> Path:
