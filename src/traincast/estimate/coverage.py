@@ -11,7 +11,7 @@ from traincast.cluster import Cluster
 from traincast.errors import RequestError
 from traincast.estimate.bundle import Bundle
 from traincast.estimate.cells import ANY
-from traincast.estimate.collective_features import KINDS, Route, messages
+from traincast.estimate.collective_features import KINDS, Route, messages, route_of
 from traincast.estimate.features import family_of
 from traincast.estimate.learned import WORD, LearnedCostModel
 from traincast.estimate.learned_collectives import CollectiveModel
@@ -36,7 +36,10 @@ def check_used(
 
 
 def check_possible(model: CostModel | None, clusters: Sequence[Cluster]) -> None:
-    """Refuse a bundle that a user named and that knows none of the devices of ``clusters``, before any long work."""
+    """Refuse a bundle that a user named and that can cover nothing on ``clusters``, before any long work.
+
+    It must know one of their devices, or a route that a group of their ranks can take.
+    """
     if not isinstance(model, LearnedCostModel):
         return
     devices = list(dict.fromkeys(kind.device for cluster in clusters for kind in cluster.kinds()))
@@ -48,10 +51,27 @@ def check_possible(model: CostModel | None, clusters: Sequence[Cluster]) -> None
             covers = _operators_of(bundle)
         else:
             curves = next(m for m in model.collectives if m.path == path)
-            possible = any(r.architecture == device.architecture for r in curves.routes for device in devices)
+            needs = {route: None for cluster in clusters for kind in cluster.kinds() for route in _possible(kind)}
+            possible = any(curves.reaches(route) for route in needs)
             covers = _collectives_of(curves)
         if not possible:
-            raise RequestError(f"bundle {path} is not used: {_said(covers, [device.name for device in devices])}")
+            words = [device.name for device in devices] if bundle is not None else [_where(route) for route in needs]
+            raise RequestError(f"bundle {path} is not used: {_said(covers, words)}")
+
+
+def _possible(cluster: Cluster) -> list[Route]:
+    """Routes of groups of 2, 4, … ranks of a node, alone and on all nodes."""
+    each = [n for n in range(1, cluster.devices_per_node + 1) if n & (n - 1) == 0 or n == cluster.devices_per_node]
+    groups = [(n, nodes) for nodes in {1, cluster.num_nodes} for n in each if n * nodes > 1]
+    return [route_of(cluster, ranks=n * nodes, nodes=nodes) for n, nodes in groups]
+
+
+def unused_warnings(model: CostModel | None, used: Collection[str]) -> tuple[str, ...]:
+    """What to say of bundles of collectives that could be used, and are not by the strategies that came out best."""
+    if not isinstance(model, LearnedCostModel):
+        return ()
+    left = [m.path for m in model.collectives if m.path in model.given and str(m.path) not in used]
+    return tuple(f"bundle {path}: the best strategies send nothing that it covers" for path in left)
 
 
 def _why(model: LearnedCostModel, path: Path, works: Sequence[Work], clusters: Sequence[Cluster]) -> str:
@@ -123,9 +143,13 @@ def _collectives_needed(sent: Sequence[Collective | Transfer], clusters: Sequenc
 
 
 def _collectives(kinds: Sequence[str], route: Route) -> str:
+    return f"{', '.join(dict.fromkeys(kinds))} {_where(route)}"
+
+
+def _where(route: Route) -> str:
     if route.crosses:
         where = f"between nodes over {route.network} at {route.nic_bandwidth / 1e9:.3g} GB/s"
     else:
         rate = f" at {route.intra_bandwidth / 1e9:.3g} GB/s" if route.intra_bandwidth else ""
         where = f"inside a node ({route.inside}{rate})"
-    return f"{', '.join(dict.fromkeys(kinds))} {where} on {route.device}"
+    return f"{where} on {route.device}"

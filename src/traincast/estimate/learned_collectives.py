@@ -209,6 +209,10 @@ class CollectiveModel:
             known[where] = True
         return known
 
+    def reaches(self, route: Route) -> bool:
+        """Whether curves of any collective answer for this route."""
+        return any(self._nearest_route(kind, route) is not None for kind in KINDS)
+
     def _groups(
         self, m: Messages, conditions: Sequence[Condition] | None
     ) -> list[tuple[npt.NDArray[np.intp], _Chosen]]:

@@ -19,13 +19,14 @@ import numpy as np
 from traincast.errors import FileFormatError
 from traincast.estimate import CostModel, LearnedCostModel
 from traincast.files import make_folder, writing
+from traincast.forecast import default_cost_model
 from traincast.searching.columns import COLUMNS, Columns
 from traincast.searching.problem import Counts, Problem, Task
 
 VERSION: Final = 1
 
 
-def _identity(model: CostModel | None) -> tuple[str, ...]:
+def _identity(model: CostModel) -> tuple[str, ...]:
     """What tells cost models apart: the kind, and all that was fitted of a learned one."""
     if not isinstance(model, LearnedCostModel):
         return (type(model).__name__,)
@@ -42,7 +43,7 @@ class Journal:
             raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
         make_folder(folder)
         self._folder = folder
-        model, request = _identity(problem.cost_model), problem.request
+        model, request = _identity(problem.cost_model or default_cost_model()), problem.request
         self._about = repr((VERSION, request, request.graph, problem.axes, problem.most_memory, problem.reach, model))
 
     def _path(self, task: Task) -> Path:

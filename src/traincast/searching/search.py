@@ -15,9 +15,9 @@ from traincast.cluster import Cluster
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel
-from traincast.estimate.coverage import check_possible, check_used
+from traincast.estimate.coverage import check_possible, check_used, unused_warnings
 from traincast.forecast import Forecast, make_request, steps_of
-from traincast.graph import OperatorGraph
+from traincast.graph import Operator, OperatorGraph
 from traincast.report import JobSettings
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.annealing import anneal
@@ -130,7 +130,7 @@ def search(
     if not best:
         raise StrategyError("no strategy that was found is accepted by what it is for; loosen what is asked for")
     ranked, sure = ranking.compared(best, top, seed)
-    _check_bundles(cost_model, best)
+    unused = _check_bundles(cost_model, best)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
     return Answer(
@@ -151,15 +151,21 @@ def search(
         influence=influence(columns, values),
         columns=columns,
         requests=tuple(requests),
-        warnings=candidates[0].report.warnings,
+        warnings=(*candidates[0].report.warnings, *unused),
     )
 
 
-def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, Candidate]]) -> None:
-    """Refuse a bundle that covers nothing of any of the strategies that were compared."""
+def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, Candidate]]) -> tuple[str, ...]:
+    """Refuse a bundle of operators that covers nothing of the best strategies.
+
+    One of collectives may have ruled out what it covers: then a warning says that the best do without.
+    """
     used = {use.path for _, candidate in best for use in candidate.report.bundles if use.covered > 0.0}
-    works = dict.fromkeys(work for made, _ in best for work in made.lowered.plan.works)
-    check_used(cost_model, used, list(works), dict.fromkeys(made.request.cluster for made, _ in best))
+    works = [work for made, _ in best for work in made.lowered.plan.works if isinstance(work, Operator)]
+    places = dict.fromkeys(made.request.cluster for made, _ in best)
+    curves = {str(model.path) for model in getattr(cost_model, "collectives", ())}
+    check_used(cost_model, used | curves, list(dict.fromkeys(works)), places)
+    return unused_warnings(cost_model, used)
 
 
 def _problem(
