@@ -98,11 +98,11 @@ def replacing(path: Path) -> Iterator[TextIO]:
             ):
                 yield text
         else:
-            text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
+            plain = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
             try:
-                yield text
+                yield plain
             finally:
-                text.detach()
+                plain.detach()
 
 
 @dataclass(frozen=True, slots=True)
