@@ -228,6 +228,17 @@ def test_a_profile_of_this_machine_changes_a_forecast_on_it(tmp_path: Path, caps
     assert report["bundles"][0]["collectives"] == 1.0
 
 
+def test_kernels_that_no_bundle_has_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "pytorch"\nkernels = "frobflow"\n')
+    report = run_json(capsys, *PREDICT, "dgx-h100:1x2", "--runtime", str(tmp_path / "mine.toml"))
+    assert "no bundle has operators of 'frobflow': those of other frameworks are taken" in report["warnings"]
+
+
+def test_ranks_of_a_trace_that_is_not_asked_for_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(capsys, *PREDICT, "dgx-h100:1x2", "--trace-ranks", "2", code=2)
+    assert said == "traincast: --trace-ranks 2 without a trace: give --trace FILE as well\n"
+
+
 def test_a_backend_without_a_gpu_advises_an_option_that_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,8 @@ def predict(
 
     inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
     _check_outputs(trace=trace, html=html, inputs=inputs)
+    if trace_ranks is not None and trace is None:
+        raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
     result = forecast_step(
         model,
         cluster=cluster,

@@ -61,6 +61,11 @@ class Bundle:
         return found
 
     @cached_property
+    def settings(self) -> frozenset[str]:
+        """Settings that its cells were measured in."""
+        return frozenset(entry["setting"] for entry in self.card.get("cells", {}).values())
+
+    @cached_property
     def devices(self) -> dict[str, Device]:
         """Devices outside the catalog that it was fitted to, by name."""
         return {text: Device(**fields) for text, fields in self.card.get("devices", {}).items()}

@@ -109,6 +109,8 @@ class LearnedCostModel:
         self, operators: Sequence[Operator], device: Device, warnings: dict[str, None]
     ) -> Iterator[tuple[npt.NDArray[np.intp], Any, _Answer]]:
         """Rows, what a cell says of them, and which cell that is."""
+        if self.framework and not any(setting_of(self.framework) in bundle.settings for bundle in self.bundles):
+            warnings[f"no bundle has operators of {self.framework!r}: those of other frameworks are taken"] = None
         for rows, answer, (shapes, dtype) in self._cells_for(operators, device):
             cell = answer.cell
             own = cell.device if cell.device != ANY else device.name
