@@ -217,12 +217,19 @@ def _show_rivals(rivals: list[RivalScore]) -> None:
 
 @fit.command(name="renew")
 @click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE…")
-def renew(bundles: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def renew(bundles: tuple[str, ...], as_json: bool) -> None:
     """Write bundles of an earlier format in the present one; nothing is fitted again."""
     from traincast.estimate.bundle import renew_bundle
 
-    for bundle in bundles:
-        console().print(f"{'renewed' if renew_bundle(Path(bundle)) else 'up to date'}: {bundle}", markup=False)
+    renewed = {bundle: renew_bundle(Path(bundle)) for bundle in bundles}
+    if as_json:
+        print_json(
+            {"renewed": [b for b, new in renewed.items() if new], "current": [b for b, n in renewed.items() if not n]}
+        )
+        return
+    for bundle, new in renewed.items():
+        console().print(f"{'renewed' if new else 'up to date'}: {bundle}", markup=False)
 
 
 @fit.command(name="collectives")
