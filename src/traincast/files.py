@@ -41,6 +41,10 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     try:
         with _opened(path) if _is_written_through(path) else _replacing(_target(path)) as file:
             yield file
+    except BrokenPipeError as error:
+        if path.exists() and _own_output(path.stat()) is not None:
+            raise  # whoever read our output has gone: no failure
+        raise refusal(path, error) from error
     except OSError as error:
         raise refusal(path, error) from error
 
@@ -232,7 +236,7 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        with suppress(OSError):  # a file keeps its mode and owner, as far as we may set them
+        with suppress(OSError, AttributeError):  # a file keeps its mode and owner, as far as we may set them
             before = target.stat()
             beside.chmod(stat.S_IMODE(before.st_mode))
             os.chown(beside, before.st_uid, before.st_gid)

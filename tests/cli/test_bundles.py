@@ -171,6 +171,14 @@ def test_a_bundle_that_covers_nothing_says_what_it_covers_and_what_is_needed(
         predict(GPT, cluster="dgx-h100:1x2", global_batch=4, cost_model=model, use_cache=True)
 
 
+def test_on_unlike_nodes_a_bundle_covers_the_mean_of_what_it_covers_on_each(made: Path) -> None:
+    model = learned_cost_model([made / "operators.bundle"])
+    asked = {"global_batch": 4, "strategy": "dp=4", "precision": "fp32", "cost_model": model, "use_cache": True}
+    alike = predict(GPT, cluster="cpu-server:2x2", **asked).report.bundles[0]  # type: ignore[arg-type]
+    unlike = predict(GPT, cluster="cpu-server:1x2+dgx-h100:1x2", **asked).report.bundles[0]  # type: ignore[arg-type]
+    assert unlike.operators == pytest.approx(alike.operators / 2, rel=0.02)
+
+
 def test_a_bundle_behind_one_that_covers_the_same_is_said(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

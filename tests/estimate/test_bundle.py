@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ def test_what_is_amiss_in_a_card_is_named_in_one_line(
     assert said in str(raised.value)
     assert str(raised.value).startswith(str(path / "card.json"))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-2.5E+400"])
+def test_a_number_that_is_none_is_named_however_it_is_written(operators: Path, number: str) -> None:
+    text = (operators / "card.json").read_text(encoding="utf-8")
+    changed_text = re.sub(r'"share": [\d.]+', f'"share": {number}', text)
+    assert changed_text != text
+    (operators / "card.json").write_text(changed_text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=rf"cells\.{CELL}\.share is (nan|-?inf): expected a number"):
+        load_bundle(operators)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from traincast.cluster import Device, load_device
 from traincast.cluster.match import GENERIC, is_processor
 from traincast.errors import FileFormatError, RequestError
-from traincast.estimate.card import KINDS, check_card, digest_of
+from traincast.estimate.card import KINDS, check_card, check_finite, digest_of
 from traincast.estimate.cells import ANY, Cell, cell_from
 from traincast.estimate.features import FEATURES_VERSION
 from traincast.files import check_folder, write_folder
@@ -30,6 +31,8 @@ FORMAT: Final = 2
 """Form of the folder; since 2 the hash covers the card as well as the weights."""
 SHIPPED: Final = Path(__file__).parent.parent / "bundles"
 _CARD, _WEIGHTS = "card.json", "weights.safetensors"
+_NO_NUMBER: Final = re.compile(r"NaN|Infinity|[eE]\+?\d{3}")
+"""What a card may hold that is no number: these words, or a power of ten that no float has."""
 _NEEDS: Final = ("format", "kind", "sha256")
 
 
@@ -146,7 +149,8 @@ def renew_bundle(path: Path) -> bool:
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     """Card and weights as they stand in a folder; the card has what every card has."""
     try:
-        card = json.loads((path / _CARD).read_text(encoding="utf-8"))
+        text = (path / _CARD).read_text(encoding="utf-8")
+        card = json.loads(text)
         weights = (path / _WEIGHTS).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileFormatError(f"{path} is no bundle: expected a folder with {_CARD} and {_WEIGHTS}") from None
@@ -155,6 +159,8 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     missing = [name for name in _NEEDS if not isinstance(card, dict) or name not in card]
     if missing:
         raise FileFormatError(f"{path / _CARD} lacks {', '.join(missing)}: it is no card of a bundle")
+    if _NO_NUMBER.search(text):
+        check_finite(card, str(path / _CARD))
     return card, weights
 
 

@@ -77,13 +77,14 @@ def digest_of(card: Mapping[str, Any], weights: bytes) -> str:
     """SHA-256 of all that a card says but its own hash, and of the weights; the layout of the JSON does not count."""
     said = {name: value for name, value in card.items() if name != "sha256"}
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode() + b"\0" + weights).hexdigest()
+    digest = hashlib.sha256(text.encode() + b"\0")
+    digest.update(weights)
+    return digest.hexdigest()
 
 
 def check_card(card: Mapping[str, Any], where: str) -> None:
-    """Refuse a card in which a field is missing, of another type, no number, or contradicts another one."""
+    """Refuse a card in which a field is missing, of another type, or contradicts another one."""
     try:
-        _finite(card, "")
         _fits(card, _CARDS[card["kind"]], "")
         if card["kind"] == "operators":
             for name, entry in card["cells"].items():
@@ -94,12 +95,13 @@ def check_card(card: Mapping[str, Any], where: str) -> None:
         raise FileFormatError(f"{where} is damaged: {error}; fit the bundle again") from None
 
 
-def _finite(value: Any, at: str) -> None:
+def check_finite(value: Any, where: str, at: str = "") -> None:
+    """Refuse a number that is none, anywhere in a card."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{at} is {value}: expected a number")
+        raise FileFormatError(f"{where} is damaged: {at} is {value}: expected a number; fit the bundle again")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        _finite(item, _join(at, key))
+        check_finite(item, where, _join(at, key))
 
 
 def _fits(value: Any, spec: Any, at: str) -> None:

@@ -221,7 +221,7 @@ def learned_cost_model(paths: Sequence[Path] = ()) -> LearnedCostModel:
     collectives: list[CollectiveModel] = []
     given = tuple(dict.fromkeys(paths))
     for path in (*given, *(SHIPPED / name for name in ("operators", "collectives"))):
-        if path.parent == SHIPPED and not path.is_dir():
+        if path not in given and not path.is_dir():
             continue
         bundle = load_bundle(path)
         if bundle.card["kind"] == "operators":
