@@ -15,7 +15,7 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units", "tables", "imports"},
+    {"units", "tables", "imports", "files"},
     {"engines"},
     {"graph", "cluster"},
     {"work"},

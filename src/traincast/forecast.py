@@ -14,12 +14,13 @@ from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
+from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
 from traincast.graph import OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.job import forecast_job
-from traincast.report.report import peak_flops, waits_of, where
+from traincast.report.report import BundleUse, bundle_uses, peak_flops, waits_of, where
 from traincast.report.servers import with_servers
 from traincast.simulate import Conditions, Timeline, expand, simulate, under
 from traincast.simulate.server_timeline import ServerJob
@@ -99,7 +100,8 @@ def predict(
     """Forecast one training step, and the whole job if ``tokens``, ``samples`` or ``steps`` say how long it is.
 
     Without ``strategy`` a sensible one that fits is chosen; without a micro batch in it, the largest that
-    fits. ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
+    fits. A bundle that was given to ``cost_model`` and covers nothing of the step is refused; the report says what the
+    others cover. ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
     """
     request = make_request(
         model,
@@ -114,6 +116,8 @@ def predict(
     )
     request = replace(request, strategy=_strategy(strategy, request, shard))
     result = forecast(request, cost_model=cost_model, conditions=conditions)
+    used = [use.path for use in result.report.bundles if use.covered > 0.0]
+    check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
     result = replace(result, report=_with_memory(result))
     num_steps = steps_of(request.graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if num_steps is None:
@@ -238,7 +242,12 @@ def forecast(
         folded = timeline
         timeline = _every_rank(request, lowered, model, conditions or Conditions())
         report = make_report(request, lowered, estimates, timeline, folded=folded)
-        report = replace(report, waits=waits_of(timeline), conditions=conditions)
+        report = replace(
+            report,
+            waits=waits_of(timeline),
+            conditions=conditions,
+            bundles=_bundles_of_kinds(request, lowered, model),
+        )
     return Forecast(
         report=report,
         request=request,
@@ -254,6 +263,21 @@ def _every_rank(request: Request, lowered: Lowered, model: CostModel, conditions
     kinds = request.cluster.kinds()
     seconds = np.stack([_estimate(model, lowered.plan.works, kind).seconds for kind in kinds])
     return under(lowered.plan, seconds, conditions, kind_of_rank=np.array(request.cluster.kind_of_device()))
+
+
+def _bundles_of_kinds(request: Request, lowered: Lowered, model: CostModel) -> tuple[BundleUse, ...]:
+    """What bundles cover on average over the devices, each of which may cover another kind of node."""
+    kinds, kind_of = request.cluster.kinds(), request.cluster.kind_of_device()
+    uses = [bundle_uses(lowered.plan, _estimate(model, lowered.plan.works, kind)) for kind in kinds]
+    weights = [kind_of.count(number) / len(kind_of) for number in range(len(kinds))]
+
+    def mean(of: Sequence[BundleUse], name: str) -> float:
+        return sum(weight * float(getattr(use, name)) for weight, use in zip(weights, of, strict=True))
+
+    return tuple(
+        replace(of[0], **{name: mean(of, name) for name in ("covered", "operators", "collectives")})
+        for of in zip(*uses, strict=True)
+    )
 
 
 def _with_servers(

@@ -16,7 +16,7 @@ from traincast.calibrate.procedure import calibrate
 from traincast.calibrate.runs import Run
 from traincast.calibrate.study import fold_numbers, learning_curve
 from traincast.cluster import Calibration
-from traincast.errors import RequestError
+from traincast.errors import FileFormatError, RequestError
 
 
 def test_calibration_helps_on_runs_and_models_not_seen(make_runs: MakeRuns) -> None:
@@ -70,6 +70,20 @@ def test_one_that_was_stopped_goes_on(make_runs: MakeRuns, tmp_path: Path, monke
     monkeypatch.setattr(procedure, "held_out", stop)
     again = calibrate(runs, curve=(1,), journal=journal)
     assert again.calibration == whole.calibration and again.curve == whole.curve
+    assert not journal.exists()
+
+
+def test_finished_stages_stay_until_the_result_is_saved(make_runs: MakeRuns, tmp_path: Path) -> None:
+    runs, journal = make_runs(TRUE)[:6], tmp_path / "journal"
+
+    def full(result: object) -> None:
+        raise FileFormatError("cannot write my.toml: no space left on device")
+
+    with pytest.raises(FileFormatError):
+        calibrate(runs, curve=(), journal=journal, save=full)
+    kept = json.loads(journal.read_text(encoding="utf-8"))
+    assert {"fit", "held out runs", "held out models"} <= kept["stages"].keys()
+    calibrate(runs, curve=(), journal=journal, save=lambda result: None)
     assert not journal.exists()
 
 

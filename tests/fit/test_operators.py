@@ -205,7 +205,7 @@ def test_nothing_to_fit_is_said(tmp_path: Path) -> None:
         (lambda p: (p / "card.json").write_text("[" * 100_000), "cannot be read"),
         (lambda p: (p / "card.json").write_text("{}"), "lacks format, kind, sha256"),
         (lambda p: (p / "weights.safetensors").unlink(), "is no bundle"),
-        (lambda p: edit(p, format=99), "reads format 1"),
+        (lambda p: edit(p, format=99), "reads format 2"),
         (lambda p: edit(p, kind="soup"), "known are operators, collectives"),
         (lambda p: edit(p, features=-1), "fit it again"),
     ],

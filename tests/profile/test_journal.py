@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,31 @@ def test_outputs_that_cannot_be_are_refused_before_anything_is_measured(tmp_path
     ):
         with pytest.raises(RequestError, match=said):
             check_output(path, table="collectives")
+
+
+@contextmanager
+def largest_file(nbytes: int) -> Iterator[None]:
+    """A disk that takes so many bytes of a file, and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_line_and_the_rows_before_it_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    added = 0
+    said = r"cannot write .*t\.parquet\.journal: file too large; free some space"
+    with pytest.raises(FileFormatError, match=said), largest_file(5000), journal(path) as kept:
+        for number in range(1, 100):
+            kept.add(row(number))
+            added = number
+    assert added > 2
+    with journal(path) as again:
+        assert [r["bytes"] for r in again.rows] == list(range(1, added + 1))
+        assert len(again.warnings) == 1  # of the line that was cut in half
 
 
 def test_a_table_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -258,5 +258,5 @@ def test_a_single_rank_has_a_page_too(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"cannot write '.*page\.html': its directory does not exist"):
+    with pytest.raises(FileFormatError, match=r"cannot write .*page\.html: the folder .*none does not exist"):
         write_page(*forecast(), tmp_path / "none" / "page.html")

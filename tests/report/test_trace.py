@@ -309,15 +309,15 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
     timeline = timeline_of("tp=2")
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileFormatError, match=r"cannot write '.*/none/step\.json': its directory does not exist"):
+    with pytest.raises(FileFormatError, match=r"cannot write .*/none/step\.json: the folder .*/none does not exist"):
         write_trace(timeline, tmp_path / "none" / "step.json")
-    with pytest.raises(FileFormatError, match=r"not a directory"):
+    with pytest.raises(FileFormatError, match=r"the folder .*/file is no folder"):
         write_trace(timeline, tmp_path / "file" / "step.json")
     with pytest.raises(FileFormatError, match=r"expected a name that ends in \.json or \.json\.gz"):
         write_trace(timeline, tmp_path / "step.txt")
-    with pytest.raises(FileFormatError, match=r"its directory does not exist"):
+    with pytest.raises(FileFormatError, match=r"the folder .*/none does not exist"):
         write_traces(timeline, tmp_path / "none" / "traces")
-    with pytest.raises(FileFormatError, match=r"file exists"):
+    with pytest.raises(FileFormatError, match=r"cannot write .*/file: file exists"):
         write_traces(timeline, tmp_path / "file")
 
 

@@ -1,15 +1,12 @@
-"""Files take their place whole or not at all."""
+"""The table of jobs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.scheduling.queues import queue
-from traincast.errors import FileFormatError
 from traincast.scheduling import SharedCluster, simulate
-from traincast.scheduling.output import check_writable, write_jobs, write_whole
+from traincast.scheduling.output import write_jobs
 
 
 def test_numbers_are_whole_or_have_all_their_digits(tmp_path: Path) -> None:
@@ -23,27 +20,3 @@ def test_numbers_are_whole_or_have_all_their_digits(tmp_path: Path) -> None:
             *(fate.submit_s, fate.start_s, fate.end_s, fate.n_gpus, fate.jct_s, fate.queue_s),
             *(fate.preemptions, fate.restarts),
         ]
-
-
-def test_a_file_that_is_there_is_replaced_whole_also_behind_a_link(tmp_path: Path) -> None:
-    target, link = tmp_path / "real.csv", tmp_path / "link.csv"
-    target.write_text("old", encoding="utf-8")
-    link.symlink_to(target)
-    write_whole(link, "new")
-    assert link.is_symlink()
-    assert target.read_text(encoding="utf-8") == "new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "real.csv"]
-
-
-def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
-    for path, message in (
-        (tmp_path, "it is a folder"),
-        (tmp_path / "none" / "jobs.csv", "does not exist"),
-        (Path("/proc/jobs.csv"), "cannot write /proc/jobs.csv"),
-    ):
-        with pytest.raises(FileFormatError, match=message):
-            check_writable(path)
-    with pytest.raises(FileFormatError, match="does not exist"):
-        write_whole(tmp_path / "none" / "jobs.csv", "text")
-    check_writable(tmp_path / "jobs.csv")
-    assert list(tmp_path.iterdir()) == []

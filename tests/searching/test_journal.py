@@ -14,6 +14,7 @@ from tests.conftest import AnalyticalCostModel
 from tests.searching.problems import TINY, problem_for
 from traincast.engines import local_engine
 from traincast.errors import FileFormatError
+from traincast.estimate import learned_cost_model
 from traincast.searching import explore as exploring
 from traincast.searching.columns import COLUMNS
 from traincast.searching.explore import bulk_of, explore
@@ -43,6 +44,18 @@ def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
             assert getattr(kept[0], name).dtype == getattr(columns, name).dtype
             assert np.array_equal(getattr(kept[0], name), getattr(columns, name))
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_other_bundles_of_operators_or_collectives_have_other_files(tmp_path: Path) -> None:
+    problem = few()
+    task = problem.tasks()[0]
+    Journal(tmp_path, replace(problem, cost_model=None)).write(task, *explore(bulk_of(problem), problem, task))
+    shipped = learned_cost_model()
+    assert Journal(tmp_path, replace(problem, cost_model=shipped)).read(task) is not None
+    (curves,) = shipped.collectives
+    slower = {name: array + (name == "knot_log_seconds") for name, array in curves.weights.items()}
+    for other in (replace(shipped, bundles=()), replace(shipped, collectives=(replace(curves, weights=slower),))):
+        assert Journal(tmp_path, replace(problem, cost_model=other)).read(task) is None
 
 
 def test_another_problem_has_other_files(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from traincast import __version__
 from traincast.calibrate.parameters import NAMES
 from traincast.calibrate.runs import Run
+from traincast.files import write_text
 
 
 class Journal:
@@ -37,9 +38,7 @@ class Journal:
         if name not in self._stages:
             self._stages[name] = make()
             if self._path is not None:
-                beside = self._path.with_name(f"{self._path.name}.part")
-                beside.write_text(json.dumps({"key": self._key, "stages": self._stages}), encoding="utf-8")
-                beside.replace(self._path)
+                write_text(self._path, json.dumps({"key": self._key, "stages": self._stages}))
         return self._stages[name]
 
     def done(self) -> None:

@@ -103,9 +103,13 @@ def calibrate(
     prior: Prior | None = None,
     curve: Sequence[int] = CURVE,
     journal: Path | None = None,
+    save: Callable[[Calibrated], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibrated:
-    """Calibrate a cluster to ``runs``, all of which ran on it."""
+    """Calibrate a cluster to ``runs``, all of which ran on it.
+
+    Finished stages are kept in the file ``journal``, which is removed once ``save`` has taken the result.
+    """
     if not runs:
         raise RequestError("there is no run to calibrate with: give at least one row that can be forecast")
     believed = prior or Prior.usual()
@@ -126,6 +130,8 @@ def calibrate(
     by_model = Held.from_lists(kept.stage("held out models", lambda: left_out(_model)))
     points = tuple(CurvePoint(**point) for point in kept.stage("curve", curve_points))
     result = _judged(runs, whole, held, by_model, points)
+    if save is not None:
+        save(result)
     kept.done()
     return result
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, plain, print_json, print_table, progress_bar
+from traincast.cli.output import console, input_files, plain, print_json, print_table, progress_bar
 from traincast.cli.validate import ALLOW_CODE
-from traincast.errors import FileFormatError, RequestError
+from traincast.errors import RequestError
+from traincast.files import check_output
 
 if TYPE_CHECKING:
     from traincast.calibrate.procedure import Calibrated
@@ -36,26 +38,27 @@ def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool
     from traincast.validate.outcome import kind
 
     target = Path(output)
-    _check_output(target)
+    _check_output(target, inputs=input_files({"the table of runs": file, "the cluster that it extends": cluster}))
     extends = _extended(cluster, target)
     place = load_cluster(cluster)
     sizes = _sizes(curve)
     with progress_bar("runs") as progress:
         runs, skipped = read_runs(Path(file), place, allow_code=allow_code, progress=progress)
+
+    def save(result: Calibrated) -> None:
+        write_calibrated(
+            target,
+            extends=extends,
+            calibration=result.calibration,
+            name=place.name if place.calibration else f"{place.name}-calibrated",
+            source=f"{place.source}; calibrated with {len(runs)} runs" if place.source else "",
+            num_nodes=place.num_nodes if place.num_nodes > 1 else 0,
+            comments={move.name: f"± {100 * move.sure:.0f} %" for move in result.moves if move.taught > 0.05},
+        )
+
+    journal = target.with_name(f"{target.name}.journal")
     with progress_bar("calibration") as progress:
-        result = learn(
-            runs, curve=sizes, journal=target.with_name(f"{target.name}.journal"), progress=progress
-        )  # fmt: skip
-    said = {move.name: f"± {100 * move.sure:.0f} %" for move in result.moves if move.taught > 0.05}
-    write_calibrated(
-        target,
-        extends=extends,
-        calibration=result.calibration,
-        name=place.name if place.calibration else f"{place.name}-calibrated",
-        source=f"{place.source}; calibrated with {len(runs)} runs" if place.source else "",
-        num_nodes=place.num_nodes if place.num_nodes > 1 else 0,
-        comments=said,
-    )
+        result = learn(runs, curve=sizes, journal=journal, save=save, progress=progress)
     if as_json:
         skips = [{"index": index, "reason": reason} for index, reason in skipped.items()]
         assumed = [{"index": run.measured.index, "assumed": list(run.measured.assumed)} for run in runs]
@@ -69,20 +72,11 @@ def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool
         console().print(f"[dim]assumed in {count} of {len(runs)} runs: {plain(name)}[/dim]", highlight=False)
 
 
-def _check_output(target: Path) -> None:
+def _check_output(target: Path, *, inputs: Mapping[str, Path]) -> None:
     """Refuse an output that cannot be written before anything is fitted."""
     if target.suffix != ".toml":
         raise RequestError(f"cannot write {target}: a cluster file is TOML, so its name must end in .toml")
-    if target.is_dir():
-        raise FileFormatError(f"cannot write {target}: it is a folder")
-    trial = target.with_name(f".{target.name}.part")
-    try:
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise FileFormatError(
-            f"cannot write {target}: {error.strerror}; give the name of a file in a folder that can be written to"
-        ) from error
+    check_output(target, inputs=inputs)
 
 
 def _sizes(text: str) -> list[int]:

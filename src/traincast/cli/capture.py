@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from traincast.cli.output import console, print_json, traced
+from traincast.cli.output import console, input_files, print_json, traced
+from traincast.files import check_output
 from traincast.units import format_flops, format_parameters
 
 
@@ -20,6 +21,7 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
     from traincast.graph import Phase
     from traincast.graph.files import save_graph
 
+    check_output(Path(output), inputs=input_files({"MODEL": model}))
     graph = traced(model, seq=seq, use_cache=False)
     save_graph(graph, Path(output))
     facts = {

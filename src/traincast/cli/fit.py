@@ -215,6 +215,23 @@ def _show_rivals(rivals: list[RivalScore]) -> None:
     print_table("FI-Net and its rivals, same rows and features", columns, rows, right=range(3, 9))
 
 
+@fit.command(name="renew")
+@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE…")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+def renew(bundles: tuple[str, ...], as_json: bool) -> None:
+    """Write bundles of an earlier format in the present one; nothing is fitted again."""
+    from traincast.estimate.bundle import renew_bundle
+
+    renewed = {bundle: renew_bundle(Path(bundle)) for bundle in bundles}
+    if as_json:
+        print_json(
+            {"renewed": [b for b, new in renewed.items() if new], "current": [b for b, n in renewed.items() if not n]}
+        )
+        return
+    for bundle, new in renewed.items():
+        console().print(f"{'renewed' if new else 'up to date'}: {bundle}", markup=False)
+
+
 @fit.command(name="collectives")
 @click.argument("data")
 @click.option("-o", "--output", required=True, metavar="BUNDLE", help="Folder to write the bundle to.")

@@ -65,9 +65,10 @@ def run() -> NoReturn:
         main()
     except SystemExit as stop:
         code = stop.code
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):  # what cannot be written was said, or its reader has gone
+                stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
@@ -75,6 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits 0, 2 for a wrong request with one clear line, 1 for a failure."""
     try:
         code = app.main(args=arguments, prog_name="traincast", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         _fail("interrupted", 130)
@@ -96,9 +99,13 @@ def main(arguments: list[str] | None = None) -> None:
         from traincast.cli.output import close_quietly
 
         close_quietly()
+    except OSError as error:
+        what = "write standard output" if error.filename is None else f"read or write {error.filename}"
+        _fail(f"cannot {what}: {(error.strerror or str(error)).lower()}", 1)
 
 
 def _fail(message: str, code: int) -> None:
     line = " ".join(message.split())
-    click.echo(f"traincast: {line}", err=True)
+    with suppress(OSError):
+        click.echo(f"traincast: {line}", err=True)
     sys.exit(code)

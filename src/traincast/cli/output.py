@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from traincast.files import finite
 from traincast.units import parse_count
 
 if TYPE_CHECKING:
@@ -51,19 +52,26 @@ def close_quietly() -> NoReturn:
     sys.exit(0)
 
 
+def input_files(arguments: Mapping[str, str | None]) -> dict[str, Path]:
+    """The files among ``arguments``, by the name of each: no output may be written over them.
+
+    A cluster may be a file and a number of nodes (``lab.toml:4``), or several joined by ``+``.
+    """
+    found = {}
+    for name, text in arguments.items():
+        for part in (text or "").split("+"):
+            for path in (part, part.rpartition(":")[0]):
+                if path and Path(path).is_file():
+                    found[name] = Path(path)
+    return found
+
+
 def print_json(data: Any) -> None:
     """One JSON document on standard output; numbers that JSON lacks become null."""
-    click.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    try:
+        click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
+    except BrokenPipeError:
+        close_quietly()
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from traincast.cli.exporting import exported, runtime_for, show_export
-from traincast.cli.output import console, print_json, print_table, traced
+from traincast.cli.output import console, input_files, print_json, print_table, traced
 from traincast.errors import RequestError
+from traincast.files import check_outputs
 from traincast.units import (
     HOUR,
     format_bytes,
@@ -101,9 +103,10 @@ def predict(
     from traincast.estimate import learned_cost_model
     from traincast.forecast import predict as forecast_step
 
-    for target in (trace, html):
-        if target is not None and not Path(target).resolve().parent.is_dir():
-            raise RequestError(f"cannot write {target}: the folder {Path(target).resolve().parent} does not exist")
+    inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
+    _check_outputs(trace=trace, html=html, inputs=inputs)
+    if trace_ranks is not None and trace is None:
+        raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
     batch, place = parse_count(global_batch, what="--global-batch"), load_cluster(cluster)
     result = forecast_step(
         traced(model, seq=seq, use_cache=not no_cache),
@@ -129,6 +132,22 @@ def predict(
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)
     show_export(text, "the strategy")
+
+
+def _check_outputs(*, trace: str | None, html: str | None, inputs: Mapping[str, Path]) -> None:
+    """Refuse what cannot be written before anything is forecast."""
+    outputs = {} if html is None else {"--html": Path(html)}
+    if trace is not None and not _is_folder(trace):
+        from traincast.report.trace import check_name
+
+        check_name(Path(trace))
+    if trace is not None:
+        outputs["--trace"] = Path(trace) / "rank0.json.gz" if Path(trace).is_dir() else Path(trace)
+    check_outputs(outputs, inputs=inputs)
+
+
+def _is_folder(trace: str) -> bool:
+    return trace.endswith("/") or Path(trace).is_dir()
 
 
 def _conditions(
@@ -165,7 +184,7 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
         timeline = result.detailed(all_ranks=result.servers is not None and trace_ranks is not None)
         ranks, world = _ranks_to_trace(timeline, trace_ranks), timeline.plan.mesh.num_ranks
         about = result.report.summary()
-        if Path(trace).is_dir() or trace.endswith("/"):
+        if _is_folder(trace):
             write_traces(timeline, Path(trace), ranks=ranks, about=about)
         else:
             write_trace(timeline, Path(trace), ranks=ranks, about=about)
@@ -255,6 +274,9 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     table.add_section()
     sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
     table.add_row("estimated by", sources, "")
+    for use in report.bundles:
+        parts = f"{use.operators:.0%} of operators' time, {use.collectives:.0%} of collectives' time"
+        table.add_row(f"  {Path(use.path).name}", f"{use.covered:.0%}", parts)
     if report.servers is not None:
         run = report.servers
         nodes = sorted(set(run.nodes))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from traincast import files
 from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError, TraincastError
 from traincast.units import format_bytes, format_seconds, parse_count
@@ -202,8 +203,10 @@ def collectives(
         raise RequestError(f"collectives need several processes: {torchrun_line(arguments)} (or add --local 4)")
     if local < 2 or any(group > local for group in request.groups):
         raise RequestError(f"--local {local}: expected 2 or more processes, and as many as the largest group")
+    from traincast.profile.collectives import check_backend
     from traincast.profile.launch import run_locally
 
+    check_backend(backend)
     with _saying_what_is_kept(Path(output)):
         code = run_locally(arguments, ranks=local)
     sys.exit(code)
@@ -261,6 +264,8 @@ def opset(samples: int, seed: int, batch: str, listed: bool, output: str | None,
 
     if output is not None and not output.endswith(".json"):
         raise RequestError(f"cannot write {output}: an operator set is JSON, so its name must end in .json")
+    if output is not None:
+        files.check_output(Path(output))
     size = parse_count(batch, what="--batch")
     by_type = operator_set_by_type(samples=samples, seed=seed, batch=size)
     if output is not None:

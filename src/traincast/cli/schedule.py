@@ -13,6 +13,7 @@ import click
 from traincast.cli.output import console, plain, print_json, progress_bar
 from traincast.cli.schedule_tables import means, show
 from traincast.errors import RequestError
+from traincast.files import check_outputs
 from traincast.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -224,17 +225,8 @@ def _listed(text: str, option: str) -> list[str]:
 
 def _check_outputs(jobs: str, jobs_out: str | None, html: str | None) -> None:
     """Refuse outputs that cannot be written, or would overwrite the trace or each other, before anything runs."""
-    from traincast.scheduling.output import check_writable
-
-    taken = {Path(jobs).resolve(): "JOBS"}
-    for option, target in (("--jobs-out", jobs_out), ("--html", html)):
-        if target is None:
-            continue
-        path = Path(target)
-        if path.resolve() in taken:
-            raise RequestError(f"{option} {target} is the file of {taken[path.resolve()]}: give another name")
-        check_writable(path)
-        taken[path.resolve()] = option
+    outputs = {"--jobs-out": jobs_out, "--html": html}
+    check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs={"JOBS": Path(jobs)})
 
 
 def _policies(policy: str | None, compare: str | None) -> list[str]:

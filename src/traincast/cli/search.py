@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from traincast.cli.exporting import exported, runtime_for, show_export
-from traincast.cli.output import console, print_json, print_table, progress_bar, traced
+from traincast.cli.output import console, input_files, print_json, print_table, progress_bar, traced
 from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
+from traincast.files import check_outputs
 from traincast.units import format_bytes, format_parameters, format_seconds, parse_count, parse_duration
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def search(
     from traincast.searching.choices import parse_nodes
     from traincast.searching.search import search as find_best
 
-    _check_outputs(all_out=all_out, html=html, resume=resume)
+    inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
+    _check_outputs(all_out=all_out, html=html, resume=resume, inputs=inputs)
     if seed < 0:
         raise RequestError(f"--seed {seed}: expected a number from 0 on")
     batch, _ = parse_count(global_batch, what="--global-batch"), load_cluster(cluster)
@@ -152,19 +154,14 @@ def search(
     show_export(text, "the first")
 
 
-def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None) -> None:
+def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None, inputs: Mapping[str, Path]) -> None:
     """Refuse what cannot be written before anything is searched."""
     if all_out is not None and not all_out.endswith(".parquet"):
         raise RequestError(
             f"cannot write {all_out}: a table of candidates is Parquet, so its name must end in .parquet"
         )
-    for target in (all_out, html):
-        if target is None:
-            continue
-        if not Path(target).resolve().parent.is_dir():
-            raise RequestError(f"cannot write {target}: the folder {Path(target).resolve().parent} does not exist")
-        if Path(target).is_dir():
-            raise FileFormatError(f"cannot write {target}: it is a folder")
+    outputs = {"--all-out": all_out, "--html": html}
+    check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs=inputs)
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
         raise FileFormatError(f"cannot keep parts of a search in {resume}: it is no folder; name another one")
 

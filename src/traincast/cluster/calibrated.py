@@ -12,6 +12,7 @@ from typing import Final
 from traincast.cluster.calibration import NUMBERS, Calibration
 from traincast.cluster.catalog import cluster_names, load_cluster
 from traincast.cluster.hardware import Cluster
+from traincast.files import write_text
 
 _DIGITS: Final = 5
 
@@ -83,10 +84,7 @@ def write_calibrated(
     num_nodes: int = 0,
     comments: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a cluster file that has ``calibration`` and all else from the cluster or file it ``extends``.
-
-    It is written beside ``path`` and moved there, so that it is whole or not there.
-    """
+    """Write a cluster file that has ``calibration`` and all else from the cluster or file it ``extends``."""
     lines = [f"extends = {_quoted(extends)}", *([f"device = {_quoted(device)}"] if device else [])]
     lines += ["", "[cluster]", f"name = {_quoted(name or path.stem)}"]
     if num_nodes:
@@ -94,9 +92,7 @@ def write_calibrated(
     if source:
         lines.append(f"source = {_quoted(source)}")
     text = "\n".join(lines) + "\n\n" + calibration_toml(calibration, comments=comments)
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    write_text(path, text)
 
 
 def _number(value: float) -> str:

@@ -66,6 +66,7 @@ from traincast.cluster.hardware import (
     HOST_BANDWIDTH,
     HOST_MEMORY_BANDWIDTH,
     INTERFERENCE,
+    PROCESSOR,
     Cluster,
     Device,
     InterTopology,
@@ -124,7 +125,8 @@ def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
     """The cluster asked for as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, a node type or a TOML file.
 
     Several, joined by ``+``, make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
-    may have no accelerators: ``dgx-a100:2+cpu-server:2``.
+    may have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors, or of processes
+    that each count as one: ``cpu-server:1x2``.
     """
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
     return joined([_one_cluster(part) for part in parts], hosts=hosts)
@@ -134,7 +136,7 @@ def _one_cluster(spec: str) -> Cluster:
     name, nodes, devices = _split_spec(spec)
     cluster = _build_cluster(_resolve(name, "cluster", Path(), _MAX_DEPTH), name)
     if devices is not None:
-        if devices > cluster.devices_per_node:
+        if devices > cluster.devices_per_node and cluster.device.architecture != PROCESSOR:
             raise RequestError(
                 f"cluster {spec!r} asks for {devices} devices in a node, but {name} has {cluster.devices_per_node}"
             )

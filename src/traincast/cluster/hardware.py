@@ -20,6 +20,10 @@ HOST_MEMORY_BANDWIDTH: Final = 200e9
 """Bytes/s of a host's memory, where nothing is said: eight channels of DDR4."""
 
 
+PROCESSOR: Final = "cpu"
+"""The architecture of processors: as many as one likes share a server, joined by its memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One kind of accelerator, as its datasheet has it.

@@ -10,6 +10,8 @@ from traincast.cluster.catalog import device_names, device_table, load_device
 from traincast.cluster.hardware import Device
 from traincast.errors import RequestError, UnknownNameError
 
+GENERIC: Final = "cpu"
+"""The device of the catalog that stands for any processor."""
 _GIB: Final = 1024**3
 _MEMORY_TOLERANCE: Final = 0.12
 _MAX_TEXT: Final = 1000
@@ -20,6 +22,7 @@ _OTHERS: Final = re.compile(
     r"\b(?:bi v\d|iluvatar|ascend|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame|gaudi|trainium|tpu)"
 )
 """Makers and series that the catalog has no device of, some with names that contain one of ours (``BI-V100``)."""
+_CORES: Final = re.compile(r"\b\d+ of \d+ cores$")
 _RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)
 _MEMORY: Final = re.compile(r"(?<![0-9.])(\d+(?:\.\d+)?)\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
 
@@ -52,6 +55,38 @@ def open_variants(text: str, memory_gb: float | None = None, form: str | None = 
     """
     found = find_device(text, memory_gb, form)
     return (found.name, *(name for name in _equals(text, memory_gb, form or "") if name != found.name))
+
+
+def measured_name(text: str) -> str:
+    """The name of the device that a table of measurements calls ``text``: the catalog's, or that of a processor.
+
+    All processors are one device in the catalog, and unlike in fact. So each has a name of its own: its text in small
+    letters, joined by hyphens. Operators and collectives of one profile agree in it.
+    """
+    try:
+        found = find_device(text).name
+    except UnknownNameError:
+        if not is_processor(own_name(text)):
+            raise
+        found = GENERIC
+    return own_name(text) if found == GENERIC else found
+
+
+def own_name(text: str) -> str:
+    """A device's text as a name: small letters and digits, joined by hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def is_processor(name: str) -> bool:
+    """Whether a device is a processor by its name: as the catalog knows it, or so many of its cores as a profile has.
+
+    >>> is_processor("apple-m2-1-of-8-cores"), is_processor("intel-xeon-gold-6148"), is_processor("npu-1")
+    (True, True, False)
+    """
+    try:
+        return _CORES.search(name.replace("-", " ")) is not None or find_device(name).name == GENERIC
+    except UnknownNameError:
+        return False
 
 
 def _find(text: str, memory_gb: float | None, form: str) -> Device:

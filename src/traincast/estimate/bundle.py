@@ -1,15 +1,15 @@
 """Bundles: what was fitted, as a folder with a card (JSON) and weights (safetensors).
 
-The card says what is inside, what it was fitted on, how well it did on rows it had not seen, and the weights' hash.
-A bundle that does not match its card, or that other features were made for, is refused.
+The card says what is inside, what it was fitted on, how well it did on rows it had not seen, and the hash of card and
+weights. A bundle that does not match its hash, whose card lacks something, or that other features were made for, is
+refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -20,13 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device, load_device
+from traincast.cluster.match import GENERIC, is_processor
 from traincast.errors import FileFormatError, RequestError
+from traincast.estimate.card import KINDS, check_card, check_finite, digest_of
 from traincast.estimate.cells import ANY, Cell, cell_from
 from traincast.estimate.features import FEATURES_VERSION
+from traincast.files import check_folder, write_folder
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Form of the folder; since 2 the hash covers the card as well as the weights."""
 SHIPPED: Final = Path(__file__).parent.parent / "bundles"
 _CARD, _WEIGHTS = "card.json", "weights.safetensors"
+_NO_NUMBER: Final = re.compile(r"NaN|Infinity|[eE]\+?\d{3}")
+"""What a card may hold that is no number: these words, or a power of ten that no float has."""
 _NEEDS: Final = ("format", "kind", "sha256")
 
 
@@ -43,7 +49,11 @@ class Bundle:
         from safetensors import safe_open
 
         with safe_open(self.path / _WEIGHTS, "np") as file:
-            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+        for name, array in found.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise FileFormatError(f"{self.path / _WEIGHTS}: {name} holds what is no number; fit the bundle again")
+        return {name[len(prefix) :]: array for name, array in found.items()}
 
     @cached_property
     def entries(self) -> dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]]:
@@ -54,9 +64,19 @@ class Bundle:
         return found
 
     @cached_property
+    def settings(self) -> frozenset[str]:
+        """Settings that its cells were measured in."""
+        return frozenset(entry["setting"] for entry in self.card.get("cells", {}).values())
+
+    @cached_property
     def devices(self) -> dict[str, Device]:
         """Devices outside the catalog that it was fitted to, by name."""
         return {text: Device(**fields) for text, fields in self.card.get("devices", {}).items()}
+
+    def name_of(self, device: Device) -> str:
+        """The name of ``device`` here; the catalog's processor is the one that was measured, where only one was."""
+        processors = [name for name in self.devices if is_processor(name)]
+        return processors[0] if device.name == GENERIC and len(processors) == 1 else device.name
 
     def measured(self, family: str, dtype: str) -> list[tuple[Device, Cell]]:
         """The cells of measured devices; of several settings of one device, that with the most rows."""
@@ -73,16 +93,18 @@ class Bundle:
         """A cell by its name."""
         if name not in self._cells:
             entry, arrays = self.card["cells"][name], self.arrays(f"{name}:")
-            if "base" not in entry:
-                self._cells[name] = cell_from(entry, arrays)
-            else:
-                self._cells[name] = self._adapted(entry, arrays)
+            try:
+                self._cells[name] = cell_from(entry, arrays) if "base" not in entry else self._adapted(entry, arrays)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+                raise FileFormatError(f"{self.path}: the cell {name} is damaged: {reason}; fit it again") from error
         return self._cells[name]
 
     def _adapted(self, entry: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Cell:
         """A cell that adapts the network of all devices of this bundle, and names its neighbours here."""
         base = self.cell(entry["base"])
-        assert base.network is not None
+        if base.network is None:
+            raise ValueError(f"its base {entry['base']} has no network")
         return replace(
             base,
             **{name: entry[name] for name in ("setting", "dtype", "device")},
@@ -92,21 +114,57 @@ class Bundle:
         )
 
 
-KINDS: Final = ("operators", "collectives")
-
-
 def load_bundle(path: Path) -> Bundle:
-    """The bundle in the folder ``path``, checked against its card."""
+    """The bundle in the folder ``path``: its card complete, its hash that of card and weights."""
+    card, weights = _read(path)
+    if card["format"] == 1:
+        raise FileFormatError(
+            f"{path} has format 1, whose hash does not cover its card: run `traincast fit renew {path}` once, or fit "
+            "it again"
+        )
+    _check(path, card)
+    if digest_of(card, weights) != card["sha256"]:
+        raise FileFormatError(
+            f"{path} does not match the hash in its card: {_CARD} or {_WEIGHTS} was changed or is damaged; copy or "
+            "fit it again"
+        )
+    _check_weights(path)
+    return Bundle(path, card)
+
+
+def renew_bundle(path: Path) -> bool:
+    """Write a bundle of format 1 in the present one, its weights as they are; whether that was needed."""
+    card, weights = _read(path)
+    if card["format"] != 1:
+        load_bundle(path)
+        return False
+    if hashlib.sha256(weights).hexdigest() != card["sha256"]:
+        raise FileFormatError(f"{path / _WEIGHTS} does not match the hash in its card: corrupt, or not its own")
+    _check(path, {**card, "format": FORMAT})
+    _check_weights(path)
+    _write(path, card, weights)
+    return True
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Card and weights as they stand in a folder; the card has what every card has."""
     try:
-        card = json.loads((path / _CARD).read_text(encoding="utf-8"))
+        text = (path / _CARD).read_text(encoding="utf-8")
+        card = json.loads(text)
         weights = (path / _WEIGHTS).read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileFormatError(f"{path} is no bundle: expected a folder with {_CARD} and {_WEIGHTS}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path / _CARD} cannot be read: {' '.join(str(error).split())[:160]}") from None
     missing = [name for name in _NEEDS if not isinstance(card, dict) or name not in card]
     if missing:
         raise FileFormatError(f"{path / _CARD} lacks {', '.join(missing)}: it is no card of a bundle")
+    if _NO_NUMBER.search(text):
+        check_finite(card, str(path / _CARD))
+    return card, weights
+
+
+def _check(path: Path, card: Mapping[str, Any]) -> None:
     if card["format"] != FORMAT:
         raise FileFormatError(f"{path} has format {card['format']!r}: this version reads format {FORMAT}; fit it again")
     if card["kind"] not in KINDS:
@@ -116,14 +174,30 @@ def load_bundle(path: Path) -> Bundle:
             f"{path} was fitted to features {card.get('features')!r}, this version computes {FEATURES_VERSION!r}: "
             "fit it again"
         )
-    if hashlib.sha256(weights).hexdigest() != card["sha256"]:
-        raise FileFormatError(f"{path / _WEIGHTS} does not match the hash in its card: corrupt, or not its own")
-    return Bundle(path, card)
+    check_card(card, str(path / _CARD))
+
+
+def _check_weights(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path / _WEIGHTS, "np"):
+            return
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise FileFormatError(f"{path / _WEIGHTS} is no safetensors file: {reason}; fit the bundle again") from None
 
 
 def check_output(path: Path) -> None:
-    """Refuse a path that a bundle cannot be written to: something else is there."""
-    if path.exists() and not (path / _CARD).is_file() and (not path.is_dir() or any(path.iterdir())):
+    """Refuse a path that a bundle cannot be written to: it may take the place of a bundle, and of nothing else."""
+    check_folder(path if path.is_dir() else path.parent)
+    if not path.exists():
+        return
+    held = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else ["a file"]
+    others = [name for name in held if name not in (_CARD, _WEIGHTS)]
+    if others and _CARD in held:
+        raise RequestError(f"{path} is a bundle that also holds {', '.join(others[:3])}: move that away first")
+    if others:
         raise RequestError(f"{path} exists and is no bundle: choose another name")
 
 
@@ -133,20 +207,12 @@ def save_bundle(path: Path, card: Mapping[str, Any], arrays: Mapping[str, npt.ND
 
     check_output(path)
     weights = save({name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())})
-    whole = {"format": FORMAT, **card, "sha256": hashlib.sha256(weights).hexdigest()}
+    _write(path, card, weights)
+
+
+def _write(path: Path, card: Mapping[str, Any], weights: bytes) -> None:
+    said = {name: value for name, value in card.items() if name not in ("format", "sha256")}
+    whole: dict[str, Any] = {"format": FORMAT, **said}
+    whole["sha256"] = digest_of(whole, weights)
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error
-    try:
-        (folder / _WEIGHTS).write_bytes(weights)
-        (folder / _CARD).write_text(text + "\n", encoding="utf-8")
-        folder.chmod(0o755)
-        if path.exists():
-            shutil.rmtree(path)
-        folder.rename(path)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error
+    write_folder(path, {_WEIGHTS: weights, _CARD: f"{text}\n".encode()})

@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.cluster import Cluster, effective_intra_bandwidth, find_device, find_node
+from traincast.cluster import Cluster, effective_intra_bandwidth, find_device, find_node, load_device
+from traincast.cluster.hardware import PROCESSOR
+from traincast.cluster.match import GENERIC, is_processor, measured_name
 from traincast.errors import RequestError
 from traincast.estimate.collectives import collective_seconds, islands_of, nic_bandwidth, transfer_seconds
 from traincast.work import Collective, CollectiveKind, Transfer
@@ -45,8 +47,9 @@ _DTYPES: Final = {
 class Route:
     """What the ranks of a group meet: links inside an island of ``per_node`` ranks, and NICs between islands.
 
-    ``inside`` is ``switch``, ``direct`` (a mesh or a bridge), ``pcie`` or ``none`` (one rank in each node). Bandwidths
-    are bytes/s per direction: of one rank inside, of a group's share of a node's NICs between (0 if it never leaves).
+    ``inside`` is ``switch``, ``direct`` (a mesh or a bridge), ``pcie``, ``host`` (processes of one processor) or
+    ``none`` (one rank in each node). Bandwidths are bytes/s per direction: of one rank inside (0 in a host, of which no
+    datasheet says it), of a group's share of a node's NICs between (0 if it never leaves).
     """
 
     device: str
@@ -65,7 +68,7 @@ class Route:
     @property
     def key(self) -> str:
         """The route as a text that is equal for equal hardware; bandwidths to two digits."""
-        inside = f"{self.inside} {self.intra_bandwidth:.1e}" if self.inside != "none" else "none"
+        inside = f"{self.inside} {self.intra_bandwidth:.1e}" if self.intra_bandwidth else self.inside
         between = f" | {self.per_node} on {self.network} {self.nic_bandwidth:.1e}" if self.crosses else ""
         return f"{self.device} | {inside}{between}"
 
@@ -123,7 +126,11 @@ def measured_cluster(
     device: str, *, ranks_per_node: int, nodes: int, interconnect: str = "", system: str = ""
 ) -> Cluster:
     """The cluster that a row of measurements ran on, from its own columns."""
-    node = find_node(find_device(device), ranks_per_node, interconnect or None, system=system or None)
+    name = measured_name(device)
+    known = load_device(GENERIC) if is_processor(name) else find_device(device)
+    node = find_node(known, ranks_per_node, interconnect or None, system=system or None)
+    if known.name == GENERIC:
+        node = replace(node, device=replace(node.device, name=name))
     return node.with_nodes(nodes)
 
 
@@ -189,9 +196,11 @@ def route_of(cluster: Cluster, *, ranks: int, nodes: int, islands: int = 0) -> R
     bandwidth = effective_intra_bandwidth(cluster, per_node)
     if together == 1:
         inside = "none"
+    elif cluster.device.architecture == PROCESSOR:
+        inside, bandwidth = "host", 0.0
     elif cluster.intra_topology == "nvswitch":
         inside = "switch"
-    elif cluster.intra_topology == "pcie-tree" and bandwidth <= cluster.intra_node.bandwidth:
+    elif cluster.intra_topology in ("pcie-tree", "none") and bandwidth <= cluster.intra_node.bandwidth:
         inside = "pcie"
     else:
         inside = "direct"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,21 +31,31 @@ _CREDIBLE: Final = 8.0
 """How far from physics an estimate may be that was learned on other devices: beyond it, the network is lost."""
 _NEAR: Final = float(np.log(1.05))
 """How far outside the measurements a size may be before a warning says so."""
-_WORD: Final = {
+WORD: Final = {
     "product": "matrix products", "grouped": "grouped products", "attention": "attentions",
     "conv": "convolutions", "traffic": "memory-bound operators",
 }  # fmt: skip
+"""What users call the operators of a family."""
+
+
+class _Answer(NamedTuple):
+    """A cell that answers for some operators, and the bundle that it is from."""
+
+    bundle: Bundle
+    cell: Cell
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedCostModel:
     """Estimates operators and collectives from ``bundles``, the first that knows a work; the rest by ``otherwise``.
 
-    ``framework`` names the setting whose measurements to prefer, as tables of measurements spell it.
+    ``given`` are the paths of those that a user named; estimates say which of them each time is from. ``framework``
+    names the setting whose measurements to prefer, as tables of measurements spell it.
     """
 
     bundles: tuple[Bundle, ...] = ()
     collectives: tuple[CollectiveModel, ...] = ()
+    given: tuple[Path, ...] = ()
     framework: str = ""
     otherwise: CostModel = field(default_factory=AnalyticalCostModel)
 
@@ -54,18 +64,20 @@ class LearnedCostModel:
         count = len(works)
         columns = {name: np.zeros(count) for name in ("seconds", "low", "high")}
         source = np.full(count, -1, dtype=np.int8)
+        bundle = np.full(count, -1, dtype=np.int16)
         warnings: dict[str, None] = {}
         places = [i for i, work in enumerate(works) if isinstance(work, Operator)]
-        for rows, found, transferred in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
+        for rows, found, answer in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
             where = np.asarray(places, dtype=np.intp)[rows]
+            bundle[where] = self._number(answer.bundle.path)
             chosen = [works[i] for i in where.tolist()]
             share = np.array([attention_share(work, cluster.device) for work in chosen])
-            if transferred:
+            if answer.cell.device == ANY:
                 share = share * _beyond(found.seconds / share, self.otherwise.estimate(chosen, cluster).seconds)
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
-        self._collectives(works, cluster, columns, source, warnings)
+        self._collectives(works, cluster, columns, (source, bundle), warnings)
         rest = np.flatnonzero(source < 0)
         if len(rest):
             physics = self.otherwise.estimate([works[i] for i in rest.tolist()], cluster)
@@ -73,7 +85,13 @@ class LearnedCostModel:
                 column[rest] = getattr(physics, name)
             source[rest] = physics.source
             warnings |= dict.fromkeys(physics.warnings)
-        return Estimates(**columns, source=source, warnings=tuple(warnings))
+        return Estimates(
+            **columns, source=source, warnings=tuple(warnings), bundle=bundle, bundles=tuple(map(str, self.given))
+        )
+
+    def _number(self, path: Path | None) -> int:
+        """The number of a bundle among those that were given, or −1."""
+        return self.given.index(path) if path in self.given else -1
 
     @property
     def devices(self) -> dict[str, Device]:
@@ -83,37 +101,43 @@ class LearnedCostModel:
     def knows(self, operators: Sequence[Operator], cluster: Cluster) -> npt.NDArray[np.bool_]:
         """Which operators a bundle estimates."""
         known = np.zeros(len(operators), dtype=bool)
-        for rows, _ in self._cells_for(operators, cluster.device):
+        for rows, *_ in self._cells_for(operators, cluster.device):
             known[rows] = True
         return known
 
     def _operators(
         self, operators: Sequence[Operator], device: Device, warnings: dict[str, None]
-    ) -> Iterator[tuple[npt.NDArray[np.intp], Any, bool]]:
-        """Rows, what a cell says of them, and whether it speaks of a device that it never saw."""
-        for rows, (cell, shapes, dtype) in self._cells_for(operators, device):
-            rates = Rates.of(self.devices.get(device.name, device), dtype)
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Any, _Answer]]:
+        """Rows, what a cell says of them, and which cell that is."""
+        if self.framework and not any(setting_of(self.framework) in bundle.settings for bundle in self.bundles):
+            warnings[f"no bundle has operators of {self.framework!r}: those of other frameworks are taken"] = None
+        for rows, answer, (shapes, dtype) in self._cells_for(operators, device):
+            cell = answer.cell
+            own = cell.device if cell.device != ANY else device.name
+            rates = Rates.of(self.devices.get(own, device), dtype)
             general = cell.setting == ANY
             framework = setting_of(self.framework) if general and self.framework else self.framework
             found = cell.estimate(shapes, rates, framework=framework, dtype=dtype)
             outside = int((found.outside > _NEAR).sum())
-            what = _WORD[cell.family]
+            what = WORD[cell.family]
             if cell.device == ANY:
                 warnings[
                     f"{device.name} was not measured: {what} are estimated from its datasheet and the devices most "
                     "like it"
                 ] = None
+            elif cell.device != device.name:
+                warnings[f"{what} on {device.name}: as measured on {cell.device}"] = None
             if outside:
                 warnings[
                     f"{outside} of {len(shapes)} distinct {what} lie outside what was measured ({cell.id}): taken at "
                     "the efficiency of the nearest measured size"
                 ] = None
-            yield rows, found, cell.device == ANY
+            yield rows, found, answer
 
     def _cells_for(
         self, operators: Sequence[Operator], device: Device
-    ) -> Iterator[tuple[npt.NDArray[np.intp], tuple[Cell, Shapes, str]]]:
-        """Which cell estimates which operators: (positions, (cell, their shapes, dtype))."""
+    ) -> Iterator[tuple[npt.NDArray[np.intp], _Answer, tuple[Shapes, str]]]:
+        """Which cell estimates which operators: positions, cell, and (their shapes, dtype)."""
         groups: dict[tuple[str, str], list[int]] = {}
         for i, op in enumerate(operators):
             family = family_of(op)
@@ -122,43 +146,46 @@ class LearnedCostModel:
         for (family, dtype), members in groups.items():
             left = np.array(members, dtype=np.intp)
             shapes = shapes_of(family, [operators[i] for i in members])
-            for cell in self._candidates(family, dtype, device):
-                known = cell.knows(shapes)
+            for answer in self._candidates(family, dtype, device):
+                known = answer.cell.knows(shapes)
                 if known.any():
                     chosen = np.flatnonzero(known)
-                    yield left[chosen], (cell, shapes.take(chosen), dtype)
+                    yield left[chosen], answer, (shapes.take(chosen), dtype)
                     kept = np.flatnonzero(~known)
                     left, shapes = left[kept], shapes.take(kept)
                 if not len(left):
                     break
 
-    def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[Cell]:
+    def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[_Answer]:
         """Cells to ask, the best first: those of the device, or the network of all devices where it has none."""
         wanted = setting_of(self.framework) if self.framework else ""
         ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, *_PREFERRED)))}
         measured = False
         for bundle in self.bundles:
             own: list[tuple[tuple[int, int], str]] = []
-            for name, entry in bundle.entries.get((family, device.name), []):
+            for name, entry in bundle.entries.get((family, bundle.name_of(device)), []):
                 if entry["setting"] != wanted and ("base" in entry or entry["setting"] in _ASKED_ONLY):
                     continue  # a few measurements of one setting, or of an old one: for those who ask for it
                 if entry["dtype"] in (dtype, INTERCHANGEABLE.get(dtype)):
                     own.append(((ranks.get(entry["setting"], len(ranks)), int(entry["dtype"] != dtype)), name))
             for _, name in sorted(own):
-                yield bundle.cell(name)
+                yield _Answer(bundle, bundle.cell(name))
             measured = measured or bool(own)
         if not measured and (wanted or family in _TRANSFERABLE):
             for bundle in self.bundles:
-                yield from _transferred(bundle, family, dtype, device)
+                for cell in _transferred(bundle, family, dtype, device):
+                    yield _Answer(bundle, cell)
 
     def _collectives(
         self,
         works: Sequence[Work],
         cluster: Cluster,
         columns: Mapping[str, npt.NDArray[np.float64]],
-        source: npt.NDArray[np.int8],
+        told: tuple[npt.NDArray[np.int8], npt.NDArray[np.int16]],
         warnings: dict[str, None],
     ) -> None:
+        """Fill in collectives and transfers that were learned, and in ``told`` their source and bundle."""
+        source, bundle = told
         places = [i for i, work in enumerate(works) if isinstance(work, Collective | Transfer)]
         for model in self.collectives:
             if not places:
@@ -167,7 +194,7 @@ class LearnedCostModel:
             where = np.asarray(places, dtype=np.intp)[found.learned]
             for name, column in columns.items():
                 column[where] = getattr(found, name)[found.learned]
-            source[where] = _LEARNED
+            source[where], bundle[where] = _LEARNED, self._number(model.path)
             warnings |= dict.fromkeys(found.warnings)
             places = np.asarray(places, dtype=np.intp)[~found.learned].tolist()
 
@@ -192,12 +219,15 @@ def learned_cost_model(paths: Sequence[Path] = ()) -> LearnedCostModel:
     """The bundles in ``paths``, in this order, and then those that come with Traincast."""
     operators: list[Bundle] = []
     collectives: list[CollectiveModel] = []
-    for path in (*paths, *(SHIPPED / name for name in ("operators", "collectives"))):
-        if path.parent == SHIPPED and not path.is_dir():
+    given = tuple(dict.fromkeys(paths))
+    for path in (*given, *(SHIPPED / name for name in ("operators", "collectives"))):
+        if path not in given and not path.is_dir():
             continue
         bundle = load_bundle(path)
         if bundle.card["kind"] == "operators":
             operators.append(bundle)
         else:
-            collectives.append(CollectiveModel(weights=bundle.arrays(), card=bundle.card["model"]))
-    return LearnedCostModel(bundles=tuple(operators), collectives=tuple(collectives))
+            collectives.append(
+                CollectiveModel(weights=bundle.arrays(), card=bundle.card["model"], path=path, given=path in given)
+            )
+    return LearnedCostModel(bundles=tuple(operators), collectives=tuple(collectives), given=given)

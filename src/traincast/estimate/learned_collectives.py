@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,11 +94,14 @@ class CollectiveModel:
     """Fitted curves of collectives: ``weights`` are arrays (see :data:`WEIGHTS`), ``card`` says what they mean.
 
     ``card`` has ``routes`` and ``conditions`` (what the numbers of the curves stand for) and ``intervals`` (factors
-    around the estimate that hold 90 % of held-out measurements).
+    around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's; of one that a user has
+    ``given``, a series far slower than its links allow answers too where there is no other: it was measured there.
     """
 
     weights: Mapping[str, npt.NDArray[Any]]
     card: Mapping[str, Any]
+    path: Path | None = None
+    given: bool = False
 
     def __post_init__(self) -> None:
         if self.card.get("format") != FORMAT:
@@ -112,6 +116,11 @@ class CollectiveModel:
             raise FileFormatError(f"fitted collectives are damaged: {len(starts)} starts for {knots} knots")
         if not all(np.isfinite(self.weights[name]).all() for name in ("knot_log2_bytes", "knot_log_seconds")):
             raise FileFormatError("fitted collectives hold knots that are no numbers: fit them again")
+        counts = {"route": len(self.card["routes"]), "kind": len(KINDS), "condition": len(self.card["conditions"])}
+        for name, count in counts.items():
+            numbers = self.weights[f"curve_{name}"]
+            if len(numbers) != len(starts) - 1 or (numbers < 0).any() or (numbers >= count).any():
+                raise FileFormatError(f"fitted collectives are damaged: curve_{name} goes beyond {count} of them")
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
@@ -186,6 +195,8 @@ class CollectiveModel:
             learned[where] = True
             if found.warning:
                 warnings[f"{family.kind} on {cluster.name}: {found.warning}"] = None
+            if conditions is None and not family.sound:
+                warnings[f"{family.kind} on {cluster.name}: as measured, far slower than its links allow"] = None
             if route.key != here.key:
                 warnings[f"{family.kind} on {cluster.name}: as measured on {route.device}, scaled"] = None
         return Learned(seconds, low, high, learned, tuple(warnings))
@@ -197,6 +208,10 @@ class CollectiveModel:
         for where, _ in self._groups(m, None):
             known[where] = True
         return known
+
+    def reaches(self, route: Route) -> bool:
+        """Whether curves of any collective answer for this route."""
+        return any(self._nearest_route(kind, route) is not None for kind in KINDS)
 
     def _groups(
         self, m: Messages, conditions: Sequence[Condition] | None
@@ -229,6 +244,8 @@ class CollectiveModel:
             best = max(agreement, key=lambda c: agreement[c])
             return _Chosen(alike[best], near, away + (0.0 if all(agreement[best]) else _OTHER_VERSION))
         sound = [family for family in families.values() if family.sound]
+        if not sound and self.given:
+            sound = list(families.values())
         if not sound:
             return None
         family = next((f for f in sound if f.has(ranks)), sound[0])

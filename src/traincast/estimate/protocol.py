@@ -21,6 +21,7 @@ class Estimates:
 
     ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats. On a
     calibrated cluster, ``uncalibrated`` are the seconds before calibration, ``stalled`` those in its slow mode.
+    ``bundles`` are those that a user named, and ``bundle`` the number of the one that each time is from, or −1.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -30,6 +31,8 @@ class Estimates:
     warnings: tuple[str, ...] = ()
     uncalibrated: npt.NDArray[np.float64] | None = None
     stalled: npt.NDArray[np.float64] | None = None
+    bundle: npt.NDArray[np.int16] | None = None
+    bundles: tuple[str, ...] = ()
 
 
 class CostModel(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device, find_device
+from traincast.cluster.match import GENERIC, own_name
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.fit.parts import parts_of
 from traincast.fit.rows import RowConfig, RowError, canonical_name, key_of, operator_of
@@ -40,7 +40,6 @@ WINOGRAD_FACTOR: Final = 4.0
 UNIT_FACTOR: Final = 30.0
 """How far a time and a stated rate may be apart before they cannot be in the same units."""
 
-GENERIC: Final = "cpu"
 DERIVED: Final = "measured"
 """The architecture of a device that is in no catalog: its rates are the best of its own measurements."""
 
@@ -249,7 +248,7 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
     )
     operators, reasons = _operators(first, codes, numbers)
     device_codes, device_texts = codes["device"]
-    devices = [known.get(slug(text or "")) or _device(text) for text in device_texts]
+    devices = [known.get(own_name(text or "")) or _device(text) for text in device_texts]
     if derive:  # the catalog's processor stands for all of them; a measured one has rates of its own
         devices = [None if d is not None and d.name == GENERIC else d for d in devices]
     seconds = numbers["time_us"] * MICRO
@@ -312,11 +311,6 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
     )
 
 
-def slug(text: str) -> str:
-    """A device's text as a name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
 class _Measured(NamedTuple):
     """What every row did: FLOPs, bytes and seconds, in which dtype, on which device."""
 
@@ -339,7 +333,7 @@ class _Measured(NamedTuple):
                 peaks[dtype.value] = max(1.0, float(np.quantile(self.flops[rows] / self.seconds[rows], 0.99)))
         peaks.setdefault(DType.FP32.value, max(peaks.values(), default=1.0))
         return Device(
-            name=slug(text),
+            name=own_name(text),
             vendor="unknown",
             architecture=DERIVED,
             peak_flops=peaks,

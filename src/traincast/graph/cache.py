@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from traincast.errors import FileFormatError
+from traincast.files import make_folder
 from traincast.graph.files import load_graph, save_graph
 from traincast.graph.operator import OperatorGraph
 
@@ -56,7 +57,7 @@ def cached(key: str) -> OperatorGraph | None:
 def keep(key: str, graph: OperatorGraph) -> None:
     """Keep ``graph`` for the next run; a folder that cannot be written to only costs that run its speed."""
     try:
-        cache_directory().mkdir(parents=True, exist_ok=True)
+        make_folder(cache_directory())
         save_graph(graph, cache_directory() / f"{key}.json")
-    except (OSError, FileFormatError):
+    except FileFormatError:
         return

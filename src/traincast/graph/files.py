@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from traincast.errors import FileFormatError
+from traincast.files import write_json
 from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, OpKind, Phase, Scalar
 from traincast.graph.tensor import DType, TensorSpec
 
@@ -23,23 +22,7 @@ _MAX_DIM: Final = 10**15
 
 def save_graph(graph: OperatorGraph, path: Path) -> None:
     """Write ``graph`` to ``path``, whole or not at all."""
-    write_whole(path, json.dumps(graph_to_dict(graph), separators=(",", ":")))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file through a neighbour that is renamed, so that no half of it is ever seen."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise FileFormatError(f"cannot write {path}: {error.strerror}; does the folder exist?") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise FileFormatError(f"cannot write {path}: {error.strerror}") from error
+    write_json(path, graph_to_dict(graph))
 
 
 def load_graph(path: Path) -> OperatorGraph:

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph.capture import require_torch
 from traincast.profile.journal import Journal, check_output
-from traincast.profile.machine import check_device, device_name
+from traincast.profile.machine import device_name
 from traincast.profile.operators import Failure, Profile, Progress
 from traincast.profile.rows import Row
 from traincast.profile.timing import SUSPECT_DISPERSION, Timing, clock_of
@@ -215,15 +215,23 @@ def is_launched() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
 
 
+def check_backend(backend: str) -> None:
+    """Refuse a backend that this machine cannot run."""
+    require_torch()
+    import torch
+
+    if backend == "nccl" and not torch.cuda.is_available():
+        raise RequestError(f"--backend nccl: PyTorch {torch.__version__} sees no GPU here; use --backend gloo")
+
+
 def profile_collectives(
     request: CollectiveRequest, output: Path, *, progress: Progress | None = None
 ) -> Profile | None:
     """Measure ``request`` into the table ``output`` with all ranks of a launcher; ``None`` on all ranks but 0."""
     if not is_launched():
         raise RequestError("collectives need several processes: launch them with torchrun, or use --local N")
-    require_torch()
+    check_backend(request.backend)
     device = "cuda" if request.backend == "nccl" else "cpu"
-    check_device(device)
     check_output(output, table="collectives")
     import torch
     import torch.distributed as dist

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
+from traincast import files
 from traincast.errors import FileFormatError, RequestError
 from traincast.profile.rows import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, Columns, Row
 
@@ -30,13 +31,9 @@ def journal_path(output: Path) -> Path:
 
 def check_output(output: Path, *, table: str) -> None:
     """Refuse an output that cannot be written, or that holds something else, before anything is measured."""
-    folder = output.resolve().parent
     if output.suffix != ".parquet":
         raise RequestError(f"cannot write {output}: the table is Parquet, so its name must end in .parquet")
-    if not folder.is_dir():
-        raise FileFormatError(f"cannot write {output}: the folder {folder} does not exist")
-    if output.is_dir() or not os.access(folder, os.W_OK):
-        raise FileFormatError(f"cannot write {output}: {'it is a folder' if output.is_dir() else 'permission denied'}")
+    files.check_output(output)
     if output.exists():
         _check_schema(output, table=table)
 
@@ -125,7 +122,8 @@ class Journal:
     def close(self) -> None:
         """Leave the journal as it is, for the next run to go on with."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # on a full disk; it was said when the row was written
+                self._file.close()
             self._file = None
 
     def __enter__(self) -> Journal:
@@ -152,7 +150,7 @@ class Journal:
             self._file.seek(0)
             text = self._file.read()
         except OSError as error:
-            raise FileFormatError(f"cannot write {path}: {error.strerror}") from error
+            raise files.refusal(path, error) from error
         sound = self._replay(text, path)
         if sound < len(text):
             self._file.truncate(sound)
@@ -199,7 +197,7 @@ class Journal:
             self._file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            raise FileFormatError(f"cannot write {journal_path(self.output)}: {error.strerror}") from error
+            raise files.refusal(journal_path(self.output), error) from error
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
@@ -225,21 +223,12 @@ def _lock(file: IO[bytes], path: Path) -> None:
 
 
 def write_table(rows: Iterable[Row], path: Path, *, table: str) -> None:
-    """Write ``rows`` as Parquet to a neighbour of ``path``, and rename it."""
+    """Write ``rows`` as a Parquet file, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     types = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
     schema = pa.schema([(name, types[kind]) for name, kind in TABLES[table].items()])
-    handle, temporary = -1, ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.resolve().parent, prefix=f".{path.name}.")
-        os.close(handle)
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), temporary)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise FileFormatError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    whole = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), whole)
+    files.write_bytes(path, whole.getvalue())

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from traincast.errors import FileFormatError, RequestError
+from traincast.files import write_json
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec, zoo
-from traincast.graph.files import read_json, write_whole
+from traincast.graph.files import read_json
 from traincast.graph.load import load_model
 from traincast.graph.operator import NO_ATTRIBUTES
 from traincast.profile.rows import PHASES, canonical, key_of, operator_of, params_of
@@ -566,7 +567,7 @@ def save_operator_set(by_type: Mapping[str, Operators], path: Path, *, settings:
         for op in chosen
     ]
     data = {"format": FORMAT, "version": VERSION, "settings": dict(settings), "operators": operators}
-    write_whole(path, json.dumps(data, separators=(",", ":")))
+    write_json(path, data)
 
 
 def is_operator_set(path: Path) -> bool:

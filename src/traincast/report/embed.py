@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from importlib import resources
 from typing import Any, Final
+
+from traincast.files import finite
 
 _PLACEHOLDER: Final = "__TRAINCAST_DATA__"
 
@@ -13,20 +14,7 @@ _PLACEHOLDER: Final = "__TRAINCAST_DATA__"
 def page_text(package: str, template: str, data: Any) -> str:
     """The page ``template`` of ``package`` with ``data`` in it; numbers that JSON lacks become null."""
     page = resources.files(package).joinpath(template).read_text(encoding="utf-8")
-    text = json.dumps(_finite(data), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
     for character in "<>&":  # nothing in the data may end the script element or start another
         text = text.replace(character, f"\\u{ord(character):04x}")
     return page.replace(_PLACEHOLDER, text, 1)
-
-
-def _finite(value: Any) -> Any:
-    """``value`` with null in place of what JSON cannot say."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list) and all(type(item) is int for item in value):
-        return value  # a column
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

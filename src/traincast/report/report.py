@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.estimate import SOURCES, Estimates
-from traincast.graph import OperatorGraph, work_amount
+from traincast.graph import Operator, OperatorGraph, work_amount
 from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.floor import floor_of
@@ -20,7 +21,7 @@ from traincast.strategy import Category, Lowered, Memory, Plan, Request
 from traincast.strategy.fitting import MARGIN, Need, need_of
 from traincast.strategy.memory_timeline import Holder, Moment
 from traincast.units import format_bytes
-from traincast.work import Demand, demand_of
+from traincast.work import Collective, Demand, Launch, Transfer, demand_of
 
 SHOWN_ENTRIES: Final = 12
 """Entries of the critical path that a report has at most."""
@@ -52,6 +53,16 @@ class RankWaits:
     waiting_s: float
     for_rank: int
     for_rank_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleUse:
+    """What a bundle that a user named estimated: shares of the time of all works, of operators, of what is sent."""
+
+    path: str
+    covered: float
+    operators: float
+    collectives: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,7 @@ class Report:
     memory_over_time: tuple[Moment, ...] = ()
     peak_tensors: tuple[Holder, ...] = ()
     waits: tuple[RankWaits, ...] = ()
+    bundles: tuple[BundleUse, ...] = ()
     servers: ServerRun | None = None
     conditions: Conditions | None = None
     job: JobForecast | None = None
@@ -222,6 +234,7 @@ def make_report(
         verdict=need.verdict,
         demand=_demand(lowered.plan),
         estimated_by=_sources(timeline, estimates),
+        bundles=bundle_uses(lowered.plan, estimates),
         ranks=ranks,
         critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:SHOWN_ENTRIES]),
         warnings=(*_warnings(request, estimates, need), *expected.warnings),
@@ -286,6 +299,30 @@ def _sources(timeline: Timeline, estimates: Estimates) -> dict[str, float]:
     }
     total = sum(seconds.values()) or 1.0
     return {name: value / total for name, value in seconds.items()}
+
+
+def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
+    """What each bundle that a user named estimated of a step; what is hidden behind other works counts as well."""
+    if estimates.bundle is None:
+        return ()
+    spent = estimates.seconds * plan.work_counts()
+    computes = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
+    sends = np.array([isinstance(work, Collective | Transfer) for work in plan.works], dtype=bool)
+    runs = np.array([not isinstance(work, Launch) for work in plan.works], dtype=bool)
+
+    def share(number: int, among: npt.NDArray[np.bool_]) -> float:
+        total = float(spent[among].sum())
+        return float(spent[among & (estimates.bundle == number)].sum()) / total if total > 0.0 else 0.0
+
+    return tuple(
+        BundleUse(
+            path=path,
+            covered=share(number, runs),
+            operators=share(number, computes),
+            collectives=share(number, sends),
+        )
+        for number, path in enumerate(estimates.bundles)
+    )
 
 
 def _warnings(request: Request, estimates: Estimates, need: Need) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import FileFormatError, RequestError
+from traincast.files import make_folder, writing
 from traincast.graph import Operator
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
@@ -92,10 +92,7 @@ def write_traces(
     """
     source = _Source(timeline, about)
     chosen = source.check(ranks)
-    try:
-        directory.mkdir(exist_ok=True)
-    except OSError as error:
-        raise FileFormatError(f"cannot write traces to {str(directory)!r}: {_reason(error)}") from error
+    make_folder(directory, parents=False)
     digits = len(str(max(source.plan.mesh.num_ranks - 1, *chosen)))
     paths = [directory / f"rank{rank:0{digits}d}.json.gz" for rank in chosen]
     for path, rank in zip(paths, chosen, strict=True):
@@ -103,33 +100,28 @@ def write_traces(
     return paths
 
 
+def check_name(path: Path) -> None:
+    """Refuse a name that does not say how a trace is written."""
+    if not path.name.endswith((".json", ".json.gz")):
+        raise FileFormatError(f"trace {str(path)!r}: expected a name that ends in .json or .json.gz")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
     """A text file that takes the place of ``path`` only when all of it is written; ``.gz`` is compressed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with temporary.open("wb") as raw:
-                if path.suffix == ".gz":
-                    with (
-                        gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed,
-                        io.TextIOWrapper(packed, encoding="utf-8") as text,
-                    ):
-                        yield text
-                else:
-                    with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as text:
-                        yield text
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise FileFormatError(f"cannot write {str(path)!r}: {_reason(error)}") from error
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "its directory does not exist; make it first, or choose another"
-    return (error.strerror or str(error)).lower()
+    with writing(path) as raw:
+        if path.suffix == ".gz":
+            with (
+                gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed,
+                io.TextIOWrapper(packed, encoding="utf-8") as text,
+            ):
+                yield text
+        else:
+            plain = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
+            try:
+                yield plain
+            finally:
+                plain.detach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +164,7 @@ class _Source:
 
     def write(self, path: Path, ranks: list[int], *, backend: str, unit_ns: int) -> int:
         """Write the events of ``ranks`` to ``path``, in multiples of ``unit_ns``; returns their number."""
-        if not path.name.endswith((".json", ".json.gz")):
-            raise FileFormatError(f"trace {str(path)!r}: expected a name that ends in .json or .json.gz")
+        check_name(path)
         count = 0
         with replacing(path) as file:
             file.write(self._header(path.name, ranks, backend))

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
+from traincast.files import write_text
 from traincast.report.embed import page_text
 from traincast.scheduling.cluster import Layout, SharedCluster
 from traincast.scheduling.outcome import History, Outcome
-from traincast.scheduling.output import write_whole
 from traincast.scheduling.schedule import Schedule
 from traincast.scheduling.space import UNIT, bits_of
 
@@ -37,7 +37,7 @@ QUANTILES: Final = 201
 
 def write_page(runs: Sequence[Schedule], path: Path) -> None:
     """Write what came of one queue under each of the policies as one self-contained HTML file."""
-    write_whole(path, page_text("traincast.scheduling", "schedule.html", page_data(runs)))
+    write_text(path, page_text("traincast.scheduling", "schedule.html", page_data(runs)))
 
 
 def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:

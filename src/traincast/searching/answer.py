@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from traincast.report import JobForecast, Report
@@ -83,6 +83,7 @@ class Candidate:
             "job_s": self.job.job_s if self.job else None,
             "behind": self.behind, "chance": self.chance, "tie": self.tie,
             "warnings": list(r.warnings),
+            "bundles": [asdict(use) for use in r.bundles],
         }  # fmt: skip
 
 

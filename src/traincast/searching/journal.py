@@ -17,10 +17,22 @@ from zipfile import BadZipFile
 import numpy as np
 
 from traincast.errors import FileFormatError
+from traincast.estimate import CostModel, LearnedCostModel
+from traincast.files import make_folder, writing
+from traincast.forecast import default_cost_model
 from traincast.searching.columns import COLUMNS, Columns
 from traincast.searching.problem import Counts, Problem, Task
 
 VERSION: Final = 1
+
+
+def _identity(model: CostModel) -> tuple[str, ...]:
+    """What tells cost models apart: the kind, and all that was fitted of a learned one."""
+    if not isinstance(model, LearnedCostModel):
+        return (type(model).__name__,)
+    fitted = [bundle.card["sha256"] for bundle in model.bundles]
+    curves = [(c.card, c.weights["knot_log_seconds"].tobytes()) for c in model.collectives]
+    return type(model).__name__, *fitted, hashlib.sha256(repr(curves).encode()).hexdigest()
 
 
 class Journal:
@@ -29,14 +41,9 @@ class Journal:
     def __init__(self, folder: Path, problem: Problem) -> None:
         if folder.exists() and not folder.is_dir():
             raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileFormatError(f"cannot keep parts of a search in {folder}: {error.strerror}") from error
+        make_folder(folder)
         self._folder = folder
-        fitted = [bundle.card for bundle in getattr(problem.cost_model, "bundles", ())]
-        model = type(problem.cost_model).__name__, json.dumps(fitted, sort_keys=True, default=str)
-        request = problem.request
+        model, request = _identity(problem.cost_model or default_cost_model()), problem.request
         self._about = repr((VERSION, request, request.graph, problem.axes, problem.most_memory, problem.reach, model))
 
     def _path(self, task: Task) -> Path:
@@ -60,11 +67,8 @@ class Journal:
 
     def write(self, task: Task, columns: Columns, counts: Counts) -> None:
         """Keep the result of a task."""
-        path = self._path(task)
-        beside = path.with_name(f".{path.name}.part")
         arrays = {name: getattr(columns, name) for name in COLUMNS}
         start = np.cumsum([0, *map(len, columns.cuts)])
         layers = np.array([n for cut in columns.cuts for n in cut], dtype=np.int64)
-        with beside.open("wb") as file:
+        with writing(self._path(task)) as file:
             np.savez(file, cut_start=start, cut_layers=layers, counts=np.array(json.dumps(asdict(counts))), **arrays)
-        beside.replace(path)

@@ -15,12 +15,13 @@ from traincast.cluster import Cluster
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel
-from traincast.forecast import make_request, steps_of
-from traincast.graph import OperatorGraph
+from traincast.estimate.coverage import check_possible, check_used, unused_warnings
+from traincast.forecast import Forecast, make_request, steps_of
+from traincast.graph import Operator, OperatorGraph
 from traincast.report import JobSettings
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.annealing import anneal
-from traincast.searching.answer import Answer
+from traincast.searching.answer import Answer, Candidate
 from traincast.searching.choices import clusters_to_try
 from traincast.searching.columns import Columns, joined
 from traincast.searching.constraints import apply_constraints
@@ -100,6 +101,7 @@ def search(
         )
         for place in clusters_to_try(cluster, nodes, devices)
     ]  # fmt: skip
+    check_possible(cost_model, [request.cluster for request in requests])
     num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if (deadline_s or budget) and num_steps is None:
         raise RequestError("a deadline or a budget is for a whole job: say how long it is in tokens, samples or steps")
@@ -128,6 +130,7 @@ def search(
     if not best:
         raise StrategyError("no strategy that was found is accepted by what it is for; loosen what is asked for")
     ranked, sure = ranking.compared(best, top, seed)
+    unused = _check_bundles(cost_model, best)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
     return Answer(
@@ -148,8 +151,21 @@ def search(
         influence=influence(columns, values),
         columns=columns,
         requests=tuple(requests),
-        warnings=candidates[0].report.warnings,
+        warnings=(*candidates[0].report.warnings, *unused),
     )
+
+
+def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, Candidate]]) -> tuple[str, ...]:
+    """Refuse a bundle of operators that covers nothing of the best strategies.
+
+    One of collectives may have ruled out what it covers: then a warning says that the best do without.
+    """
+    used = {use.path for _, candidate in best for use in candidate.report.bundles if use.covered > 0.0}
+    works = [work for made, _ in best for work in made.lowered.plan.works if isinstance(work, Operator)]
+    places = dict.fromkeys(made.request.cluster for made, _ in best)
+    curves = {str(model.path) for model in getattr(cost_model, "collectives", ())}
+    check_used(cost_model, used | curves, list(dict.fromkeys(works)), places)
+    return unused_warnings(cost_model, used)
 
 
 def _problem(

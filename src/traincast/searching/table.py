@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import FileFormatError
+from traincast.files import write_bytes
 from traincast.report.job import price_per_s
 from traincast.searching.answer import Answer
 from traincast.searching.space import OFFLOADS, RECOMPUTES
@@ -28,18 +27,12 @@ def write_table(answer: Answer, path: Path) -> int:
     ``step_s`` and ``cost`` (US dollars of a step) are null where a strategy does not fit. The file takes its place only
     when all of it is written.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = _table(answer)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            pq.write_table(table, beside, compression="zstd")
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise FileFormatError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+    whole = pa.BufferOutputStream()
+    pq.write_table(_table(answer), whole, compression="zstd")
+    write_bytes(path, whole.getvalue())
     return len(answer.columns)
 
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster, Device, Link
 from traincast.errors import RequestError
-from traincast.estimate import CostModel, learned_cost_model
+from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
+from traincast.estimate.coverage import check_used
 from traincast.fit.dataset import OperatorTable, Problem, read_operators
 from traincast.fit.parts import parts_of
 from traincast.graph import Operator
@@ -141,8 +142,22 @@ def validate_operators(
     chosen: dict[str, Any] = {FILTERS[name]: values for name, values in (where or {}).items()}
     learned = learned_cost_model(bundles)
     table = read_operators(path, rows=rows, known=learned.devices, **chosen)
+    _check_bundles(learned, table)
     predicted = _predictions(table, model_for or (lambda framework: replace(learned, framework=framework)), progress)
     return OperatorValidation(table=table, predicted=predicted[0], low=predicted[1], high=predicted[2])
+
+
+def _check_bundles(learned: LearnedCostModel, table: OperatorTable) -> None:
+    """Refuse a bundle that knows none of the table's operators on any of its devices."""
+    places = [one_device(device) for device in table.devices.values()]
+    used = set()
+    for bundle in learned.bundles:
+        alone = replace(learned, bundles=(bundle,))
+        settings = sorted(set(table.framework.tolist()))
+        models = [replace(alone, framework=framework) for framework in settings]
+        if any(model.knows(table.configurations, place).any() for place in places for model in models):
+            used.add(str(bundle.path))
+    check_used(learned, used, table.configurations, places)
 
 
 def _predictions(
