@@ -112,3 +112,8 @@ def format_flops(flops: float) -> str:
         if abs(flops) < limit:
             return f"{flops / scale:.3g} {unit}FLOP"
     return f"{flops / 1e18:.4g} EFLOP"
+
+
+def format_money(dollars: float) -> str:
+    """US dollars, whole ones from a hundred on: ``$1,234``, ``$0.352``."""
+    return f"${dollars:,.0f}" if abs(dollars) >= 100.0 else f"${dollars:.3g}"

@@ -54,6 +54,7 @@ class LearnedCostModel:
         count = len(works)
         columns = {name: np.zeros(count) for name in ("seconds", "low", "high")}
         source = np.full(count, -1, dtype=np.int8)
+        unmeasured = np.zeros(count, dtype=bool)
         warnings: dict[str, None] = {}
         places = [i for i, work in enumerate(works) if isinstance(work, Operator)]
         for rows, found, transferred in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
@@ -65,6 +66,7 @@ class LearnedCostModel:
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
+            unmeasured[where] = transferred
         self._collectives(works, cluster, columns, source, warnings)
         rest = np.flatnonzero(source < 0)
         if len(rest):
@@ -72,8 +74,10 @@ class LearnedCostModel:
             for name, column in columns.items():
                 column[rest] = getattr(physics, name)
             source[rest] = physics.source
+            if physics.unmeasured is not None:
+                unmeasured[rest] = physics.unmeasured
             warnings |= dict.fromkeys(physics.warnings)
-        return Estimates(**columns, source=source, warnings=tuple(warnings))
+        return Estimates(**columns, source=source, warnings=tuple(warnings), unmeasured=unmeasured)
 
     @property
     def devices(self) -> dict[str, Device]:

@@ -21,6 +21,8 @@ class Estimates:
 
     ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats. On a
     calibrated cluster, ``uncalibrated`` are the seconds before calibration, ``stalled`` those in its slow mode.
+    ``unmeasured`` marks operators of which nothing was measured on this device or its architecture: their estimates
+    are likely to err together.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -30,6 +32,7 @@ class Estimates:
     warnings: tuple[str, ...] = ()
     uncalibrated: npt.NDArray[np.float64] | None = None
     stalled: npt.NDArray[np.float64] | None = None
+    unmeasured: npt.NDArray[np.bool_] | None = None
 
 
 class CostModel(Protocol):

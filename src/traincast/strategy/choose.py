@@ -38,9 +38,7 @@ def choose_strategy(request: Request) -> Strategy:
     return chosen
 
 
-def _first_that_fits(
-    request: Request, candidates: Iterable[Strategy], reasons: list[StrategyError]
-) -> Strategy | None:
+def _first_that_fits(request: Request, candidates: Iterable[Strategy], reasons: list[StrategyError]) -> Strategy | None:
     """The first of ``candidates`` that fits, or the one that needs least; None if none is legal, for ``reasons``."""
     best: tuple[float, Strategy] | None = None
     for degrees in candidates:
@@ -81,7 +79,7 @@ def _habits(request: Request) -> Iterator[Strategy]:
 
 
 def _every_mesh(request: Request) -> Iterator[Strategy]:
-    """All meshes: the most replicas first, then the shortest context groups, then the widest tensor groups in a node."""
+    """All meshes: most replicas first, then the shortest context groups, then the widest tensor groups in a node."""
     devices, inside, tokens = request.cluster.num_devices, request.cluster.domain_devices, _context_tokens(request)
     degrees = [
         (devices // (cp * tp * pp), cp, tp, pp)
@@ -95,7 +93,7 @@ def _every_mesh(request: Request) -> Iterator[Strategy]:
 
 
 def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
-    """A mesh with its experts and optimizer states shared out; nothing where its replicas cannot share out the batch."""
+    """A mesh with experts and optimizer states shared out; nothing where its replicas cannot share out the batch."""
     if request.global_batch % mesh.dp:
         return
     for ep in expert_groups(request, mesh):
