@@ -231,7 +231,8 @@ def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[li
     """Everything that was found on each cluster; each is searched by itself, so that all of them can be compared."""
     parts: list[Columns] = []
     counts = Counts()
-    means.total = sum(len(problem.tasks()) + _AROUND for problem in problems if isinstance(problem, Problem))
+    searched = [problem for problem in problems if isinstance(problem, Problem)]
+    means.total = sum(len(p.tasks()) for p in searched) + _AROUND * any(np.isfinite(p.reach) for p in searched)
     for number, problem in enumerate(problems):
         if isinstance(problem, StrategyError):
             continue
