@@ -262,7 +262,8 @@ def test_the_progress_bar_has_no_thread_and_draws_what_it_is_told(
     assert shown.out == ""
 
 
-TWO = (*PLACE[:2], "--cluster", "dgx-a100", "--global-batch", "64", "--nodes", "1,2", "--constraint", NARROW)
+FEW = "pp=1,cp=1,tp=1,zero=0|1,micro_batch=4|8,offload=none,recompute=none"
+TWO = (*PLACE[:2], "--cluster", "dgx-a100", "--global-batch", "1024", "--nodes", "1,2", "--constraint", FEW)
 
 
 def test_the_table_of_clusters_is_told_to_people_programs_and_pages_alike(
