@@ -78,6 +78,15 @@ def test_a_batch_that_no_habit_shares_out_gets_another_mesh() -> None:
     lower(replace(request, strategy=chosen))
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 6, 7, 11])
+def test_any_batch_is_shared_out_over_eight_devices(batch: int) -> None:
+    request = eight(global_batch=batch)
+    chosen = choose_strategy(request)
+    assert chosen.num_ranks == 8
+    assert chosen.micro_batch(batch) * chosen.dp * chosen.num_microbatches == batch
+    lower(replace(request, strategy=chosen))
+
+
 @pytest.mark.parametrize(("count", "ep"), [(8, 8), (1, 1), (2, 2), (3, 1)])
 def test_experts_are_shared_out_where_they_can_be(count: int, ep: int) -> None:
     request = replace(eight(global_batch=24), graph=graph_of(MOE), cluster=devices(count))

@@ -111,13 +111,12 @@ class Ranking:
             )
         job = job_of(made, limits.num_steps, self.settings)
         likely = _odds(report, cluster)
-        in_time, in_budget = (
-            None if most is None else likely.chance(self._step_within(made, replace(limits, **most).job_s(cluster)))
-            for most in (
-                None if limits.deadline_s is None else {"budget": None},
-                None if limits.budget is None else {"deadline_s": None},
-            )
-        )
+        in_time = in_budget = None
+        if limits.deadline_s is not None:
+            in_time = likely.chance(self._step_within(made, limits.deadline_s))
+        if limits.budget is not None:
+            paid_s = replace(limits, deadline_s=None).job_s(cluster)
+            in_budget = likely.chance(self._step_within(made, paid_s))
         return Candidate(
             request=made.request,
             report=report,

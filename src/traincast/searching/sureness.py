@@ -71,7 +71,8 @@ class Draws:
         """The step time of ``forecast`` in every draw."""
         calibration = forecast.request.cluster.calibration
         if calibration is None:
-            return self._uncalibrated(forecast) * self._unexplained * self._repeats(REPEATS)
+            drawn: Floats = self._uncalibrated(forecast) * self._unexplained * self._repeats(REPEATS)
+            return drawn
         report = forecast.report
         own = max(REPEATS, math.log(calibration.high / calibration.low) / _NINETY)
         whole = math.log(report.high_s / report.low_s) / _NINETY

@@ -99,7 +99,7 @@ def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
     for ep in expert_groups(request, mesh):
         shares = mesh.tp > 1 and (request.runtime.sequence_parallel or ep > 1)
         for zero in (0, 1) if mesh.dp > 1 else (0,):
-            yield replace(mesh, ep=ep, zero=zero, sequence_parallel=shares)  # type: ignore[arg-type]
+            yield replace(mesh, ep=ep, zero=zero, sequence_parallel=shares)
 
 
 def expert_groups(request: Request, mesh: Strategy) -> list[int]:
