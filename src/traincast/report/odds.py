@@ -16,7 +16,8 @@ from traincast.report.outlook import UNCALIBRATED
 UNCALIBRATED_MEDIAN: Final = 1.08
 """What the median run takes where nobody calibrated its cluster, in multiples of its forecast.
 
-From forecasts of every published source by what all others taught, each source counting alike.
+The median over published runs, forecast without calibration, each source counting alike; 1.07 to 1.09 with any one
+source left out.
 """
 _TENTH: Final = math.log(10.0)
 """Half of all runs lie on one side of the median, one in twenty beyond the interval: a tenth of that side."""

@@ -38,7 +38,7 @@ MESH: Final = 0.1
 DOUBLING: Final = 0.04
 """How fast steps may grow beyond their forecast with every doubling of devices, uncalibrated: they never shrink.
 
-These two, and how well all of it holds, are from pairs of measured runs: ``benchmarks.chances`` has the study.
+These two were chosen on pairs of measured runs, the same that ``benchmarks.chances`` judges them by.
 """
 _FEW_DEVICES: Final = 8
 """Devices from which doublings count: most of what was measured ran on so many."""
