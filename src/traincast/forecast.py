@@ -404,15 +404,15 @@ def steps_of(
     return steps
 
 
-def job_of(result: Forecast, num_steps: int, settings: JobSettings) -> JobForecast:
-    """The job of ``num_steps`` such steps."""
+def job_of(result: Forecast, num_steps: int, settings: JobSettings, *, step_s: float | None = None) -> JobForecast:
+    """The job of ``num_steps`` such steps, or of steps that take ``step_s`` instead and do the same."""
     report, request = result.report, result.request
     states = max((len(op.inputs) - 2 for op, _ in request.graph if op.phase is Phase.OPTIMIZER), default=0)
     state_bytes = report.num_parameters * request.precision.weights.nbytes
     state_bytes += request.precision.optimizer_bytes(report.num_trainable_parameters, states)
     return forecast_job(
         num_steps=num_steps,
-        step_s=report.step_s,
+        step_s=report.step_s if step_s is None else step_s,
         busy=(report.compute_s + report.optimizer_s)
         / report.step_s
         * (request.strategy.num_ranks / report.num_devices),

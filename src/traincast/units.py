@@ -123,3 +123,8 @@ def _in_units(value: float, steps: Sequence[tuple[float, float, str]], last: tup
 def _plain(number: str) -> str:
     """A number of 1 or more without an exponent."""
     return f"{float(number):,.0f}" if "e+" in number else number
+
+
+def format_money(dollars: float) -> str:
+    """US dollars, whole ones from a hundred on: ``$1,234``, ``$0.352``."""
+    return f"${dollars:,.0f}" if abs(dollars) >= 100.0 else f"${dollars:.3g}"

@@ -41,6 +41,7 @@ def test_search_gives_one_json_document_with_all_fields(capsys: pytest.CaptureFi
         *("model", "runtime", "precision", "global_batch", "objective", "searcher", "engine", "evaluated", "feasible"),
         *("families", "families_beyond_memory", "families_behind", "families_needless", "works"),
         *("seconds", "cpu_seconds", "sure"),
+        *("num_steps", "deadline_s", "budget", "confidence", "clusters"),
         *("best", "candidates", "pareto", "naive", "influence", "warnings", "export"),
     } == set(answer)
     assert answer["evaluated"] >= answer["feasible"] > 100
@@ -64,7 +65,8 @@ def test_every_field_of_the_answer_is_in_the_reference(capsys: pytest.CaptureFix
     reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
     section = reference.partition("## JSON of search")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`(\w+)`", section))
-    assert {*answer, *answer["best"], *answer["best"]["shares"], *answer["naive"][0]} <= documented
+    fields = {*answer, *answer["best"], *answer["best"]["shares"], *answer["naive"][0], *answer["clusters"][0]}
+    assert fields <= documented
 
 
 def test_search_shows_people_the_table_the_ties_and_the_front(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,6 +242,36 @@ def test_the_progress_bar_has_no_thread_and_draws_what_it_is_told(
     assert shown.out == ""
 
 
+FEW = "pp=1,cp=1,tp=1,zero=0|1,micro_batch=4|8,offload=none,recompute=none"
+TWO = (*PLACE[:2], "--cluster", "dgx-a100", "--global-batch", "1024", "--nodes", "1,2", "--constraint", FEW)
+
+
+def test_the_table_of_clusters_is_told_to_people_programs_and_pages_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A deadline that the one node misses: it is late, and nobody says that nothing fits there."""
+    free = run_json(capsys, *TWO, "--steps", "1e6")
+    slow, fast = (cluster["best"]["job_s"] for cluster in free["clusters"])
+    assert fast != slow
+    assert (free["num_steps"], free["deadline_s"], free["confidence"]) == (1_000_000, None, None)
+    page = tmp_path / "page.html"
+    limits = ("--steps", "1e6", "--deadline", f"{(fast + slow) / 2:.0f}s", "--confidence", "30%", "--html", str(page))
+    told = run_json(capsys, *TWO, *limits)
+    assert told["confidence"] == 0.3
+    late, best = sorted(told["clusters"], key=lambda cluster: cluster["status"])
+    assert (late["status"], best["status"]) == ("late", "ok")
+    assert late["best"]["in_time"] < 0.3 <= best["best"]["in_time"]
+    assert told["best"]["num_nodes"] == best["num_nodes"]
+    assert late["reason"].startswith("forecast to take ")
+    shown = run(capsys, *TWO, *limits)
+    assert f"late: {late['reason'].split(';')[0]}" in shown
+    assert re.search(r"It meets the deadline with a chance of \d+%; asked for: 30%\.", " ".join(shown.split()))
+    assert "budget" not in shown
+    for text in (shown, page.read_text(encoding="utf-8")):
+        assert "nothing fits" not in text
+    assert late["reason"] in page.read_text(encoding="utf-8")
+
+
 def _with(*extra: str) -> list[str]:
     return [*PLACE, *extra]
 
@@ -283,6 +315,12 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a deadline without a unit": (_with("--deadline", "14", "--steps", "10"), "14d"),
     "a deadline in the past": (_with("--deadline", "-1d", "--steps", "10"), "-1d"),
     "a deadline nobody can meet": (_with("--deadline", "1s", "--steps", "1e9", "--constraint", NARROW), "deadline"),
+    "a chance that is a word": (
+        _with("--confidence", "high", "--deadline", "1d", "--steps", "10"),
+        "--confidence high",
+    ),
+    "a certainty": (_with("--confidence", "100%", "--deadline", "1d", "--steps", "10"), "between 0 and 1"),
+    "a chance beyond one": (_with("--confidence", "80", "--deadline", "1d", "--steps", "10"), "--confidence 80:"),
     "a budget without a job": (_with("--budget", "2e6"), "budget"),
     "a budget that is a word": (_with("--budget", "little", "--steps", "10"), "--budget"),
     "two lengths of a job": (_with("--steps", "10", "--samples", "10"), "steps"),

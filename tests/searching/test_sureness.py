@@ -16,6 +16,8 @@ from traincast.cluster import FACTORS, load_cluster
 from traincast.forecast import Forecast, forecast
 from traincast.searching.sureness import DRAWS, chances, drawn_seconds, spreads, ties
 
+WIDE = "gpt:layers=2,hidden=1024,heads=8,vocab=1000,seq=512"
+ULTRASCALE = "h100-sxm5-80gb-nanotron-ultrascale"
 Floats = npt.NDArray[np.float64]
 
 
@@ -29,7 +31,8 @@ def slower(made: Forecast, times: float) -> Forecast:
     """The same forecast, of a run that takes so many times as long."""
     estimates = made.estimates
     longer = {name: getattr(estimates, name) * times for name in ("seconds", "low", "high")}
-    report = replace(made.report, step_s=made.report.step_s * times)
+    report = made.report
+    report = replace(report, step_s=report.step_s * times, low_s=report.low_s * times, high_s=report.high_s * times)
     return replace(made, estimates=replace(estimates, **longer), report=report)
 
 
@@ -93,14 +96,70 @@ def test_strategies_of_one_cluster_share_what_it_may_be() -> None:
 
 
 def test_a_calibrated_cluster_is_drawn_as_it_was_measured() -> None:
-    (made,) = forecasts("dp=4,micro_batch=4")
-    measured = load_cluster("h100-sxm5-80gb-nanotron-ultrascale:1")
-    assert measured.calibration is not None
-    there = replace(made, request=replace(made.request, cluster=measured))
-    known = np.log(drawn_seconds([there], draws=300))
-    calibration = measured.calibration
-    width = np.log(calibration.high / calibration.low) / (2 * 1.645)
-    assert np.std(known) == pytest.approx(max(0.03, width), rel=0.25)
+    """What it was never measured at is common to all of its strategies; what it left over each has by itself."""
+    there = on_ultrascale("dp=8,micro_batch=2")
+    known = np.log(drawn_seconds([there, slower(there, 1.5)], draws=400))
+    report, calibration = there.report, there.request.cluster.calibration
+    assert calibration is not None
+    own, whole = (np.log(b / a) / 3.29 for a, b in ((calibration.low, calibration.high), (report.low_s, report.high_s)))
+    assert whole > 2 * own
+    assert np.std(known[:, 0]) == pytest.approx(whole, rel=0.2)
+    assert np.std(known[:, 0] - known[:, 1]) == pytest.approx(np.sqrt(2) * own, rel=0.2)
+
+
+def test_a_calibrated_cluster_does_not_take_the_draws_of_another_one_with_its_device() -> None:
+    there = on_ultrascale("dp=8,micro_batch=2")
+    (plain,) = forecasts("dp=4,micro_batch=4")
+    device = there.request.cluster.device
+    here = replace(plain, request=replace(plain.request, cluster=replace(plain.request.cluster, device=device)))
+    for both in ([there, here], [here, there]):
+        drawn = np.log(drawn_seconds(both, draws=400))
+        alone = np.log(drawn_seconds([there], draws=400))
+        assert np.std(drawn[:, both.index(there)]) == pytest.approx(np.std(alone), rel=0.05)
+
+
+def test_devices_err_apart_and_those_never_measured_further() -> None:
+    large = request_of("dp=4,micro_batch=8", model=WIDE, runtime="megatron", global_batch=32)
+    made = forecast(large, cost_model=AnalyticalCostModel())
+    another = elsewhere(made, "another")
+    apart = spread(made, another)
+    assert spread(made, made) == pytest.approx(np.sqrt(2) * 0.03, rel=0.2)
+    assert 0.15 < apart < 0.5
+    estimates = made.estimates
+    unknown = replace(
+        another,
+        estimates=replace(
+            estimates,
+            low=0.5 * estimates.seconds,
+            high=2.0 * estimates.seconds,
+            unmeasured=np.ones(len(estimates.seconds), dtype=bool),
+        ),
+    )
+    assert spread(made, unknown) > 1.2 * apart
+    faster = slower(unknown, 1 / 1.39)
+    sure, unsure = (chances(drawn_seconds([each, made], draws=400))[0] for each in (slower(another, 1 / 1.39), faster))
+    assert unsure < sure < 1.0
+
+
+def on_ultrascale(strategy: str) -> Forecast:
+    """A forecast on a calibrated cluster, of a run that is unlike those measured there."""
+    request = replace(request_of(strategy, model=TINY, runtime="nanotron"), cluster=load_cluster(f"{ULTRASCALE}:1"))
+    return forecast(request, cost_model=AnalyticalCostModel())
+
+
+def elsewhere(made: Forecast, name: str) -> Forecast:
+    """The same forecast on a device and a cluster of another name."""
+    cluster = made.request.cluster
+    return replace(
+        made,
+        request=replace(made.request, cluster=replace(cluster, name=name, device=replace(cluster.device, name=name))),
+    )
+
+
+def spread(first: Forecast, second: Forecast) -> float:
+    """The standard deviation of the logarithm of the ratio of two."""
+    drawn = np.log(drawn_seconds([first, second], draws=400))
+    return float(np.std(drawn[:, 0] - drawn[:, 1]))
 
 
 def test_every_factor_of_a_calibration_has_a_spread() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, devices, graph_of, request_of
+from tests.searching.problems import MOE
 from traincast.errors import StrategyError
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, lower
 from traincast.strategy.prepare import need_only
@@ -59,12 +60,46 @@ def test_a_pipeline_is_kept_full() -> None:
     assert choose_micro_batch(request).num_microbatches >= 4 * 4
 
 
-def test_a_batch_smaller_than_the_devices_is_refused_or_shared_otherwise() -> None:
+def test_a_batch_smaller_than_the_devices_is_shared_out_otherwise_or_refused() -> None:
     chosen = choose_strategy(eight(global_batch=4))
     assert chosen.dp <= 4
     assert chosen.num_ranks == 8
-    with pytest.raises(StrategyError, match="no strategy found for global batch 1 on 8 devices"):
-        choose_strategy(replace(eight(global_batch=1), graph=graph_of("resnet-cifar:layers=20"), cluster=devices(8)))
+    one = replace(eight(global_batch=1), graph=graph_of("resnet-cifar:layers=20"))
+    assert choose_strategy(one).pp == 8
+    with pytest.raises(StrategyError, match="no strategy found for global batch 1 on 64 devices: "):
+        choose_strategy(replace(one, cluster=devices(64)))
+
+
+def test_a_batch_that_no_habit_shares_out_gets_another_mesh() -> None:
+    """Seven samples and twelve heads on eight devices: neither eight replicas nor eight tensor ranks, but 4 × 2."""
+    request = replace(eight(global_batch=7), graph=graph_of("gpt:layers=4,hidden=384,heads=12"))
+    chosen = choose_strategy(request)
+    assert (chosen.dp, chosen.tp, chosen.pp, chosen.num_microbatches) == (1, 4, 2, 7)
+    lower(replace(request, strategy=chosen))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 6, 7, 11])
+def test_any_batch_is_shared_out_over_eight_devices(batch: int) -> None:
+    request = eight(global_batch=batch)
+    chosen = choose_strategy(request)
+    assert chosen.num_ranks == 8
+    assert chosen.micro_batch(batch) * chosen.dp * chosen.num_microbatches == batch
+    lower(replace(request, strategy=chosen))
+
+
+@pytest.mark.parametrize(("count", "ep"), [(8, 8), (1, 1), (2, 2), (3, 1)])
+def test_experts_are_shared_out_where_they_can_be(count: int, ep: int) -> None:
+    request = replace(eight(global_batch=24), graph=graph_of(MOE), cluster=devices(count))
+    chosen = choose_strategy(request)
+    assert (chosen.dp, chosen.tp, chosen.pp, chosen.ep) == (count, 1, 1, ep)
+
+
+def test_experts_of_a_tensor_group_are_shared_out_with_its_sequence() -> None:
+    """A batch of one: all devices are one tensor group, whose ranks route different tokens."""
+    request = replace(eight(global_batch=1), graph=graph_of(MOE), cluster=devices(4))
+    chosen = choose_strategy(request)
+    assert (chosen.tp, chosen.ep, chosen.sequence_parallel) == (4, 4, True)
+    lower(replace(request, strategy=chosen))
 
 
 def test_runtimes_habits_are_kept() -> None:

@@ -14,11 +14,18 @@ from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, input_files, print_json, print_table, progress_bar, traced
 from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
 from traincast.files import check_outputs
-from traincast.units import format_bytes, format_parameters, format_seconds, parse_count, parse_duration
+from traincast.units import (
+    format_bytes,
+    format_money,
+    format_parameters,
+    format_seconds,
+    parse_count,
+    parse_duration,
+)
 
 if TYPE_CHECKING:
     from traincast.cluster import Cluster
-    from traincast.searching.answer import Answer
+    from traincast.searching.answer import Answer, Place
     from traincast.searching.problem import Objective
     from traincast.strategy import Request
 
@@ -26,6 +33,8 @@ _NARROWEST: Final = 26
 """Characters that a strategy gets in a table at least."""
 _FRONT: Final = 6
 """Points of the front that are shown."""
+_NOTABLE: Final = 0.05
+"""From which share of its time on operators that were not measured on a device are spoken of."""
 _WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
 
 
@@ -49,8 +58,21 @@ _WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy"
 @click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
 @click.option("--samples", metavar="N", help="Length of the job in samples.")
 @click.option("--steps", metavar="N", help="Length of the job in steps.")
-@click.option("--deadline", metavar="14d", help="How long the job may take: the cheapest way is looked for.")
-@click.option("--budget", metavar="2e6", help="What the job may cost, in US dollars: the fastest way is looked for.")
+@click.option(
+    "--deadline", metavar="14d", help="How long the job may take: the cheapest way that is likely to is looked for."
+)
+@click.option(
+    "--budget",
+    metavar="2e6",
+    help="What the job may cost, in US dollars: the fastest way that is likely to is looked for.",
+)
+@click.option(
+    "--confidence",
+    default="80%",
+    show_default=True,
+    metavar="CHANCE",
+    help="How likely a job must meet its deadline and budget, such as 0.9 or 90%.",
+)
 @click.option("--searcher", default="auto", metavar="NAME", help="auto, exhaustive, branch-and-bound or annealing.")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of annealing and of what is drawn.")
 @click.option("--engine", default="local", metavar="NAME", help="Where it runs: local or ray.")
@@ -86,6 +108,7 @@ def search(
     steps: str | None,
     deadline: str | None,
     budget: str | None,
+    confidence: str,
     searcher: str,
     seed: int,
     engine: str,
@@ -133,6 +156,7 @@ def search(
             steps=_count(steps, "--steps"),
             deadline_s=None if deadline is None else parse_duration(deadline, what="--deadline"),
             budget=None if budget is None else float(parse_count(budget, what="--budget")),
+            confidence=_chance(confidence),
             searcher=searcher,
             engine=load_engine(engine, workers=_count(workers, "--workers"), address=address),
             engine_name=engine,
@@ -180,6 +204,17 @@ def _objective(said: str | None, deadline: str | None) -> Objective:
 
 def _count(text: str | None, what: str) -> int | None:
     return None if text is None else parse_count(text, what=what)
+
+
+def _chance(text: str) -> float:
+    """``0.9`` or ``90%``, strictly between 0 and 1."""
+    try:
+        chance = float(text.removesuffix("%")) * (0.01 if text.endswith("%") else 1.0)
+    except ValueError:
+        chance = 0.0
+    if not 0.0 < chance < 1.0:
+        raise RequestError(f"--confidence {text}: expected a chance between 0 and 1, such as 0.9 or 90%")
+    return chance
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -277,7 +312,16 @@ def _sureness(answer: Answer) -> str:
     if answer.objective == "memory":
         same = f", {_numbers(ties)} as much" if ties else ""
         return f"Memory is counted, not estimated: the first needs least{same}."
-    return f"The first is the best of those compared with a chance of {answer.sure:.0%}; {alike}."
+    said = f"The first is the best of those compared with a chance of {answer.sure:.0%}; {alike}."
+    chances = [
+        (c, name)
+        for c, name in ((answer.best.in_time, "meets the deadline"), (answer.best.in_budget, "keeps to the budget"))
+        if c is not None
+    ]
+    if chances:
+        said += " It " + " and ".join(f"{name} with a chance of {c:.0%}" for c, name in chances)
+        said += f"; asked for: {answer.limits.confidence:.0%}."
+    return said
 
 
 def _numbers(ranks: Sequence[int]) -> str:
@@ -312,7 +356,7 @@ def _show_candidates(answer: Answer, *, several: bool) -> None:
         if tall:
             row[2:4] = [f"{row[2]}\n{row[3]}"]
         if c.job:
-            row.insert(-2, f"{format_seconds(c.job.job_s)}\n{_money(c.job.cost)}")
+            row.insert(-2, f"{format_seconds(c.job.job_s)}\n{format_money(c.job.cost)}")
         rows.append(row)
     if tall:
         names[2:4] = ["step\n90 % interval"]
@@ -325,23 +369,43 @@ def _show_candidates(answer: Answer, *, several: bool) -> None:
 
 
 def _show_clusters(answer: Answer) -> None:
-    """The fastest strategy on each cluster, which is the cheapest one there, too."""
-    import numpy as np
-
-    from traincast.report.job import price_per_s
-
-    steps = answer.best.job.num_steps if answer.best.job else 1
+    """The best strategy on each cluster, or why there is none that will do."""
+    steps = answer.limits.num_steps
     rows = []
-    for number, request in enumerate(answer.requests):
-        cluster = request.cluster
-        seconds = answer.columns.seconds[answer.columns.cluster == number]
-        least = float(seconds.min(initial=np.inf))
-        found = [format_seconds(least), format_seconds(least * steps), _money(least * steps * price_per_s(cluster))]
-        rows.append([_name(cluster), *(found if np.isfinite(least) else ["nothing fits", "", ""])])
-    columns = ["cluster", "fastest step", "all steps", "their cost"]
-    if steps == 1:
-        rows, columns = [[r[0], r[1], r[3]] for r in rows], ["cluster", "fastest step", "its cost"]
-    print_table("clusters", columns, rows, right=range(1, len(columns)))
+    for place in answer.places:
+        best = place.best
+        figures = ["", "", ""]
+        if best is not None:
+            figures = [
+                format_seconds(best.report.step_s),
+                format_seconds(best.job.job_s) if best.job else "",
+                format_money(best.cost),
+            ]
+        rows.append([place.name, *figures, _against(place), f"{place.chance:.0%}" if place.ratio[1] else "–"])
+    names = ["cluster", "step", "job", "cost", "against the first", "chance"]
+    if steps is None:
+        rows, names = [[*r[:2], *r[3:]] for r in rows], [*names[:2], *names[3:]]
+    unmeasured = {p.request.cluster.device.name: p.unmeasured for p in answer.places if p.unmeasured >= _NOTABLE}
+    print_table("clusters: the best on each", names, rows, right=range(1, len(names) - 2))
+    console().print(
+        "Against the first: 90 % interval of the ratio. Chance: that the best of all is there. What is not known of a "
+        "device, or of a cluster's links, is drawn for each by itself."
+        + "".join(
+            f" {device} was not measured: {share:.0%} of its operators' time is estimated from other devices."
+            for device, share in unmeasured.items()
+        )
+        + "\n"
+    )
+
+
+def _against(place: Place) -> str:
+    """How the best of a place compares with the first of all, or why it is out."""
+    if place.status != "ok":
+        return f"{place.status}: {place.reason}"
+    if not place.ratio[1]:
+        return _behind(place.best.behind) if place.best else ""
+    low, high = place.ratio
+    return "the first" if low == high == 1.0 else f"{low:.2f} … {high:.2f} ×"
 
 
 def _show_naive(answer: Answer) -> None:
@@ -363,7 +427,12 @@ def _show_front(answer: Answer, *, several: bool) -> None:
     count = min(_FRONT, len(every))
     shown = [every[round(n * (len(every) - 1) / max(1, count - 1))] for n in range(count)]
     rows = [
-        [str(c.strategy), format_seconds(c.report.step_s), format_bytes(c.report.peak_memory_bytes), _money(c.cost)]
+        [
+            str(c.strategy),
+            format_seconds(c.report.step_s),
+            format_bytes(c.report.peak_memory_bytes),
+            format_money(c.cost),
+        ]
         for c in shown
     ]
     names = ["strategy", "step", "memory", "cost of the job" if answer.best.job else "cost of a step"]
@@ -411,10 +480,6 @@ def _name(cluster: Cluster) -> str:
 def _behind(share: float) -> str:
     """How much more it takes than the best."""
     return f"{1.0 + share:.3g} ×" if share >= 1.0 else f"{share:+.1%}"
-
-
-def _money(amount: float) -> str:
-    return f"${amount:,.0f}" if amount >= 100.0 else f"${amount:.3g}"
 
 
 def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:

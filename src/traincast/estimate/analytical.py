@@ -118,6 +118,7 @@ class AnalyticalCostModel:
             high=seconds * high,
             source=np.full(len(works), _ANALYTICAL, dtype=np.int8),
             warnings=tuple(operators.warnings),
+            unmeasured=np.array([isinstance(work, Operator) and not operators.reach.measured for work in works], bool),
         )
 
 

@@ -28,6 +28,8 @@ _PART_OF_KIND: Final = {
     OpKind.CONV: "conv",
 }
 _HOST: Final = ("kernels", "blocks", "collectives", "handshakes", "waits")
+_NINETY: Final = 2.0 * 1.645
+"""A 90 % interval is so many standard deviations wide."""
 _NONE: Final = len(FACTORS)
 """The number of the part that nothing scales."""
 
@@ -74,6 +76,20 @@ class Parts:
             for name, total in zip(_HOST, (seconds * counts)[self._launch] @ shares, strict=True):
                 result[name] = float(total)
         return result
+
+    def unmeasured_spreads(self, estimates: Estimates, counts: npt.NDArray[np.int64]) -> dict[str, float]:
+        """The spread of the logarithm of each part's time for works of which nothing was measured on this device.
+
+        They run ``counts`` times and err together, each by as much as its 90 % interval says, weighed by its seconds.
+        """
+        spent = estimates.seconds * counts
+        ends = np.stack([estimates.low, estimates.high], axis=1)
+        known = estimates.unmeasured if estimates.unmeasured is not None else np.zeros(len(spent), dtype=bool)
+        known = known & (ends > 0.0).all(axis=1)
+        width = np.where(known, np.log(np.where(known[:, None], ends, 1.0)) @ np.array([-1.0, 1.0]), 0.0) / _NINETY
+        total = np.bincount(self._part, weights=spent, minlength=_NONE + 1)
+        wide = np.bincount(self._part, weights=spent * width, minlength=_NONE + 1)
+        return {name: float(wide[n] / total[n]) for n, name in enumerate(FACTORS) if total[n] > 0.0}
 
 
 def calibrated(estimates: Estimates, works: Sequence[Work], cluster: Cluster) -> Estimates:

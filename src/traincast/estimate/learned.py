@@ -65,6 +65,7 @@ class LearnedCostModel:
         columns = {name: np.zeros(count) for name in ("seconds", "low", "high")}
         source = np.full(count, -1, dtype=np.int8)
         bundle = np.full(count, -1, dtype=np.int16)
+        unmeasured = np.zeros(count, dtype=bool)
         warnings: dict[str, None] = {}
         places = [i for i, work in enumerate(works) if isinstance(work, Operator)]
         for rows, found, answer in self._operators([works[i] for i in places], cluster.device, warnings):  # type: ignore[misc]
@@ -77,6 +78,7 @@ class LearnedCostModel:
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
+            unmeasured[where] = answer.cell.device == ANY
         self._collectives(works, cluster, columns, (source, bundle), warnings)
         rest = np.flatnonzero(source < 0)
         if len(rest):
@@ -84,9 +86,16 @@ class LearnedCostModel:
             for name, column in columns.items():
                 column[rest] = getattr(physics, name)
             source[rest] = physics.source
+            if physics.unmeasured is not None:
+                unmeasured[rest] = physics.unmeasured
             warnings |= dict.fromkeys(physics.warnings)
         return Estimates(
-            **columns, source=source, warnings=tuple(warnings), bundle=bundle, bundles=tuple(map(str, self.given))
+            **columns,
+            source=source,
+            warnings=tuple(warnings),
+            bundle=bundle,
+            bundles=tuple(map(str, self.given)),
+            unmeasured=unmeasured,
         )
 
     def _number(self, path: Path | None) -> int:

@@ -22,6 +22,8 @@ class Estimates:
     ``source`` indexes :data:`SOURCES`. ``warnings`` are sentences for the user, without repeats. On a
     calibrated cluster, ``uncalibrated`` are the seconds before calibration, ``stalled`` those in its slow mode.
     ``bundles`` are those that a user named, and ``bundle`` the number of the one that each time is from, or −1.
+    ``unmeasured`` marks operators of which nothing was measured on this device or its architecture: their estimates
+    are likely to err together.
     """
 
     seconds: npt.NDArray[np.float64]
@@ -33,6 +35,7 @@ class Estimates:
     stalled: npt.NDArray[np.float64] | None = None
     bundle: npt.NDArray[np.int16] | None = None
     bundles: tuple[str, ...] = ()
+    unmeasured: npt.NDArray[np.bool_] | None = None
 
 
 class CostModel(Protocol):

@@ -24,7 +24,7 @@ from traincast.graph.fixed import dtype_of, fixed_tensors, owned_tensors
 from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
 from traincast.graph.recurrent import fused_recurrence
 from traincast.graph.repeats import folded
-from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.tensor import TensorSpec
 from traincast.graph.tracing import Progress, Steps, module_of
 from traincast.imports import described, place_of
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from traincast.report import JobForecast, Report
+from traincast.report.job import price_per_s
 from traincast.searching.columns import Columns
-from traincast.searching.problem import Counts, Objective
+from traincast.searching.problem import Counts, Limits, Objective
 from traincast.strategy import Request, Strategy
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "host")
@@ -19,7 +20,8 @@ class Candidate:
 
     ``behind`` is how much more of the objective it takes than the best, as a share. ``chance`` is how likely it is to
     be the best of all that were compared, ``tie`` whether it may be as good as the first: the 90 % interval of their
-    ratio holds 1. Cost and energy are of a step, or of the job where its length is known.
+    ratio holds 1. Cost and energy are of a step, or of the job where its length is known. ``in_time`` and
+    ``in_budget`` are how likely the job is to meet its deadline and its budget, where one was given.
     """
 
     request: Request = field(repr=False)
@@ -30,6 +32,13 @@ class Candidate:
     chance: float = 0.0
     tie: bool = False
     job: JobForecast | None = None
+    in_time: float | None = None
+    in_budget: float | None = None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its cluster is."""
+        return self.request.cluster.calibration is not None
 
     @property
     def strategy(self) -> Strategy:
@@ -81,6 +90,7 @@ class Candidate:
             "shares": self.shares,
             "cost": self.cost, "energy_j": self.energy_j,
             "job_s": self.job.job_s if self.job else None,
+            "in_time": self.in_time, "in_budget": self.in_budget,
             "behind": self.behind, "chance": self.chance, "tie": self.tie,
             "warnings": list(r.warnings),
             "bundles": [asdict(use) for use in r.bundles],
@@ -101,13 +111,64 @@ class Naive:
         return {"name": self.name, "candidate": found, "reason": self.reason}
 
 
+Status: TypeAlias = Literal["ok", "does not fit", "not legal", "late", "too costly", "slower", "not accepted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A cluster to choose from, and what became of it.
+
+    ``best`` is the best strategy there, forecast in full, also where it is too late or too costly; without one,
+    ``reason`` says why. ``chance`` is how likely the best of all compared is there, ``ratio`` between what and what
+    times the first its best lies in 90 % of cases; both are 0 where it is not compared. ``unmeasured`` is the share of
+    its operators' time of which nothing was measured on this device or its architecture.
+    """
+
+    request: Request = field(repr=False)
+    status: Status
+    reason: str = ""
+    best: Candidate | None = None
+    evaluated: int = 0
+    feasible: int = 0
+    chance: float = 0.0
+    ratio: tuple[float, float] = (0.0, 0.0)
+    unmeasured: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The cluster with its number of nodes, in words."""
+        return f"{self.request.cluster.num_nodes} × {self.request.cluster.name}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        cluster = self.request.cluster
+        return {
+            "cluster": cluster.name,
+            "num_nodes": cluster.num_nodes,
+            "num_devices": cluster.num_devices,
+            "device": cluster.device.name,
+            "memory_bytes": cluster.device.memory_bytes,
+            "price_per_s": price_per_s(cluster),
+            "calibrated": cluster.calibration is not None,
+            "status": self.status,
+            "reason": self.reason,
+            "evaluated": self.evaluated,
+            "feasible": self.feasible,
+            "chance": self.chance,
+            "ratio": list(self.ratio) if self.ratio[1] else None,
+            "unmeasured": self.unmeasured,
+            "best": self.best.as_dict() if self.best else None,
+        }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The outcome of a search.
 
     ``candidates`` are the best in order, ``pareto`` those that no other one beats in step time, memory and cost at
     once. ``sure`` is how likely the first is the best of those compared. ``influence`` has, for every axis, the best
-    objective with each of its values. ``columns`` are all strategies that were looked at.
+    objective with each of its values. ``places`` are the clusters to choose from, in the order they were asked for,
+    ``limits`` what the job may take. ``columns`` are all strategies that were looked at.
     """
 
     model: str
@@ -123,6 +184,8 @@ class Answer:
     candidates: tuple[Candidate, ...]
     pareto: tuple[Candidate, ...]
     naive: tuple[Naive, ...]
+    places: tuple[Place, ...]
+    limits: Limits
     sure: float
     influence: dict[str, dict[str, float]]
     columns: Columns = field(repr=False)
@@ -149,6 +212,11 @@ class Answer:
             "seconds": self.seconds,
             "cpu_seconds": self.counts.cpu_s,
             "sure": self.sure,
+            "num_steps": self.limits.num_steps,
+            "deadline_s": self.limits.deadline_s,
+            "budget": self.limits.budget,
+            "confidence": self.limits.confidence if self.limits.some else None,
+            "clusters": [place.as_dict() for place in self.places],
             "best": self.best.as_dict(),
             "candidates": [c.as_dict() for c in self.candidates],
             "pareto": [c.as_dict() for c in self.pareto],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy
+from traincast.strategy.choose import expert_groups
 
 _MOST_TENSOR: Final = 8
 
@@ -21,6 +22,9 @@ def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
     yield "data parallel", replace(request, strategy=plain)
     if devices > 1:
         yield "sharded data parallel (ZeRO-3)", replace(request, strategy=replace(plain, zero=3))
+    experts = expert_groups(request, plain)[0]
+    if experts > 1:
+        yield "data and expert parallel", replace(request, strategy=replace(plain, ep=experts))
     if inside > 1 and devices % inside == 0:
         within = replace(base, dp=devices // inside, tp=inside, sequence_parallel=shares)
         yield "tensor parallel in a node", replace(request, strategy=within)

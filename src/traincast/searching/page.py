@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.report.embed import page_text
-from traincast.report.job import price_per_s
 from traincast.report.trace import replacing
 from traincast.searching.answer import Answer
 
@@ -41,28 +40,8 @@ def _page_data(answer: Answer) -> dict[str, Any]:
         "tokens_per_sample": report.tokens_per_sample,
         "num_parameters": report.num_parameters,
         "num_trainable_parameters": report.num_trainable_parameters,
-        "num_steps": answer.best.job.num_steps if answer.best.job else None,
-        "clusters": _clusters(answer),
         "plot": _plot(answer),
     }
-
-
-def _clusters(answer: Answer) -> list[dict[str, Any]]:
-    """Of each cluster, the shortest step there; null where nothing fits."""
-    found = []
-    for number, request in enumerate(answer.requests):
-        seconds = answer.columns.seconds[answer.columns.cluster == number]
-        found.append(
-            {
-                "name": request.cluster.name,
-                "num_nodes": request.cluster.num_nodes,
-                "device": request.cluster.device.name,
-                "memory_bytes": request.cluster.device.memory_bytes,
-                "step_s": float(seconds.min(initial=np.inf)),
-                "price_per_s": price_per_s(request.cluster),
-            }
-        )
-    return found
 
 
 def _plot(answer: Answer) -> dict[str, Any]:

@@ -7,43 +7,36 @@ from typing import Final, Literal, TypeAlias
 
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
-from traincast.report import JobForecast
 from traincast.report.job import price_per_s
 from traincast.searching.space import Axes, Degrees, meshes
 from traincast.strategy import Request
 
 Objective: TypeAlias = Literal["time", "cost", "energy", "memory"]
 
+CONFIDENCE: Final = 0.8
+"""With what chance a job must meet its deadline and its budget unless asked otherwise."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many steps the job has, and what it may take in seconds and dollars."""
+    """How many steps the job has, what it may take in seconds and dollars, and how likely it must keep to that."""
 
     num_steps: int | None = None
     deadline_s: float | None = None
     budget: float | None = None
+    confidence: float = CONFIDENCE
 
     @property
     def some(self) -> bool:
         """Whether there are any."""
         return self.num_steps is not None and (self.deadline_s is not None or self.budget is not None)
 
-    def most_s(self, cluster: Cluster) -> float:
-        """Seconds that a step may take on a cluster."""
-        if self.num_steps is None:
-            return float("inf")
-        times = [float("inf") if self.deadline_s is None else self.deadline_s / self.num_steps]
+    def job_s(self, cluster: Cluster) -> float:
+        """Seconds that the job may take on a cluster: until the deadline, and until the budget is spent."""
         rate = price_per_s(cluster)
-        if self.budget is not None and rate:
-            times.append(self.budget / rate / self.num_steps)
-        return min(times)
-
-    def allow(self, job: JobForecast) -> bool:
-        """Whether a job is within them."""
-        in_time = self.deadline_s is None or job.job_s <= self.deadline_s
-        return in_time and (self.budget is None or job.cost <= self.budget)
+        paid = self.budget / rate if self.budget is not None and rate else float("inf")
+        return min(paid, float("inf") if self.deadline_s is None else self.deadline_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

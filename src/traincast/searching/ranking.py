@@ -4,39 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast, job_of
-from traincast.report import JobSettings
+from traincast.graph import Operator
+from traincast.report import JobForecast, JobSettings, Report
 from traincast.report.job import power_w, price_per_s
-from traincast.searching.answer import Candidate, Naive
+from traincast.report.odds import Odds, odds
+from traincast.searching.answer import Candidate, Naive, Place
 from traincast.searching.columns import Columns
 from traincast.searching.front import pareto_rows
 from traincast.searching.naive import naive_choice, naive_strategies
 from traincast.searching.problem import Limits, Objective
-from traincast.searching.sureness import chances, drawn_seconds, ties
-from traincast.strategy import Request
+from traincast.searching.sureness import chances, drawn_seconds, ratios, ties
+from traincast.strategy import Request, Strategy
 
 Floats = npt.NDArray[np.float64]
 
 _DRAWN: Final = 12
 _FRONT: Final = 12
 """How many candidates are compared in draws at least, and how many points of a front are shown."""
+_FAR: Final = 3.0
+"""The best of a cluster that takes more than so many times the first cannot be the best of all: it is not drawn."""
+_TRIED: Final = 4
+"""How many times as many candidates are forecast as are asked for, where some do not keep to the limits."""
+_HALVINGS: Final = 40
 _OPERATOR_GRAIN: Final = 3
 """So many of the best are forecast operator by operator."""
 _MOST_TASKS: Final = 3_000_000
 """Unless a plan would have more tasks than this."""
 
 
+class Made(NamedTuple):
+    """A forecast in full, and the candidate it makes."""
+
+    forecast: Forecast
+    candidate: Candidate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Makes candidates of rows of ``columns``; those that ``accepts`` refuses are left out."""
+    """Makes candidates of rows of ``columns``; those that ``accepts`` refuses are left out.
+
+    What was forecast once is kept.
+    """
 
     requests: Sequence[Request]
     columns: Columns
@@ -45,37 +63,105 @@ class Ranking:
     objective: Objective
     cost_model: CostModel | None
     accepts: Callable[[Request], bool] | None
+    kept: dict[tuple[str, int, str, Strategy], Made] = field(default_factory=dict, repr=False)
 
-    def best(self, values: Floats, count: int) -> list[tuple[Forecast, Candidate]]:
-        """The best rows by ``values``, forecast in full, in the order of what these forecasts say."""
-        found: list[tuple[Forecast, Candidate]] = []
+    def best(self, values: Floats, count: int, *, within: bool = False) -> list[Made]:
+        """The best rows by ``values``, forecast in full, in the order of what these forecasts say.
+
+        With ``within``, those that do not keep to the limits are left out.
+        """
+        found: list[Made] = []
+        tried = 0
         for row in self.columns.order(values).tolist():
-            if len(found) == count or not math.isfinite(values[row]):
+            if len(found) == count or tried == _TRIED * count or not math.isfinite(values[row]):
                 break
             request = self._request(row)
             if self.accepts is None or self.accepts(request):
-                made = forecast(request, cost_model=self.cost_model)
-                candidate = self._candidate(made)
-                if candidate.job is None or self.limits.allow(candidate.job):
-                    found.append((made, candidate))
-        return sorted(found, key=lambda each: self.objective_of(each[1]))
+                tried += 1
+                made = self._made(request)
+                if not within or self.allows(made.candidate):
+                    found.append(made)
+        return sorted(found, key=lambda each: self.objective_of(each.candidate))
+
+    def made(self, candidate: Candidate) -> Made:
+        """A candidate with the forecast it was made from."""
+        return self._made(candidate.request)
 
     def _request(self, row: int) -> Request:
         request = self.requests[int(self.columns.cluster[row])]
         return replace(request, strategy=self.columns.strategy(row, request.strategy))
 
+    def _made(self, request: Request) -> Made:
+        cluster = request.cluster
+        key = cluster.name, cluster.num_nodes, cluster.device.name, request.strategy
+        if key not in self.kept:
+            made = forecast(request, cost_model=self.cost_model)
+            self.kept[key] = Made(made, self._candidate(made))
+        return self.kept[key]
+
     def _candidate(self, made: Forecast) -> Candidate:
-        report, cluster = made.report, made.request.cluster
+        report, cluster, limits = made.report, made.request.cluster, self.limits
         busy = (report.compute_s + report.optimizer_s) / report.step_s if report.step_s else 0.0
-        if self.limits.num_steps is not None:
-            job = job_of(made, self.limits.num_steps, self.settings)
-            return Candidate(request=made.request, report=report, cost=job.cost, energy_j=job.energy_j, job=job)
+        if limits.num_steps is None:
+            return Candidate(
+                request=made.request,
+                report=report,
+                cost=report.step_s * price_per_s(cluster),
+                energy_j=report.step_s * power_w(cluster, busy),
+            )
+        job = job_of(made, limits.num_steps, self.settings)
+        likely = _odds(report, cluster)
+        in_time = in_budget = None
+        if limits.deadline_s is not None:
+            in_time = likely.chance(self._step_within(made, limits.deadline_s))
+        if limits.budget is not None:
+            paid_s = replace(limits, deadline_s=None).job_s(cluster)
+            in_budget = likely.chance(self._step_within(made, paid_s))
         return Candidate(
             request=made.request,
             report=report,
-            cost=report.step_s * price_per_s(cluster),
-            energy_j=report.step_s * power_w(cluster, busy),
+            cost=job.cost,
+            energy_j=job.energy_j,
+            job=job,
+            in_time=in_time,
+            in_budget=in_budget,
         )
+
+    def _step_within(self, made: Forecast, job_s: float) -> float:
+        """The longest step with which the job takes no more than ``job_s``; 0 if what is not steps takes longer."""
+        assert self.limits.num_steps is not None
+        if not math.isfinite(job_s):
+            return math.inf
+        low, high = 0.0, job_s / self.limits.num_steps
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            within = job_of(made, self.limits.num_steps, self.settings, step_s=middle).job_s <= job_s
+            low, high = (middle, high) if within else (low, middle)
+        return low
+
+    def allows(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps to the limits with the chance asked for."""
+        chances = [chance for chance in (candidate.in_time, candidate.in_budget) if chance is not None]
+        return all(chance >= self.limits.confidence for chance in chances)
+
+    def job_at(self, made: Made, chance: float) -> JobForecast:
+        """The job of a step that is not exceeded with a ``chance``."""
+        assert self.limits.num_steps is not None
+        step_s = _odds(made.candidate.report, made.forecast.request.cluster).quantile(chance)
+        return job_of(made.forecast, self.limits.num_steps, self.settings, step_s=step_s)
+
+    def excess(self, made: Made) -> float:
+        """How many times its limits a job takes with the chance asked for."""
+        job = self.job_at(made, self.limits.confidence)
+        return job.job_s / self.limits.job_s(made.forecast.request.cluster)
+
+    def most_s(self, made: Made) -> float:
+        """What the evaluation in bulk may say of a step on the same cluster for it to keep to the limits."""
+        if not self.limits.some:
+            return math.inf
+        report, cluster = made.candidate.report, made.forecast.request.cluster
+        within = self._step_within(made.forecast, self.limits.job_s(cluster))
+        return within * made.forecast.timeline.step_s / _odds(report, cluster).quantile(self.limits.confidence)
 
     def objective_of(self, candidate: Candidate) -> float:
         """What a candidate is judged by; of equal ones the one with less memory is better."""
@@ -90,29 +176,52 @@ class Ranking:
                 return candidate.report.peak_memory_bytes
 
     def compared(
-        self, ranked: Sequence[tuple[Forecast, Candidate]], top: int, seed: int
-    ) -> tuple[list[Candidate], float]:
-        """The candidates with their chances and ties, the first ones confirmed at the grain of operators.
+        self, ranked: Sequence[Made], places: Sequence[Place], top: int, seed: int
+    ) -> tuple[list[Candidate], list[Place], float]:
+        """Candidates and places with their chances and ties, the first ones confirmed at the grain of operators.
 
-        Memory is counted, not estimated: there the first is the best, and equals are ties.
+        The best of every place takes part. Memory is counted, not estimated: there the first is the best, and equals
+        are ties.
         """
-        made = [each for each, _ in ranked]
-        candidates = [candidate for _, candidate in ranked]
-        for n, each in enumerate(made[:_OPERATOR_GRAIN]):
-            self._confirm(each, candidates[n])
+        for each in ranked[:_OPERATOR_GRAIN]:
+            self._confirm(each.forecast, each.candidate)
+        candidates = [each.candidate for each in ranked]
+        first = self.objective_of(candidates[0])
         if self.objective == "memory":
-            least = self.objective_of(candidates[0])
-            alike = [c.report.peak_memory_bytes <= least * (1.0 + 1e-9) for c in candidates]
-            return [
-                replace(c, tie=a and n > 0, chance=float(n == 0))
-                for n, (c, a) in enumerate(zip(candidates, alike, strict=True))
-            ], 1.0
+            alike = [c.report.peak_memory_bytes <= first * (1.0 + 1e-9) for c in candidates]
+            return (
+                [
+                    replace(c, tie=a and n > 0, chance=float(n == 0))
+                    for n, (c, a) in enumerate(zip(candidates, alike, strict=True))
+                ],
+                [replace(p, chance=float(p.best is candidates[0])) for p in places],
+                1.0,
+            )
         count = max(top, _DRAWN)
-        drawn = drawn_seconds(made[:count], seed=seed)
-        scale = np.array([self.objective_of(c) / c.report.step_s for c in candidates[:count]])
-        likely, tied = chances(drawn * scale), ties(drawn * scale)
-        result = [replace(c, chance=float(p), tie=bool(t)) for c, p, t in zip(candidates, likely, tied, strict=False)]
-        return [*result, *candidates[count:]], float(likely[0])
+        near = (p.best for p in places if p.status == "ok" and p.best and self.objective_of(p.best) <= _FAR * first)
+        drawn = list({id(c): c for c in (*candidates[:count], *near)}.values())
+        scale = np.array([self.objective_of(c) / c.report.step_s for c in drawn])
+        seconds = drawn_seconds([self.made(c).forecast for c in drawn], seed=seed) * scale
+        likely, tied, between = chances(seconds), ties(seconds), ratios(seconds)
+        judged = [replace(c, chance=float(p), tie=bool(t)) for c, p, t in zip(drawn, likely, tied, strict=True)]
+        chance = {id(c): each for c, each in zip(drawn, judged, strict=True)}
+        result = [chance.get(id(c), c) for c in candidates]
+        return result, [self._placed(p, drawn, likely, between, first) for p in places], float(likely[0])
+
+    def _placed(self, place: Place, drawn: Sequence[Candidate], likely: Floats, between: Floats, first: float) -> Place:
+        """A place with the chance that the best of all is there, and how its best compares with the first."""
+        if place.best is None:
+            return place
+        place = replace(place, unmeasured=_unmeasured(self.made(place.best).forecast))
+        assert place.best is not None
+        best = replace(place.best, behind=self.objective_of(place.best) / first - 1.0)
+        here = [n for n, c in enumerate(drawn) if c.request.cluster is place.request.cluster]
+        at = [n for n in here if drawn[n] is place.best]
+        if place.status != "ok" or not at:
+            return replace(place, best=best)
+        low, high = between[at[0]].tolist()
+        best = replace(best, chance=float(likely[at[0]]), tie=bool(at[0] and low <= 1.0))
+        return replace(place, best=best, chance=float(likely[here].sum()), ratio=(low, high))
 
     def _confirm(self, made: Forecast, candidate: Candidate) -> None:
         """Forecast operator by operator what was found segment by segment: both must say the same."""
@@ -138,7 +247,7 @@ class Ranking:
         for row in chosen.tolist():
             request = self._request(row)
             if self.accepts is None or self.accepts(request):
-                yield self._candidate(forecast(request, cost_model=self.cost_model))
+                yield self._made(request).candidate
 
     def naive(self, first: float) -> Iterator[Naive]:
         """What people would have done on the first cluster, and how far behind it is."""
@@ -152,3 +261,16 @@ class Ranking:
             reason = "" if candidate.report.fits else "does not fit"
             behind = self.objective_of(candidate) / first - 1.0
             yield Naive(name=name, candidate=replace(candidate, behind=behind), reason=reason)
+
+
+def _unmeasured(made: Forecast) -> float:
+    """The share of operators' time of which nothing was measured on this device or its architecture."""
+    estimates, plan = made.estimates, made.lowered.plan
+    operators = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
+    spent = np.where(operators, estimates.seconds * plan.work_counts(), 0.0)
+    total = float(spent.sum())
+    return float(spent[estimates.unmeasured].sum()) / total if estimates.unmeasured is not None and total else 0.0
+
+
+def _odds(report: Report, cluster: Cluster) -> Odds:
+    return odds(report.step_s, report.low_s, report.high_s, calibrated=cluster.calibration is not None)

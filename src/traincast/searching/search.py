@@ -19,7 +19,6 @@ from traincast.estimate.coverage import check_possible, check_used, unused_warni
 from traincast.forecast import Forecast, make_request, steps_of
 from traincast.graph import Operator, OperatorGraph
 from traincast.report import JobSettings
-from traincast.report.job import power_w, price_per_s
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
 from traincast.searching.choices import clusters_to_try
@@ -28,12 +27,12 @@ from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.front import influence
 from traincast.searching.journal import Journal
-from traincast.searching.problem import OBJECTIVES, Counts, Limits, Objective, Problem, Task
+from traincast.searching.places import MEMORY_REACH, nothing, survey
+from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Counts, Limits, Objective, Problem, Task
 from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
-from traincast.strategy.prepare import layers_of, need_only
-from traincast.units import format_bytes
+from traincast.strategy.prepare import layers_of
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -41,8 +40,6 @@ Progress = Callable[[int, int], None]
 SEARCHERS: Final = ("auto", "exhaustive", "branch-and-bound", "annealing")
 REACH: Final = 1.1
 """Branch and bound finds the best strategies up to so many times the time of the best."""
-MEMORY_REACH: Final = 2.0
-"""The same where least memory is asked for: slower ones are of no use to anybody."""
 _EXHAUSTIVE: Final = 20_000
 """Strategies up to which a search is exhaustive unless asked otherwise."""
 _AROUND: Final = 3
@@ -70,6 +67,7 @@ def search(
     steps: int | None = None,
     deadline_s: float | None = None,
     budget: float | None = None,
+    confidence: float = CONFIDENCE,
     searcher: str = "auto",
     engine: Engine | None = None,
     engine_name: str = "local",
@@ -84,8 +82,8 @@ def search(
     """The best strategies for a model on a cluster, or on the best of several.
 
     ``constraint`` limits axes and memory, ``nodes`` and ``devices`` say which clusters to choose from, ``deadline_s``
-    and ``budget`` what the job may take in all. ``accepts`` leaves out candidates for which it is false. Finished parts
-    are kept in the folder ``resume``.
+    and ``budget`` what the job may take in all, with a chance of ``confidence`` at least. ``accepts`` leaves out
+    candidates for which it is false. Finished parts are kept in the folder ``resume``.
     """
     began = time.perf_counter()
     if objective not in OBJECTIVES:
@@ -94,6 +92,11 @@ def search(
         raise UnknownNameError("searcher", searcher, SEARCHERS)
     if top < 1 or seed < 0:
         raise RequestError(f"top {top} and seed {seed}: expected at least 1 and 0")
+    if not 0.0 < confidence < 1.0:
+        raise RequestError(f"confidence {confidence:g}: expected a chance between 0 and 1, such as {CONFIDENCE:g}")
+    for name, most in (("deadline_s", deadline_s), ("budget", budget)):
+        if most is not None and not most > 0.0:
+            raise RequestError(f"{name} {most:g}: expected more than 0")
     requests = [
         make_request(
             model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
@@ -103,34 +106,39 @@ def search(
     ]  # fmt: skip
     check_possible(cost_model, [request.cluster for request in requests])
     num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
-    if (deadline_s or budget) and num_steps is None:
+    if (deadline_s is not None or budget is not None) and num_steps is None:
         raise RequestError("a deadline or a budget is for a whole job: say how long it is in tokens, samples or steps")
-    limits = Limits(num_steps=num_steps, deadline_s=deadline_s, budget=budget)
-    problems = [_problem(r, constraint, objective, searcher, cost_model) for r in requests]
+    limits = Limits(num_steps=num_steps, deadline_s=deadline_s, budget=budget, confidence=confidence)
+    problems = _problems(requests, constraint, objective, searcher, cost_model)
     means = _Means(
         searcher=searcher, engine=engine or local_engine(), resume=resume, progress=progress, seed=seed
     )  # fmt: skip
-    columns, counts = _run(problems, means, objective, limits)
-    values = _values(columns, requests, objective, limits)
-    if not np.isfinite(values).any():
-        raise StrategyError(_nothing(columns, problems, limits))
+    parts, counts = _run(problems, means)
     ranking = Ranking(
         requests=requests,
-        columns=columns,
+        columns=joined(parts).distinct(),
         limits=limits,
         settings=job or JobSettings(),
         objective=objective,
         cost_model=cost_model,
         accepts=accepts,
     )
+    places, values = survey(ranking, problems)
+    number, around = _around(ranking.columns, values)
+    chosen = problems[number]
+    if isinstance(chosen, Problem) and np.isfinite(chosen.reach) and around:
+        more, counted = _worked_off(number, chosen, around, means)
+        counts += counted
+        ranking = replace(ranking, columns=joined([*parts, *more]).distinct())
+        places, values = survey(ranking, problems)
+    columns = ranking.columns
+    counts.evaluated, counts.feasible = len(columns), int(np.isfinite(columns.seconds).sum())
     measured = any(request.cluster.calibration for request in requests)
-    best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED))
-    if not best and accepts is None:  # what a job does beside its steps takes it beyond its limits
-        raise StrategyError(_nothing(columns, problems, limits))
+    best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED), within=True)
     if not best:
-        raise StrategyError("no strategy that was found is accepted by what it is for; loosen what is asked for")
-    ranked, sure = ranking.compared(best, top, seed)
+        raise StrategyError(nothing(places, ranking))
     unused = _check_bundles(cost_model, best)
+    ranked, places, sure = ranking.compared(best, places, top, seed)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
     return Answer(
@@ -139,7 +147,7 @@ def search(
         precision=requests[0].precision.name,
         global_batch=global_batch,
         objective=objective,
-        searcher=_chosen(problems[0], searcher),
+        searcher=_chosen(chosen, searcher) if isinstance(chosen, Problem) else searcher,
         engine=engine_name,
         counts=counts,
         seconds=time.perf_counter() - began,
@@ -147,6 +155,8 @@ def search(
         candidates=candidates[:top],
         pareto=tuple(ranking.front(values)),
         naive=tuple(ranking.naive(first)),
+        places=tuple(places),
+        limits=limits,
         sure=sure,
         influence=influence(columns, values),
         columns=columns,
@@ -166,6 +176,21 @@ def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, 
     curves = {str(model.path) for model in getattr(cost_model, "collectives", ())}
     check_used(cost_model, used | curves, list(dict.fromkeys(works)), places)
     return unused_warnings(cost_model, used)
+
+
+def _problems(
+    requests: Sequence[Request], constraint: str, objective: Objective, searcher: str, cost_model: CostModel | None
+) -> list[Problem | StrategyError]:
+    """What is searched on each cluster, or why a constraint leaves nothing there; an error if it leaves nothing."""
+    found: list[Problem | StrategyError] = []
+    for request in requests:
+        try:
+            found.append(_problem(request, constraint, objective, searcher, cost_model))
+        except StrategyError as error:
+            found.append(error)
+    if isinstance(found[0], StrategyError) and all(isinstance(each, StrategyError) for each in found):
+        raise found[0]
+    return found
 
 
 def _problem(
@@ -200,46 +225,42 @@ def _size(problem: Problem) -> int:
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Means:
-    """How a search is run, which its answer does not depend on."""
+    """How a search is run, which its answer does not depend on, and how many of its parts are done."""
 
     searcher: str
     engine: Engine
     resume: Path | None
     progress: Progress | None
     seed: int
+    finished: int = 0
+    total: int = 0
+
+    def tell(self, parts: int) -> None:
+        """Tell the progress that so many more parts are done."""
+        if self.progress:
+            self.progress(self.finished + parts, max(self.total, self.finished + parts))
 
 
-def _run(problems: Sequence[Problem], means: _Means, objective: Objective, limits: Limits) -> tuple[Columns, Counts]:
-    """Everything that was found of all problems; what one of them has found limits the next ones."""
+def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[list[Columns], Counts]:
+    """Everything that was found on each cluster; each is searched by itself, so that all of them can be compared."""
     parts: list[Columns] = []
     counts = Counts()
-    requests = [problem.request for problem in problems]
-    bounded = problems[0].reach < np.inf
-    total = sum(len(problem.tasks()) for problem in problems) + _AROUND * bounded
-    so_far, best = 0, float("inf")
+    searched = [problem for problem in problems if isinstance(problem, Problem)]
+    means.total = sum(len(p.tasks()) for p in searched) + _AROUND * any(np.isfinite(p.reach) for p in searched)
     for number, problem in enumerate(problems):
+        if isinstance(problem, StrategyError):
+            continue
         if means.searcher == "annealing":
-            found = [anneal(bulk_of(problem), problem, seed=means.seed)]
+            columns, counted = anneal(bulk_of(problem), problem, seed=means.seed)
+            found = [replace(columns, cluster=np.full(len(columns), number, dtype=np.int16))]
         else:
-            known = best / _rate(problem.request, objective) if objective != "memory" else float("inf")
-            some = _tasks(problem, known, limits.most_s(problem.request.cluster))
-            found = _worked_off(problem, some, means, (so_far, total))
-            so_far += len(some)
-        for columns, more in found:
-            parts.append(replace(columns, cluster=np.full(len(columns), number, dtype=np.int16)))
-            counts += more
-            best = min(best, float(_values(parts[-1], requests, objective, limits).min(initial=np.inf)))
-    columns = joined(parts)
-    if bounded:
-        number, around = _around(columns, _values(columns, requests, objective, limits))
-        for more_columns, more in _worked_off(problems[number], around, means, (so_far, total)):
-            parts.append(replace(more_columns, cluster=np.full(len(more_columns), number, dtype=np.int16)))
-            counts += more
-    columns = joined(parts).distinct()
-    counts.evaluated, counts.feasible = len(columns), int(np.isfinite(columns.seconds).sum())
-    return columns, counts
+            tasks = _tasks(problem)
+            found, counted = _worked_off(number, problem, tasks, means)
+        parts += found
+        counts += counted
+    return parts, counts
 
 
 def _around(columns: Columns, values: Floats) -> tuple[int, list[Task]]:
@@ -255,21 +276,16 @@ def _around(columns: Columns, values: Floats) -> tuple[int, list[Task]]:
     return cluster, [Task(degrees=(at,), whole=True) for at in found]
 
 
-def _tasks(problem: Problem, known_s: float, most_s: float) -> list[Task]:
-    """Parts of a problem, none of which may take more than ``most_s``.
-
-    Branch and bound begins with the best that is known, or that of a small part of the space.
-    """
+def _tasks(problem: Problem) -> list[Task]:
+    """Parts of a problem; branch and bound begins with the best of a small part of the space."""
     if not np.isfinite(problem.reach):
         return problem.tasks()
-    best = known_s
-    if not np.isfinite(best):
-        probe = replace(problem, axes=_probe(problem.axes, problem.request), reach=float("inf"))
-        bulk = bulk_of(probe)
-        for task in probe.tasks():
-            columns, _ = explore(bulk, probe, task)
-            best = min(best, float(columns.seconds.min(initial=np.inf)))
-    return problem.tasks(min(best, most_s))
+    probe = replace(problem, axes=_probe(problem.axes, problem.request), reach=float("inf"))
+    bulk, best = bulk_of(probe), float("inf")
+    for task in probe.tasks():
+        columns, _ = explore(bulk, probe, task)
+        best = min(best, float(columns.seconds.min(initial=np.inf)))
+    return problem.tasks(best)
 
 
 def _probe(axes: Axes, request: Request) -> Axes:
@@ -294,10 +310,8 @@ def _probe(axes: Axes, request: Request) -> Axes:
     return replace(axes, **chosen)  # type: ignore[arg-type]
 
 
-def _worked_off(
-    problem: Problem, tasks: Sequence[Task], means: _Means, counted: tuple[int, int]
-) -> list[tuple[Columns, Counts]]:
-    """Results of all tasks in their order, whoever worked them off; those that are kept are not done again."""
+def _worked_off(number: int, problem: Problem, tasks: Sequence[Task], means: _Means) -> tuple[list[Columns], Counts]:
+    """Results of all tasks on a cluster in their order; those that are kept in a folder are not done again."""
     journal = Journal(means.resume, problem) if means.resume else None
     found: dict[int, tuple[Columns, Counts]] = {}
     if journal:
@@ -308,61 +322,12 @@ def _worked_off(
         found[left[index]] = result
         if journal:
             journal.write(tasks[left[index]], *result)
-        if means.progress:
-            means.progress(counted[0] + len(found), counted[1])
+        means.tell(len(found))
 
     means.engine.run("traincast.searching.explore:worker", problem, [tasks[n] for n in left], done=done)
-    return [found[n] for n in range(len(tasks))]
-
-
-def _rate(request: Request, objective: Objective) -> float:
-    """What a second of a step counts for an objective: itself, dollars or joules."""
-    match objective:
-        case "cost":
-            return price_per_s(request.cluster) or 1.0
-        case "energy":
-            return power_w(request.cluster, 1.0)
-        case _:
-            return 1.0
-
-
-def _values(columns: Columns, requests: Sequence[Request], objective: Objective, limits: Limits) -> Floats:
-    """The objective of every strategy; infinite for those that do not fit, or not into a deadline or a budget."""
-    rates = np.array([_rate(request, objective) for request in requests])
-    most_s = np.array([limits.most_s(request.cluster) for request in requests])
-    seconds = np.where(columns.seconds <= most_s[columns.cluster], columns.seconds, np.inf)
-    values = seconds * rates[columns.cluster]
-    if objective == "memory":
-        seconds = np.where(seconds <= MEMORY_REACH * seconds.min(initial=np.inf), seconds, np.inf)
-        values = columns.memory
-    # Estimates differ in the last digits with the company they are made in: no order may depend on these.
-    rounded = np.exp(np.round(np.log(np.maximum(values, 1e-30)), 7))
-    found: Floats = np.where(np.isfinite(seconds), rounded, np.inf)
-    return found
-
-
-def _nothing(columns: Columns, problems: Sequence[Problem], limits: Limits) -> str:
-    """Why no strategy is left."""
-    if limits.some and (not len(columns) or np.isfinite(columns.seconds).any()):
-        fastest = float(columns.seconds.min(initial=np.inf))
-        found = f"the fastest step found takes {fastest:.4g} s" if np.isfinite(fastest) else "none comes near"
-        return (
-            f"no strategy meets the deadline and the budget: {found}, for {limits.num_steps:,} steps; use more or "
-            "faster devices, or give the job more time or money"
-        )
-    if not len(columns):
-        return (
-            "no legal strategy: no mesh of these devices shares out the global batch and the model as asked; choose "
-            "another batch, another number of nodes, or fewer constraints"
-        )
-    least = int(np.argmin(columns.memory))
-    problem = problems[int(columns.cluster[least])]
-    strategy = columns.strategy(least, problem.request.strategy)
-    need = need_only(replace(problem.request, strategy=strategy))
-    needs = f"needs {format_bytes(need.forecast)} per device of the {format_bytes(problem.most_memory)} there are"
-    if not need.fits:
-        needs = f"{need.verdict}: {need.shortage()}"
-    return (
-        f"no strategy fits: the leanest of {len(columns):,}, {strategy}, {needs}; use more devices, a smaller batch or "
-        "a narrower dtype"
-    )
+    means.finished += len(tasks)
+    counts = Counts()
+    for n in range(len(tasks)):
+        counts += found[n][1]
+    columns = [found[n][0] for n in range(len(tasks))]
+    return [replace(each, cluster=np.full(len(each), number, dtype=np.int16)) for each in columns], counts

@@ -5,14 +5,15 @@ Not a search: the habits of the field, tried from the simplest on, and the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from traincast.cluster import Cluster
 from traincast.errors import StrategyError
+from traincast.graph import OpKind
+from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import Request, need_only
-from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Recompute, Strategy
 
 _MAX_TENSOR: Final = 8
@@ -21,27 +22,37 @@ _MAX_TENSOR: Final = 8
 def choose_strategy(request: Request) -> Strategy:
     """The first strategy that fits (see :class:`traincast.strategy.fitting.Need`), from data parallelism to pipelines.
 
-    If none fits, the one that comes nearest: the report then says what is missing.
+    Mixtures share out their experts wherever they can. Where the habits of the field cannot share out the batch or
+    the model, every other mesh is tried. If none fits, the one that comes nearest: the report then says what is
+    missing.
     """
+    reasons: list[StrategyError] = []
+    chosen = _first_that_fits(request, _habits(request), reasons)
+    if chosen is None and not request.runtime.servers:
+        chosen = _first_that_fits(request, _every_mesh(request), reasons)
+    if chosen is None:
+        raise StrategyError(
+            f"no strategy found for global batch {request.global_batch} on {request.cluster.num_devices} devices"
+            + (f": {reasons[0]}" if reasons else "")
+        )
+    return chosen
+
+
+def _first_that_fits(request: Request, candidates: Iterable[Strategy], reasons: list[StrategyError]) -> Strategy | None:
+    """The first of ``candidates`` that fits, or the one that needs least; None if none is legal, for ``reasons``."""
     best: tuple[float, Strategy] | None = None
-    reason: StrategyError | None = None
-    for degrees in _candidates(request.cluster, request.global_batch, request.runtime):
+    for degrees in candidates:
         for recompute in _recomputes(request):
             try:
                 chosen, load = _with_largest_micro_batch(request, replace(degrees, recompute=recompute))
             except StrategyError as error:
-                reason = error
+                reasons.append(error)
                 continue
             if load <= 1.0:
                 return chosen
             if best is None or load < best[0]:
                 best = (load, chosen)
-    if best is None:
-        raise StrategyError(
-            f"no strategy found for global batch {request.global_batch} on {request.cluster.num_devices} devices"
-            + (f": {reason}" if reason else "")
-        )
-    return best[1]
+    return best[1] if best else None
 
 
 def choose_micro_batch(request: Request) -> Strategy:
@@ -54,19 +65,56 @@ def _recomputes(request: Request) -> tuple[Recompute, ...]:
     return (first,) if first == "full" else (first, "full")
 
 
-def _candidates(cluster: Cluster, global_batch: int, runtime: Runtime) -> Iterator[Strategy]:
-    devices = cluster.num_devices
-    if runtime.servers:
-        yield Strategy(dp=devices, servers=runtime.servers)
+def _habits(request: Request) -> Iterator[Strategy]:
+    """What people try: replicas, then tensor groups inside a node, then pipelines of nodes."""
+    devices, inside = request.cluster.num_devices, request.cluster.domain_devices
+    if request.runtime.servers:
+        yield Strategy(dp=devices, servers=request.runtime.servers)
         return
-    inside = cluster.domain_devices
+    widest = min(inside, _MAX_TENSOR)
     for pp in _divisors(devices):
-        for tp in (t for t in _divisors(min(inside, _MAX_TENSOR)) if devices % (t * pp) == 0):
-            dp = devices // (tp * pp)
-            if dp > global_batch or global_batch % dp or (pp > 1 and tp < min(inside, _MAX_TENSOR)):
-                continue
-            for zero in (0, 1) if dp > 1 else (0,):
-                yield Strategy(dp=dp, tp=tp, pp=pp, zero=zero, sequence_parallel=runtime.sequence_parallel and tp > 1)
+        for tp in (t for t in _divisors(widest) if devices % (t * pp) == 0):
+            if pp == 1 or tp == widest:
+                yield from _sharings(request, Strategy(dp=devices // (tp * pp), tp=tp, pp=pp))
+
+
+def _every_mesh(request: Request) -> Iterator[Strategy]:
+    """All meshes: most replicas first, then the shortest context groups, then the widest tensor groups in a node."""
+    devices, inside, tokens = request.cluster.num_devices, request.cluster.domain_devices, _context_tokens(request)
+    degrees = [
+        (devices // (cp * tp * pp), cp, tp, pp)
+        for cp in _divisors(devices)
+        if cp == 1 or (tokens and tokens % cp == 0)
+        for tp in _divisors(devices // cp)
+        for pp in _divisors(devices // (cp * tp))
+    ]
+    for dp, cp, tp, pp in sorted(degrees, key=lambda d: (-d[0], d[1], d[2] > inside, -d[2])):
+        yield from _sharings(request, Strategy(dp=dp, cp=cp, tp=tp, pp=pp))
+
+
+def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
+    """A mesh with experts and optimizer states shared out; nothing where its replicas cannot share out the batch."""
+    if request.global_batch % mesh.dp:
+        return
+    for ep in expert_groups(request, mesh):
+        shares = mesh.tp > 1 and (request.runtime.sequence_parallel or ep > 1)
+        for zero in (0, 1) if mesh.dp > 1 else (0,):
+            yield replace(mesh, ep=ep, zero=zero, sequence_parallel=shares)
+
+
+def expert_groups(request: Request, mesh: Strategy) -> list[int]:
+    """Ranks to share experts out over, in the order to try: as many as a node has, then more; 1 without experts."""
+    graph = request.graph
+    experts = {region.experts for block in graph.blocks for region in find_regions(graph, block)}
+    ranks = math.gcd(mesh.dp * mesh.cp * mesh.tp, *experts) if experts else 1
+    inside = [d for d in _divisors(ranks) if d <= request.cluster.domain_devices]
+    return [inside[-1], *(d for d in _divisors(ranks) if d > inside[-1])]
+
+
+def _context_tokens(request: Request) -> int:
+    """Tokens of a sample that a context group can share out; 0 for models without attention."""
+    attends = any(op.kind is OpKind.ATTENTION for op, _ in request.graph)
+    return request.graph.tokens_per_sample if attends else 0
 
 
 def _divisors(number: int) -> list[int]:

@@ -33,9 +33,9 @@ from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
 from traincast.units import GB
 from traincast.validate.calibrations import calibrated_by, may_have_seen, with_calibration
+from traincast.validate.failures import failed_otherwise
 from traincast.validate.machines import cluster_of, part_of
 from traincast.validate.models import graph_of, optimizer_name, zoo_name
-from traincast.validate.failures import failed_otherwise
 from traincast.validate.outcome import Outcome, Validation, judge
 from traincast.validate.spellings import (
     optimizer_of,
