@@ -23,7 +23,7 @@ from traincast.graph.aten import FREE, KIND_OF
 from traincast.graph.fixed import dtype_of, fixed_tensors, owned_tensors
 from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
 from traincast.graph.repeats import folded
-from traincast.graph.tensor import DType, TensorSpec
+from traincast.graph.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import torch

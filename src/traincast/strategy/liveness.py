@@ -7,7 +7,7 @@ reads it has. So the fullest moment is not that of the largest operator: by then
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
