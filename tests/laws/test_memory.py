@@ -157,9 +157,9 @@ def test_selective_recomputation_drops_the_score_matrices() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_a_stage_holds_activations_of_every_microbatch_in_flight(schedule: str) -> None:
-    """And, while one backward runs, most at the second layer of the MLP: the gradient that goes past the branch, that of
-    the dropout, 2·s·b·h each, and that of the layer's input, 2·4·s·b·h; its weights' gradient, 2·4·h². The mask of the
-    dropout, s·b·h, is no longer needed then.
+    """And, while one backward runs, most at the second layer of the MLP: the gradient that goes past the branch, that
+    of the dropout, 2·s·b·h each, and that of the layer's input, 2·4·s·b·h; its weights' gradient, 2·4·h². The mask of
+    the dropout, s·b·h, is no longer needed then.
     """
     stages, microbatches = 4, 8
     memory = memory_of(f"pp={stages},num_microbatches={microbatches},schedule={schedule}", precision="fp16")

@@ -240,7 +240,8 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
     out.print(
         f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
         f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
-        f"{report.precision} · {report.runtime} · {format_parameters(report.num_parameters, report.num_trainable_parameters)}"
+        f"{report.precision} · {report.runtime} · "
+        f"{format_parameters(report.num_parameters, report.num_trainable_parameters)}"
     )
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)

@@ -285,7 +285,8 @@ def _show(answer: Answer) -> None:
     tokens = f" × {report.tokens_per_sample} tokens" if report.tokens_per_sample else ""
     out.print(
         f"global batch {answer.global_batch}{tokens} · {answer.precision} · {answer.runtime} · "
-        f"{format_parameters(report.num_parameters, report.num_trainable_parameters)} · {_WORDS[answer.objective]} first"
+        f"{format_parameters(report.num_parameters, report.num_trainable_parameters)} · "
+        f"{_WORDS[answer.objective]} first"
     )
     _show_candidates(answer, several=several)
     out.print(f"{_sureness(answer)}\n")

@@ -110,8 +110,8 @@ def _crossing(records: Sequence[Record]) -> dict[int, set[int]]:
 def _places(records: Sequence[Record], repeats: Sequence[Repeat], forward: list[int]) -> dict[int, _Place]:
     """The traced repetition that each forward record lies in, if any.
 
-    What the parent runs between two repetitions (``for layer in layers: x = relu(layer(x))``) belongs to the one before,
-    if it runs the same after the second; else one repetition cannot stand for all.
+    What the parent runs between two repetitions (``for layer in layers: x = relu(layer(x))``) belongs to the one
+    before, if it runs the same after the second; else one repetition cannot stand for all.
     """
     places = {i: _repetition(records[i].operator.scope, repeats) for i in forward}
     for run in range(len(repeats)):
@@ -150,7 +150,7 @@ def _drop_given(records: Sequence[Record], where: dict[int, _Place], crossing: d
             both = {(run[0], 0), (run[0], 1)}
             given = {p for p in alive if (at := where[p]) is None or at[0] != run[0]}
             given = {p for p in given if both <= users.get(p, set())}
-            alive -= given - differentiated
+            alive.difference_update(given - differentiated)
 
 
 def _boundary(records: Sequence[Record], crossing: dict[int, set[int]], last: int) -> tuple[TensorSpec, ...]:

@@ -49,7 +49,7 @@ class Owned:
 
 
 def owned_tensors(module: torch.nn.Module) -> list[Owned]:
-    """Parameters and buffers of ``module`` and all modules in it; a tensor with several owners stands there for each."""
+    """Parameters and buffers of ``module`` and all modules in it; a tensor with several owners is listed for each."""
     return [
         Owned(path=path, spec=_spec(tensor), buffer=buffer, storage=tensor.untyped_storage()._cdata)
         for path, tensor, buffer in _named(module)

@@ -113,8 +113,8 @@ class Operator:
 class FixedTensor:
     """A tensor of the module that no update changes: a buffer, or a parameter that gets no gradient.
 
-    ``scope`` is the module that owns it. Where several modules own the same tensor, ``shared`` is its name: a rank holds
-    it once, however many of its blocks use it.
+    ``scope`` is the module that owns it. Where several modules own the same tensor, ``shared`` is its name: a rank
+    holds it once, however many of its blocks use it.
     """
 
     scope: str

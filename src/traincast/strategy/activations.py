@@ -92,8 +92,8 @@ def footprint(
         ),
     )
     working = builder.once(
-        ("working", block.forward, block.backward, selective),
-        lambda: most_beside(_needs(builder, block, selective=selective), arrives=boundary),
+        ("working", block.forward, block.backward, selective, builder.strategy.pp > 1),
+        lambda: most_beside(_needs(builder, block, selective=selective), arrives=boundary) + _carried(builder, block),
     )
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
@@ -153,7 +153,8 @@ def _keeps_input(builder: ProgramBuilder, block: Block) -> bool:
 def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Needs]:
     """What each backward operator of ``block`` reads, writes, needs and lets go of.
 
-    Gradients of weights are counted only where they are let go of at once, because they are added to a sum.
+    Gradients of weights are counted only where they are let go of, because they are added to a sum: at once, or where
+    the weights are tied once the other gradient of theirs is there.
     """
     graph = builder.graph
     position = {i: n for n, i in enumerate(block.backward)}
@@ -168,6 +169,8 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ne
         writes = sum(t.nbytes for t in op.outputs if t.batch_dim is not None)
         needs = 0.0 if stays else sum(t.nbytes for t in op.outputs if t.batch_dim is None)
         least = 0.0
+        if i in builder.gradient_readers:
+            writes, needs = writes + needs, 0.0
         if _is_loss(op):  # runtimes differ in how often they hold logits
             writes, needs, least = 0.0, 0.0, _logits(builder, op)
         elif op.name.endswith("_"):  # in place
@@ -183,6 +186,23 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ne
             )
         )
     return found
+
+
+def _carried(builder: ProgramBuilder, block: Block) -> float:
+    """Gradients of tied weights that later blocks of the model made, and that wait for one of this or an earlier block.
+
+    On stages of their own, both are added up at the end of the step.
+    """
+    if builder.strategy.pp > 1 or builder.runtime.gradient_copies != "none":
+        return 0.0
+    blocks = builder.graph.blocks
+    home = {i: n for n, each in enumerate(blocks) for i in each.backward}
+    here = blocks.index(block)
+    return sum(
+        sum(t.nbytes for t in builder.cut(i).outputs if t.batch_dim is None)
+        for i, readers in builder.gradient_readers.items()
+        if blocks[home[i]].count == 1 and home[i] > here >= min(home[reader] for reader in readers)
+    )
 
 
 def _is_loss(op: Operator) -> bool:

@@ -1,8 +1,8 @@
 """What one rank holds of a block's parameters and buffers: trained, frozen, and what never changes.
 
 A frozen parameter is stored as the precision stores weights, without a master copy; one that is stored in a byte or
-less was made so on purpose, and stays. Buffers have the dtype that the module gives them. Tensor parallelism cuts frozen
-parameters as it cuts trained ones; buffers are whole on every rank.
+less was made so on purpose, and stays. Buffers have the dtype that the module gives them. Tensor parallelism cuts
+frozen parameters as it cuts trained ones; buffers are whole on every rank.
 """
 
 from __future__ import annotations

@@ -153,6 +153,19 @@ class ProgramBuilder:
 
         return self.once(("gradient sources",), find)
 
+    @property
+    def gradient_readers(self) -> Mapping[int, list[int]]:
+        """Of every backward operator whose result others read, the backward operators that do."""
+
+        def find() -> dict[int, list[int]]:
+            found: dict[int, list[int]] = {}
+            for target, sources in self.gradient_sources.items():
+                for source in sources:
+                    found.setdefault(source, []).append(target)
+            return found
+
+        return self.once(("gradient readers",), find)
+
     def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
         """The program of ``block``, recomputed as the strategy says or as ``recompute`` does."""
         forward = self.once(("forward", block.forward), lambda: list(self._forward(block)))
