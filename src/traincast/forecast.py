@@ -126,8 +126,8 @@ def make_request(
         graph=graph,
         cluster=place,
         strategy=Strategy(),
-        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(runtime or _usual_runtime(graph)),
-        precision=load_precision(precision or _usual_precision(graph, place)),
+        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(_usual_runtime(graph) if runtime is None else runtime),
+        precision=load_precision(_usual_precision(graph, place) if precision is None else precision),
         global_batch=global_batch,
         optimizer=optimizer,
     )

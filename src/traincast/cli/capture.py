@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from traincast.cli.output import console, print_json, traced
+from traincast.errors import RequestError
 from traincast.units import format_count, format_flops
 
 
@@ -20,6 +21,9 @@ def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
     from traincast.graph import Phase
     from traincast.graph.files import save_graph
 
+    folder = Path(output).resolve().parent
+    if not folder.is_dir():
+        raise RequestError(f"cannot write {output}: the folder {folder} does not exist")
     graph = traced(model, seq=seq, use_cache=False)
     save_graph(graph, Path(output))
     facts = {

@@ -1,8 +1,8 @@
-"""nanotron: a YAML file that its ``run_train.py`` reads.
+"""nanotron: a YAML file.
 
-Names are of ``src/nanotron/config/`` at :data:`RELEASE`: its package still calls itself 0.4, but the 0.4 of PyPI
-(March 2024) has neither ``recompute_layer`` nor mixtures. What nanotron insists on and a strategy does not say (name of
-the run, checkpoints, learning rate) is written with the values of its own example, and a comment asks for the user's.
+Names are of ``src/nanotron/config/`` and ``parallel/context.py`` (github.com/huggingface/nanotron, commits 19f88fb for
+``parallelism``, 025f314 for ``model_config``, 00708b8 for the rest, 009b8f7 for the product of degrees). Data,
+tokenizer, checkpoints and learning rate are left to the user.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from traincast.export.shape import (
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "nanotron"
-RELEASE: Final = "main of April 2026 (2411b022)"
-"""What the names are of."""
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
 Value: TypeAlias = "str | int | float | bool | dict[str, Value]"
@@ -34,24 +32,20 @@ def nanotron(request: Request) -> str:
     """The YAML file that trains ``request`` with nanotron, what it cannot say in comments."""
     _check(request)
     strategy = request.strategy
-    notes = header(request, f"{NAME}, {RELEASE}")
-    notes.append("yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages")
+    notes = header(request, NAME)
+    model = decoder_of(request.graph)
     sections: dict[str, Section] = {
-        "general": {"project": "traincast", "run": "%date_%jobid"},
-        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1000},
         "parallelism": _parallelism(request),
         "tokens": {
             "sequence_length": request.graph.tokens_per_sample,
-            "train_steps": 1000,
             "micro_batch_size": strategy.micro_batch(request.global_batch),
             "batch_accumulation_per_replica": strategy.num_microbatches,
         },
         "optimizer": {
             "zero_stage": strategy.zero,
             "accumulate_grad_in_fp32": gradient_dtype(request) == "fp32",
-            **_OPTIMIZER,
         },
-        "model": {"dtype": _DTYPES[request.precision.name], "init_method": {"std": 0.025}, **_model(request, notes)},
+        "model": {"dtype": _DTYPES[request.precision.name], **_model(request, model, notes)},
     }
     if strategy.pp > 1 and request.runtime.stage_cut != "weights":
         notes.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def load_model(
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
     path = Path(spec)
-    if spec.endswith(".json") or (path.is_dir() and (path / "config.json").exists()):
+    if spec.endswith(".json") or os.path.isfile(path / "config.json"):  # which takes any text for a path
         return _from_file(path if spec.endswith(".json") else path / "config.json", seq, use_cache, progress)
     head = spec.partition(":")[0]
     if ":" in spec and head not in zoo.FAMILIES:

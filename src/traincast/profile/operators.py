@@ -31,6 +31,10 @@ _SPARE: Final = 0.7
 _SECONDS_PER_OPERATOR: Final = 10.0
 
 
+_MOST: Final = {"batch": 10**9, "threads": 4096, "repeats": 10**6, "steps": 10**6, "samples": 10**4, "limit": 10**9}
+"""What a request may ask for at most: more is a slip of the pen."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
     """What to profile: the operators of ``models``, of operator-set ``files`` or of the set itself.
@@ -58,11 +62,10 @@ class OperatorRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "threads", "repeats", "steps", "samples"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}: expected a whole number of 1 or more")
-        if self.limit is not None and self.limit < 1:
-            raise RequestError(f"limit is {self.limit}: expected a whole number of 1 or more")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise RequestError(f"{name} is {value}: expected a whole number from 1 to {most}")
         if self.seconds is not None and not self.seconds > 0:
             raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
         if self.precision not in PRECISIONS:
