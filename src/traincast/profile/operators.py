@@ -195,12 +195,14 @@ def profile_operators(request: OperatorRequest, output: Path, *, progress: Progr
     check_device(request.device)
     import torch
 
-    session = _Session(request, output, progress or (lambda done, total, what: None))
+    began = time.monotonic()
+    found = operators_of(request)  # before a journal is opened: a model that cannot be read leaves nothing behind
+    session = _Session(request, output, progress or (lambda done, total, what: None), began)
     threads = torch.get_num_threads()
     torch.set_num_threads(request.threads)
     try:
         with session.journal:
-            return session.run()
+            return session.run(*found)
     finally:
         torch.set_num_threads(threads)
 
@@ -215,7 +217,7 @@ def operator_identity(row: Row) -> str:
 class _Session:
     """One run of the profiler: the request, its journal, and the time it started."""
 
-    def __init__(self, request: OperatorRequest, output: Path, progress: Progress) -> None:
+    def __init__(self, request: OperatorRequest, output: Path, progress: Progress, began: float) -> None:
         self.request = request
         self.device = device_name(request.device, threads=request.threads)
         self.framework = framework_name(request.device)
@@ -223,12 +225,11 @@ class _Session:
         self.kept = len(self.journal.rows)
         self.failures: list[Failure] = []
         self._progress = progress
-        self._end = None if request.seconds is None else time.monotonic() + request.seconds
+        self._end = None if request.seconds is None else began + request.seconds
 
-    def run(self) -> Profile:
+    def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Failure]) -> Profile:
         """Measure alone, then in the models; write the table."""
         request = self.request
-        operators, home, untraced = operators_of(request)
         self.failures += untraced
         left = self._alone(operators, home) if request.alone else 0
         if request.in_context:
