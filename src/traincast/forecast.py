@@ -126,7 +126,9 @@ def make_request(
         graph=graph,
         cluster=place,
         strategy=Strategy(),
-        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(_usual_runtime(graph) if runtime is None else runtime),
+        runtime=runtime
+        if isinstance(runtime, Runtime)
+        else load_runtime(_usual_runtime(graph) if runtime is None else runtime),
         precision=load_precision(_usual_precision(graph, place) if precision is None else precision),
         global_batch=global_batch,
         optimizer=optimizer,

@@ -49,8 +49,15 @@ CLUSTER = 'extends = "dgx-h100"\n'
 RUNTIME = ""
 JOBS = "job_id,submit_s,num_gpus,duration_s\n"
 STEPS = "source,model,gpu,n_gpus,step_time_s\n"
-CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-          "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 32}  # fmt: skip
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+}
 
 SAYINGS: dict[str, list[str]] = {
     # files of the right kind that say something that cannot be
@@ -126,8 +133,14 @@ SAYINGS: dict[str, list[str]] = {
         JOBS + "a,0,999,100\n",
         "job_id,submit_s,num_gpus\na,0,8\n",
     ],
-    "nodes": ["node,gpu_type,gpus\n", "node,gpu_type,gpus\na,V100,0\n", "node,gpu_type,gpus\na,V100,many\n",
-              "node,gpu_type,gpus\na,V100,-1\n", "node,gpus\na,8\na,8\n", "colour\nred\n"],  # fmt: skip
+    "nodes": [
+        "node,gpu_type,gpus\n",
+        "node,gpu_type,gpus\na,V100,0\n",
+        "node,gpu_type,gpus\na,V100,many\n",
+        "node,gpu_type,gpus\na,V100,-1\n",
+        "node,gpus\na,8\na,8\n",
+        "colour\nred\n",
+    ],
     "steps": ["a,b\n1,2\n", "model\nllama3-8b\n"],
     "runs to calibrate with": [STEPS, "a,b\n1,2\n"],
     "collectives": ["a,b\n1,2\n"],

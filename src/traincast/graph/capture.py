@@ -79,8 +79,8 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
             failure = failure if half else error
     assert failure is not None, "the last attempt returns or fails"
     raise CaptureError(
-        f"tracing {name!r} failed{module_of(failure)}{place_of(failure)}: {described(failure)}; the module must run on any "
-        f"batch size with fake tensors (no .item(), no data-dependent shapes)"
+        f"tracing {name!r} failed{module_of(failure)}{place_of(failure)}: {described(failure)}; the module must run "
+        f"on any batch size with fake tensors (no .item(), no data-dependent shapes)"
     ) from failure
 
 
@@ -100,9 +100,7 @@ class _NotRepeatableError(Exception):
     """Two traced repetitions of a block took different inputs, so one cannot stand for all."""
 
 
-def _trace(
-    traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None
-) -> OperatorGraph:
+def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -218,7 +216,12 @@ class _Recorder:
         enter = register_module_forward_pre_hook(self._enter)
         leave = register_module_forward_hook(self._leave)
         try:
-            with gpu_kernels(), fused_recurrence(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            with (
+                gpu_kernels(),
+                fused_recurrence(),
+                _dispatch_mode(self),
+                saved_tensors_hooks(self._pack, lambda tensor: tensor),
+            ):
                 yield
         finally:
             enter.remove()
