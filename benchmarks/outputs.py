@@ -2,8 +2,8 @@
 
 python -m benchmarks.outputs [--check] [FILE...]
 
-With ``--check`` nothing is written: fences that no longer show what their command prints are listed, and the exit code is
-1 if there are any. What a search says of its own speed may differ.
+With ``--check`` nothing is written: fences that no longer show what their command prints are listed, and the exit code
+is 1 if there are any. What a search says of its own speed may differ.
 """
 
 from __future__ import annotations

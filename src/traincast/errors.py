@@ -17,8 +17,8 @@ Every message is one line: what was asked, with its numbers; what holds; what to
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final
 
 _ALIKE: Final = 0.6
@@ -77,10 +77,15 @@ def _close(name: str, known: list[str]) -> list[str]:
         whole, *parts = (difflib.SequenceMatcher(None, asked, text).ratio() for text in (other, *heads))
         slip = asked[:1] == other[:1] or sorted(asked) == sorted(other) or whole > _NEARLY_ALL
         contained = float(len(asked) >= _PART and asked in other)
-        return max(contained, whole, *parts) if slip else contained, len(os.path.commonprefix((asked, other)))
+        return max(contained, whole, *parts) if slip else contained, _beginning(asked, other)
 
     found = sorted((choice for choice in known if likeness(choice)[0] >= _ALIKE), key=likeness, reverse=True)
     return found[:3]
+
+
+def _beginning(one: str, other: str) -> int:
+    """How many letters two texts begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 class MissingDependencyError(RequestError):

@@ -149,8 +149,10 @@ def make_request(
         graph=graph,
         cluster=place,
         strategy=Strategy(),
-        runtime=runtime if isinstance(runtime, Runtime) else load_runtime(runtime or usual_runtime(graph)),
-        precision=load_precision(precision or usual_precision(graph, place)),
+        runtime=runtime
+        if isinstance(runtime, Runtime)
+        else load_runtime(usual_runtime(graph) if runtime is None else runtime),
+        precision=load_precision(usual_precision(graph, place) if precision is None else precision),
         global_batch=global_batch,
         optimizer=optimizer,
     )

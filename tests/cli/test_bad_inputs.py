@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from traincast.cli.main import main
+from traincast.strategy.schedules.skeleton import skeleton
 
 GPT = "gpt:layers=2,hidden=64,heads=4,vocab=100,seq=32"
 BASE = ["predict", GPT, "--cluster", "dgx-h100", "--global-batch", "8"]
@@ -272,3 +274,77 @@ def test_a_bad_file_gets_one_line_and_exit_code_two(
         arguments = _model(str(path))
     _one_line(capsys, arguments)
     assert list(tmp_path.iterdir()) == [path]
+
+
+SCHEDULES = """
+from traincast.strategy.schedules import Pass, Schedule, Slot
+
+def raises(p, m, v):
+    return [][m]
+
+def leaves(p, m, v):
+    raise SystemExit(3)
+
+def two_arguments(p, m):
+    return []
+
+def nothing(p, m, v):
+    return None
+
+def text(p, m, v):
+    return "FB" * m
+
+def flat(p, m, v):
+    return [Slot(Pass.FORWARD, 0)] * p
+
+def words(p, m, v):
+    return [[("F", 0, 0)]] * p
+
+def no_such_pass(p, m, v):
+    return [[Slot(9, 0)]] * p
+
+def far(p, m, v):
+    return [[Slot(Pass.FORWARD, 10**30)]] * p
+
+def few(p, m, v):
+    return [[Slot(Pass.FORWARD, 0)]]
+
+def empty(p, m, v):
+    return [[]] * p
+
+def backward_first(p, m, v):
+    return [[Slot(what, n) for what in (Pass.BACKWARD, Pass.FORWARD) for n in range(m)] for _ in range(p)]
+
+astray = Schedule(order=nothing, routes=lambda p, v: [[(99, 99)]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "failed at orders.py:5 with pp=2, num_microbatches=2, virtual_stages=1: IndexError: list index"),
+        ("leaves", "failed at orders.py:8 with pp=2, num_microbatches=2, virtual_stages=1: SystemExit: 3"),
+        ("two_arguments", "TypeError: two_arguments() takes 2 positional arguments but 3 were given"),
+        ("nothing", "(orders.py:13) returned None; expected for each stage a list of Slot(pass, microbatch, chunk)"),
+        ("text", "(orders.py:16) returned 'FBFB'; expected for each stage"),
+        ("flat", "(orders.py:19) returned <Pass.FORWARD: 0> in entry 0; expected for each stage"),
+        ("words", "(orders.py:22) returned ('F', 0, 0) in entry 0; expected for each stage"),
+        ("no_such_pass", "in entry 0; expected numbers from 0 on and below (4, 2, 1)"),
+        ("far", "in entry 0; expected numbers from 0 on and below (4, 2, 1)"),
+        ("few", "(orders.py:31): the pipeline schedule orders 1 stages; expected pp=2"),
+        ("empty", "(orders.py:34): the pipeline schedule runs nothing of microbatch 0"),
+        ("backward_first", "(orders.py:37): the pipeline schedule deadlocks"),
+        ("astray", "returned (99, 99) in entry 0; expected numbers from 0 on and below (2, 1)"),
+    ],
+)
+def test_an_own_schedule_that_fails_is_told_by_its_function_and_line(
+    name: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "orders", raising=False)
+    (tmp_path / "orders.py").write_text(SCHEDULES)
+    skeleton.cache_clear()
+    line = _one_line(capsys, _with("--strategy", f"dp=4,pp=2,num_microbatches=2,schedule=orders:{name}"))
+    assert line.startswith(f"traincast: schedule 'orders:{name}'")
+    assert said in line

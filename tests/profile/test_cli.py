@@ -51,7 +51,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (["collectives", "--local", "2", "--groups", "4", "-o", "t.parquet"], "--local 2"),
         (["collectives", "--ops", "reduce", "-o", "t.parquet"], "unknown collective"),
         (["collectives", "--backend", "mpi", "-o", "t.parquet"], "unknown backend"),
-        (["opset", "--samples", "0"], "1 or more"),
+        (["opset", "--samples", "0"], "expected 1 to"),
         (["opset", "-o", "set.txt"], "must end in .json"),
     ],
 )

@@ -91,5 +91,5 @@ def test_what_is_no_operator_set_is_refused(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(FileFormatError, match="operator set"):
             load_operator_set(path)
-    with pytest.raises(RequestError, match="1 or more"):
+    with pytest.raises(RequestError, match="expected 1 to"):
         operator_set(samples=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 
 import pytest
 
@@ -168,7 +169,7 @@ def counted(timeline: Timeline, row: int) -> dict[str, float]:
     for since, task in zip(free, [*own, -1], strict=True):
         until = start[task] if task >= 0 else timeline.step_s
         inside = moments[bisect_left(moments, since) : bisect_right(moments, until)]
-        for left, right in zip(inside[:-1], inside[1:], strict=True):
+        for left, right in pairwise(inside):
             if task >= 0:
                 total[work_lacks(task, left)] += right - left
             else:

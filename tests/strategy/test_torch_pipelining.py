@@ -112,7 +112,7 @@ def test_the_interleaved_order_is_that_of_pytorch(stages: int, rounds: int, virt
 
 
 def test_pytorch_interleaves_rounds_of_more_microbatches_than_stages_which_we_refuse() -> None:
-    """Narayanan et al. 2021 need whole rounds of p microbatches, and so do Megatron-LM and we; PyTorch stretches them."""
+    """Narayanan et al. 2021 need whole rounds of p microbatches, as Megatron-LM does; PyTorch stretches its rounds."""
     assert torch_order("ScheduleInterleaved1F1B", 4, 10, 2)
     with pytest.raises(StrategyError, match="multiple of pp=4; use 12 microbatches"):
         SCHEDULES["interleaved"](4, 10, 2)

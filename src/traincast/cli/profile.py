@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from traincast.profile.operators import OperatorRequest, Profile, Progress
 
 _SHOWN_FAILURES = 12
+_MOST_LOCAL = 1024
 
 
 @click.group(short_help="Measure operators and collectives on the machine at hand.")
@@ -185,7 +186,7 @@ def collectives(
         request = CollectiveRequest(
             collectives=tuple(_names(ops)) if ops is not None else COLLECTIVES,
             sizes=parse_sizes(sizes),
-            groups=tuple(parse_count(g, what="--groups") for g in _names(groups)) if groups is not None else (),
+            groups=() if groups is None else _group_sizes(groups),
             backend=backend,
             repeats=repeats,
             seconds=seconds,
@@ -201,8 +202,10 @@ def collectives(
     arguments = _without_local(click.get_current_context())
     if local is None:
         raise RequestError(f"collectives need several processes: {torchrun_line(arguments)} (or add --local 4)")
-    if local < 2 or any(group > local for group in request.groups):
-        raise RequestError(f"--local {local}: expected 2 or more processes, and as many as the largest group")
+    if not max((2, *request.groups)) <= local <= _MOST_LOCAL:
+        raise RequestError(
+            f"--local {local}: expected 2 to {_MOST_LOCAL} processes, and as many as the largest group at least"
+        )
     from traincast.profile.collectives import check_backend
     from traincast.profile.launch import run_locally
 
@@ -297,6 +300,13 @@ def _phases(chosen: Sequence[Operator]) -> list[str]:
 
     counts = Counter(op.phase for op in chosen)
     return [str(counts[phase]) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
+
+
+def _group_sizes(text: str) -> tuple[int, ...]:
+    found = tuple(parse_count(size, what="--groups") for size in _names(text))
+    if not found:
+        raise RequestError(f"--groups {text!r}: expected ranks per group, such as 2,4")
+    return found
 
 
 def _names(text: str) -> list[str]:

@@ -134,7 +134,7 @@ def schedule(
             load=loads[0],
             oversize=oversize,  # type: ignore[arg-type]  # click has checked it
             any_gpu=any_gpu,
-            hardware=_pairs([hardware], "--hardware", "TYPE=NAME") if hardware is not None else None,
+            hardware=None if hardware is None else _hardware(hardware),
             allow_code=allow_code,
             notes=notes,
             progress=progress,
@@ -232,13 +232,23 @@ def _check_outputs(jobs: str, jobs_out: str | None, html: str | None) -> None:
 def _policies(policy: str | None, compare: str | None) -> list[str]:
     """The policies to run: that of ``--policy``, then those of ``--compare``, each once."""
     if compare is None:
-        return [policy or "fifo"]
+        return ["fifo" if policy is None else policy]
     from traincast.scheduling import POLICIES
 
     names = list(POLICIES) if compare.strip() == "all" else [name.strip() for name in compare.split(",")]
     if not all(names):
         raise RequestError(f"--compare {compare!r}: expected names of policies, such as fifo,sjf,easy, or all")
-    return list(dict.fromkeys([policy, *names] if policy else names))
+    return list(dict.fromkeys(names if policy is None else [policy, *names]))
+
+
+def _hardware(text: str) -> dict[str, str]:
+    """What GPU types are in the catalog; a name that is not there is refused, whether a job needs it or not."""
+    from traincast.scheduling.step_times import node_of
+
+    found = _pairs([text], "--hardware", "TYPE=NAME")
+    for name in found.values():
+        node_of(name, 1)
+    return found
 
 
 def _check_names(policies: Sequence[str], placement: str) -> None:

@@ -64,8 +64,8 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
             failure = failure if half else error
     assert failure is not None, "the last attempt returns or fails"
     raise CaptureError(
-        f"tracing {name!r} failed{module_of(failure)}{place_of(failure)}: {described(failure)}; the module must run on any "
-        f"batch size with fake tensors (no .item(), no data-dependent shapes)"
+        f"tracing {name!r} failed{module_of(failure)}{place_of(failure)}: {described(failure)}; the module must run "
+        f"on any batch size with fake tensors (no .item(), no data-dependent shapes)"
     ) from failure
 
 
@@ -206,7 +206,12 @@ class _Recorder:
         enter = register_module_forward_pre_hook(self._enter)
         leave = register_module_forward_hook(self._leave)
         try:
-            with gpu_kernels(), fused_recurrence(), _dispatch_mode(self), saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            with (
+                gpu_kernels(),
+                fused_recurrence(),
+                _dispatch_mode(self),
+                saved_tensors_hooks(self._pack, lambda tensor: tensor),
+            ):
                 yield
         finally:
             enter.remove()

@@ -42,7 +42,7 @@ def load_model(
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
     path = Path(spec)
-    if spec.endswith(".json") or (path.is_dir() and (path / "config.json").exists()):
+    if spec.endswith(".json") or _holds_config(path):
         return _from_file(path if spec.endswith(".json") else path / "config.json", seq, use_cache, progress)
     head = spec.partition(":")[0]
     if ":" in spec and head not in zoo.FAMILIES:
@@ -54,6 +54,13 @@ def load_model(
     card = zoo.card(spec)
     content = {"family": card.family, "parameters": dict(card.parameters), "seq": seq}
     return _through_cache(spec, content, spec, seq, use_cache, progress)
+
+
+def _holds_config(path: Path) -> bool:
+    try:
+        return (path / "config.json").is_file()
+    except OSError:  # not every name of a model can be that of a folder
+        return False
 
 
 def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress | None) -> OperatorGraph:

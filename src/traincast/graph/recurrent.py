@@ -1,8 +1,9 @@
 """Recurrent layers as the one operator that they are on a GPU.
 
 On the CPU, where tracing happens, PyTorch has one operator for a layer of an LSTM in one direction, but runs a GRU or
-a plain RNN as a handful of operators per token. While a model is traced, such a layer is one operator as well, with the
-inputs of the LSTM's: FLOPs, costs and memory follow from them in the same way. It has shapes only and is never computed.
+a plain RNN as a handful of operators per token. While a model is traced, such a layer is one operator as well, with
+the inputs of the LSTM's: FLOPs, costs and memory follow from them in the same way. It has shapes only and is never
+computed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
-_LAYER: Final = (
-    "Tensor data, Tensor input_weights, Tensor recurrent_weights, Tensor input_bias, Tensor recurrent_bias, Tensor state"
-)
+_TENSORS: Final = ("data", "input_weights", "recurrent_weights", "input_bias", "recurrent_bias", "state")
+_LAYER: Final = ", ".join(f"Tensor {name}" for name in _TENSORS)
 _PLAIN_ARGUMENTS: Final = 9
 
 

@@ -41,6 +41,8 @@ _WAIT: Final = timedelta(hours=2)
 _WARMUP: Final = 3
 _SIZE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kKmMgG]?)(i?)([bB]?)\s*$")
 _LARGEST: Final = 64 * GIB
+_MOST_REPEATS: Final = 10**6
+_MOST_THREADS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,11 @@ class CollectiveRequest:
                 raise UnknownNameError("collective", name, COLLECTIVES)
         if self.backend not in BACKENDS:
             raise UnknownNameError("backend", self.backend, BACKENDS)
-        if self.repeats < 1 or self.threads < 1:
-            raise RequestError(f"repeats is {self.repeats} and threads {self.threads}: expected 1 or more of each")
+        if not 1 <= self.repeats <= _MOST_REPEATS or not 1 <= self.threads <= _MOST_THREADS:
+            raise RequestError(
+                f"repeats is {self.repeats} and threads {self.threads}: expected 1 to {_MOST_REPEATS} and 1 to "
+                f"{_MOST_THREADS}"
+            )
         if self.seconds is not None and not self.seconds > 0:
             raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
         if not self.sizes or not self.collectives:

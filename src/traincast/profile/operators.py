@@ -31,6 +31,10 @@ _SPARE: Final = 0.7
 _SECONDS_PER_OPERATOR: Final = 10.0
 
 
+_MOST: Final = {"batch": 10**9, "threads": 4096, "repeats": 10**6, "steps": 10**6, "samples": 10**4, "limit": 10**9}
+"""What a request may ask for at most: more is a slip of the pen."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
     """What to profile: the operators of ``models``, of operator-set ``files`` or of the set itself.
@@ -58,11 +62,10 @@ class OperatorRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "threads", "repeats", "steps", "samples"):
-            if getattr(self, name) < 1:
-                raise RequestError(f"{name} is {getattr(self, name)}: expected a whole number of 1 or more")
-        if self.limit is not None and self.limit < 1:
-            raise RequestError(f"limit is {self.limit}: expected a whole number of 1 or more")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise RequestError(f"{name} is {value}: expected a whole number from 1 to {most}")
         if self.seconds is not None and not self.seconds > 0:
             raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
         if self.precision not in PRECISIONS:
@@ -192,12 +195,14 @@ def profile_operators(request: OperatorRequest, output: Path, *, progress: Progr
     check_device(request.device)
     import torch
 
-    session = _Session(request, output, progress or (lambda done, total, what: None))
+    began = time.monotonic()
+    found = operators_of(request)  # before a journal is opened: a model that cannot be read leaves nothing behind
+    session = _Session(request, output, progress or (lambda done, total, what: None), began)
     threads = torch.get_num_threads()
     torch.set_num_threads(request.threads)
     try:
         with session.journal:
-            return session.run()
+            return session.run(*found)
     finally:
         torch.set_num_threads(threads)
 
@@ -212,7 +217,7 @@ def operator_identity(row: Row) -> str:
 class _Session:
     """One run of the profiler: the request, its journal, and the time it started."""
 
-    def __init__(self, request: OperatorRequest, output: Path, progress: Progress) -> None:
+    def __init__(self, request: OperatorRequest, output: Path, progress: Progress, began: float) -> None:
         self.request = request
         self.device = device_name(request.device, threads=request.threads)
         self.framework = framework_name(request.device)
@@ -220,12 +225,11 @@ class _Session:
         self.kept = len(self.journal.rows)
         self.failures: list[Failure] = []
         self._progress = progress
-        self._end = None if request.seconds is None else time.monotonic() + request.seconds
+        self._end = None if request.seconds is None else began + request.seconds
 
-    def run(self) -> Profile:
+    def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Failure]) -> Profile:
         """Measure alone, then in the models; write the table."""
         request = self.request
-        operators, home, untraced = operators_of(request)
         self.failures += untraced
         left = self._alone(operators, home) if request.alone else 0
         if request.in_context:

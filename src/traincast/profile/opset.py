@@ -41,6 +41,8 @@ CNN_MODELS: Final[Mapping[str, str]] = {
 }
 """The thirteen families, and the model of the zoo that stands for each."""
 
+_MOST_SAMPLES: Final = 10**4
+_MOST_BATCH: Final = 10**9
 TRANSFORMER_FAMILIES: Final = frozenset({"gpt", "llama", "bert", "moe", "mpt", "vit"})
 FORMAT: Final = "traincast-opset"
 VERSION: Final = 1
@@ -83,8 +85,10 @@ def operator_set(*, samples: int = 40, seed: int = 0, batch: int = 1) -> Operato
 
 def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) -> dict[str, Operators]:
     """The operator set by type (``Conv``, ``ReLU6``, ``Attention`` …); an operator is under the first type it is of."""
-    if samples < 1 or batch < 1:
-        raise RequestError(f"operator set of {samples} samples at batch {batch}: both must be 1 or more")
+    if not 1 <= samples <= _MOST_SAMPLES or not 1 <= batch <= _MOST_BATCH:
+        raise RequestError(
+            f"operator set of {samples} samples at batch {batch}: expected 1 to {_MOST_SAMPLES} and 1 to {_MOST_BATCH}"
+        )
     published = _published()
     seen: set[str] = set()
     drawn: dict[str, Operators] = {}

@@ -6,8 +6,8 @@ bubble (compute waits for another rank).
 
 A gap is judged by what the work after it waits for; what else the rank's host and links do meanwhile does not count. A
 work waits for its launch from when everything else it needs is there. Before that it waits for the last message,
-collective or work that it needs, and that in turn for what released it: time goes back along this chain to the message or
-launch on it, and from the first work of another rank on to the bubble.
+collective or work that it needs, and that in turn for what released it. Going back along this chain, time falls to each
+message and launch of the rank, and from the first work of another rank on to the bubble.
 """
 
 from __future__ import annotations

@@ -276,10 +276,15 @@ class StepTimes:
                 "nodes name no GPU type, and times are to be forecast: say what they are, such as 5x8:V100 or "
                 'hardware={"": "dgx-a100"}'
             )
-        if name in node_names() or name in cluster_names() or name.endswith(".toml"):
-            node = load_cluster(name).with_nodes(1)
-            return node if num_gpus == node.devices_per_node else part_of_node(node, node.device, num_gpus)
-        return find_node(find_device(name), num_gpus)
+        return node_of(name, num_gpus)
+
+
+def node_of(name: str, num_gpus: int) -> Cluster:
+    """One node with so many GPUs: a node type, cluster or file of that name, or a usual node of the device."""
+    if name in node_names() or name in cluster_names() or name.endswith(".toml"):
+        node = load_cluster(name).with_nodes(1)
+        return node if num_gpus == node.devices_per_node else part_of_node(node, node.device, num_gpus)
+    return find_node(find_device(name), num_gpus)
 
 
 def _num_racks(nodes: Iterable[Node]) -> int:

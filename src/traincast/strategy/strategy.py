@@ -254,7 +254,7 @@ def _parsed(name: str, key: str, value: str, default: object) -> Any:
         case tuple() if name == "layers":
             return tuple(_degree(key, part) for part in value.split("/"))
         case tuple():
-            return tuple(dict.fromkeys(filter(None, value.split("+"))))
+            return tuple(dict.fromkeys(value.split("+")))
         case _:
             return value
 
