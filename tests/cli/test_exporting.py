@@ -88,8 +88,8 @@ def test_a_forecast_is_written_for_each_framework(framework: str, capsys: pytest
     [
         ([*PREDICT, "dp=4,zero=3", "--export", "nanotron"], "zero=3 cannot be written for nanotron"),
         (
-            ["predict", *PLACE, "--export", "torchtitan"],
-            "was chosen by habit: give --strategy, or let `traincast search",
+            ["predict", GPT, *PLACE[1:], "--export", "nanotron"],
+            "was chosen by habit: give --strategy, or let `traincast",
         ),
         ([*PREDICT, "dp=4", "--export", "fairseq"], "unknown framework 'fairseq'"),
         ([*SEARCH, "nanotron", "--constraint", "zero=3"], "nanotron"),
