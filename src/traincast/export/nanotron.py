@@ -23,7 +23,7 @@ from traincast.export.shape import (
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "nanotron"
-RELEASE: Final = "main of April 2026 (2411b022)"
+RELEASE: Final = "main at 2411b022, April 2026"
 """What the names are of."""
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
