@@ -12,6 +12,7 @@ from traincast.cli.main import main
 from traincast.export import FRAMEWORKS, RELEASES
 
 LLAMA = "llama:layers=4,hidden=256,heads=8,kv_heads=4,vocab=1000,seq=256"
+GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=256"
 PLACE = [LLAMA, "--cluster", "dgx-a100:1x4", "--global-batch", "16"]
 SEARCH = [
     "search",
@@ -86,6 +87,10 @@ def test_a_forecast_is_written_for_each_framework(framework: str, capsys: pytest
     ("arguments", "words"),
     [
         ([*PREDICT, "dp=4,zero=3", "--export", "nanotron"], "zero=3 cannot be written for nanotron"),
+        (
+            ["predict", GPT, *PLACE[1:], "--export", "nanotron"],
+            "was chosen by habit: give --strategy, or let `traincast",
+        ),
         ([*PREDICT, "dp=4", "--export", "fairseq"], "unknown framework 'fairseq'"),
         ([*SEARCH, "nanotron", "--constraint", "zero=3"], "nanotron"),
     ],

@@ -22,7 +22,7 @@ def test_a_file_in_full() -> None:
     request = request_of("dp=2,tp=2,pp=2,sp,zero=1,recompute=full,micro_batch=2", model=LLAMA, runtime="nanotron")
     lines = export(request, "nanotron").splitlines()
     assert lines[:3] == [
-        f"# {LLAMA} on 8 devices of dgx-a100, for nanotron, main of April 2026 (2411b022)",
+        f"# {LLAMA} on 8 devices of dgx-a100, for nanotron, main at 2411b022, April 2026",
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel,recompute=full; "
         "global batch 16, precision bf16",
         "# yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages",

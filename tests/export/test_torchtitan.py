@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,12 @@ def test_flavors_are_of_models_of_the_zoo() -> None:
     text = export(request_of("dp=2,zero=3,microbatches=4", model=LLAMA), "torchtitan")
     assert "add one with dim=256, n_layers=4, n_heads=8, n_kv_heads=4, vocab_size=1000" in text
     assert tomllib.loads(text)["model"] == {"name": "llama3", "flavor": LLAMA}  # not its default, a debug model
+
+
+def test_a_model_that_only_has_a_known_name_gets_no_flavor() -> None:
+    request = request_of("dp=2,zero=3,microbatches=4", model=LLAMA)
+    own = replace(request, graph=replace(request.graph, name="llama3-8b"))
+    assert read(own)["model"] == {"name": "llama3-8b", "flavor": "llama3-8b"}
 
 
 @pytest.mark.parametrize(

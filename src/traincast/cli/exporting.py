@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from traincast.cli.output import console
+from traincast.errors import StrategyError
 
 if TYPE_CHECKING:
     from traincast.strategy import Request
@@ -22,18 +23,25 @@ def runtime_for(framework: str | None, runtime: str | None) -> str | None:
     return runtime or framework
 
 
-def exported(request: Request, framework: str | None) -> dict[str, str] | None:
-    """What ``--json`` has under ``export``: the text, the release it is for, and the runtime that was timed."""
+def exported(request: Request, framework: str | None, *, chosen: bool = False) -> dict[str, str] | None:
+    """What ``--json`` has under ``export``: the text, the release it is for, and the runtime that was timed.
+
+    A refusal of a strategy that was ``chosen`` without the user says where others are found.
+    """
     if framework is None:
         return None
     from traincast.export import RELEASES, export
 
-    return {
-        "framework": framework,
-        "release": RELEASES[framework],
-        "runtime": request.runtime.name,
-        "text": export(request, framework),
-    }
+    try:
+        text = export(request, framework)
+    except StrategyError as error:
+        if not chosen:
+            raise
+        raise StrategyError(
+            f"{error}. The strategy {request.strategy} was chosen by habit: give --strategy, or let "
+            f"`traincast search … --export {framework}` find one"
+        ) from error
+    return {"framework": framework, "release": RELEASES[framework], "runtime": request.runtime.name, "text": text}
 
 
 def show_export(found: dict[str, str] | None, what: str) -> None:

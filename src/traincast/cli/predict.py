@@ -122,7 +122,7 @@ def predict(
         cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
-    text = exported(result.request, export)
+    text = exported(result.request, export, chosen=strategy is None)
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
     if as_json:
         print_json({**result.report.as_dict(), "export": text})

@@ -100,10 +100,10 @@ def axes(model: str) -> str:
 
 def home(request: Request) -> str:
     """The name of the model in torchtitan, or its own where torchtitan has none like it."""
-    model = decoder_of(request.graph)
-    if request.graph.name in FLAVORS:
-        return FLAVORS[request.graph.name][0]
-    return _HOMES.get(model.family, request.graph.name) if model is not None else request.graph.name
+    model, own = decoder_of(request.graph), request.graph.name
+    if model is None:
+        return own
+    return FLAVORS[own][0] if own in FLAVORS else _HOMES.get(model.family, own)
 
 
 def _check(request: Request) -> None:
@@ -240,10 +240,11 @@ def degrees(strategy: Strategy) -> tuple[int, int]:
 def _model(request: Request, model: Decoder | None, notes: list[str]) -> Section:
     """The model's name; where torchtitan lacks it, one that it refuses until the model is added there."""
     graph = request.graph
-    section: Section = {"name": home(request), "flavor": FLAVORS.get(graph.name, ("", graph.name))[1]}
+    known = model is not None and graph.name in FLAVORS
+    section: Section = {"name": home(request), "flavor": FLAVORS[graph.name][1] if known else graph.name}
     if model is None:
         notes.append(f"torchtitan has no {graph.name}: register it there, or set name and flavor")
-    elif graph.name not in FLAVORS:
+    elif not known:
         sizes = f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}"
         notes.append(f"torchtitan has no flavor {graph.name}: add one with {sizes}, vocab_size={model.vocab}")
     if request.precision.name == "fp8":
