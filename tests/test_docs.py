@@ -8,7 +8,7 @@ import inspect
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,13 @@ def check_names(verb: str, values: dict[str, Any], *, refused: bool) -> None:
     if "model" in values:
         check_model(values["model"])
     if verb in ("models", "clusters", "devices", "runtimes") and values["name"]:
-        {"models": zoo.card, "clusters": load_cluster, "devices": load_device, "runtimes": load_runtime}[verb](
-            values["name"]
-        )
+        load: dict[str, Callable[[str], object]] = {
+            "models": zoo.card,
+            "clusters": load_cluster,
+            "devices": load_device,
+            "runtimes": load_runtime,
+        }
+        load[verb](values["name"])
     if verb not in ("predict", "search"):
         return
     cluster = load_cluster(values["cluster"])
