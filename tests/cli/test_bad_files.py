@@ -43,7 +43,11 @@ READERS: dict[str, tuple[str, list[str]]] = {
     "collectives to fit": ("bad.csv", ["fit", "collectives", "bad.csv", "-o", "bundle"]),
     "runs to calibrate with": ("bad.csv", ["calibrate", "bad.csv", "--cluster", "dgx-h100", "-o", "mine.toml"]),
     "operator set": ("bad.json", ["profile", "operators", "--from", "bad.json", "-o", "table.parquet"]),
+    "bundle": ("bundle/card.json", [*PREDICT, "--cluster", "dgx-h100", "--bundle", "bundle"]),
 }
+JOURNALS = [b"nonsense\n", b"{}\n", b"[1, 2]\n", b'{"format": "other"}\n', b"\xff\xfe\n"]
+"""What is no journal; a last line that was cut short is one that was being written, and is left out."""
+PROFILE = ["profile", "operators", "--from", GPT, "--alone", "--limit", "1", "-o", "table.parquet"]
 
 CLUSTER = 'extends = "dgx-h100"\n'
 RUNTIME = ""
@@ -155,6 +159,8 @@ def _cases() -> Iterator[tuple[str, tuple[str, bytes, list[str]]]]:
             yield f"{who}: {what}", (name, content, command)
         for number, text in enumerate(SAYINGS.get(who, [])):
             yield f"{who}: {number} {text[-30:]!r}", (name, text.encode(), command)
+    for content in JOURNALS:
+        yield f"journal: {content!r}", ("table.parquet.journal", content, PROFILE)
 
 
 CASES = dict(_cases())
@@ -168,6 +174,7 @@ def test_a_bad_file_gets_one_line_and_exit_code_two(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name, content, command = CASES[what]
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SystemExit) as stopped:
         main(command)
@@ -177,5 +184,5 @@ def test_a_bad_file_gets_one_line_and_exit_code_two(
     (line,) = shown.err.splitlines()
     assert line.startswith("traincast: ")
     assert len(line) < 600
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
     assert (tmp_path / name).read_bytes() == content
