@@ -146,7 +146,8 @@ def tracked(made: Traceable, batch: int, *, recompute: bool) -> float:
             tracker._peak_mem, tracker._peak_mem_snap = {}, {}
             step(made, module, inputs)
         (found,) = tracker.get_tracker_snapshot("peak").values()
-    return float(found["Total"]) - sum(t.nbytes for t in inputs)
+    given: int = sum(t.nbytes for t in inputs)
+    return float(found["Total"]) - given
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from traincast.graph.capture import capture
 from traincast.graph.zoo import Traceable
 from traincast.strategy import Request, load_precision, load_runtime, lower, parse_strategy
 from traincast.strategy.memory import Memory
-from traincast.strategy.prepare import memory_by_stage, prepare
+from traincast.strategy.prepare import exchanged_parts, memory_by_stage, prepare
 from traincast.work import Collective
 
 HIDDEN, LAYERS, BUFFER = 64, 4, 1000
@@ -126,6 +126,10 @@ def test_zero_three_gathers_frozen_weights_and_reduces_trained_ones_alone() -> N
     assert sent("dp=4,zero=3", "reduce_scatter") == TRAINED * 2
 
 
+def test_parameter_servers_get_gradients_of_what_is_trained_alone() -> None:
+    assert sum(nbytes for _, nbytes in exchanged_parts(request("dp=4,servers=2"))) == TRAINED * 4
+
+
 def test_the_optimizer_updates_what_is_trained() -> None:
     plan = lower(request("dp=1")).plan
     (update,) = (w for w in plan.works if getattr(w, "kind", None) is OpKind.OPTIMIZER)
@@ -153,12 +157,16 @@ def test_a_report_says_how_many_parameters_are_trained() -> None:
     assert said.report.as_dict()["num_trainable_parameters"] == TRAINED
 
 
-def test_a_model_whose_first_layers_are_frozen_runs_no_backward_there() -> None:
+def head_alone() -> OperatorGraph:
     module = Model(frozen=True)
     for layer in module.layers:
         layer.requires_grad_(False)
     made = Traceable(module=module, inputs=lambda batch: (torch.empty(batch, 8, HIDDEN),))
-    asked = replace(request("dp=4,zero=3,recompute=full"), graph=capture(made, name="head alone"))
+    return capture(made, name="head alone")
+
+
+def test_a_model_whose_first_layers_are_frozen_runs_no_backward_there() -> None:
+    asked = replace(request("dp=4,zero=3,recompute=full"), graph=head_alone())
     programs = prepare(asked).programs
     assert [bool(p.backward) for p in programs if p.frozen.stored] == [False] * sum(
         bool(p.frozen.stored) for p in programs
