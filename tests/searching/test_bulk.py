@@ -25,6 +25,8 @@ from tests.searching.problems import (
     single,
     with_strategy,
 )
+from tests.strategy.test_holdings import graph as adapted_graph
+from tests.strategy.test_holdings import head_alone
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
 from traincast.estimate import learned_cost_model
@@ -126,6 +128,14 @@ def test_other_models_and_clusters_are_forecast_as_they_would_be_alone(
     assert ("ep" in seen) == (model == MOE)
     if cluster == CALIBRATED:
         assert load_cluster(cluster).calibration is not None
+
+
+@pytest.mark.parametrize("trained", ["adapters", "head"])
+def test_models_with_frozen_weights_are_forecast_as_they_would_be_alone(trained: str) -> None:
+    problem = problem_for(TINY, 4, 8, runtime="pytorch", constraint="pp<=2,vp<=1")
+    graph = adapted_graph() if trained == "adapters" else head_alone()
+    frozen = replace(problem, request=replace(problem.request, graph=graph))
+    assert compare(frozen, 12)["any"] >= 5
 
 
 def test_a_sample_of_the_space_has_a_bit_of_everything() -> None:
