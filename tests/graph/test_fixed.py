@@ -132,7 +132,7 @@ class Between(nn.Module):  # type: ignore[misc]
 @pytest.mark.parametrize("after_last", [True, False])
 def test_what_a_parent_runs_between_its_layers_is_counted_for_each(after_last: bool) -> None:
     graph = captured(Between(after_last=after_last), 16)
-    whole = _trace(traceable(Between(after_last=after_last), 16), name="whole", fold=False, half=False)
+    whole = _trace(traceable(Between(after_last=after_last), 16), name="whole", fold=False, half=False, progress=None)
     assert graph.num_operators == whole.num_operators
     assert sum(t.nbytes * count for op, count in graph for t in op.saved) == sum(
         t.nbytes * count for op, count in whole for t in op.saved
