@@ -200,7 +200,7 @@ def test_experts_with_replicas_are_sharded_even_where_nothing_else_has_any(zero:
 
 def parameters_of(strategy: str) -> float:
     """Parameters on the first rank: its weights, in bf16."""
-    return lower(request_of(strategy, model=MOE)).memory[0].weights / 2
+    return lower(request_of(strategy, model=MOE)).memory[0].parts["weights"] / 2
 
 
 @pytest.mark.parametrize("strategy", SPREADS)

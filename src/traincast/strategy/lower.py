@@ -208,7 +208,8 @@ class Layout:
         prefetch = self.request.runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
         exchange = self.exchange
         distinct = {id(p): p for p in programs}  # a repeated block is the same object each time
-        gathered = {key: exchange.gather(p) if needed and p.items(what) else [] for key, p in distinct.items()}
+        runs = {key for key, p in distinct.items() if what is Pass.FORWARD or p.backward}
+        gathered = {key: exchange.gather(p) if needed and key in runs else [] for key, p in distinct.items()}
         reduced = {key: exchange.gradients(p.dense_parameters, p.expert_parameters) for key, p in distinct.items()}
         gathers = [gathered[id(p)] for p in programs]
         starts = list(accumulate((len(g) for g in gathers), initial=0))
