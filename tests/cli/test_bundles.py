@@ -16,6 +16,8 @@ import pytest
 
 from traincast import predict
 from traincast.cli.main import main
+from traincast.cluster import load_cluster
+from traincast.cluster.hardware import joined
 from traincast.cluster.match import is_processor, measured_name
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate import learned_cost_model
@@ -175,7 +177,8 @@ def test_on_unlike_nodes_a_bundle_covers_the_mean_of_what_it_covers_on_each(made
     model = learned_cost_model([made / "operators.bundle"])
     asked = {"global_batch": 4, "strategy": "dp=4", "precision": "fp32", "cost_model": model, "use_cache": True}
     alike = predict(GPT, cluster="cpu-server:2x2", **asked).report.bundles[0]  # type: ignore[arg-type]
-    unlike = predict(GPT, cluster="cpu-server:1x2+dgx-h100:1x2", **asked).report.bundles[0]  # type: ignore[arg-type]
+    both = joined([load_cluster("cpu-server:1x2"), load_cluster("dgx-h100:1x2")])
+    unlike = predict(GPT, cluster=both, **asked).report.bundles[0]  # type: ignore[arg-type]
     assert unlike.operators == pytest.approx(alike.operators / 2, rel=0.02)
 
 

@@ -274,3 +274,21 @@ def test_the_side_of_images_is_read_whatever_a_family_calls_it() -> None:
         dp_steps.request_of(row).graph.num_parameters
         > dp_steps.request_of({**DP, "model": "vit-base"}).graph.num_parameters
     )
+
+
+@pytest.mark.parametrize(("pp", "found"), [(1, 32), (2, None)])
+def test_accumulation_that_is_not_stated_is_none_without_a_pipeline_and_unknown_with_one(
+    pp: int, found: int | None
+) -> None:
+    row = {
+        "source": "mine", "framework": "Megatron-LM", "model": "gpt", "n_layers": 4, "hidden": 256, "heads": 8,
+        "seq": 128, "gpu": "A100", "n_gpus": 8 * pp, "gpus_per_node": 8, "dp": 8, "tp": 1, "pp": pp, "micro_batch": 4,
+        "step_time_s": 0.01,
+    }  # fmt: skip
+    if found is None:
+        with pytest.raises(RowError, match="global_batch is not stated"):
+            read_row(row)
+        return
+    reading = read_row(row)
+    assert reading.request.global_batch == found
+    assert "gradient accumulation not stated: none" in reading.assumed

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -61,8 +61,9 @@ def input_files(arguments: Mapping[str, str | None]) -> dict[str, Path]:
     for name, text in arguments.items():
         for part in (text or "").split("+"):
             for path in (part, part.rpartition(":")[0]):
-                if path and Path(path).is_file():
-                    found[name] = Path(path)
+                with suppress(OSError):  # a text too long for a name is no file
+                    if path and Path(path).is_file():
+                        found[name] = Path(path)
     return found
 
 

@@ -107,7 +107,7 @@ def predict(
     _check_outputs(trace=trace, html=html, inputs=inputs)
     if trace_ranks is not None and trace is None:
         raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
-    batch, place = parse_count(global_batch, what="--global-batch"), load_cluster(cluster)
+    batch, place = parse_count(global_batch, what="--global-batch"), load_cluster(cluster, hosts=True)
     result = forecast_step(
         traced(model, seq=seq, use_cache=not no_cache),
         cluster=place,
@@ -313,9 +313,9 @@ def _add_memory(table: Table, report: Report) -> None:
     verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
     if report.verdict == MAY_NOT_FIT:
         verdict += f": {shown_share(report.fits_probability)}"
-    spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)}"
-    room = f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict} ({spread})"
-    table.add_row("memory", format_bytes(report.peak_memory_bytes), room)
+    spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)} (90 % interval)"
+    table.add_row("memory", format_bytes(report.peak_memory_bytes), spread)
+    table.add_row("", "", f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}")
     for name, nbytes in report.memory.as_dict().items():
         table.add_row(f"  {name}", format_bytes(nbytes), "")
     if report.host_memory_bytes:

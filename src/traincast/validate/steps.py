@@ -237,7 +237,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     """``request`` with the strategy that a row states column by column, or the one that `predict` chooses."""
     devices, said = whole(row, "n_gpus"), ("dp", "tp", "pp", "cp", "zero", "micro_batch", "grad_accum")
     if devices > 1 and all(figure(row, key) is None for key in said):
-        request = replace(request, global_batch=_global_batch(row, request, None))
+        request = replace(request, global_batch=_global_batch(row, request, None, assumed))
         chosen = choose_strategy(request)
         assumed.append(unstated("strategy", chosen))
         return replace(request, strategy=chosen)
@@ -262,12 +262,16 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
         recompute=recompute_of(row, request.runtime, assumed),
     )
-    request = replace(request, strategy=strategy, global_batch=_global_batch(row, request, dp))
+    request = replace(request, strategy=strategy)
+    request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
     return _with_micro_batch(row, request, assumed)
 
 
-def _global_batch(row: Row, request: Request, dp: int | None) -> int:
-    """Samples of a step: stated, or what follows from microbatches or from tokens per second."""
+def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]) -> int:
+    """Samples of a step: stated, or what follows from microbatches or from tokens per second.
+
+    Without a pipeline, a micro batch whose accumulation is not stated is taken for the whole share of a replica.
+    """
     if figure(row, "global_batch") is not None:
         return whole(row, "global_batch")
     if dp is not None and figure(row, "micro_batch") and figure(row, "grad_accum"):
@@ -277,6 +281,9 @@ def _global_batch(row: Row, request: Request, dp: int | None) -> int:
         found = rate * seconds * request.cluster.num_devices / request.graph.tokens_per_sample
         if round(found) >= 1 and abs(found / round(found) - 1) <= _WHOLE:
             return round(found)
+    if dp is not None and request.strategy.pp == 1 and figure(row, "micro_batch"):
+        assumed.append("gradient accumulation not stated: none")
+        return dp * whole(row, "micro_batch")
     raise RowError("global_batch is not stated, nor what it follows from")
 
 
