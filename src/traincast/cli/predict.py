@@ -287,7 +287,7 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
         )
         table.add_row(
             "",
-            f"{run.worker_steps_per_s:.3g} steps/s",
+            f"{format_count(run.worker_steps_per_s)} steps/s",
             f"of all workers; network {max(run.nic_utilization):.0%} in use, updates {max(run.update_utilization):.0%} "
             f"of the time, staleness {run.mean_staleness:.1f} updates (at most {run.max_staleness})",
         )
