@@ -10,7 +10,8 @@ import pytest
 from traincast.cluster import find_device
 from traincast.estimate import AnalyticalCostModel
 from traincast.fit.parts import parts_of
-from traincast.fit.rows import RowConfig, RowError, canonical_name, key_of, measured_operator, operator_of
+from traincast.fit.row_values import RowError
+from traincast.fit.rows import RowConfig, canonical_name, key_of, measured_operator, operator_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.validate.operators import one_device
 

@@ -17,7 +17,8 @@ from traincast.cluster import Device, find_device
 from traincast.cluster.match import GENERIC, own_name
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.fit.parts import parts_of
-from traincast.fit.rows import RowConfig, RowError, canonical_name, key_of, operator_of
+from traincast.fit.row_values import RowError
+from traincast.fit.rows import RowConfig, canonical_name, key_of, operator_of
 from traincast.graph import DType, Operator, OpKind
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.tables import read_arrow
