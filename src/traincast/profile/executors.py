@@ -18,9 +18,11 @@ import torch
 from traincast.graph import Operator, OpKind
 from traincast.profile.computing import COMPUTING
 from traincast.profile.moving import MOVING
+from traincast.profile.products import PRODUCTS
 from traincast.profile.tensors import Builder, Call, CannotRunError, Make, bound
+from traincast.profile.updates import UPDATES
 
-BUILDERS: Final[dict[str, Builder]] = {**COMPUTING, **MOVING}
+BUILDERS: Final[dict[str, Builder]] = {**PRODUCTS, **COMPUTING, **UPDATES, **MOVING}
 """Operators that need more than their tensors in order, by name."""
 
 
