@@ -14,7 +14,8 @@ import pytest
 
 from traincast.cli.main import main
 from traincast.profile import operators
-from traincast.profile.opset import operator_set_by_type, save_operator_set
+from traincast.profile.opset import operator_set_by_type
+from traincast.profile.opset_files import save_operator_set
 from traincast.profile.timing import Timing, measure
 
 TINY = "gpt:layers=2,hidden=16,heads=2,vocab=50,seq=8"

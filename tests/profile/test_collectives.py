@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traincast.errors import RequestError
-from traincast.profile.collectives import (
+from traincast.profile.collective_cases import (
     COLLECTIVES,
     CollectiveRequest,
     bus_factor,
     cases_of,
     counted_bytes,
     elements_of,
-    library_name,
     parse_size,
     parse_sizes,
     placements,
 )
+from traincast.profile.collectives import library_name
 from traincast.profile.journal import journal_path
 from traincast.profile.machine import device_name
 from traincast.profile.rows import COLLECTIVE_COLUMNS

@@ -12,15 +12,10 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.graph import OpKind, Phase
 from traincast.profile.executors import executor_of, memory_of, reason_not_to_run
 from traincast.profile.operators import OperatorRequest, operators_of
-from traincast.profile.opset import (
-    CNN_MODELS,
-    TYPES,
-    Operators,
-    load_operator_set,
-    operator_set,
-    operator_set_by_type,
-    save_operator_set,
-)
+from traincast.profile.opset import operator_set, operator_set_by_type
+from traincast.profile.opset_files import load_operator_set, save_operator_set
+from traincast.profile.opset_layers import TYPES, Operators
+from traincast.profile.opset_shapes import CNN_MODELS
 from traincast.profile.rows import key_of
 
 CNN_TYPES = "Conv ReLU ReLU6 Mul FC MaxPool AvgPool BatchNorm Mean Add Concat DepthConv Transpose Split"

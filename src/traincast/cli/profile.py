@@ -19,7 +19,7 @@ from traincast.units import format_bytes, format_seconds, parse_count
 
 if TYPE_CHECKING:
     from traincast.graph import Operator
-    from traincast.profile.collectives import CollectiveRequest
+    from traincast.profile.collective_cases import CollectiveRequest
     from traincast.profile.operators import OperatorRequest, Profile, Progress
 
 _SHOWN_FAILURES = 12
@@ -179,7 +179,8 @@ def collectives(
 
     or let it start processes on this machine with --local 4.
     """
-    from traincast.profile.collectives import COLLECTIVES, CollectiveRequest, is_launched, parse_sizes, torchrun_line
+    from traincast.profile.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
+    from traincast.profile.collectives import is_launched, torchrun_line
     from traincast.profile.journal import check_output
 
     with _only_rank_0_speaks():
@@ -262,7 +263,8 @@ def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: b
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def opset(samples: int, seed: int, batch: str, listed: bool, output: str | None, as_json: bool) -> None:
     """Draw the operator set: operators of thirteen CNN families and of transformers, around the published ones."""
-    from traincast.profile.opset import operator_set_by_type, save_operator_set
+    from traincast.profile.opset import operator_set_by_type
+    from traincast.profile.opset_files import save_operator_set
     from traincast.profile.rows import PHASES
 
     if output is not None and not output.endswith(".json"):

@@ -1,8 +1,10 @@
 """What is measured: operators alone and in their models, collectives between processes, and the set to measure."""
 
-from traincast.profile.collectives import CollectiveRequest, profile_collectives
+from traincast.profile.collective_cases import CollectiveRequest
+from traincast.profile.collectives import profile_collectives
 from traincast.profile.operators import Failure, OperatorRequest, Profile, profile_operators
-from traincast.profile.opset import load_operator_set, operator_set, operator_set_by_type, save_operator_set
+from traincast.profile.opset import operator_set, operator_set_by_type
+from traincast.profile.opset_files import load_operator_set, save_operator_set
 from traincast.profile.rows import key_of, operator_from_row, operator_of, params_of, row_of
 from traincast.profile.timing import SUSPECT_DISPERSION, Timing, measure
 

@@ -16,7 +16,8 @@ from traincast.graph.load import load_model, takes_seq
 from traincast.imports import import_callable
 from traincast.profile.journal import Journal
 from traincast.profile.machine import check_device, device_name, framework_name, free_memory
-from traincast.profile.opset import is_operator_set, load_operator_set, operator_set
+from traincast.profile.opset import operator_set
+from traincast.profile.opset_files import is_operator_set, load_operator_set
 from traincast.profile.rows import Row, canonical, key_of, operator_from_row, row_of
 from traincast.profile.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision
