@@ -38,7 +38,8 @@ from traincast.fit.collective_table import read_collectives
 from traincast.fit.collectives import compare_collectives, fit_collectives, predict_rows
 from traincast.fit.dataset import OperatorTable, read_operators
 from traincast.fit.examples import Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
-from traincast.fit.operators import FitConfig, fit_cell, fit_general, fit_operators, said_of
+from traincast.fit.operators import FitConfig, fit_cell, fit_general, fit_operators
+from traincast.fit.scores import said_of
 from traincast.fit.split import Merged, Split, by_unseen_dims, protocol_split
 from traincast.fit.train import TrainConfig
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec

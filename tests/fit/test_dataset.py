@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from traincast.errors import FileFormatError, RequestError, TraincastError
-from traincast.fit.dataset import Problem, read_operators, summarize_problems
+from traincast.fit.dataset import read_operators
+from traincast.fit.problems import Problem, summarize_problems
 
 GEMM = {
     "source": "lab", "device": "NVIDIA A100-SXM4-80GB", "dtype": "bf16", "op": "gemm", "phase": "fwd", "b": 1,

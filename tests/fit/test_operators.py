@@ -20,8 +20,10 @@ from traincast.estimate.cells import ANY
 from traincast.estimate.features import Rates, shapes_of
 from traincast.fit.boosting import BoostingConfig
 from traincast.fit.dataset import OperatorTable, read_operators
-from traincast.fit.operators import Base, FitConfig, Fitted, bundle_of, conformal, fit_operators
+from traincast.fit.operator_bundle import bundle_of
+from traincast.fit.operators import Base, FitConfig, Fitted, fit_operators
 from traincast.fit.rows import RowConfig, operator_of
+from traincast.fit.scores import conformal
 from traincast.fit.train import TrainConfig
 from traincast.validate.operators import one_device, validate_operators
 

@@ -57,7 +57,8 @@ def operators(
 
     from traincast.cli.validate import conditions
     from traincast.estimate.bundle import check_output, save_bundle
-    from traincast.fit.operators import FitConfig, bundle_of, fit_operators, shipped_base
+    from traincast.fit.operator_bundle import bundle_of, shipped_base
+    from traincast.fit.operators import FitConfig, fit_operators
     from traincast.fit.train import TrainConfig
 
     check_output(Path(output))

@@ -32,7 +32,7 @@ from traincast.estimate.collective_features import (
     message_of,
     messages,
 )
-from traincast.fit.dataset import Problem, summarize_problems
+from traincast.fit.problems import Problem, summarize_problems
 from traincast.tables import read_arrow
 from traincast.units import MICRO
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +15,17 @@ import numpy.typing as npt
 from traincast.cluster import Device, find_device
 from traincast.cluster.match import GENERIC, own_name
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
-from traincast.fit.parts import parts_of
+from traincast.fit.device_limits import DTYPE_CODE, MeasuredRates, amounts_of, limits_of
+from traincast.fit.problems import Problem, RowChecks, summarize_problems
 from traincast.fit.row_values import RowError
 from traincast.fit.rows import RowConfig, canonical_name, key_of, operator_of
-from traincast.graph import DType, Operator, OpKind
-from traincast.graph.work_amount import MATRIX_KINDS
+from traincast.graph import Operator
 from traincast.tables import read_arrow
 from traincast.units import MICRO
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -36,28 +36,14 @@ ROOFLINE_FACTOR: Final = 3.0
 """How much faster than its device's peak rates a measurement may claim to be before it counts as implausible."""
 CELL_SHARE: Final = 0.2
 """Share of implausible rows above which none of a source's rows of that operator on that device is believed."""
-WINOGRAD_FACTOR: Final = 4.0
-"""Multiply-adds that a convolution may save over the direct method (Lavin and Gray, 2016: F(4 × 4, 3 × 3))."""
 UNIT_FACTOR: Final = 30.0
 """How far a time and a stated rate may be apart before they cannot be in the same units."""
-
-DERIVED: Final = "measured"
-"""The architecture of a device that is in no catalog: its rates are the best of its own measurements."""
 
 _NEEDS: Final = ("device", "dtype", "op", "phase", "time_us")
 _TEXTS: Final = ("source", "device", "dtype", "op", "phase", "framework", "params")
 _SIZES: Final = ("b", "m", "n", "k")
 _NUMBERS: Final = (*_SIZES, "time_us", "time_us_min", "n_meas", "tflops")
 _COLUMNS: Final = (*_TEXTS, *_NUMBERS, "suspect")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A row that is not used, and why; rows count from 0."""
-
-    row: int
-    reason: str
-    source: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,28 +136,6 @@ def read_operators(
     return _converted(table, wanted, known=known or {}, derive=derive)
 
 
-def summarize_problems(problems: Iterable[Problem], *, shown: int = 4) -> list[str]:
-    """One line for each reason, the most frequent first, with the first ``shown`` ranges of rows."""
-    by_reason: dict[str, list[int]] = defaultdict(list)
-    for problem in problems:
-        by_reason[problem.reason].append(problem.row)
-    ordered = sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [f"{_ranges(sorted(found), shown)}: {reason}" for reason, found in ordered]
-
-
-def _ranges(rows: Sequence[int], shown: int) -> str:
-    spans: list[list[int]] = []
-    for row in rows:
-        if spans and row == spans[-1][1] + 1:
-            spans[-1][1] = row
-        else:
-            spans.append([row, row])
-    texts = [str(a) if a == b else f"{a}–{b}" for a, b in spans[:shown]]
-    left = len(rows) - sum(b - a + 1 for a, b in spans[:shown])
-    text = ", ".join(texts) + (f" and {left} more" if left else "")
-    return f"{'row' if len(rows) == 1 else 'rows'} {text}"
-
-
 # Reading
 
 
@@ -253,16 +217,16 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
     if derive:  # the catalog's processor stands for all of them; a measured one has rates of its own
         devices = [None if d is not None and d.name == GENERIC else d for d in devices]
     seconds = numbers["time_us"] * MICRO
-    flops, nbytes = _amounts(operators)
-    dtype = np.array([_DTYPE_CODE[op.dtype] for op in operators], dtype=np.int64)
+    flops, nbytes = amounts_of(operators)
+    dtype = np.array([DTYPE_CODE[op.dtype] for op in operators], dtype=np.int64)
     if derive:
         moved = np.array([op.nbytes for op in operators])
-        rows = _Measured(device_codes, dtype[configuration], flops[configuration], moved[configuration], seconds)
+        rows = MeasuredRates(device_codes, dtype[configuration], flops[configuration], moved[configuration], seconds)
         devices = [
             d or (rows.device(i, t) if t else None) for i, (d, t) in enumerate(zip(devices, device_texts, strict=True))
         ]
 
-    checks = _Checks(len(index))
+    checks = RowChecks(len(index))
     suspect = table["suspect"].fill_null(False).to_numpy().astype(bool)
     checks.add(np.array([r is not None for r in reasons], dtype=bool)[configuration], "", configuration, reasons)
     unknown = [None if d else f"unknown device {t!r}" for d, t in zip(devices, device_texts, strict=True)]
@@ -278,7 +242,7 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
         (ratio > UNIT_FACTOR) | (ratio < 1 / UNIT_FACTOR),
         f"time and tflops disagree more than {UNIT_FACTOR:g}-fold (mixed units?)",
     )
-    rates, bandwidth, cache = _limits(devices)
+    rates, bandwidth, cache = limits_of(devices)
     compute = flops[configuration] / rates[device_codes, dtype[configuration]]
     traffic = np.maximum(0.0, nbytes[configuration] - cache[device_codes]) / bandwidth[device_codes]
     implausible = seconds * ROOFLINE_FACTOR < np.maximum(compute, traffic)
@@ -310,43 +274,6 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
         configurations=tuple(operators),
         problems=checks.problems(index, _texts(sources, np.arange(len(index)), "unknown")),
     )
-
-
-class _Measured(NamedTuple):
-    """What every row did: FLOPs, bytes and seconds, in which dtype, on which device."""
-
-    device_code: Ints
-    dtype: Ints
-    flops: Floats
-    nbytes: Floats
-    seconds: Floats
-
-    def device(self, code: int, text: str) -> Device | None:
-        """A device whose rates are the best that its rows reached (their 99 % quantile)."""
-        own = (self.device_code == code) & (self.seconds > 0) & np.isfinite(self.seconds)
-        if not own.any():
-            return None
-        bandwidth = float(np.quantile(self.nbytes[own] / self.seconds[own], 0.99))
-        peaks = {}
-        for dtype, number in _DTYPE_CODE.items():
-            rows = own & (self.dtype == number)
-            if dtype.is_floating and rows.any():
-                peaks[dtype.value] = max(1.0, float(np.quantile(self.flops[rows] / self.seconds[rows], 0.99)))
-        peaks.setdefault(DType.FP32.value, max(peaks.values(), default=1.0))
-        return Device(
-            name=own_name(text),
-            vendor="unknown",
-            architecture=DERIVED,
-            peak_flops=peaks,
-            memory_bytes=1e12,
-            memory_bandwidth=max(1.0, bandwidth),
-            l2_bytes=32e6,
-            num_sms=1,
-            clock_hz=1e9,
-            tdp_w=1.0,
-            price_per_hour=0.0,
-            source="the best of its own measurements",
-        )
 
 
 def joined(tables: Sequence[OperatorTable]) -> OperatorTable:
@@ -429,72 +356,3 @@ def _keys(operators: Sequence[Operator]) -> Hashes:
     """A stable hash of each operator's configuration."""
     digests = b"".join([hashlib.blake2b(key_of(op).encode(), digest_size=8).digest() for op in operators])
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
-
-
-def _amounts(operators: Sequence[Operator]) -> tuple[Floats, Floats]:
-    """FLOPs of the products of each operator, and the bytes of everything else in it."""
-    flops, nbytes = np.zeros(len(operators)), np.zeros(len(operators))
-    for i, op in enumerate(operators):
-        for part in parts_of(op):
-            if part.kind.value not in MATRIX_KINDS:
-                nbytes[i] += part.nbytes
-            elif part.kind in _CONVOLUTIONS:
-                flops[i] += part.flops / WINOGRAD_FACTOR
-            else:
-                flops[i] += part.flops
-    return flops, nbytes
-
-
-_CONVOLUTIONS: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV})
-
-
-def _limits(devices: Sequence[Device | None]) -> tuple[Floats, Floats, Floats]:
-    """FLOP/s by device and dtype, bytes/s and bytes of cache by device; without limit where it is unknown."""
-    rates = np.full((len(devices), len(_DTYPES)), np.inf)
-    bandwidth, cache = np.full(len(devices), np.inf), np.zeros(len(devices))
-    for i, device in enumerate(devices):
-        if device is not None:
-            bandwidth[i], cache[i] = device.memory_bandwidth, device.l2_bytes
-            rates[i] = [_peak(device, dtype) for dtype in _DTYPES]
-    return rates, bandwidth, cache
-
-
-_DTYPES: Final = tuple(DType)
-_DTYPE_CODE: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
-
-
-def _peak(device: Device, dtype: DType) -> float:
-    """The highest rate at which frameworks may compute ``dtype``: fp32 products also in tf32."""
-    rate = device.peak(dtype.value)
-    if dtype is DType.FP32 and device.supports(DType.TF32.value):
-        rate = max(rate, device.peak(DType.TF32.value))
-    return rate
-
-
-class _Checks:
-    """Which rows have passed all checks so far, and the first that each other row failed."""
-
-    def __init__(self, count: int) -> None:
-        self.passed = np.ones(count, dtype=bool)
-        self._found: list[tuple[Ints, str, Ints | None, Sequence[str | None]]] = []
-
-    def add(
-        self,
-        failed: npt.NDArray[np.bool_],
-        reason: str,
-        code: Ints | None = None,
-        reasons: Sequence[str | None] = (),
-    ) -> None:
-        """Rows that fail, for ``reason``, or for ``reasons[code]`` of each."""
-        rows = np.flatnonzero(failed & self.passed)
-        self.passed[rows] = False
-        self._found.append((rows, reason, code, reasons))
-
-    def problems(self, index: Ints, source: Texts) -> tuple[Problem, ...]:
-        """What was found, by row."""
-        found = []
-        for rows, reason, code, reasons in self._found:
-            for row in rows.tolist():
-                said = reason if code is None else reasons[code[row]]
-                found.append(Problem(row=int(index[row]), reason=said or reason, source=source[row]))
-        return tuple(sorted(found, key=lambda problem: problem.row))

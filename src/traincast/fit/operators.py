@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from typing import Any, Final
@@ -12,19 +12,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.cluster import Device, load_device
+from traincast.cluster import Device
 from traincast.errors import RequestError
-from traincast.estimate.bundle import SHIPPED, load_bundle
-from traincast.estimate.cells import ANY, Cell, arrays_of, beside, card_of
-from traincast.estimate.features import FEATURES_VERSION
+from traincast.estimate.cells import ANY, Cell, beside
 from traincast.fit.adapt import adapt, learning_curve
 from traincast.fit.boosting import BoostingConfig, grow
-from traincast.fit.dataset import DERIVED, OperatorTable
+from traincast.fit.dataset import OperatorTable
 from traincast.fit.examples import CellKey, Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
+from traincast.fit.scores import Score, conformal, mape_of, residual_of, said_of, scores_of
 from traincast.fit.split import Merged, Split, carve_validation, protocol_split
 from traincast.fit.train import TrainConfig, train_network
 
-Floats = npt.NDArray[np.float64]
 Progress = Callable[[str], None]
 
 HALF: Final = ("bf16", "fp16")
@@ -36,8 +34,6 @@ GENERAL_SHARE: Final = 0.25
 """The network's part on a device that was not measured; the rest is of the measured devices most like it."""
 ENOUGH_HELD: Final = 1000
 """Validation rows that a choice and an interval need: more of them are better trained on."""
-FEWEST_OF_A_NAME: Final = 40
-"""Validation rows that an operator's own interval needs."""
 ROUNDS: Final = {"product": 400, "conv": 200, "attention": 200, "grouped": 120, "traffic": 120}
 """Trees of a large cell: what more of them gain is no longer worth their bytes and time."""
 OTHER_ROUNDS: Final = 200
@@ -59,36 +55,6 @@ class FitConfig:
     boosting: BoostingConfig = field(default_factory=BoostingConfig)
     training: TrainConfig = field(default_factory=TrainConfig)
     jobs: int = 1
-
-
-MOST_ERROR: Final = 1e6
-"""An error of more per cent counts as this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """Errors on rows that were not trained on, in per cent."""
-
-    n: int
-    mape: float
-    median: float
-    p90: float
-    coverage: float
-
-    @staticmethod
-    def of(measured: Floats, said: Floats, interval: Floats) -> Score:
-        """The errors of log times ``said`` against ``measured``, and the share inside ``interval`` [row, 2]."""
-        if not len(measured):
-            return Score(n=0, mape=0.0, median=0.0, p90=0.0, coverage=0.0)
-        error = np.minimum(np.abs(np.exp(np.minimum(said - measured, 50.0)) - 1.0) * 100, MOST_ERROR)
-        inside = (measured - said >= interval[:, 0]) & (measured - said <= interval[:, 1])
-        return Score(
-            n=len(measured),
-            mape=float(error.mean()),
-            median=float(np.median(error)),
-            p90=float(np.quantile(error, 0.9)),
-            coverage=float(inside.mean()),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +190,10 @@ def fit_cell(key: CellKey, table: OperatorTable, train: Merged, test: Merged, co
         interval={ANY: (0.0, 0.0)}, share=0.0, trees=trees, network=network,
     )  # fmt: skip
     if network is not None:
-        errors = {s: _mape(replace(cell, share=s), held) for s in SHARES}
+        errors = {s: mape_of(replace(cell, share=s), held) for s in SHARES}
         best = min(errors, key=lambda s: errors[s])
         cell = replace(cell, share=best, network=network if best > 0 else None, trees=trees if best < 1 else None)
-    cell = replace(cell, interval=conformal(_residual(cell, held), held.names))
+    cell = replace(cell, interval=conformal(residual_of(cell, held), held.names))
     return Fitted(
         cell=cell, rows=len(learn) + len(held), scores=scores_of(cell, judge), seconds=time.perf_counter() - begun
     )
@@ -286,7 +252,7 @@ def fit_general(
         kept = np.array([d not in left_out for d in learn.device])
         first = replace(cell, network=network_of(learn.take(np.flatnonzero(kept)), max(1, config.general_epochs // 3)))
         held = learn.take(np.flatnonzero(~kept))
-        cell = replace(cell, interval=conformal(_residual(first, held), [ANY] * len(held)))
+        cell = replace(cell, interval=conformal(residual_of(first, held), [ANY] * len(held)))
     cell = replace(cell, network=network_of(learn, config.general_epochs))
     judged = sampled(split.test, config.general_rows // 4)
     scores = {"all": scores_of(cell, _joined(judged))["all"]} if judged else {"all": scores_of(cell, learn)["all"]}
@@ -329,56 +295,6 @@ def adapt_cell(
     return Fitted(cell=cell, rows=len(rows), scores=scores, seconds=time.perf_counter() - begun, curve=curve)
 
 
-def said_of(cell: Cell, rows: Rows) -> Floats:
-    """Log of time over roofline that ``cell`` says of ``rows``."""
-    return cell.says(rows.shapes, rows.found, rows.setting, rows.dtype)
-
-
-def scores_of(cell: Cell, rows: Rows) -> dict[str, Score]:
-    """Errors per operator and over all; rows whose name the cell does not know are left out."""
-    if not len(rows):
-        return {"all": Score.of(np.zeros(0), np.zeros(0), np.zeros((0, 2)))}
-    rows = rows.take(np.flatnonzero(cell.knows(rows.shapes)))
-    said = said_of(cell, rows)
-    names = np.array(rows.names, dtype=object)
-    bounds = np.array([cell.interval.get(n, cell.interval[ANY]) for n in names]).reshape(-1, 2)
-    result = {"all": Score.of(rows.target, said, bounds)}
-    for name in sorted(set(names)):
-        own = names == name
-        result[name] = Score.of(rows.target[own], said[own], bounds[own])
-    return result
-
-
-def _residual(cell: Cell, rows: Rows) -> Floats:
-    return rows.target - said_of(cell, rows)
-
-
-def _mape(cell: Cell, rows: Rows) -> float:
-    return float(np.abs(np.expm1(-_residual(cell, rows))).mean()) if len(rows) else 0.0
-
-
-def conformal(residual: Floats, names: Collection[str]) -> dict[str, tuple[float, float]]:
-    """Intervals that hold 90 % of new rows: quantiles of log(measured / said) on rows not trained on, per operator.
-
-    Split conformal prediction (Vovk et al.): the level is raised by (n + 1) / n for the n rows it is taken from.
-    """
-
-    def bounds(values: Floats) -> tuple[float, float]:
-        if not len(values):
-            return -0.5, 0.5
-        raised = min(1.0, 0.95 * (len(values) + 1) / len(values))
-        low, high = np.quantile(np.clip(np.nan_to_num(values), -3.0, 3.0), [1.0 - raised, raised])
-        return float(min(low, 0.0)), float(max(high, 0.0))
-
-    labels = np.array(list(names), dtype=object)
-    result = {ANY: bounds(residual)}
-    for name in sorted(set(labels)):
-        own = residual[labels == name]
-        if len(own) >= FEWEST_OF_A_NAME:
-            result[name] = bounds(own)
-    return result
-
-
 def domain_of(rows: Rows) -> dict[str, tuple[list[float], list[float]]]:
     """The smallest and largest sizes of each operator."""
     names = np.array(rows.names, dtype=object)
@@ -419,62 +335,3 @@ class Base:
 
     general: Mapping[str, Cell]
     measured: Sequence[tuple[Device, Cell]]
-
-
-def shipped_base() -> Base:
-    """What the bundle that comes with Traincast knows."""
-    path = SHIPPED / "operators"
-    if not path.is_dir():
-        return Base(general={}, measured=())
-    bundle = load_bundle(path)
-    entries = bundle.card["cells"].items()
-    return Base(
-        general={entry["family"]: bundle.cell(name) for name, entry in entries if entry["device"] == ANY},
-        measured=[
-            (load_device(e["device"]), bundle.cell(name))
-            for name, e in entries
-            if e["device"] != ANY and "base" not in e  # those with cells of their own
-        ],
-    )
-
-
-def bundle_of(
-    fitted: Collection[Fitted], table: OperatorTable, *, data: Mapping[str, Any], config: FitConfig
-) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Card and arrays of a bundle with all that was ``fitted``."""
-    cells: dict[str, Any] = {}
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    inside = {made.cell.id for made in fitted}
-    for made in fitted:
-        cell = made.cell
-        base = "/".join((cell.family, ANY, ANY, ANY))
-        if cell.network is not None and cell.network.adapted is not None and base in inside:
-            entry = {name: getattr(cell, name) for name in ("family", "setting", "dtype", "device", "share")}
-            entry["vocabulary"] = {"dtype": list(cell.vocabulary["dtype"])}
-            entry["interval"] = {name: list(bounds) for name, bounds in cell.interval.items()}
-            entry |= {"base": base, "near": [[weight, near.id] for weight, near in cell.neighbours]}
-            own = {"network.adapted": cell.network.adapted}
-        else:
-            entry, own = card_of(cell), arrays_of(cell)
-        entry["rows"] = made.rows
-        entry["scores"] = {name: _rounded(score) for name, score in made.scores.items()}
-        cells[cell.id] = entry
-        arrays |= {f"{cell.id}:{name}": array for name, array in own.items()}
-    card = {
-        "kind": "operators",
-        "features": FEATURES_VERSION,
-        "data": dict(data),
-        "seed": config.seed,
-        "devices": {
-            name: asdict(device) for name, device in sorted(table.devices.items()) if device.architecture == DERIVED
-        },
-        "cells": cells,
-    }
-    return card, arrays
-
-
-def _rounded(score: Score) -> dict[str, float]:
-    return {
-        name: value if isinstance(value, int) else round(float(np.nan_to_num(value, nan=MOST_ERROR)), 3)
-        for name, value in asdict(score).items()
-    }

@@ -18,8 +18,9 @@ from traincast.cluster import Cluster, Device, Link
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.coverage import check_used
-from traincast.fit.dataset import OperatorTable, Problem, read_operators
+from traincast.fit.dataset import OperatorTable, read_operators
 from traincast.fit.parts import parts_of
+from traincast.fit.problems import Problem
 from traincast.graph import Operator
 from traincast.validate.metrics import summarize
 from traincast.validate.outcome import Outcome
