@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from traincast.cli.exporting import exported, runtime_for, show_export
-from traincast.cli.output import console, input_files, print_json, print_table, progress_bar, traced
+from traincast.cli.output import console, input_files, print_json, progress_bar, traced
+from traincast.cli.search_tables import show
 from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
 from traincast.files import check_outputs
-from traincast.units import (
-    format_bytes,
-    format_money,
-    format_parameters,
-    format_seconds,
-    parse_count,
-    parse_duration,
-)
+from traincast.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from traincast.cluster import Cluster
-    from traincast.searching.answer import Answer, Place
+    from traincast.searching.answer import Answer
     from traincast.searching.problem import Objective
     from traincast.strategy import Request
-
-_NARROWEST: Final = 26
-"""Characters that a strategy gets in a table at least."""
-_FRONT: Final = 6
-"""Points of the front that are shown."""
-_NOTABLE: Final = 0.05
-"""From which share of its time on operators that were not measured on a device are spoken of."""
-_WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
 
 
 @click.command(short_help="Find the best strategies, and how sure that is.")
@@ -166,16 +151,7 @@ def search(
             accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
         )
-    text = exported(answer.best.request, export)
-    written = _write(answer, all_out=all_out, html=html)
-    if as_json:
-        print_json({**answer.as_dict(), "export": text})
-        return
-    _show(answer)
-    _say_how_to_see_more(context, answer)
-    for what, path in written:
-        console().print(f"{what}: {path}")
-    show_export(text, "the first")
+    _tell(context, answer, export=export, all_out=all_out, html=html, as_json=as_json)
 
 
 def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None, inputs: Mapping[str, Path]) -> None:
@@ -276,211 +252,26 @@ def _write(answer: Answer, *, all_out: str | None, html: str | None) -> list[tup
     return written
 
 
-def _show(answer: Answer) -> None:
-    out = console()
-    several = len(answer.requests) > 1
-    report = answer.best.report
-    where = f"{len(answer.requests)} clusters" if several else report.cluster
-    out.print(f"[bold]{answer.model}[/bold] on {where}", highlight=False)
-    tokens = f" × {report.tokens_per_sample} tokens" if report.tokens_per_sample else ""
-    out.print(
-        f"global batch {answer.global_batch}{tokens} · {answer.precision} · {answer.runtime} · "
-        f"{format_parameters(report.num_parameters, report.num_trainable_parameters)} · "
-        f"{_WORDS[answer.objective]} first"
-    )
-    _show_candidates(answer, several=several)
-    out.print(f"{_sureness(answer)}\n")
-    if several:
-        _show_clusters(answer)
-    _show_naive(answer)
-    if len(answer.pareto) > 1:
-        _show_front(answer, several=several)
-    counts = answer.counts
-    rate = f"{counts.evaluated / counts.cpu_s:,.0f} strategies per CPU second, " if counts.cpu_s else ""
-    out.print(
-        f"{counts.evaluated:,} strategies evaluated, {counts.feasible:,} fit; families: {counts.families:,} looked at, "
-        f"{counts.behind:,} cut by a bound, {counts.needless:,} needless, {counts.beyond:,} beyond memory"
-    )
-    out.print(f"{format_seconds(answer.seconds)}, {rate}{answer.searcher}, {answer.engine}")
-    for warning in answer.warnings:
-        out.print(f"[yellow]warning:[/yellow] {warning}")
-
-
-def _sureness(answer: Answer) -> str:
-    """How sure it is that the first is the best, in a sentence."""
-    ties = [n for n, candidate in enumerate(answer.candidates, 1) if candidate.tie]
-    alike = f"{_numbers(ties)} may be as good" if ties else "no other one may be as good"
-    if answer.objective == "memory":
-        same = f", {_numbers(ties)} as much" if ties else ""
-        return f"Memory is counted, not estimated: the first needs least{same}."
-    said = f"The first is the best of those compared with a chance of {answer.sure:.0%}; {alike}."
-    chances = [
-        (c, name)
-        for c, name in ((answer.best.in_time, "meets the deadline"), (answer.best.in_budget, "keeps to the budget"))
-        if c is not None
-    ]
-    if chances:
-        said += " It " + " and ".join(f"{name} with a chance of {c:.0%}" for c, name in chances)
-        said += f"; asked for: {answer.limits.confidence:.0%}."
-    return said
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    """``2–4, 7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}–{r[-1]}" for r in runs)
-
-
-def _show_candidates(answer: Answer, *, several: bool) -> None:
-    """The best strategies; with clusters or a job to name as well, on several lines each."""
-    tall = several or answer.best.job is not None
-    names = ["#", "strategy", "step", "90 % interval", "MFU", "memory", "limited by", "behind", "chance"]
-    rows = []
-    for rank, c in enumerate(answer.candidates, 1):
-        r = c.report
-        row = [
-            str(rank),
-            str(c.strategy),
-            format_seconds(r.step_s),
-            f"{format_seconds(r.low_s)} … {format_seconds(r.high_s)}",
-            f"{r.mfu:.1%}",
-            format_bytes(r.peak_memory_bytes),
-            c.limiter,
-            _behind(c.behind) if rank > 1 else "",
-            f"{c.chance:.0%}{' tie' if c.tie else ''}" if c.chance >= 0.005 or c.tie else "–",
-        ]
-        if tall:
-            row[2:4] = [f"{row[2]}\n{row[3]}"]
-        if c.job:
-            row.insert(-2, f"{format_seconds(c.job.job_s)}\n{format_money(c.job.cost)}")
-        rows.append(row)
-    if tall:
-        names[2:4] = ["step\n90 % interval"]
-    if answer.best.job:
-        names.insert(-2, "job\ncost")
-    right = [n for n, name in enumerate(names) if name not in ("strategy", "limited by", "chance")]
-    _print_strategies(
-        "", names, rows, right=right, places=[_name(c.request.cluster) for c in answer.candidates] if several else []
-    )
-
-
-def _show_clusters(answer: Answer) -> None:
-    """The best strategy on each cluster, or why there is none that will do."""
-    steps = answer.limits.num_steps
-    rows = []
-    for place in answer.places:
-        best = place.best
-        figures = ["", "", ""]
-        if best is not None:
-            figures = [
-                format_seconds(best.report.step_s),
-                format_seconds(best.job.job_s) if best.job else "",
-                format_money(best.cost),
-            ]
-        rows.append([place.name, *figures, _against(place), f"{place.chance:.0%}" if place.ratio[1] else "–"])
-    names = ["cluster", "step", "job", "cost", "against the first", "chance"]
-    if steps is None:
-        rows, names = [[*r[:2], *r[3:]] for r in rows], [*names[:2], *names[3:]]
-    unmeasured = {p.request.cluster.device.name: p.unmeasured for p in answer.places if p.unmeasured >= _NOTABLE}
-    print_table("clusters: the best on each", names, rows, right=range(1, len(names) - 2))
-    console().print(
-        "Against the first: 90 % interval of the ratio. Chance: that the best of all is there. What is not known of a "
-        "device, or of a cluster's links, is drawn for each by itself."
-        + "".join(
-            f" {device} was not measured: {share:.0%} of its operators' time is estimated from other devices."
-            for device, share in unmeasured.items()
-        )
-        + "\n"
-    )
-
-
-def _against(place: Place) -> str:
-    """How the best of a place compares with the first of all, or why it is out."""
-    if place.status != "ok":
-        return f"{place.status}: {place.reason}"
-    if not place.ratio[1]:
-        return _behind(place.best.behind) if place.best else ""
-    low, high = place.ratio
-    return "the first" if low == high == 1.0 else f"{low:.2f} … {high:.2f} ×"
-
-
-def _show_naive(answer: Answer) -> None:
-    rows = []
-    for choice in answer.naive:
-        c = choice.candidate
-        if c is None:
-            rows.append([choice.name, "", "", choice.reason])
-            continue
-        ahead = "is the best" if c.strategy == answer.best.strategy and c.behind == 0.0 else f"{_behind(c.behind)}"
-        rows.append([choice.name, str(c.strategy), format_seconds(c.report.step_s), choice.reason or ahead])
-    place = f", on {_name(answer.requests[0].cluster)}" if len(answer.requests) > 1 else ""
-    _print_strategies(f"without a search{place}", ["choice", "strategy", "step", "behind"], rows, right=(2,))
-
-
-def _show_front(answer: Answer, *, several: bool) -> None:
-    """The front; of many points some, evenly spaced."""
-    every = answer.pareto
-    count = min(_FRONT, len(every))
-    shown = [every[round(n * (len(every) - 1) / max(1, count - 1))] for n in range(count)]
-    rows = [
-        [
-            str(c.strategy),
-            format_seconds(c.report.step_s),
-            format_bytes(c.report.peak_memory_bytes),
-            format_money(c.cost),
-        ]
-        for c in shown
-    ]
-    names = ["strategy", "step", "memory", "cost of the job" if answer.best.job else "cost of a step"]
-    title = "no other beats these in time, memory and cost"
-    if len(shown) < len(every):
-        title += f" ({len(shown)} of {len(every)}; --json and --html have them all)"
-    places = [_name(c.request.cluster) for c in shown] if several else []
-    _print_strategies(title, names, rows, right=(1, 2, 3), places=places)
-
-
-def _print_strategies(
-    title: str, names: Sequence[str], rows: Sequence[list[str]], *, right: Sequence[int], places: Sequence[str] = ()
+def _tell(
+    context: click.Context,
+    answer: Answer,
+    *,
+    export: str | None,
+    all_out: str | None,
+    html: str | None,
+    as_json: bool,
 ) -> None:
-    """A table whose column of strategies is as wide as there is room, with its lines broken after commas.
-
-    Where ``places`` are given, each strategy stands below its place.
-    """
-    at = list(names).index("strategy")
-    cells = [[*names], *rows]
-    others = sum(max(len(line) for row in cells for line in row[n].split("\n")) for n in range(len(names)) if n != at)
-    width = max(_NARROWEST, console().width - others - 3 * len(names))
-    for n, row in enumerate(rows):
-        row[at] = _folded(row[at], width)
-        if places:
-            row[at] = f"{places[n]}\n{row[at]}"
-    print_table(title, names, rows, right=right)
-
-
-def _folded(strategy: str, width: int) -> str:
-    """A strategy on as many lines as it needs."""
-    lines = [""]
-    parts = strategy.split(",")
-    for n, part in enumerate(parts):
-        piece = part + ("," if n < len(parts) - 1 else "")
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
-
-
-def _name(cluster: Cluster) -> str:
-    return f"{cluster.num_nodes} × {cluster.name}"
-
-
-def _behind(share: float) -> str:
-    """How much more it takes than the best."""
-    return f"{1.0 + share:.3g} ×" if share >= 1.0 else f"{share:+.1%}"
+    """Write the files asked for, then print the answer as tables or as one JSON document."""
+    text = exported(answer.best.request, export)
+    written = _write(answer, all_out=all_out, html=html)
+    if as_json:
+        print_json({**answer.as_dict(), "export": text})
+        return
+    show(answer)
+    _say_how_to_see_more(context, answer)
+    for what, path in written:
+        console().print(f"{what}: {path}")
+    show_export(text, "the first")
 
 
 def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
