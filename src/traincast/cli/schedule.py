@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from traincast.cli.output import console, plain, print_json, progress_bar
+from traincast.cli.schedule_options import (
+    check_names,
+    cluster_of,
+    costs_of,
+    engine_of,
+    failures_of,
+    hardware_of,
+    listed,
+    number_of,
+    policies_of,
+    seeds_of,
+)
 from traincast.cli.schedule_tables import means, show
-from traincast.errors import RequestError
 from traincast.files import check_outputs
-from traincast.units import parse_seconds
 
 if TYPE_CHECKING:
-    from traincast.scheduling import Costs, Failures, SharedCluster
     from traincast.scheduling.schedule import Queue, Schedule
     from traincast.scheduling.study import Engine, StudyRow
-
-_MOST_SEEDS: Final = 1000
 
 
 @click.command(short_help="Replay a job trace on a cluster under a scheduling policy.")
@@ -114,15 +120,14 @@ def schedule(
     from traincast.scheduling.schedule import prepare, read_trace
 
     _check_outputs(jobs, jobs_out, html)
-    policies = _policies(policy, compare)
-    _check_names(policies, placement)
-    kinds, loads = _listed(estimates, "--estimates"), [_number(x, "--load") for x in _listed(load, "--load")]
-    if not 1 <= seeds <= _MOST_SEEDS:
-        raise RequestError(f"--seeds {seeds}: expected a number of runs from 1 to {_MOST_SEEDS}")
-    runner = _engine(engine, workers, address)
-    costs = _costs(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
-    failures = _failures(mtbf, repair, fixed_repair, weibull_shape, failure_events)
-    cluster, notes = _cluster(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, quota)
+    policies = policies_of(policy, compare)
+    check_names(policies, placement)
+    kinds, loads = listed(estimates, "--estimates"), [number_of(x, "--load") for x in listed(load, "--load")]
+    every_seed = seeds_of(seed, seeds)
+    runner = engine_of(engine, workers, address)
+    costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
+    failures = failures_of(mtbf, repair, fixed_repair, weibull_shape, failure_events)
+    cluster, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, quota)
     trace = read_trace(jobs, format=kind, drop_invalid=drop_invalid)
     with progress_bar("forecasts") as progress:
         queue = prepare(
@@ -134,7 +139,7 @@ def schedule(
             load=loads[0],
             oversize=oversize,  # type: ignore[arg-type]  # click has checked it
             any_gpu=any_gpu,
-            hardware=None if hardware is None else _hardware(hardware),
+            hardware=None if hardware is None else hardware_of(hardware),
             allow_code=allow_code,
             notes=notes,
             progress=progress,
@@ -146,19 +151,14 @@ def schedule(
     is_study = runner is not None or seeds > 1 or len(kinds) > 1 or len(loads) > 1
     rows: list[StudyRow] = []
     if is_study:
-        rows = _study(
-            queues, policies, placement=placement, loads=loads, seeds=range(seed, seed + seeds), engine=runner
-        )
+        rows = _study(queues, policies, placement=placement, loads=loads, seeds=every_seed, engine=runner)
     # in a study, only what files and virtual clusters are made of is run here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
     _write(runs, jobs_out=jobs_out, html=html)
     if as_json:
         print_json(_document(runs, rows, policies, compared=compare is not None))
-        return
-    show(runs, rows)
-    for what, path in (("jobs", jobs_out), ("page", html)):
-        if path is not None:
-            console().print(f"{what}: {plain(path)}", soft_wrap=True)
+    else:
+        _show_all(runs, rows, jobs_out=jobs_out, html=html)
 
 
 def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) -> list[Schedule]:
@@ -169,17 +169,6 @@ def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) ->
             if progress:
                 progress(done + 1, len(policies))
     return runs
-
-
-def _engine(name: str, workers: int, address: str | None) -> Engine | None:
-    """The engine that runs of a study are spread over; none where they are run in this process."""
-    if workers < 1:
-        raise RequestError(f"--workers {workers}: expected at least 1")
-    if name == "local" and workers == 1 and address is None:
-        return None
-    from traincast.engines import load_engine
-
-    return load_engine(name, workers=workers, address=address)
 
 
 def _study(
@@ -216,165 +205,10 @@ def _study(
     return [replace(row, case=row.case._replace(load=by_scale[row.case.load])) for row in rows]
 
 
-def _listed(text: str, option: str) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not all(names):
-        raise RequestError(f"{option} {text!r}: expected values separated by commas, none of them empty")
-    return names
-
-
 def _check_outputs(jobs: str, jobs_out: str | None, html: str | None) -> None:
     """Refuse outputs that cannot be written, or would overwrite the trace or each other, before anything runs."""
     outputs = {"--jobs-out": jobs_out, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs={"JOBS": Path(jobs)})
-
-
-def _policies(policy: str | None, compare: str | None) -> list[str]:
-    """The policies to run: that of ``--policy``, then those of ``--compare``, each once."""
-    if compare is None:
-        return ["fifo" if policy is None else policy]
-    from traincast.scheduling import POLICIES
-
-    names = list(POLICIES) if compare.strip() == "all" else [name.strip() for name in compare.split(",")]
-    if not all(names):
-        raise RequestError(f"--compare {compare!r}: expected names of policies, such as fifo,sjf,easy, or all")
-    return list(dict.fromkeys(names if policy is None else [policy, *names]))
-
-
-def _hardware(text: str) -> dict[str, str]:
-    """What GPU types are in the catalog; a name that is not there is refused, whether a job needs it or not."""
-    from traincast.scheduling.step_times import node_of
-
-    found = _pairs([text], "--hardware", "TYPE=NAME")
-    for name in found.values():
-        node_of(name, 1)
-    return found
-
-
-def _check_names(policies: Sequence[str], placement: str) -> None:
-    """Refuse a policy or placement that is none before anything runs."""
-    from traincast.scheduling import load_placement, load_policy
-    from traincast.scheduling.schedule import blaming
-
-    with blaming(*policies, placement, failures=False):
-        for name in policies:
-            load_policy(name)
-        load_placement(placement)
-
-
-def _cluster(
-    nodes: str | None,
-    gpus_per_node: int | None,
-    cluster_file: str | None,
-    gpu_type: str,
-    nodes_per_rack: int,
-    quota: tuple[str, ...],
-) -> tuple[SharedCluster, tuple[str, ...]]:
-    from traincast.scheduling.schedule import load_shared_cluster
-
-    if (nodes is None) == (cluster_file is None):
-        raise RequestError(
-            "say what the cluster is in one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file FILE"
-        )
-    quotas = {name: _number(value, f"--quota {name}") for name, value in _pairs(quota, "--quota", "VC=GPUS").items()}
-    return load_shared_cluster(
-        Path(cluster_file) if cluster_file is not None else str(nodes),
-        gpus_per_node=gpus_per_node,
-        gpu_type=gpu_type,
-        nodes_per_rack=nodes_per_rack,
-        quotas=quotas,
-    )
-
-
-def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
-    """``a=1,b=2`` by name."""
-    found: dict[str, str] = {}
-    for part in (part for text in texts for part in text.split(",")):
-        name, sign, value = (piece.strip() for piece in part.rpartition("="))
-        if not (sign and name and value):
-            raise RequestError(f"{option} {part!r}: expected {form}")
-        if name in found:
-            raise RequestError(f"{option} has {name} twice: give it once")
-        found[name] = value
-    return found
-
-
-def _number(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise RequestError(f"{what} is {text!r}: expected a number above 0")
-    return value
-
-
-def _failures(
-    mtbf: str | None, repair: str | None, fixed: bool, shape: str | None, events: str | None
-) -> Failures | None:
-    """What may fail, as it was said; nothing if nothing was."""
-    if mtbf is None and events is None:
-        for option, text in (("--repair", repair), ("--weibull-shape", shape), ("--fixed-repair", fixed or None)):
-            if text is not None:
-                raise RequestError(f"{option} without failures: give --mtbf, such as --mtbf node=30d")
-        return None
-    from traincast.scheduling import FailureLaw, Failures
-    from traincast.scheduling.failure_list import load_failure_events
-
-    means = _pairs([mtbf], "--mtbf", "KIND=TIME, such as node=30d,device=1y") if mtbf is not None else {}
-    repairs = _by_kind(repair if repair is not None else "1h", means, "--repair", "a time, or KIND=TIME")
-    shapes = _by_kind(shape if shape is not None else "1", means, "--weibull-shape", "a number, or KIND=NUMBER")
-    laws = [
-        FailureLaw(
-            kind=kind,  # type: ignore[arg-type]  # the law checks it
-            mtbf_s=parse_seconds(text, what=f"--mtbf {kind}"),
-            repair_s=parse_seconds(repairs.get(kind, "1h"), what=f"--repair {kind}"),
-            shape=_number(shapes.get(kind, "1"), f"--weibull-shape {kind}"),
-            repair_is_fixed=fixed,
-        )
-        for kind, text in means.items()
-    ]
-    return Failures(laws=tuple(laws), events=load_failure_events(events) if events is not None else ())
-
-
-def _by_kind(text: str, kinds: Mapping[str, str], option: str, form: str) -> dict[str, str]:
-    """A value for every kind of failure: one for all, or one by one."""
-    if "=" not in text:
-        return dict.fromkeys(kinds, text)
-    found = _pairs([text], option, form)
-    for name in found:
-        if name not in kinds:
-            raise RequestError(
-                f"{option} {name}={found[name]}: --mtbf has no {name}; it has {', '.join(kinds) or 'none'}"
-            )
-    return found
-
-
-def _costs(interval: str | None, checkpoint: str | None, restore: str | None, restart: str | None) -> Costs:
-    from traincast.scheduling import Costs
-
-    saving, saving_per_gpu = _by_size(checkpoint, "--checkpoint-cost")
-    loading, loading_per_gpu = _by_size(restore, "--restore-cost")
-    return Costs(
-        checkpoint_s=saving,
-        checkpoint_s_per_gpu=saving_per_gpu,
-        restore_s=loading,
-        restore_s_per_gpu=loading_per_gpu,
-        restart_s=0.0 if restart is None else parse_seconds(restart, what="--restart-cost"),
-        interval_s=0.0 if interval is None else parse_seconds(interval, what="--checkpoint-interval"),
-    )
-
-
-def _by_size(text: str | None, option: str) -> tuple[float, float]:
-    """``10s``, ``1s/gpu`` or ``10s+1s/gpu`` as seconds for every job and for each GPU."""
-    fixed = per_gpu = 0.0
-    for part in () if text is None else text.split("+"):
-        amount, slash, unit = part.strip().partition("/")
-        if slash and unit.strip().lower() != "gpu":
-            raise RequestError(f"{option} is {text!r}: expected a time such as 10s, 1s/gpu or 10s+1s/gpu")
-        seconds = parse_seconds(amount, what=option)
-        fixed, per_gpu = (fixed, per_gpu + seconds) if slash else (fixed + seconds, per_gpu)
-    return fixed, per_gpu
 
 
 def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) -> None:
@@ -384,6 +218,14 @@ def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) 
         from traincast.scheduling.page import write_page
 
         write_page(runs, Path(html))
+
+
+def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: str | None, html: str | None) -> None:
+    """Print the tables, and where the files are."""
+    show(runs, rows)
+    for what, path in (("jobs", jobs_out), ("page", html)):
+        if path is not None:
+            console().print(f"{what}: {plain(path)}", soft_wrap=True)
 
 
 def _document(
