@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +12,22 @@ import click
 
 from traincast import files
 from traincast.cli.output import console, print_json, print_table
-from traincast.errors import RequestError, TraincastError
+from traincast.cli.profile_output import (
+    facts_of,
+    only_rank_0_speaks,
+    progress_on_terminal,
+    saying_what_is_kept,
+    show_rest,
+)
+from traincast.errors import RequestError
 from traincast.units import format_bytes, format_seconds, parse_count
 
 if TYPE_CHECKING:
     from traincast.graph import Operator
     from traincast.profile.collective_cases import CollectiveRequest
-    from traincast.profile.operators import OperatorRequest, Profile, Progress
+    from traincast.profile.operators import OperatorRequest
 
-_SHOWN_FAILURES = 12
+
 _MOST_LOCAL = 1024
 
 
@@ -114,11 +119,11 @@ def operators(
 def _measure_operators(request: OperatorRequest, output: Path, *, as_json: bool) -> None:
     from traincast.profile.operators import profile_operators, summary_of
 
-    with _progress() as progress, _saying_what_is_kept(output):
+    with progress_on_terminal() as progress, saying_what_is_kept(output):
         result = profile_operators(request, output, progress=progress)
     summary = summary_of(result.rows)
     if as_json:
-        print_json(_facts(result) | {"summary": summary})
+        print_json(facts_of(result) | {"summary": summary})
         return
     rows = [
         [
@@ -133,7 +138,7 @@ def _measure_operators(request: OperatorRequest, output: Path, *, as_json: bool)
     ]
     columns = ("context", "kind", "operators", "median dispersion", "suspect", "total time")
     print_table("operators measured", columns, rows, right=range(2, 6))
-    _show_rest(result)
+    show_rest(result)
 
 
 @profile.command(name="collectives")
@@ -183,7 +188,7 @@ def collectives(
     from traincast.profile.collectives import is_launched, torchrun_line
     from traincast.profile.journal import check_output
 
-    with _only_rank_0_speaks():
+    with only_rank_0_speaks():
         request = CollectiveRequest(
             collectives=tuple(_names(ops)) if ops is not None else COLLECTIVES,
             sizes=parse_sizes(sizes),
@@ -211,7 +216,7 @@ def collectives(
     from traincast.profile.launch import run_locally
 
     check_backend(backend)
-    with _saying_what_is_kept(Path(output)):
+    with saying_what_is_kept(Path(output)):
         code = run_locally(arguments, ranks=local)
     sys.exit(code)
 
@@ -219,13 +224,13 @@ def collectives(
 def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: bool) -> None:
     from traincast.profile.collectives import profile_collectives, summary_of_collectives
 
-    with _progress() as progress, _saying_what_is_kept(output):
+    with progress_on_terminal() as progress, saying_what_is_kept(output):
         result = profile_collectives(request, output, progress=progress)
     if result is None:
         return
     summary = summary_of_collectives(result.rows)
     if as_json:
-        print_json(_facts(result) | {"summary": summary})
+        print_json(facts_of(result) | {"summary": summary})
         return
     rows = [
         [
@@ -251,7 +256,7 @@ def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: b
         "best bus bandwidth",
     )
     print_table("collectives measured", columns, rows, right=range(1, 8))
-    _show_rest(result)
+    show_rest(result)
 
 
 @profile.command(name="opset")
@@ -327,79 +332,3 @@ def _without_local(context: click.Context) -> list[str]:
         elif value is not None:
             words += [parameter.opts[0], str(value)]
     return words
-
-
-def _facts(result: Profile) -> dict[str, object]:
-    return {
-        "file": str(result.output),
-        "rows": len(result.rows),
-        "measured": result.measured,
-        "kept": result.kept,
-        "left": result.left,
-        "failures": [{"what": f.what, "reason": f.reason, "count": f.count} for f in result.failures],
-        "warnings": list(result.warnings),
-    }
-
-
-def _show_rest(result: Profile) -> None:
-    """What was not measured and why, and where the table is."""
-    from traincast.profile.timing import SUSPECT_DISPERSION
-
-    out = console()
-    if result.failures:
-        number = sum(failure.count for failure in result.failures)
-        out.print(f"not measured: {number}")
-        ordered = sorted(result.failures, key=lambda failure: -failure.count)
-        for failure in ordered[:_SHOWN_FAILURES]:
-            times = f" ({failure.count} times)" if failure.count > 1 else ""
-            out.print(f"  {failure.what}{times}: {failure.reason}", markup=False)
-        if len(ordered) > _SHOWN_FAILURES:
-            out.print(f"  … and {len(ordered) - _SHOWN_FAILURES} more reasons; --json lists all")
-    if result.left:
-        out.print(f"left for the next run: {result.left}")
-    for warning in result.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    out.print(
-        f"{result.measured} rows measured, {result.kept} kept; suspect is a dispersion (interquartile range over "
-        f"median) above {SUSPECT_DISPERSION:.0%}"
-    )
-    out.print(f"table: {result.output}", markup=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A progress bar on standard error, where that is a terminal."""
-    if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
-        yield None
-        return
-    from rich.progress import Progress as Bar
-
-    with Bar(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("profile")
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what or "profile")
-
-
-@contextmanager
-def _saying_what_is_kept(output: Path) -> Iterator[None]:
-    """After an interruption, say where the rows are."""
-    from traincast.profile.journal import journal_path
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        if journal_path(output).exists() and os.environ.get("RANK", "0") == "0":
-            click.echo(
-                f"finished rows are kept in {journal_path(output)}: the same command goes on from there", err=True
-            )
-        raise
-
-
-@contextmanager
-def _only_rank_0_speaks() -> Iterator[None]:
-    """All ranks find the same fault; one of them says it."""
-    try:
-        yield
-    except TraincastError:
-        if os.environ.get("RANK", "0") != "0":
-            sys.exit(2)
-        raise
