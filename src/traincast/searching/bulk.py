@@ -38,7 +38,8 @@ from traincast.strategy.prepare import (
     programs_of,
     rough_seconds,
 )
-from traincast.strategy.program import BlockProgram, ProgramBuilder
+from traincast.strategy.program import BlockProgram
+from traincast.strategy.program_builder import ProgramBuilder
 from traincast.strategy.schedules import Pass, load_schedule
 from traincast.strategy.schedules.skeleton import Skeleton
 from traincast.strategy.schedules.slots import compiled_merge

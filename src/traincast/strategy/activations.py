@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from traincast.graph import Block, DType, Operator, OpKind
 from traincast.strategy.attention import unfused_saved
 from traincast.strategy.cut import saved_fraction
 from traincast.strategy.liveness import Needs, most_beside
 from traincast.strategy.plan import Group
-from traincast.strategy.sharding import Role
+from traincast.strategy.sharding import LINEAR, Role
 from traincast.strategy.strategy import Recompute
 from traincast.work import Collective
 
 if TYPE_CHECKING:
-    from traincast.strategy.program import Item, ProgramBuilder
-
-_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+    from traincast.strategy.program import Item
+    from traincast.strategy.program_builder import ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +219,7 @@ def _linear(builder: ProgramBuilder, block: Block) -> list[int]:
     """Linear layers whose weights get gradients: all but frozen ones."""
     operators, forward_of = builder.graph.operators, builder.graph.forward_of
     trained = {forward_of[i] for i in block.backward if builder.makes_weight_gradients(i)}
-    return [i for i in block.forward if operators[i].kind in _LINEAR and i in trained]
+    return [i for i in block.forward if operators[i].kind in LINEAR and i in trained]
 
 
 def _deferred(builder: ProgramBuilder, block: Block) -> float:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.work_amount import gemm_dims
-from traincast.strategy.sharding import Role
-
-_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+from traincast.strategy.sharding import LINEAR, Role
 
 
 def cut_operator(
@@ -28,8 +25,8 @@ def cut_operator(
             if op.kind is OpKind.ATTENTION:
                 return _attention_heads(op, tp)
             return _each(op, lambda t: width(t, tp))
-        case Role.COLUMN | Role.ROW | Role.VOCAB if op.kind in _LINEAR:
-            source = forward if forward is not None and forward.kind in _LINEAR else op
+        case Role.COLUMN | Role.ROW | Role.VOCAB if op.kind in LINEAR:
+            source = forward if forward is not None and forward.kind in LINEAR else op
             return _linear(op, source, column=role is not Role.ROW, tp=tp)
         case Role.VOCAB if op.kind is OpKind.EMBEDDING:
             if op.phase is Phase.FORWARD:
@@ -47,7 +44,7 @@ def saved_fraction(op: Operator, role: Role, *, tp: int, cp: int, sequence_paral
     What lies inside a sharded region is held in shares; the inputs of column layers and everything
     outside are whole, unless sequence parallelism splits them by tokens.
     """
-    inside = role in (Role.INSIDE, Role.ROW) or (role is Role.VOCAB and op.kind not in _LINEAR)
+    inside = role in (Role.INSIDE, Role.ROW) or (role is Role.VOCAB and op.kind not in LINEAR)
     return (1.0 / tp if inside or sequence_parallel else 1.0) / cp
 
 

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from traincast.graph import Block, DType, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph import Block, DType, OperatorGraph, Phase, TensorSpec
 from traincast.strategy.experts import Region
-from traincast.strategy.sharding import Role
+from traincast.strategy.sharding import LINEAR, Role
 
 if TYPE_CHECKING:
-    from traincast.strategy.program import ProgramBuilder
+    from traincast.strategy.program_builder import ProgramBuilder
 
-_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
 _CUT: Final = frozenset({Role.COLUMN, Role.ROW, Role.VOCAB})
 
 
@@ -127,7 +126,7 @@ def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpe
         for spec in op.parameters:
             if own[spec.numel] > 0:
                 own[spec.numel] -= 1
-            elif op.kind in _LINEAR and builder.sharding.roles[i] is Role.VOCAB:
+            elif op.kind in LINEAR and builder.sharding.roles[i] is Role.VOCAB:
                 yield spec, not _trained(graph, spec)
 
 

@@ -23,7 +23,8 @@ from traincast.strategy.memory import Memory, memory_of, runs_ahead
 from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
 from traincast.strategy.mesh import Axis, Mesh, Span, workers_of
 from traincast.strategy.precision import Precision
-from traincast.strategy.program import BlockProgram, ProgramBuilder
+from traincast.strategy.program import BlockProgram
+from traincast.strategy.program_builder import ProgramBuilder
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import load_schedule
 from traincast.strategy.schedules.skeleton import Skeleton, skeleton

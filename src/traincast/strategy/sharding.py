@@ -18,7 +18,8 @@ from traincast.errors import StrategyError
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase
 from traincast.strategy.strategy import ShardRule
 
-_LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
+"""Operators of linear layers."""
 _KEEPS_SHARDS: Final = frozenset(
     {
         OpKind.ACTIVATION,
@@ -72,7 +73,7 @@ def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sh
         op = graph.operators[i]
         before = [p for p in producers[i] if position.get(p, 1 << 60) < position[i]]
         reached = set().union(*(fresh.get(p, set()) for p in before)) if before else set()
-        if op.kind in _LINEAR and op.parameters:
+        if op.kind in LINEAR and op.parameters:
             if given.get(i) is Role.ROW or (reached and given.get(i) is None and _last_dim_flows(op)):
                 rows.add(i)
                 columns |= reached
@@ -87,7 +88,7 @@ def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sh
     for i in columns:
         roles[i] = Role.COLUMN
     for i, sources in fresh.items():
-        if graph.operators[i].kind not in _LINEAR and sources <= columns:
+        if graph.operators[i].kind not in LINEAR and sources <= columns:
             roles[i] = Role.INSIDE
     _vocabulary(graph, roles, forward, given)
     _backward(graph, roles)
@@ -129,10 +130,10 @@ def _given(graph: OperatorGraph, rules: tuple[ShardRule, ...]) -> dict[int, Role
         matched = [
             i
             for i, op in enumerate(graph.operators)
-            if op.phase is Phase.FORWARD and op.kind in _LINEAR and fnmatch.fnmatchcase(op.scope, pattern)
+            if op.phase is Phase.FORWARD and op.kind in LINEAR and fnmatch.fnmatchcase(op.scope, pattern)
         ]
         if not matched:
-            linear = sorted({op.scope for op in graph.operators if op.kind in _LINEAR and op.phase is Phase.FORWARD})
+            linear = sorted({op.scope for op in graph.operators if op.kind in LINEAR and op.phase is Phase.FORWARD})
             raise StrategyError(
                 f"shard rule {pattern}={what} matches no linear layer of {graph.name}; there are "
                 f"{', '.join(linear[:8])}{', …' if len(linear) > 8 else ''}"
@@ -197,7 +198,7 @@ def _backward(graph: OperatorGraph, roles: list[Role]) -> None:
             op = graph.operators[i]
             if source >= 0:
                 role = roles[source]
-                if role in (Role.ROW, Role.COLUMN) and op.kind not in _LINEAR:
+                if role in (Role.ROW, Role.COLUMN) and op.kind not in LINEAR:
                     role = _side_role(op, graph.operators[source], role)
             roles[i] = role
 

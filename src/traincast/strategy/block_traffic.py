@@ -1,0 +1,174 @@
+"""Traffic within a block that compute waits for: of tensor, context and expert parallelism.
+
+Each function says what one rank of the group sends in one microbatch, as works in line, and what they hide behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from traincast.graph import Block, Phase, TensorSpec
+from traincast.strategy.experts import Region
+from traincast.strategy.mesh import Axis
+from traincast.strategy.plan import Group
+from traincast.strategy.program import Behind, Item
+from traincast.strategy.sharding import LINEAR, Role
+from traincast.work import CollectiveKind, Launch
+
+if TYPE_CHECKING:
+    from traincast.strategy.program_builder import ProgramBuilder
+
+_AXIS: Final[dict[Group, Axis]] = {
+    Group.TENSOR: "tp",
+    Group.CONTEXT: "cp",
+    Group.EXPERT: "ep",
+    Group.EXPERT_TENSOR: "etp",
+}
+
+
+def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
+    """Tokens go to the ranks of their experts, which share them among the parts of each expert."""
+    sent, held = _routed(builder, region)
+    if builder.strategy.ep > 1:
+        yield _collective(
+            builder, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=_behind_experts(builder, beside)
+        )
+    if builder.strategy.expert_tp > 1:
+        yield _collective(builder, Group.EXPERT_TENSOR, "all_gather", held, what="dispatch")
+
+
+def from_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
+    """Partial sums are added up, and results go back to where their tokens came from."""
+    sent, held = _routed(builder, region)
+    if builder.strategy.expert_tp > 1:
+        yield _collective(builder, Group.EXPERT_TENSOR, "reduce_scatter", held, what="combine")
+    if builder.strategy.ep > 1:
+        yield _collective(
+            builder, Group.EXPERT, "all_to_all", sent, what="combine", behind=_behind_experts(builder, beside)
+        )
+
+
+def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
+    """Bytes that a rank sends to experts, and that the ranks of one expert gather among them."""
+    strategy = builder.strategy
+    rows = region.tokens.with_batch(builder.micro_batch).numel * builder.precision.activations.nbytes
+    sent = rows / (strategy.cp * strategy.tp) * strategy.load
+    return sent, sent * strategy.expert_tp
+
+
+def _behind_experts(builder: ProgramBuilder, beside: tuple[int, ...]) -> Behind | None:
+    """Dispatch and combine hide behind the same operators, half of them each."""
+    return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
+
+
+def _behind(builder: ProgramBuilder, operators: Iterable[int], share: float) -> Behind | None:
+    """Behind that part of the works that ``operators`` really run."""
+    if not share:
+        return None
+    works = tuple(work for i in operators for work in builder.works(i))
+    return Behind(works=works, share=share, interference=builder.interference)
+
+
+def region_ends(builder: ProgramBuilder, block: Block, last: dict[int, int]) -> dict[int, list[int]]:
+    """After which backward operator the input gradient of each sharded region is complete."""
+    ends: dict[int, list[int]] = {}
+    regions = [i for i in block.forward if i in builder.sharding.enters and i not in builder.experts]
+    for enter in regions:
+        members = [
+            i
+            for i in block.forward
+            if i >= enter
+            and i not in builder.experts
+            and builder.sharding.roles[i] in (Role.COLUMN, Role.VOCAB)
+            and builder.graph.operators[i].kind in LINEAR
+            and not any(enter < other <= i for other in regions)
+        ]
+        finals = [last[i] for i in members if i in last]
+        if finals:
+            ends.setdefault(max(finals), []).append(enter)
+    return ends
+
+
+def _collective(
+    builder: ProgramBuilder,
+    group: Group,
+    kind: CollectiveKind,
+    nbytes: float,
+    *,
+    what: str,
+    behind: Behind | None = None,
+) -> Item:
+    axis = _AXIS[group]
+    span, runtime = builder.spans[axis], builder.runtime
+    waits = runtime.wait_launches * span.num_ranks
+    return Item(
+        work=span.collective(kind, nbytes),
+        launches=Launch(collectives=runtime.collective_launches, waits=waits, crowded=builder.crowded),
+        label=f"{axis} {kind} {what}",
+        group=group,
+        behind=behind,
+    )
+
+
+def product_of(builder: ProgramBuilder, operators: tuple[int, ...]) -> int:
+    """The first of ``operators`` that is a product, or the first of them."""
+    return next((i for i in operators if builder.graph.operators[i].kind in LINEAR), operators[0])
+
+
+def _behind_product(builder: ProgramBuilder, beside: int) -> Behind | None:
+    """Tensor-parallel traffic that is cut into pieces and sent while the product next to it runs."""
+    return _behind(builder, [beside], builder.runtime.overlap_tensor) if builder.strategy.sequence_parallel else None
+
+
+def enter_forward(builder: ProgramBuilder, i: int, block: Block) -> Iterator[Item]:
+    """What operator ``i``, the first of a sharded region, waits for: its input, gathered if it is shared by tokens."""
+    if builder.strategy.sequence_parallel:
+        yield from _tensor_traffic(builder, i, block, builder.graph.operators[i].inputs[0], gathers=True, beside=i)
+
+
+def leave_forward(builder: ProgramBuilder, i: int, block: Block) -> Iterator[Item]:
+    """What follows operator ``i``, the last of a sharded region: the sum of its outputs over ranks."""
+    yield from _tensor_traffic(builder, i, block, builder.graph.operators[i].outputs[0], gathers=False, beside=i)
+
+
+def leave_backward(builder: ProgramBuilder, i: int, block: Block, *, beside: int) -> Iterator[Item]:
+    """What backward through :func:`leave_forward` waits for, next to the product ``beside``."""
+    if builder.strategy.sequence_parallel:
+        spec = builder.graph.operators[i].outputs[0]
+        yield from _tensor_traffic(builder, i, block, spec, gathers=True, beside=beside)
+
+
+def enter_backward(builder: ProgramBuilder, i: int, block: Block, *, beside: int) -> Iterator[Item]:
+    """What follows backward through :func:`enter_forward`: the sum of the input's gradients over ranks."""
+    yield from _tensor_traffic(builder, i, block, builder.graph.operators[i].inputs[0], gathers=False, beside=beside)
+
+
+def _tensor_traffic(
+    builder: ProgramBuilder, i: int, block: Block, spec: TensorSpec, *, gathers: bool, beside: int
+) -> Iterator[Item]:
+    """Activations gathered or summed in the tensor group, behind the product ``beside``; nothing in a group of one."""
+    if builder.strategy.tp > 1:
+        summed: CollectiveKind = "reduce_scatter" if builder.strategy.sequence_parallel else "all_reduce"
+        nbytes = spec.with_batch(builder.micro_batch).numel * builder.precision.activations.nbytes / builder.strategy.cp
+        yield _collective(
+            builder,
+            Group.TENSOR,
+            "all_gather" if gathers else summed,
+            nbytes,
+            what=builder.place(i, block),
+            behind=_behind_product(builder, beside),
+        )
+
+
+def gathered_context(builder: ProgramBuilder, kind: CollectiveKind, i: int, what: str) -> Item:
+    """Context parallelism: every rank sees the whole sequence's keys and values of its heads."""
+    _, keys, values = builder.graph.operators[i].inputs[-3:]
+    nbytes = float(sum(t.with_batch(builder.micro_batch).numel for t in (keys, values))) / builder.strategy.tp
+    nbytes *= builder.precision.activations.nbytes
+    behind = None
+    if builder.strategy.context == "ring":  # pieces go round while attention runs on those that are here
+        # backward: keys, then their gradients
+        both = 1.0 if builder.graph.operators[i].phase is Phase.FORWARD else 2.0
+        behind = _behind(builder, [i], (1.0 - 1.0 / builder.strategy.cp) / both)
+    return _collective(builder, Group.CONTEXT, kind, nbytes, what=what, behind=behind)

@@ -1,0 +1,339 @@
+"""How a block's program is made: from operators of the graph to the works of one rank.
+
+Collectives that compute waits for stand in line (:mod:`traincast.strategy.block_traffic`); gradient traffic is added
+by ``lower``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
+
+from traincast.graph import Block, DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.strategy.activations import footprint
+from traincast.strategy.attention import kernels_of
+from traincast.strategy.block_traffic import (
+    enter_backward,
+    enter_forward,
+    from_experts,
+    gathered_context,
+    leave_backward,
+    leave_forward,
+    product_of,
+    region_ends,
+    to_experts,
+)
+from traincast.strategy.cut import cut_operator
+from traincast.strategy.experts import Region, cut_expert
+from traincast.strategy.holdings import holdings_of
+from traincast.strategy.mesh import Axis, Span
+from traincast.strategy.precision import Precision
+from traincast.strategy.program import Behind, BlockProgram, Item
+from traincast.strategy.runtime import Runtime
+from traincast.strategy.sharding import LINEAR, Role, Sharding
+from traincast.strategy.strategy import Recompute, Strategy
+from traincast.work import HostCopy, Launch
+
+T = TypeVar("T")
+
+_STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramBuilder:
+    """Everything a block's program depends on.
+
+    ``spans`` are those of the groups that compute waits for, ``experts`` has the region of every operator of experts
+    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` keeps what
+    builders have in common that differ in recomputation, offloading or the number of microbatches alone.
+    """
+
+    graph: OperatorGraph
+    sharding: Sharding
+    strategy: Strategy
+    runtime: Runtime
+    precision: Precision
+    spans: Mapping[Axis, Span]
+    micro_batch: int
+    experts: Mapping[int, Region] = field(default_factory=dict)
+    crowded: bool = False
+    interference: float = 0.0
+    made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What ``make`` returns, made once for all builders that share it."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: T = self.made[key]
+        return found
+
+    @property
+    def gradient_sources(self) -> Mapping[int, list[int]]:
+        """Of every backward operator the backward operators whose results it reads."""
+
+        def find() -> dict[int, list[int]]:
+            backward = {i for block in self.graph.blocks for i in block.backward}
+            found: dict[int, list[int]] = {}
+            for source, target in self.graph.edges:
+                if source in backward and target in backward:
+                    found.setdefault(target, []).append(source)
+            return found
+
+        return self.once(("gradient sources",), find)
+
+    @property
+    def gradient_readers(self) -> Mapping[int, list[int]]:
+        """Of every backward operator whose result others read, the backward operators that do."""
+
+        def find() -> dict[int, list[int]]:
+            found: dict[int, list[int]] = {}
+            for target, sources in self.gradient_sources.items():
+                for source in sources:
+                    found.setdefault(source, []).append(target)
+            return found
+
+        return self.once(("gradient readers",), find)
+
+    def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
+        """The program of ``block``, recomputed as the strategy says or as ``recompute`` does."""
+        forward = self.once(("forward", block.forward), lambda: list(self._forward(block)))
+        backward = self.once(("backward", block.forward, block.backward), lambda: list(self._backward(block)))
+        recompute = recompute or self._recomputes(block)
+        boundary = float(sum(t.with_batch(self.micro_batch).numel for t in block.boundary))
+        boundary *= self.precision.activations.nbytes / self.strategy.cp
+        if self.strategy.sequence_parallel:
+            boundary /= self.strategy.tp
+        held = footprint(
+            self,
+            block,
+            forward=forward,
+            backward=backward,
+            labels=[self._label(i, block) for i in block.forward],
+            recompute=recompute,
+            boundary=boundary,
+        )
+        if recompute == "full":
+            again = [replace(item, label=f"{item.label} (again)") for item in forward]
+            backward = again + backward
+        elif recompute == "selective":
+            again = [replace(i, label=f"{i.label} (again)") for i in forward if i.core]
+            backward = again + backward
+        holdings = self.once(
+            ("holdings", block.forward, self.strategy.pp > 1),
+            lambda: holdings_of(self, block, regions=self._regions(block)),
+        )
+        parameters = holdings.dense + holdings.experts
+        if "activations" in self.strategy.offload and held.kept:
+            forward, backward = (
+                [*items, self._offloaded(held.saved, items, way)]
+                for items, way in ((forward, "out"), (backward, "back"))
+            )
+        if self.strategy.num_microbatches > 1 and parameters:
+            backward = backward + self._accumulate(parameters)
+        whole = parameters + holdings.frozen_parameters
+        if self.precision.weights is DType.FP32 and self.precision.activations is not DType.FP32 and whole:
+            forward = [self._cast_weights(whole), *forward]
+        if self.runtime.cuda_graphs:
+            forward, backward = _graphed(forward), _graphed(backward)
+        first = next((self.graph.operators[i] for i in block.optimizer), None)
+        return BlockProgram(
+            scope=block.scope,
+            forward=tuple(forward),
+            backward=tuple(backward),
+            backward_inputs=tuple(item for item in backward if not item.weight),
+            backward_weights=tuple(item for item in backward if item.weight),
+            num_parameters=parameters,
+            expert_parameters=holdings.experts,
+            frozen=holdings.frozen,
+            frozen_experts=holdings.frozen_experts,
+            fixed=holdings.fixed,
+            optimizer_states=_STATES[first.name] if first else 0,
+            optimizer_name=first.name if first else "adamw",
+            footprint=held,
+            boundary_bytes=boundary,
+            flops=sum(i.work.flops for i in (*forward, *backward) if isinstance(i.work, Operator)),
+        )
+
+    def _offloaded(self, nbytes: float, items: list[Item], way: str) -> Item:
+        """Saved tensors on their way to the host or back, while the block's works run."""
+        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # what hides other traffic hides no more
+        works = tuple(i.work for i in items if isinstance(i.work, Operator))
+        behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
+        label = f"offload activations {way}"
+        return Item(
+            work=HostCopy(nbytes=nbytes),
+            launches=Launch(kernels=self.runtime.operator_launches),
+            label=label,
+            behind=behind,
+        )
+
+    def _recomputes(self, block: Block) -> Recompute:
+        """Only repeated blocks are recomputed (or all, in a model without any); what has no backward never is."""
+        if not block.backward:
+            return "none"
+        repeated = any(b.repeated for b in self.graph.blocks)
+        return self.strategy.recompute if block.repeated or not repeated else "none"
+
+    def cut(self, index: int) -> Operator:
+        """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
+        return self.once(("cut", index), lambda: self._cut(index))
+
+    def _cut(self, index: int) -> Operator:
+        source = self.graph.forward_of[index]
+        role = self.sharding.roles[index if source < 0 else source]
+        # The projection to the vocabulary stays in the dtype of other products where the rest are narrower.
+        precision = replace(self.precision, linear=self.precision.products) if role is Role.VOCAB else self.precision
+        op = precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
+        region = self.experts.get(index)
+        if region is not None:
+            op = self.cut_expert(op, region)
+        else:
+            op = cut_operator(
+                op,
+                self.sharding.roles[index],
+                self.graph.operators[source] if source >= 0 else None,
+                tp=self.strategy.tp,
+                cp=self.strategy.cp,
+                sequence_parallel=self.strategy.sequence_parallel,
+            )
+        kept = {k: v for k, v in op.attributes.items() if k not in ("module", "fused")}
+        return replace(op, scope="", saved=(), parameters=(), attributes=kept)
+
+    def cut_expert(self, op: Operator, region: Region) -> Operator:
+        """An operator of the experts as the busiest rank runs it."""
+        strategy = self.strategy
+        rows = strategy.load * strategy.expert_tp / (strategy.tp * strategy.cp)
+        return cut_expert(op, region, ep=strategy.ep, etp=strategy.expert_tp, rows=rows)
+
+    def _items(self, index: int, launches: Launch, block: Block) -> Iterator[Item]:
+        scope = self.place(index, block)
+        for work in self.works(index):
+            if self.graph.operators[index].kind is OpKind.ATTENTION:
+                label = f"attention {scope}:{_short(work.name)}"
+                yield Item(work=work, launches=launches, label=label, core=True)
+            else:
+                weight = self.makes_weight_gradients(index)
+                yield Item(work=work, launches=launches, label=self._label(index, block), weight=weight)
+
+    def place(self, index: int, block: Block) -> str:
+        """Where an operator stands, with a star for the number of a repeated block: ``layers.*.mlp.up``."""
+        scope = self.graph.operators[index].scope
+        if block.count > 1 and "," not in block.scope and scope.startswith(block.scope):
+            parent = block.scope.rpartition(".")[0]
+            return f"{parent}.*{scope[len(block.scope) :]}" if parent else f"*{scope[len(block.scope) :]}"
+        return scope
+
+    def _label(self, index: int, block: Block) -> str:
+        """Where an operator stands and what it is called."""
+        op = self.graph.operators[index]
+        scope = self.place(index, block)
+        return f"{scope}:{_short(op.name)}" if scope else _short(op.name)
+
+    def makes_weight_gradients(self, index: int) -> bool:
+        """Whether a backward operator makes gradients of weights alone: nothing in the block waits for it."""
+        source = self.graph.forward_of[index]
+        op = self.graph.operators[index]
+        if op.phase is not Phase.BACKWARD or source < 0 or op.parameters:
+            return False
+        of = self.graph.operators[source]
+        return op.kind in (*LINEAR, OpKind.EMBEDDING) and of.kind is op.kind and bool(of.parameters)
+
+    def _forward(self, block: Block) -> Iterator[Item]:
+        launches = Launch(kernels=self.runtime.operator_launches)
+        first = launches + Launch(blocks=self.runtime.block_launches)
+        ends = {r.forward[0]: r for r in self._regions(block)}, {r.forward[-1]: r for r in self._regions(block)}
+        for n, i in enumerate(block.forward):
+            if i in ends[0]:
+                yield from to_experts(self, ends[0][i], ends[0][i].forward)
+            elif i in self.sharding.enters and i not in self.experts:
+                yield from enter_forward(self, i, block)
+            if self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION:
+                yield gathered_context(self, "all_gather", i, "keys and values")
+            yield from self._items(i, launches if n else first, block)
+            if i in ends[1]:
+                yield from from_experts(self, ends[1][i], ends[1][i].forward)
+            elif i in self.sharding.leaves and i not in self.experts:
+                yield from leave_forward(self, i, block)
+
+    def _backward(self, block: Block) -> Iterator[Item]:
+        launches = Launch(kernels=self.runtime.backward_launches)
+        first = launches + Launch(blocks=self.runtime.block_launches)
+        last = {self.graph.forward_of[i]: i for i in block.backward}
+        after_enter = region_ends(self, block, last)
+        regions = [r for r in self._regions(block) if r.backward]
+        ends = {r.backward[0]: r for r in regions}, {r.backward[-1]: r for r in regions}
+        started: set[int] = set()
+        for n, i in enumerate(block.backward):
+            source = self.graph.forward_of[i]
+            if i in ends[0]:
+                yield from to_experts(self, ends[0][i], ends[0][i].backward)
+            if source in self.sharding.leaves and source not in started and source not in self.experts:
+                started.add(source)
+                yield from leave_backward(self, source, block, beside=product_of(self, block.backward[n:]))
+            context = self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION
+            if context:
+                yield gathered_context(self, "all_gather", i, "keys and values")
+            yield from self._items(i, launches if n else first, block)
+            if context:
+                yield gathered_context(self, "reduce_scatter", i, "gradients of keys and values")
+            if i in ends[1]:
+                yield from from_experts(self, ends[1][i], ends[1][i].backward)
+            for enter in after_enter.get(i, ()):
+                yield from enter_backward(self, enter, block, beside=product_of(self, block.backward[n::-1]))
+
+    def _regions(self, block: Block) -> list[Region]:
+        """Experts of the block that are shared out over ranks."""
+        inside = set(block.forward)
+        found = {r.scope: r for i, r in self.experts.items() if i in inside}
+        return list(found.values())
+
+    def works(self, index: int) -> list[Operator]:
+        """What a rank runs of an operator: several works where attention is not fused."""
+        op = self.cut(index)
+        return kernels_of(op, self.runtime.attention) if op.kind is OpKind.ATTENTION else [op]
+
+    def _accumulate(self, parameters: float) -> list[Item]:
+        """Adding a microbatch's gradients to the sum, unless the weight products do it themselves."""
+        if "gradients" in self.runtime.fusions:
+            return []
+        gradient = TensorSpec((int(parameters),), self.precision.gradients)
+        work = Operator(
+            name="accumulate_gradients",
+            kind=OpKind.ELEMENTWISE,
+            phase=Phase.BACKWARD,
+            inputs=(gradient, gradient.with_dtype(self.precision.activations)),
+            outputs=(gradient,),
+        )
+        return [
+            Item(
+                work=work,
+                launches=Launch(kernels=self.runtime.backward_launches),
+                label="accumulate gradients",
+                weight=True,
+            )
+        ]
+
+    def _cast_weights(self, parameters: float) -> Item:
+        """Mixed precision casts the fp32 weights of a layer when it is used."""
+        weights = TensorSpec((int(parameters),), self.precision.weights)
+        work = Operator(
+            name="cast_weights",
+            kind=OpKind.COPY,
+            phase=Phase.FORWARD,
+            inputs=(weights,),
+            outputs=(weights.with_dtype(self.precision.activations),),
+        )
+        return Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label="cast weights")
+
+
+def _graphed(items: list[Item]) -> list[Item]:
+    """Works that one launch of a recorded graph starts."""
+    return [item if n == 0 else replace(item, launches=Launch()) for n, item in enumerate(items)]
+
+
+def _short(name: str) -> str:
+    """A name a person reads: without the prefix and suffix of PyTorch's attention kernels."""
+    if name.startswith("_scaled_dot_product"):
+        return "attention_backward" if name.endswith("backward") else "attention"
+    return name.removeprefix("_")
