@@ -11,10 +11,11 @@ import numpy as np
 from tests.conftest import AnalyticalCostModel, CostModel, devices, graph_of
 from traincast.cluster import Cluster, load_cluster
 from traincast.forecast import estimates_of
-from traincast.searching.bulk import Bulk, Look
+from traincast.searching.bulk import Bulk
 from traincast.searching.columns import Columns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
+from traincast.searching.looks import Look
 from traincast.searching.problem import Problem
 from traincast.searching.space import Family, families, meshes, usual_axes
 from traincast.simulate import Evaluator

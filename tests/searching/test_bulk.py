@@ -30,8 +30,8 @@ from tests.strategy.test_holdings import head_alone
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
 from traincast.estimate import learned_cost_model
-from traincast.searching.bulk import Batch, Look
 from traincast.searching.explore import bulk_of
+from traincast.searching.looks import Batch, Look
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.searching.steps import shortened

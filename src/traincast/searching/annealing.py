@@ -13,8 +13,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from traincast.searching.bulk import Bulk, Look
+from traincast.searching.bulk import Bulk
 from traincast.searching.columns import Columns, columns_of
+from traincast.searching.looks import Look
 from traincast.searching.problem import Counts, Problem
 from traincast.searching.space import Axes, Degrees, Family, divisors_of
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.searching.bulk import Look
+from traincast.searching.looks import Look
 from traincast.searching.space import OFFLOADS, RECOMPUTES
 from traincast.strategy import Strategy
 from traincast.strategy.schedules import SCHEDULES

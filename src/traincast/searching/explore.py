@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.forecast import estimates_of
-from traincast.searching.bulk import Bulk, Fitting, Look
+from traincast.searching.bulk import Bulk
 from traincast.searching.columns import Columns, columns_of
+from traincast.searching.looks import Fitting, Look
 from traincast.searching.problem import Counts, Problem, Task
 from traincast.searching.space import Family, families
 from traincast.work import Work

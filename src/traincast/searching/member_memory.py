@@ -1,0 +1,180 @@
+"""Whether members fit: what they need of their devices and hosts, over what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.searching.looks import NOT_RUN, Batch, Blocks, Look
+from traincast.searching.rounds import extrapolated
+from traincast.searching.space import OFFLOADS, Axes, Way
+from traincast.searching.steps import activations
+from traincast.strategy import Request
+from traincast.strategy.fitting import HOST_SHARE, MARGIN, factor, fullest_node
+from traincast.strategy.host_memory import updates_of
+from traincast.strategy.memory import other_of, passes_of, runs_ahead, states_of
+from traincast.strategy.precision import Precision
+from traincast.strategy.schedules import Pass
+from traincast.strategy.strategy import Offload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrangement:
+    """Which stage holds what: ``chunks`` says which of the ``kinds`` of pieces each chunk of each stage is.
+
+    ``states`` are bytes of weights, gradients and optimizer states by ZeRO's stage, with the optimizer on the device
+    or on the host, of every stage; ``updates`` those that the host then holds; ``ahead`` marks stages whose hosts run
+    ahead of their devices.
+    """
+
+    kinds: Blocks
+    chunks: Ints
+    states: Floats
+    updates: Floats
+    ahead: npt.NDArray[np.bool_]
+
+
+class MemberMemory:
+    """What members of one request need of memory; what stages hold is kept for the next family.
+
+    Members fit whose forecast is at most ``most_memory`` bytes of a device, and that fit there and on the hosts with
+    the margin that is asked for.
+    """
+
+    def __init__(self, request: Request, axes: Axes, precision: Precision, *, most_memory: float) -> None:
+        self.request = request
+        self.axes = axes
+        self.most_memory = most_memory
+        self._precision = precision
+        self._factor = factor(request.runtime, MARGIN)
+        self._arrangements: dict[tuple[object, ...], _Arrangement] = {}
+
+    def batches(self, look: Look, group: Sequence[Way], pieces: Blocks) -> list[Batch]:
+        """The members that run the family's last cut, into ``pieces``, in the ways of ``group``; not simulated yet."""
+        arrangement = self._arrangement(look, group[0], pieces)
+        for kind in arrangement.kinds:
+            if kind not in look.held:
+                look.held[kind] = self._held(look, kind)
+        held = np.stack([look.held[kind] for kind in arrangement.kinds])[arrangement.chunks]
+        passes = held[..., :3].reshape(len(held), -1, 3)
+        runtime = look.request.runtime
+        gathered = np.where(arrangement.ahead, runtime.held_collectives * held[:, :, 0, 3].max(axis=1), 0.0)
+        fixed = gathered + runtime.workspace_bytes
+        zeros, hosted = [s.zero for s in look.sharings], ["optimizer" in s.offload for s in look.sharings]
+        states = arrangement.states[zeros, [int(host) for host in hosted]]
+        updates = np.where(np.array(hosted)[:, None], arrangement.updates[zeros], 0.0)
+        found = []
+        for way in group:
+            peaks = extrapolated(partial(activations, passes=passes), way, look.family)
+            memory = self._device_bytes(look.request, states + peaks + fixed)
+            load = self._load(memory, states)
+            if any(hosted) or look.family.offloads_activations:
+                load = np.maximum(load, self._host_load(look, way, updates, held[..., 4]))
+            seconds = np.full(len(load), NOT_RUN)
+            found.append(Batch(way=way, cut=len(look.cuts) - 1, memory=memory.max(axis=1), load=load, seconds=seconds))
+        return found
+
+    def _load(self, memory: Floats, states: Floats) -> Floats:
+        """What members need of a device over what there is, with the margin; ``memory`` and ``states`` by stage."""
+        sure = (states + (memory - states) * self._factor).max(axis=1)
+        found: Floats = np.maximum(
+            sure / self.request.cluster.device.memory_bytes, memory.max(axis=1) / self.most_memory
+        )
+        return found
+
+    def _host_load(self, look: Look, way: Way, updates: Floats, leaves: Floats) -> Floats:
+        """What members need of the fullest node's host over what there is; 0 where nobody said how much that is.
+
+        ``leaves`` has, by stage, chunk and pass, what is kept for backward or let go of.
+        """
+        cluster, strategy = self.request.cluster, look.request.strategy
+        if not cluster.host_memory_bytes:
+            return np.zeros(len(updates))
+        hosts = updates
+        if look.family.offloads_activations:
+            kept = leaves.reshape(len(leaves), -1)
+            passes = np.stack([np.maximum(kept, 0.0), np.zeros_like(kept), kept], axis=-1)
+            hosts = hosts + extrapolated(partial(activations, passes=passes), way, look.family)
+        found = fullest_node(
+            hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.devices_per_node
+        )
+        return found / (HOST_SHARE * cluster.host_memory_bytes)
+
+    def _held(self, look: Look, kind: tuple[int, ...]) -> Floats:
+        """Of every pass of a piece what it keeps, needs on top and leaves behind, what its collectives carry, and what
+        would be left behind if nothing were offloaded.
+        """
+        found = passes_of(look.footprints[list(kind)], offloaded=look.family.offloads_activations)
+        whole = passes_of(look.footprints[list(kind)], offloaded=False) if look.family.offloads_activations else found
+        gathered = max((look.programs[b].footprint.gathered for b in set(kind)), default=0.0)
+        return np.array([(found[p].kept, found[p].working, found[p].leaves, gathered, whole[p].leaves) for p in Pass])
+
+    def _arrangement(self, look: Look, way: Way, pieces: Blocks) -> _Arrangement:
+        key = way.route, look.mesh, pieces
+        if key not in self._arrangements:
+            prepared = look.prepared(look.programs, pieces, way, self._precision)
+            held = [prepared.held_blocks(s) for s in range(look.mesh.pp)]
+            states: dict[Blocks, Floats] = {}
+            updates: dict[Blocks, Floats] = {}
+            for blocks in held:
+                if blocks not in states:
+                    states[blocks] = self._states(look, blocks)
+                    updates[blocks] = self._updates(look, blocks)
+            kinds = tuple(dict.fromkeys(pieces))
+            number = {kind: n for n, kind in enumerate(kinds)}
+            ahead = runs_ahead(
+                [[[look.programs[b] for b in blocks] for blocks in chunks] for chunks in held],
+                inside_node=look.mesh.span("tp").num_nodes == 1,
+            )
+            self._arrangements[key] = _Arrangement(
+                kinds=kinds,
+                chunks=np.array([[number[blocks] for blocks in chunks] for chunks in held]),
+                states=np.stack([states[blocks] for blocks in held], axis=-1),
+                updates=np.stack([updates[blocks] for blocks in held], axis=-1),
+                ahead=np.array(ahead),
+            )
+        return self._arrangements[key]
+
+    def _states(self, look: Look, held: Blocks) -> Floats:
+        """Bytes of weights, gradients and optimizer states by ZeRO's stage, the optimizer here or on the host."""
+        chunks = [[look.programs[b] for b in blocks] for blocks in held]
+        table = np.empty((4, 2))
+        for zero, host in product(range(4), (False, True)):
+            offload: tuple[Offload, ...] = ("optimizer",) if host else ()
+            parts = states_of(
+                chunks,
+                strategy=replace(look.request.strategy, zero=zero, offload=offload),  # type: ignore[arg-type]
+                runtime=self.request.runtime,
+                precision=self._precision,
+                optimizer=self.request.optimizer,
+            )
+            table[zero, int(host)] = sum(sum(part.values()) for part in parts.values())
+        return table
+
+    def _updates(self, look: Look, held: Blocks) -> Floats:
+        """Bytes that updates on the host need there, by ZeRO's stage; nothing where none are made there."""
+        offloads = any("optimizer" in OFFLOADS[name] for name in self.axes.offload)
+        if not offloads or not self.request.optimizer:
+            return np.zeros(4)
+        chunks = [[look.programs[b] for b in blocks] for blocks in held]
+        strategies = [replace(look.request.strategy, zero=zero) for zero in range(4)]  # type: ignore[arg-type]
+        runtime = self.request.runtime
+        needed = [updates_of(chunks, strategy=s, runtime=runtime, precision=self._precision) for s in strategies]
+        return np.array([sum(parts.values()) for parts in needed])
+
+    def _device_bytes(self, request: Request, tensors: Floats) -> Floats:
+        """All that a device of each stage holds: ``tensors``, and what else there is."""
+        fixed = sum(other_of(0.0, strategy=request.strategy, runtime=request.runtime).values())
+        other = fixed + request.runtime.allocator_overhead * tensors
+        calibration = request.cluster.calibration
+        if calibration is not None:
+            other = np.maximum(0.0, other + (calibration.memory_share - 1.0) * (tensors + other))
+        return tensors + other
