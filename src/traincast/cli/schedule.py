@@ -145,13 +145,9 @@ def schedule(
             progress=progress,
         )
         queues = [queue, *(queue.believing(name, progress=progress) for name in kinds[1:])]
-    if not as_json:
-        for note in queue.notes:
-            console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
+    _show_notes(queue.notes, quiet=as_json)
     is_study = runner is not None or seeds > 1 or len(kinds) > 1 or len(loads) > 1
-    rows: list[StudyRow] = []
-    if is_study:
-        rows = _study(queues, policies, placement=placement, loads=loads, seeds=every_seed, engine=runner)
+    rows = _study(queues, policies, placement, loads=loads, seeds=every_seed, engine=runner) if is_study else []
     # in a study, only what files and virtual clusters are made of is run here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
     _write(runs, jobs_out=jobs_out, html=html)
@@ -174,8 +170,8 @@ def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) ->
 def _study(
     queues: Sequence[Queue],
     policies: Sequence[str],
-    *,
     placement: str,
+    *,
     loads: Sequence[float],
     seeds: range,
     engine: Engine | None,
@@ -218,6 +214,12 @@ def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) 
         from traincast.scheduling.page import write_page
 
         write_page(runs, Path(html))
+
+
+def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """Print what a reader must know of how the trace and the cluster were read, unless the answer is for a program."""
+    for note in () if quiet else notes:
+        console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
 
 
 def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: str | None, html: str | None) -> None:
