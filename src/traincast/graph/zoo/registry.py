@@ -138,14 +138,30 @@ def _scalar(text: str) -> Scalar:
 def build(spec: str, *, seq: int | None = None) -> Traceable:
     """Build a model of the zoo on the ``meta`` device, with ``seq`` tokens per sample where that applies."""
     known = card(spec)
-    module_name, _, function_name = FAMILIES[known.family].partition(":")
-    builder: Callable[..., Traceable] = getattr(importlib.import_module(module_name), function_name)
+    builder = _builder(known.family)
     parameters = dict(known.parameters)
     if seq is not None:
         if "seq" not in inspect.signature(builder).parameters:
-            raise RequestError(f"model {spec!r} has no sequence: leave the sequence length of {seq} out")
+            raise no_sequence(spec, seq)
         parameters["seq"] = seq
     try:
         return builder(**parameters)
     except TypeError as error:
         raise RequestError(f"model {spec!r}: {str(error).replace('()', '')}") from error
+
+
+def no_sequence(spec: str, seq: int) -> RequestError:
+    """The error for a sequence length given to a model that has none."""
+    return RequestError(f"model {spec!r} has no sequence: leave the sequence length of {seq} out")
+
+
+def defaults_of(family: str) -> dict[str, Any]:
+    """The dimensions of ``family`` that have a default, with it. Needs PyTorch."""
+    dimensions = inspect.signature(_builder(family)).parameters.values()
+    return {d.name: d.default for d in dimensions if d.default is not d.empty}
+
+
+def _builder(family: str) -> Callable[..., Traceable]:
+    module_name, _, function_name = FAMILIES[family].partition(":")
+    builder: Callable[..., Traceable] = getattr(importlib.import_module(module_name), function_name)
+    return builder
