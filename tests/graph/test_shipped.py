@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from traincast.graph import capture as capturing
 from traincast.graph import load, shipped, zoo
 from traincast.graph.load import load_model
 
-SAMPLE = zoo.names()[::9]
+SAMPLE = zoo.names()[4::9]
 REMEDY = r"needs PyTorch, which is not installed: pip install 'traincast\[torch\]'$"
 
 
@@ -92,13 +91,3 @@ def test_graphs_of_other_code_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError, match="alexnet, whose shipped graph was made by other code .*" + REMEDY):
         load_model("alexnet")
-
-
-def test_a_forecast_by_name_loads_no_pytorch(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from traincast import predict\n"
-        "print(predict('gpt2', cluster='dgx-h100:1', global_batch=64).report.step_s > 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == "True\n"
