@@ -48,7 +48,7 @@ unit-searches: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
-# The captured models that ship with the package, made anew (100 s): after any change of src/traincast/graph.
+# The captured models that ship with the package, made anew (two minutes): after any change of src/traincast/graph.
 graphs: $(STAMP)
 	$(BIN)/python -m benchmarks.graphs
 

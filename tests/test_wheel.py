@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from benchmarks.wheel import ROOT, build
 
 pytest.importorskip("setuptools.command.bdist_wheel", reason="building a wheel needs setuptools 70.1 or later")

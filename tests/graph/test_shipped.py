@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from benchmarks.graphs import PLACE, is_current
+
 from tests.conftest import GPT
 from traincast.errors import MissingDependencyError, RequestError
 from traincast.graph import capture as capturing
 from traincast.graph import load, shipped, zoo
-from traincast.graph.load import load_model
+from traincast.graph.load import capture_of_zoo, load_model
 
 SAMPLE = zoo.names()[4::9]
 REMEDY = r"needs PyTorch, which is not installed: pip install 'traincast\[torch\]'$"
@@ -31,9 +31,11 @@ def test_shipped_graphs_were_made_by_the_code_that_captures() -> None:
 
 
 def test_every_name_has_a_shipped_graph_and_no_other_file_ships() -> None:
-    found = {name: shipped.index().file_of(zoo.card(name).family, zoo.card(name).parameters) for name in zoo.names()}
-    assert None not in found.values(), "the zoo has changed: run `make graphs`"
-    assert {path.name for path in PLACE.iterdir()} == {"index.json", *(f"{file}.json.gz" for file in found.values())}
+    cards = [zoo.card(name) for name in zoo.names()]
+    found = [shipped.index().find(card.family, card.parameters) for card in cards]
+    files = {place[0] for place in found if place is not None and place[1] == 0}
+    assert None not in found, "the zoo has changed: run `make graphs`"
+    assert {path.name for path in PLACE.iterdir()} == {"index.json", *(f"{file}.json.gz" for file in files)}
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -55,11 +57,28 @@ def test_a_size_that_ships_is_found_however_it_is_written() -> None:
     assert load_model("gpt2", seq=named.tokens_per_sample) == named
 
 
+@pytest.mark.parametrize(("name", "layers"), [("gpt2", 3), ("llama3-8b", 40), ("t5-small", 9), ("vit-base", 7)])
+def test_another_depth_of_a_stack_is_derived_exactly(name: str, layers: int) -> None:
+    card = zoo.card(name)
+    derived = shipped.shipped_graph(card.family, {**card.parameters, "layers": layers})
+    assert derived is not None
+    assert replace(derived, name=name) == capture_of_zoo(name, layers)
+
+
+def test_two_layers_are_traced() -> None:
+    card = zoo.card("gpt2")
+    assert shipped.shipped_graph(card.family, {**card.parameters, "layers": 2}) is None
+
+
 @pytest.mark.usefixtures("without_torch")
 @pytest.mark.parametrize(
     ("spec", "seq", "said"),
     [
-        ("llama3-8b", 4096, "tracing llama3-8b with 4096 tokens per sample, a size that does not ship with Traincast, "),
+        (
+            "llama3-8b",
+            4096,
+            "tracing llama3-8b with 4096 tokens per sample, a size that does not ship with Traincast, ",
+        ),
         (GPT, None, f"tracing {GPT}, a size that does not ship with Traincast, "),
         ("tests.graph.test_shipped:anything", None, "tracing a model "),
     ],

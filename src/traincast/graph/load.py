@@ -136,10 +136,11 @@ def _traced(wanted: _Wanted, progress: Progress | None) -> OperatorGraph:
         return capture_module(zoo.build(wanted.spec, seq=wanted.seq), name=wanted.name, progress=progress)
 
 
-def capture_of_zoo(name: str) -> OperatorGraph:
-    """Trace the zoo's model ``name`` anew, whatever ships with the package or is cached."""
-    card = zoo.card(name)
-    return _traced(_Wanted(name, name, card.family, card.parameters, None), None)
+def capture_of_zoo(name: str, layers: int | None = None) -> OperatorGraph:
+    """Trace the zoo's model ``name``, with its own or the given number of layers; nothing shipped or cached is read."""
+    require_torch(f"tracing {name}")
+    with without_compiler():
+        return capture_module(zoo.build(name, layers=layers), name=name)
 
 
 def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
