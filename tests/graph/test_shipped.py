@@ -108,5 +108,5 @@ def test_graphs_of_other_code_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_
     assert load_model("alexnet") == expected
     assert traced == ["alexnet"]
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependencyError, match="alexnet, whose shipped graph was made by other code .*" + REMEDY):
+    with pytest.raises(MissingDependencyError, match="alexnet, while the shipped graphs are of other code .*" + REMEDY):
         load_model("alexnet")

@@ -125,8 +125,9 @@ def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> O
 
 
 def _traced(wanted: _Wanted, progress: Progress | None) -> OperatorGraph:
+    """Capture what is wanted; where PyTorch is missing, say why it is needed."""
     reason = (
-        "whose shipped graph was made by other code (`make graphs` writes it anew)"
+        "while the shipped graphs are of other code (`make graphs` writes them anew),"
         if shipped.index().is_stale
         else "a size that does not ship with Traincast,"
     )

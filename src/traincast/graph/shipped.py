@@ -138,7 +138,7 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
 
 
 def _is_stack(graph: OperatorGraph, layers: Any) -> bool:
-    """Whether ``graph`` may be one of repeated layers: it has as many as its repeated blocks, or one more."""
+    """Whether every repeated block of ``graph`` counts all of its ``layers``, or all but one that differs."""
     counts = {block.count for block in graph.blocks if block.count > 1}
     return type(layers) is int and layers > FEWEST_LAYERS and bool(counts) and counts <= {layers, layers - 1}
 
