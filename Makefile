@@ -1,17 +1,25 @@
-# Two commands: `make demo` and `make test`. Both set up .venv by themselves.
+# Two commands: `make demo` and `make test`. Both set up .venv by themselves: the demo installs what a forecast needs,
+# the tests add PyTorch and the tools. They can be run in any order.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PLAIN := $(VENV)/.installed-plain
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit unit-forecasts unit-searches bench format clean
+.PHONY: demo test lint types unit unit-forecasts unit-searches bench graphs format clean
+
+$(PLAIN): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	$(PIP) -e '.[dev]'
+	touch $(PLAIN) $@
 
-demo: $(STAMP)
+demo: $(PLAIN)
 	mkdir -p demo
 	$(BIN)/traincast predict llama3-8b --cluster dgx-h100:4 --strategy dp=8,tp=4 --global-batch 256 --tokens 1e12 --trace demo/llama3-8b.trace.json --html demo/llama3-8b.html
 
@@ -39,6 +47,10 @@ unit-searches: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# The captured models that ship with the package, made anew (two minutes): after any change of src/traincast/graph.
+graphs: $(STAMP)
+	$(BIN)/python -m benchmarks.graphs
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

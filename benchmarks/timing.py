@@ -21,14 +21,14 @@ class Cost:
     peak_bytes: float
 
 
-def run(arguments: Sequence[str], *, cache: str | None = None) -> Cost:
-    """Run ``python -m traincast ARGUMENTS`` in a cold process."""
+def run(arguments: Sequence[str], *, cache: str | None = None, python: str = sys.executable) -> Cost:
+    """Run ``python -m traincast ARGUMENTS`` in a cold process of the interpreter ``python``."""
     environment = dict(os.environ)
     if cache is not None:
         environment["TRAINCAST_CACHE"] = cache
     started = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "traincast", *arguments],
+        [python, "-m", "traincast", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment,

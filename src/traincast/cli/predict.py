@@ -65,7 +65,7 @@ _CHART_WIDTH = 64
     help="megatron, torchtitan, deepspeed or nanotron: time its runtime, and print what it reads.",
 )
 @click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
-@click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache of traced models.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def predict(
     model: str,

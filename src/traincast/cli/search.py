@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 @click.option("--all-out", metavar="FILE.parquet", help="Write every candidate.")
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
 @click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
-@click.option("--no-cache", is_flag=True, help="Trace the model anew, and keep nothing.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache of traced models.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 @click.pass_context
 def search(

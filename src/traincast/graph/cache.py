@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 @cache
-def _code_digest() -> bytes:
+def code_digest() -> bytes:
     """A digest of the code that decides what a captured graph looks like."""
     digest = hashlib.sha256()
     root = resources.files("traincast.graph")
@@ -40,7 +40,7 @@ def _code_digest() -> bytes:
 def cache_key(content: Mapping[str, object]) -> str:
     """The name under which the graph of ``content`` is kept."""
     text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(_code_digest() + text.encode()).hexdigest()[:32]
+    return hashlib.sha256(code_digest() + text.encode()).hexdigest()[:32]
 
 
 def cached(key: str) -> OperatorGraph | None:

@@ -39,12 +39,12 @@ BATCH: Final = 10007
 """The traced number of samples: a prime larger than the prime factors of layer widths."""
 
 
-def require_torch() -> None:
-    """Say how to install PyTorch where it is missing."""
+def require_torch(purpose: str = "tracing a model") -> None:
+    """Say how to install PyTorch where it is missing and ``purpose`` needs it."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise MissingDependencyError("PyTorch", "tracing a model", extra="torch") from error
+        raise MissingDependencyError("PyTorch", purpose, extra="torch") from error
 
 
 def capture(traceable: Traceable, *, name: str, progress: Progress | None = None) -> OperatorGraph:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
 from traincast.graph import cache as graph_cache
-from traincast.graph import zoo
+from traincast.graph import shipped, zoo
 from traincast.graph.capture import capture as capture_module
 from traincast.graph.capture import require_torch
 from traincast.graph.files import FORMAT, graph_from_dict, read_json
@@ -52,8 +53,7 @@ def load_model(
             refuse_code(spec, "model")
         return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
     card = zoo.card(spec)
-    content = {"family": card.family, "parameters": dict(card.parameters), "seq": seq}
-    return _through_cache(spec, content, spec, seq, use_cache, progress)
+    return _of_family(_Wanted(spec, spec, card.family, card.parameters, seq), use_cache, progress)
 
 
 def _holds_config(path: Path) -> bool:
@@ -77,33 +77,71 @@ def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress 
     family, parameters = from_config(data)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
-    content = {"family": family, "parameters": dict(parameters), "seq": seq}
-    return _through_cache(name, content, spec, seq, use_cache, progress)
+    return _of_family(_Wanted(name, spec, family, parameters, seq), use_cache, progress)
 
 
 def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _through_cache(  # noqa: PLR0917  (what it passes on)
-    name: str,
-    content: Mapping[str, object],
-    spec: str,
-    seq: int | None,
-    use_cache: bool,
-    progress: Progress | None,
-) -> OperatorGraph:
-    key = graph_cache.cache_key({"name": name, **content})
+class _Wanted(NamedTuple):
+    """A model of a family: the name of its graph, how to build it, and what it is."""
+
+    name: str
+    spec: str
+    family: str
+    parameters: Mapping[str, Any]
+    seq: int | None
+
+    @property
+    def dimensions(self) -> dict[str, Any]:
+        """The parameters that were given, with the sequence length."""
+        return {**self.parameters} if self.seq is None else {**self.parameters, "seq": self.seq}
+
+
+def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> OperatorGraph:
+    """The graph that ships with the package, else the one kept in the cache, else a captured one."""
+    if wanted.seq is not None and shipped.index().lacks_sequence(wanted.family):
+        raise zoo.no_sequence(wanted.spec, wanted.seq)
+    found = shipped.shipped_graph(wanted.family, wanted.dimensions)
+    if found is not None:
+        return replace(found, name=wanted.name)
+    key = graph_cache.cache_key(
+        {
+            "name": wanted.name,
+            "family": wanted.family,
+            "parameters": dict(wanted.parameters),
+            "seq": wanted.seq,
+        }
+    )
     if use_cache:
         kept = graph_cache.cached(key)
         if kept is not None:
             return kept
-    require_torch()
-    with without_compiler():
-        graph = capture_module(zoo.build(spec, seq=seq), name=name, progress=progress)
+    graph = _traced(wanted, progress)
     if use_cache:
         graph_cache.keep(key, graph)
     return graph
+
+
+def _traced(wanted: _Wanted, progress: Progress | None) -> OperatorGraph:
+    """Capture what is wanted; where PyTorch is missing, say why it is needed."""
+    reason = (
+        "while the shipped graphs are of other code (`make graphs` writes them anew),"
+        if shipped.index().is_stale
+        else "a size that does not ship with Traincast,"
+    )
+    length = "" if wanted.seq is None else f" with {wanted.seq} tokens per sample"
+    require_torch(f"tracing {wanted.spec}{length}, {reason}")
+    with without_compiler():
+        return capture_module(zoo.build(wanted.spec, seq=wanted.seq), name=wanted.name, progress=progress)
+
+
+def capture_of_zoo(name: str, layers: int | None = None) -> OperatorGraph:
+    """Trace the zoo's model ``name``, with its own or the given number of layers; nothing shipped or cached is read."""
+    require_torch(f"tracing {name}")
+    with without_compiler():
+        return capture_module(zoo.build(name, layers=layers), name=name)
 
 
 def load_factory(spec: str, *, seq: int | None = None) -> Traceable:

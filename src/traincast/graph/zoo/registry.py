@@ -73,35 +73,40 @@ class ModelCard:
     published: Mapping[str, Scalar] = field(hash=False)
 
 
-@cache
-def _cards() -> dict[str, ModelCard]:
-    cards = {}
-    for entry in resources.files("traincast.graph.zoo").joinpath("models").iterdir():
-        if entry.name.endswith(".toml"):
-            data = tomllib.loads(entry.read_text(encoding="utf-8"))
-            name = entry.name.removesuffix(".toml")
-            cards[name] = ModelCard(
-                name=name,
-                family=data["family"],
-                description=data["description"],
-                parameters=data.get("parameters", {}),
-                published=data.get("published", {}),
-            )
-    return dict(sorted(cards.items()))
+_MODELS: Final = "models"
+_ENDING: Final = ".toml"
 
 
 def names() -> list[str]:
     """Names of all models of the zoo."""
-    return list(_cards())
+    return list(_names())
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    entries = resources.files("traincast.graph.zoo").joinpath(_MODELS).iterdir()
+    return tuple(sorted(e.name.removesuffix(_ENDING) for e in entries if e.name.endswith(_ENDING)))
+
+
+@cache
+def _card(name: str) -> ModelCard:
+    entry = resources.files("traincast.graph.zoo").joinpath(_MODELS, name + _ENDING)
+    data = tomllib.loads(entry.read_text(encoding="utf-8"))
+    return ModelCard(
+        name=name,
+        family=data["family"],
+        description=data["description"],
+        parameters=data.get("parameters", {}),
+        published=data.get("published", {}),
+    )
 
 
 def card(spec: str) -> ModelCard:
     """The card of a zoo name (``resnet50``) or of a family by its dimensions (``gpt:layers=24,hidden=2048``)."""
     if ":" not in spec:
-        cards = _cards()
-        if spec not in cards:
-            raise UnknownNameError("model", spec, cards, hint="`traincast models` lists all")
-        return cards[spec]
+        if spec not in _names():
+            raise UnknownNameError("model", spec, _names(), hint="`traincast models` lists all")
+        return _card(spec)
     family, _, text = spec.partition(":")
     if family not in FAMILIES:
         raise UnknownNameError("model family", family, FAMILIES)
@@ -135,17 +140,38 @@ def _scalar(text: str) -> Scalar:
     return text
 
 
-def build(spec: str, *, seq: int | None = None) -> Traceable:
-    """Build a model of the zoo on the ``meta`` device, with ``seq`` tokens per sample where that applies."""
+def build(spec: str, *, seq: int | None = None, layers: int | None = None) -> Traceable:
+    """Build a model of the zoo on the ``meta`` device, with ``seq`` tokens per sample where that applies.
+
+    ``layers`` replaces the number of layers of a family that has such a dimension.
+    """
     known = card(spec)
-    module_name, _, function_name = FAMILIES[known.family].partition(":")
-    builder: Callable[..., Traceable] = getattr(importlib.import_module(module_name), function_name)
+    builder = _builder(known.family)
     parameters = dict(known.parameters)
     if seq is not None:
         if "seq" not in inspect.signature(builder).parameters:
-            raise RequestError(f"model {spec!r} has no sequence: leave the sequence length of {seq} out")
+            raise no_sequence(spec, seq)
         parameters["seq"] = seq
+    if layers is not None:
+        parameters["layers"] = layers
     try:
         return builder(**parameters)
     except TypeError as error:
         raise RequestError(f"model {spec!r}: {str(error).replace('()', '')}") from error
+
+
+def no_sequence(spec: str, seq: int) -> RequestError:
+    """The error for a sequence length given to a model that has none."""
+    return RequestError(f"model {spec!r} has no sequence: leave the sequence length of {seq} out")
+
+
+def defaults_of(family: str) -> dict[str, Any]:
+    """The dimensions of ``family`` that have a default, with it. Needs PyTorch."""
+    dimensions = inspect.signature(_builder(family)).parameters.values()
+    return {d.name: d.default for d in dimensions if d.default is not d.empty}
+
+
+def _builder(family: str) -> Callable[..., Traceable]:
+    module_name, _, function_name = FAMILIES[family].partition(":")
+    builder: Callable[..., Traceable] = getattr(importlib.import_module(module_name), function_name)
+    return builder

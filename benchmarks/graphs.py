@@ -1,0 +1,42 @@
+"""``python -m benchmarks.graphs``: capture every model of the zoo and write the graphs that ship with the package.
+
+``--check`` captures every model and compares instead; it writes nothing and ends with 1 if a graph differs.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import traincast
+from traincast.graph import zoo
+from traincast.graph.load import capture_of_zoo
+from traincast.graph.shipped import FOLDER, shipped_graph, write_shipped
+
+PLACE = Path(traincast.__file__).parent / "graph" / "zoo" / FOLDER
+
+
+def main(arguments: list[str]) -> int:
+    """Write the shipped graphs, or compare them with fresh captures."""
+    import torch
+
+    if "--check" in arguments:
+        wrong = [name for name in zoo.names() if not is_current(name)]
+        print(f"{len(zoo.names())} models captured; " + (f"differ: {', '.join(wrong)}" if wrong else "all are equal"))
+        return 1 if wrong else 0
+    write_shipped(PLACE, capture_of_zoo, torch=torch.__version__.partition("+")[0])
+    sizes = [path.stat().st_size for path in PLACE.iterdir()]
+    print(f"{len(zoo.names())} models, {len(sizes)} files, {sum(sizes) / 1e3:.0f} kB in {PLACE}")
+    return 0
+
+
+def is_current(name: str) -> bool:
+    """Whether the shipped graph of ``name`` is what a capture gives now."""
+    card = zoo.card(name)
+    found = shipped_graph(card.family, card.parameters)
+    return found is not None and replace(found, name=name) == capture_of_zoo(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

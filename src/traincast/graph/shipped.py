@@ -1,0 +1,152 @@
+"""The captured graphs of the zoo that ship with the package: a forecast by name needs no PyTorch.
+
+``zoo/graphs`` holds one compressed graph file per model and ``index.json``, which has
+
+* ``code``: the digest of the code that captured them (:func:`traincast.graph.cache.code_digest`),
+* ``torch``: the release of PyTorch that they were captured with,
+* ``defaults``: the default dimensions of every family,
+* ``graphs``: the digest of a family and all of its dimensions, to the name of the file,
+* ``stacks``: the digest of a family and all of its dimensions but ``layers``, to the name of the file and its layers,
+  for models in which another number of layers changes nothing but the counts of repeated blocks.
+
+A graph is read only if the family, every dimension (but the layers of a stack) and the capturing code are those it was
+made from. Otherwise the model is traced. ``make graphs`` writes the folder anew.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from traincast.files import write_folder
+from traincast.graph import zoo
+from traincast.graph.cache import code_digest
+from traincast.graph.files import graph_from_dict, graph_to_dict
+from traincast.graph.operator import OperatorGraph
+
+FOLDER: Final = "graphs"
+FEWEST_LAYERS: Final = 3
+"""A stack with fewer layers is traced: its blocks may not be told apart from those that are not repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What the shipped graphs were made from."""
+
+    code: str
+    torch: str
+    defaults: Mapping[str, Mapping[str, Any]]
+    graphs: Mapping[str, str]
+    stacks: Mapping[str, tuple[str, int]]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the code that captures has changed since: none of the graphs is used then."""
+        return self.code != code_digest().hex()
+
+    def find(self, family: str, parameters: Mapping[str, Any]) -> tuple[str, int] | None:
+        """The file to read for these dimensions, and the layers to add to it; None if they must be traced.
+
+        Dimensions that are left out have the family's default.
+        """
+        if self.is_stale or family not in self.defaults:
+            return None
+        dimensions = {**self.defaults[family], **parameters}
+        exact = self.graphs.get(_digest(family, dimensions))
+        if exact is not None:
+            return exact, 0
+        layers = dimensions.pop("layers", None)
+        stack = self.stacks.get(_digest(family, dimensions))
+        if stack is None or type(layers) is not int or layers < FEWEST_LAYERS:
+            return None
+        return stack[0], layers - stack[1]
+
+    def lacks_sequence(self, family: str) -> bool:
+        """Whether models of ``family`` are known to have no sequence length."""
+        return not self.is_stale and family in self.defaults and "seq" not in self.defaults[family]
+
+
+@cache
+def index() -> Index:
+    """The index of this installation; one without graphs counts as stale."""
+    entry = _folder().joinpath("index.json")
+    if not entry.is_file():
+        return Index(code="", torch="", defaults={}, graphs={}, stacks={})
+    made = json.loads(entry.read_bytes())
+    if made["code"] != code_digest().hex():  # other code may have written another index
+        return Index(code=made["code"], torch=made["torch"], defaults={}, graphs={}, stacks={})
+    return Index(**made)
+
+
+def shipped_graph(family: str, parameters: Mapping[str, Any]) -> OperatorGraph | None:
+    """The graph that a capture of these dimensions would give, but for its name; None if it does not ship."""
+    found = index().find(family, parameters)
+    if found is None:
+        return None
+    name, more = found
+    entry = _folder().joinpath(f"{name}.json.gz")
+    graph = graph_from_dict(json.loads(gzip.decompress(entry.read_bytes())), where=str(entry))
+    return deeper(graph, more) if more else graph
+
+
+def deeper(graph: OperatorGraph, more: int) -> OperatorGraph:
+    """``graph`` with every repeated block repeated ``more`` times more (fewer, if negative)."""
+    blocks = (replace(block, count=block.count + more) if block.count > 1 else block for block in graph.blocks)
+    return replace(graph, blocks=tuple(blocks))
+
+
+def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph], *, torch: str) -> None:
+    """Write the folder of shipped graphs to ``path``, one for every name of the zoo.
+
+    ``capture`` traces a model of the zoo with its own or the given number of layers. A model counts as a stack if its
+    graph with the fewest layers is what a capture of it gives. Equal graphs give equal bytes; models with the same
+    family and dimensions share one file.
+    """
+    defaults = {family: zoo.defaults_of(family) for family in zoo.FAMILIES}
+    graphs: dict[str, str] = {}
+    stacks: dict[str, tuple[str, int]] = {}
+    contents: dict[str, bytes] = {}
+    for name in zoo.names():
+        card = zoo.card(name)
+        dimensions = {**defaults[card.family], **card.parameters}
+        if graphs.setdefault(_digest(card.family, dimensions), name) != name:
+            continue
+        graph = capture(name, None)
+        text = json.dumps(graph_to_dict(graph), separators=(",", ":"), allow_nan=False)
+        contents[f"{name}.json.gz"] = gzip.compress(text.encode(), mtime=0)
+        layers = dimensions.pop("layers", None)
+        stack = _digest(card.family, dimensions)
+        if stack not in stacks and _is_stack(graph, layers):
+            fewest = capture(name, FEWEST_LAYERS)
+            if deeper(graph, FEWEST_LAYERS - layers) == replace(fewest, name=graph.name):
+                stacks[stack] = (name, layers)
+    made = {
+        "code": code_digest().hex(),
+        "torch": torch,
+        "defaults": defaults,
+        "graphs": graphs,
+        "stacks": stacks,
+    }
+    write_folder(path, {"index.json": (json.dumps(made, indent=1) + "\n").encode(), **contents})
+
+
+def _is_stack(graph: OperatorGraph, layers: Any) -> bool:
+    """Whether every repeated block of ``graph`` counts all of its ``layers``, or all but one that differs."""
+    counts = {block.count for block in graph.blocks if block.count > 1}
+    return type(layers) is int and layers > FEWEST_LAYERS and bool(counts) and counts <= {layers, layers - 1}
+
+
+def _folder() -> Any:
+    return resources.files("traincast.graph.zoo").joinpath(FOLDER)
+
+
+def _digest(family: str, parameters: Mapping[str, Any]) -> str:
+    text = json.dumps([family, parameters], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
