@@ -36,7 +36,7 @@ from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.searching.steps import shortened
 from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
-from traincast.strategy.prepare import memory_only, need_only
+from traincast.strategy.prepare import need_only
 
 CALIBRATED = "h100-sxm5-80gb-nanotron-ultrascale:4"
 
@@ -73,7 +73,7 @@ def compare(problem: Problem, count: int, *, rel: float = 1e-9, seed: int = 0) -
         seconds, memory = single(request, problem.cost_model)
         assert batch.seconds[at] == pytest.approx(seconds, rel=rel), str(strategy)
         assert batch.memory[at] == pytest.approx(memory, rel=1e-9), str(strategy)
-        assert memory_only(request) == pytest.approx(memory, rel=1e-12), str(strategy)
+        assert need_only(request).forecast == pytest.approx(memory, rel=1e-12), str(strategy)
         load = max(need_only(request).load, memory / problem.most_memory)
         assert batch.load[at] == pytest.approx(load, rel=1e-9), str(strategy)
         seen.update(_values(strategy))
@@ -160,7 +160,7 @@ def test_memory_is_exact_where_microbatches_are_left_out(runtime: str) -> None:
     for look, batch, at in members(problem, 40):
         if extrapolated(look):
             request = with_strategy(problem, look.strategy(batch, look.sharings[at]))
-            assert batch.memory[at] == pytest.approx(memory_only(request), rel=1e-9), str(request.strategy)
+            assert batch.memory[at] == pytest.approx(need_only(request).forecast, rel=1e-9), str(request.strategy)
             count += 1
     assert count >= 20
 

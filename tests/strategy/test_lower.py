@@ -16,7 +16,7 @@ from traincast.graph import Operator, Phase
 from traincast.graph.capture import capture
 from traincast.graph.zoo import Traceable
 from traincast.strategy import NUM_STREAMS, Category, Group, Plan, Strategy, Stream, load_runtime, lower
-from traincast.strategy.prepare import memory_only
+from traincast.strategy.prepare import need_only
 from traincast.work import Collective, Launch, Transfer
 
 STRATEGIES = ["dp=1", "dp=4,zero=3", "tp=4,sp", "pp=4,num_microbatches=8", "dp=2,tp=2,pp=2,num_microbatches=4,zero=1"]
@@ -168,7 +168,7 @@ def test_fsdp_gathers_a_block_ahead() -> None:
 
 def test_memory_alone_is_that_of_the_fullest_stage() -> None:
     request = request_of("pp=4,num_microbatches=8")
-    assert memory_only(request) == max(m.total for m in lower(request).memory)
+    assert need_only(request).forecast == max(m.total for m in lower(request).memory)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ _CHART_WIDTH = 64
 @click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
 @click.option("--samples", metavar="N", help="Length of the job in samples.")
 @click.option("--steps", metavar="N", help="Length of the job in steps.")
-@click.option("--slow", metavar="RANK=FACTOR", multiple=True, help="A rank that computes so many times as long.")
+@click.option("--slow", metavar="RANK=FACTOR", multiple=True, help="3=1.5: rank 3 computes 1.5 times slower.")
 @click.option("--jitter", type=float, default=0.0, metavar="SIGMA", help="Spread of the ranks' speed, such as 0.05.")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the jitter.")
 @click.option("--busy-network", type=float, default=0.0, metavar="SHARE", help="Bandwidth between nodes others take.")

@@ -91,7 +91,7 @@ def _judged(place: Place, made: Sequence[Made], ranking: Ranking) -> tuple[Place
     """A place with the best of ``made``, and what a step there may take at most before calibration's correction."""
     if not made:
         return replace(
-            place, status="not accepted", reason="none of the strategies there is accepted by what it is for"
+            place, status="not accepted", reason="the filter that was given accepted none of the strategies there"
         ), 0.0
     allowed = [each for each in made if ranking.allows(each.candidate)]
     if not allowed:
@@ -154,7 +154,7 @@ def nothing(places: Sequence[Place], ranking: Ranking) -> str:
         on = f" on {lean.name}" if len(places) > 1 else ""
         return f"no strategy fits: {lean.reason}{on}; use more devices, a smaller batch or a narrower dtype"
     if place.status == "not accepted":
-        return "no strategy that was found is accepted by what it is for; loosen what is asked for"
+        return "the filter that was given accepted none of the strategies that were found; loosen it"
     return f"no legal strategy{on}: {place.reason}"
 
 

@@ -258,7 +258,7 @@ class Ranking:
             except StrategyError as error:
                 yield Naive(name=name, candidate=None, reason=str(error))
                 continue
-            reason = "" if candidate.report.fits else "does not fit"
+            reason = "" if candidate.report.fits else candidate.report.verdict
             behind = self.objective_of(candidate) / first - 1.0
             yield Naive(name=name, candidate=replace(candidate, behind=behind), reason=reason)
 

@@ -285,11 +285,6 @@ def exchanged_parts(request: Request) -> list[tuple[BlockProgram, float]]:
     return [(p, prepared.precision.gradient_bytes(p.num_parameters) * request.strategy.compression) for p in programs]
 
 
-def memory_only(request: Request) -> float:
-    """Peak memory of the fullest rank, in bytes, without laying out a plan."""
-    return max(m.total for m in memory_by_stage(request, prepare(request)))
-
-
 def need_only(request: Request) -> Need:
     """What a request needs of devices and hosts, without laying out a plan."""
     memories = memory_by_stage(request, prepare(request))
