@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from traincast.cluster import find_device
 from traincast.estimate.features import FAMILIES, FLOOR_S, TILE_CHANNELS, Rates
-from traincast.fit.dataset import OperatorTable, read_operators
-from traincast.fit.examples import Rows, cells_of, examples_of, rows_of, vocabulary_of
-from traincast.fit.rivals import ALL, Budget, compare, count_of, evaluate, sample
-from traincast.fit.split import protocol_split
-from traincast.fit.train import Examples, TrainConfig, train_network
+from traincast.fitting.dataset import OperatorTable, read_operators
+from traincast.fitting.examples import Rows, cells_of, examples_of, rows_of, vocabulary_of
+from traincast.fitting.rivals import ALL, Budget, compare, count_of, evaluate, sample
+from traincast.fitting.split import protocol_split
+from traincast.fitting.train import Examples, TrainConfig, train_network
 
 CELLS: Final = {
     "GEMM, bf16, H100": ("gemm", "bf16", "h100-sxm5-80gb", "serving"),

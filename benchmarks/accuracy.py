@@ -18,7 +18,7 @@ from typing import Any, Final
 from benchmarks.page import drawings, page
 from benchmarks.study import make
 from traincast.errors import TraincastError
-from traincast.validate import validate_steps
+from traincast.validating import validate_steps
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"
 _CURVES: Final = ("llm-foundry",)

@@ -24,16 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.markers import write
-from traincast.calibrate.read import measured as measured_step
-from traincast.calibrate.runs import Measured
+from traincast.calibrating.read import measured as measured_step
+from traincast.calibrating.runs import Measured
 from traincast.errors import TraincastError
 from traincast.forecast import Forecast, forecast
 from traincast.report.odds import odds
 from traincast.searching.sureness import Draws
 from traincast.strategy import Request
-from traincast.validate import dp_steps
-from traincast.validate.steps import with_calibration
-from traincast.validate.tables import Row, RowError, read_table, text
+from traincast.tables import RowError
+from traincast.validating import dp_steps
+from traincast.validating.steps import with_calibration
+from traincast.validating.tables import Row, read_table, text
 
 Floats = npt.NDArray[np.float64]
 PAGE: Final = Path(__file__).parents[1] / "docs" / "search.md"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from traincast.cluster import MOST_LIKELY
-from traincast.validate.metrics import spearman
+from traincast.validating.metrics import spearman
 
 Row = Mapping[str, Any]
 Key = TypeVar("Key", bound=Hashable)

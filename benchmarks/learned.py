@@ -32,16 +32,16 @@ from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.cells import beside
 from traincast.estimate.features import family_of, shapes_of
 from traincast.estimate.learned_collectives import CollectiveModel
-from traincast.fit.adapt import adapt
-from traincast.fit.boosting import BoostingConfig, grow
-from traincast.fit.collective_table import read_collectives
-from traincast.fit.collectives import compare_collectives, fit_collectives, predict_rows
-from traincast.fit.dataset import OperatorTable, read_operators
-from traincast.fit.examples import Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
-from traincast.fit.operators import FitConfig, fit_cell, fit_general, fit_operators
-from traincast.fit.scores import said_of
-from traincast.fit.split import Merged, Split, by_unseen_dims, protocol_split
-from traincast.fit.train import TrainConfig
+from traincast.fitting.adapt import adapt
+from traincast.fitting.boosting import BoostingConfig, grow
+from traincast.fitting.collective_table import read_collectives
+from traincast.fitting.collectives import compare_collectives, fit_collectives, predict_rows
+from traincast.fitting.dataset import OperatorTable, read_operators
+from traincast.fitting.examples import Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
+from traincast.fitting.operators import FitConfig, fit_cell, fit_general, fit_operators
+from traincast.fitting.scores import said_of
+from traincast.fitting.split import Merged, Split, by_unseen_dims, protocol_split
+from traincast.fitting.train import TrainConfig
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 Floats = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ from benchmarks import figures, plots, words
 from benchmarks.figures import Errors, Row, covered, errors, grouped
 from benchmarks.worst import Reasons, worst
 from traincast import __version__
-from traincast.validate.outcome import kind
+from traincast.validating.outcome import kind
 
 _WORST: Final = 15
 _FEWEST_TO_PICK: Final = 3

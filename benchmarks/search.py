@@ -24,11 +24,11 @@ from benchmarks.timing import best, table
 from traincast.engines import Engine, local_engine, ray_engine
 from traincast.errors import StrategyError
 from traincast.forecast import estimates_of, forecast, make_request
-from traincast.searching.columns import Columns, joined
+from traincast.searching.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.naive import naive_choice, naive_strategies
-from traincast.searching.problem import Counts, Problem, Task
+from traincast.searching.problem import Problem, SpaceCounts, Task
 from traincast.searching.search import search
 from traincast.searching.space import Degrees, usual_axes
 from traincast.simulate import Evaluator
@@ -63,7 +63,7 @@ def _problem(constraint: str = "", *, model: str, cluster: str, global_batch: in
     return Problem(request=request, axes=axes, most_memory=most_memory)
 
 
-def _request(problem: Problem, columns: Columns, row: int) -> Request:
+def _request(problem: Problem, columns: StrategyColumns, row: int) -> Request:
     return replace(problem.request, strategy=columns.strategy(row, problem.request.strategy))
 
 
@@ -72,7 +72,7 @@ def speed() -> None:
     problem = _problem(**LARGE)  # type: ignore[arg-type]
     explore(bulk_of(problem), problem, Task(degrees=SAMPLE[-1:]))  # compiles, and reads what estimates are made with
     rows = []
-    parts, total = [], Counts()
+    parts, total = [], SpaceCounts()
     bulk = bulk_of(problem)
     for at in SAMPLE:
         columns, counts = explore(bulk, problem, Task(degrees=(at,)))
@@ -183,11 +183,11 @@ def improvement() -> None:
     table(title, header, rows)
 
 
-def _exhausted(problem: Problem, engine: Engine, *, done: Callable[[], None] = lambda: None) -> Columns:
+def _exhausted(problem: Problem, engine: Engine, *, done: Callable[[], None] = lambda: None) -> StrategyColumns:
     """Everything of a space."""
-    found: dict[int, Columns] = {}
+    found: dict[int, StrategyColumns] = {}
 
-    def keep(index: int, result: tuple[Columns, Counts]) -> None:
+    def keep(index: int, result: tuple[StrategyColumns, SpaceCounts]) -> None:
         found[index] = result[0]
         done()
 
@@ -263,7 +263,7 @@ def _loser(cluster: Any, second: Any) -> Callable[[], None]:
     return lose
 
 
-def _same(one: Columns, other: Columns) -> str:
+def _same(one: StrategyColumns, other: StrategyColumns) -> str:
     if len(one) != len(other) or not np.array_equal(one.memory, other.memory):
         return "DIFFERENT"
     finite = np.isfinite(one.seconds)

@@ -21,15 +21,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from traincast.calibrate.intervals import bounds, crossed
-from traincast.calibrate.procedure import Calibrated, calibrate
-from traincast.calibrate.read import measured as measured_step
-from traincast.calibrate.runs import Measured, Run, prepare_runs
-from traincast.calibrate.study import fold_numbers, held_out
+from traincast.calibrating.intervals import bounds, crossed
+from traincast.calibrating.procedure import Calibrated, calibrate
+from traincast.calibrating.read import measured as measured_step
+from traincast.calibrating.runs import Measured, MeasuredRun, prepare_runs
+from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
 from traincast.report.outlook import UNCALIBRATED
-from traincast.validate import dp_steps
-from traincast.validate.tables import Row, read_table, text
+from traincast.validating import dp_steps
+from traincast.validating.tables import Row, read_table, text
 
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
@@ -74,7 +74,7 @@ def make(
     """The study: ``data`` as plain values, ``calibrated`` by group."""
     entries: list[Entry] = []
     skipped: list[Entry] = []
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     if steps is not None:
         _prepare("steps", read_table(steps, needs=()), measured_step, _source, runs, entries, skipped)
     if dp is not None:
@@ -124,7 +124,7 @@ def _prepare(  # noqa: PLR0917
     rows: Sequence[Row],
     measure: Callable[[int, Row], Measured],
     source: Callable[[Row], str],
-    runs: list[Run],
+    runs: list[MeasuredRun],
     entries: list[Entry],
     skipped: list[Entry],
 ) -> None:
@@ -168,7 +168,9 @@ def _note(entries: list[Entry], members: Sequence[int], result: Calibrated) -> N
         entry["usual"], entry["stalled"] = _plain(usual), _plain(slow)
 
 
-def _note_repeats(entries: list[Entry], members: Sequence[int], runs: Sequence[Run], result: Calibrated) -> None:
+def _note_repeats(
+    entries: list[Entry], members: Sequence[int], runs: Sequence[MeasuredRun], result: Calibrated
+) -> None:
     """Where configurations were run several times: forecasts by fits that may have seen another run of the same one."""
     kept = [runs[i] for i in members]
     configurations = {(entries[i]["strategy"], entries[i]["model"], entries[i]["n_gpus"]) for i in members}

@@ -6,7 +6,7 @@ On the command line, from this folder: ``traincast schedule jobs.csv --nodes 2x8
 from pathlib import Path
 
 from traincast import schedule
-from traincast.scheduling import Policy, Run, State
+from traincast.scheduling import JobRun, Policy, State
 from traincast.scheduling.conformance import check_policy
 
 JOBS = Path(__file__).with_name("jobs.csv")
@@ -16,7 +16,7 @@ class ResponseRatio(Policy):
     def decide(self, state: State) -> None:
         """Start jobs in order of (time since submission + believed rest) / believed rest, until one finds no room."""
 
-        def ratio(run: Run) -> float:
+        def ratio(run: JobRun) -> float:
             left = run.remaining_s(state.now)
             return (state.now - run.job.submit_s + left) / left
 

@@ -33,8 +33,8 @@ from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_r
 from traincast.strategy.precision import PRECISIONS
 from traincast.strategy.schedules import SCHEDULES
 from traincast.units import parse_count
-from traincast.validate.metrics import Summary
-from traincast.validate.outcome import Outcome
+from traincast.validating.metrics import Summary
+from traincast.validating.outcome import RowOutcome
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -303,7 +303,7 @@ def names_of(*classes: type) -> set[str]:
 def test_every_field_and_public_name_is_in_the_reference() -> None:
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", ANY_FENCE.sub("", text_of("docs/reference.md"))))))
     fenced = set(re.findall(r"\w+", " ".join(fences("docs/reference.md", "python"))))
-    reported = names_of(Report, Memory, JobForecast, PathEntry, Breakdown, Outcome, Summary, Strategy, Metrics)
+    reported = names_of(Report, Memory, JobForecast, PathEntry, Breakdown, RowOutcome, Summary, Strategy, Metrics)
     reported |= {
         "job_s",
         "cost",

@@ -23,16 +23,16 @@ LAYERS: list[set[str]] = [
     {"simulate"},
     {"report", "export"},
     {"forecast"},
-    {"fit"},
+    {"fitting"},
     {"searching", "resources"},
     {"scheduling"},
-    {"validate"},
-    {"calibrate"},
+    {"validating"},
+    {"calibrating"},
     {"cli", "web"},
 ]
-ASIDE = {"profile", "testbed"}
+ASIDE = {"profiling", "testbed"}
 """Packages that really run things: they stand to the side and may use what is below ``simulate``."""
-NETWORKS = {"fit/fi_net.py", "fit/fno_inception.py"}
+NETWORKS = {"fitting/fi_net.py", "fitting/fno_inception.py"}
 """Modules of PyTorch: imported where a network is trained, and nowhere else."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(p for p in ROOT.rglob("*.py") if p.name != "__main__.py" and p != ROOT / "__init__.py")
@@ -91,7 +91,7 @@ def test_imports_point_down(path: Path) -> None:
         assert {o for o in others if LEVEL.get(o, 0) >= LEVEL["simulate"]} == set()
         return
     for other in others:  # what stands to the side is for the command line and the page alone
-        assert LEVEL.get(other, LEVEL["validate"]) < LEVEL[part], f"{part} imports {other}"
+        assert LEVEL.get(other, LEVEL["validating"]) < LEVEL[part], f"{part} imports {other}"
 
 
 def test_strategy_and_its_cost_models_do_not_know_each_other() -> None:

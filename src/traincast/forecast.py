@@ -37,7 +37,7 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
-from traincast.strategy.fitting import DOES_NOT_FIT, MAY_NOT_FIT
+from traincast.strategy.fits import DOES_NOT_FIT, MAY_NOT_FIT
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.prepare import exchanged_parts, for_workers, memory_in_detail, need_only
 from traincast.strategy.program import BlockProgram, Item

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class RowError(ValueError):
+    """A row of a table that cannot be used; the text is the reason."""
+
+
 def read_arrow(path: Path, *, needs: Sequence[str], wants: Sequence[str] | None = None) -> pa.Table:
     """A ``.csv``, ``.csv.gz`` or ``.parquet`` file with at least the columns ``needs``; only ``wants`` are read."""
     import pyarrow as pa

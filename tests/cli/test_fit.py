@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.fit.test_operators import DEVICES, rows
+from tests.fitting.test_operators import DEVICES, rows
 from traincast.cli.main import main
 
 GPT = "gpt:layers=2,hidden=2048,heads=16,vocab=1000,seq=512"

@@ -25,8 +25,8 @@ from traincast.estimate.cells import (
     trees_table,
 )
 from traincast.estimate.features import FAMILIES, Rates, Shapes, features, roofline
-from traincast.fit.boosting import BoostingConfig, grow
-from traincast.fit.train import Examples, TrainConfig, train_network
+from traincast.fitting.boosting import BoostingConfig, grow
+from traincast.fitting.train import Examples, TrainConfig, train_network
 
 RATES = Rates.of(find_device("A100-SXM4-80GB"), "bf16")
 VOCABULARY = {

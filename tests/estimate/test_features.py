@@ -27,7 +27,7 @@ from traincast.estimate.features import (
     roofline,
     shapes_of,
 )
-from traincast.fit.rows import RowConfig, operator_of
+from traincast.fitting.rows import RowConfig, operator_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 

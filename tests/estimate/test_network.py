@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from traincast.estimate.network import FARTHEST, Floats32, Network, fourier_matrices
-from traincast.fit.fi_net import FINet, NetConfig
-from traincast.fit.fno_inception import FNOInception, SpectralMix
-from traincast.fit.train import Examples, TrainConfig, train_network
+from traincast.fitting.fi_net import FINet, NetConfig
+from traincast.fitting.fno_inception import FNOInception, SpectralMix
+from traincast.fitting.train import Examples, TrainConfig, train_network
 
 SIZES: dict[str, dict[str, Any]] = {
     "fourier": {"body": "fourier", "modes": (2, 3, 5), "width": 12},

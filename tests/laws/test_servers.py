@@ -14,7 +14,7 @@ from traincast.cluster import Link
 from traincast.errors import RequestError
 from traincast.simulate.server_waits import worker_times
 from traincast.simulate.servers import run_servers, simulate_servers
-from traincast.strategy.servers import Piece, Role, ServerNode, ServerSetup, lay_out, shards
+from traincast.strategy.servers import Piece, ServerNode, ServerRole, ServerSetup, lay_out, shards
 
 FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)
 GIGABYTE = Link(name="one gigabyte per second", bandwidth=1e9, latency_s=0.0)
@@ -314,10 +314,10 @@ def test_updates_wait_for_pushes_and_forward_for_pulls(asynchronous: bool) -> No
     tasks, start, end = timeline.tasks, timeline.start, timeline.end
     waiting = np.repeat(np.arange(len(end)), np.diff(tasks.predecessor_start))
     assert (end[tasks.predecessors] <= start[waiting]).all()
-    updates = np.flatnonzero(tasks.role == Role.UPDATE)
+    updates = np.flatnonzero(tasks.role == ServerRole.UPDATE)
     pushes = [tasks.predecessors[tasks.predecessor_start[u] : tasks.predecessor_start[u + 1]] for u in updates]
     assert all(len(p) == (1 if asynchronous else 3) for p in pushes)
-    assert (tasks.role[np.concatenate(pushes)] == Role.PUSH).all()
+    assert (tasks.role[np.concatenate(pushes)] == ServerRole.PUSH).all()
 
 
 def test_each_step_has_the_same_tasks() -> None:

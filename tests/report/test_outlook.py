@@ -14,7 +14,7 @@ from tests.conftest import GPT, AnalyticalCostModel, ChosenSeconds, request_of, 
 from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.forecast import forecast, predict
 from traincast.report import Report
-from traincast.report.outlook import UNCALIBRATED, Look, correction_at, expect, look_at, unfamiliar
+from traincast.report.outlook import UNCALIBRATED, StepTraits, correction_at, expect, look_at, unfamiliar
 from traincast.strategy import Request
 
 NUMBER = len(FEATURES)
@@ -30,13 +30,13 @@ CALIBRATION = Calibration(
 quick = settings(deadline=None, derandomize=True, max_examples=60)
 
 
-def look(*features: float, nodes: int = 1, tensor_nodes: int = 1, stages: int = 1) -> Look:
+def look(*features: float, nodes: int = 1, tensor_nodes: int = 1, stages: int = 1) -> StepTraits:
     """A look at a run with these first features, and zeros for all others."""
     found = (*features, *ORIGIN[len(features) :])
-    return Look(features=found, messages=8, nodes=nodes, tensor_nodes=tensor_nodes, stages=stages)
+    return StepTraits(features=found, messages=8, nodes=nodes, tensor_nodes=tensor_nodes, stages=stages)
 
 
-def width(calibration: Calibration, at: Look, runtime: str = "megatron") -> tuple[float, float]:
+def width(calibration: Calibration, at: StepTraits, runtime: str = "megatron") -> tuple[float, float]:
     """Logarithms of the ends of the interval over the expectation."""
     found = expect(calibration, at, usual_s=1.0, stalled_s=1.0, runtime=runtime)
     return math.log(found.step_s / found.low_s), math.log(found.high_s / found.step_s)

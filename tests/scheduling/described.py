@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traincast.scheduling import Node, Placed, SharedCluster
+from traincast.scheduling import Node, PlacedGpus, SharedCluster
 from traincast.scheduling.nodes import load_nodes
 from traincast.scheduling.traces import Trace, load_jobs
 
@@ -24,10 +24,10 @@ def trace(folder: Path, *rows: str, columns: str = "job_id,submit_s,num_gpus,mod
     return load_jobs(path)
 
 
-def on(counts: tuple[int, ...], gpu_type: str = "V100", *, size: int = 8, racks: tuple[str, ...] = ()) -> Placed:
+def on(counts: tuple[int, ...], gpu_type: str = "V100", *, size: int = 8, racks: tuple[str, ...] = ()) -> PlacedGpus:
     """So many GPUs on each of several nodes."""
     names = racks or ("",) * len(counts)
     nodes = tuple(
         Node(name=f"n{at}", num_gpus=size, gpu_type=gpu_type, rack=rack, switch=rack) for at, rack in enumerate(names)
     )
-    return Placed(nodes, counts)
+    return PlacedGpus(nodes, counts)

@@ -10,7 +10,7 @@ from tests.scheduling.queues import queue
 from traincast.errors import SimulationError
 from traincast.scheduling import PLACEMENTS, POLICIES, Policy, SharedCluster, State, simulate
 from traincast.scheduling.conformance import LawBrokenError, check_outcome, check_policy, check_work
-from traincast.scheduling.outcome import Outcome, Segment
+from traincast.scheduling.outcome import Occupancy, Outcome
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -63,7 +63,7 @@ def test_a_policy_that_lets_jobs_wait_for_ever_is_found_out() -> None:
         check_policy(Lazy())
 
 
-def _changed(outcome: Outcome, segments: list[Segment]) -> Outcome:
+def _changed(outcome: Outcome, segments: list[Occupancy]) -> Outcome:
     return Outcome(
         policy="",
         placement="",

@@ -9,7 +9,7 @@ import pytest
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.scheduling import Costs, Factors, FailureEvent, FailureLaw, Failures, Job, Node, SharedCluster, simulate
-from traincast.scheduling.cluster import Layout
+from traincast.scheduling.cluster import NodeIndex
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_settings_that_cannot_be_are_refused(make: Any, message: str) -> None:
 )
 def test_a_failure_of_what_is_not_there_is_refused(event: FailureEvent, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        Failures(events=(event,)).process(Layout(SharedCluster.uniform(1, 4)))
+        Failures(events=(event,)).process(NodeIndex(SharedCluster.uniform(1, 4)))
 
 
 def test_switches_fail_only_where_nodes_name_them() -> None:
     law = FailureLaw(kind="switch", mtbf_s=1, repair_s=1)
     with pytest.raises(RequestError, match="no node says which switch"):
-        Failures(laws=(law,)).process(Layout(SharedCluster.uniform(2, 2)))
+        Failures(laws=(law,)).process(NodeIndex(SharedCluster.uniform(2, 2)))
     with pytest.raises(UnknownNameError, match="kind of failure"):
         FailureLaw(kind="rack", mtbf_s=1, repair_s=1)  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def test_switches_fail_only_where_nodes_name_them() -> None:
 @pytest.mark.parametrize("shape", [0.7, 1.0, 2.0])
 def test_failures_come_as_often_as_the_law_says(shape: float) -> None:
     law = FailureLaw(kind="device", mtbf_s=1000, repair_s=100, shape=shape)
-    process = Failures(laws=(law,)).process(Layout(SharedCluster.uniform(10, 8)), seed=1)
+    process = Failures(laws=(law,)).process(NodeIndex(SharedCluster.uniform(10, 8)), seed=1)
     count, until = 0, 100_000
     while process.next_s < until:
         count += not process.pop()[1]

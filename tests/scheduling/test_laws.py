@@ -12,8 +12,8 @@ from traincast.scheduling import (
     FailureLaw,
     Failures,
     Job,
+    JobRun,
     Noisy,
-    Run,
     SharedCluster,
     State,
     measure,
@@ -79,7 +79,7 @@ class Witness(Easy):
         super().begin(state)
         self.promised: dict[int, float] = {}
 
-    def _reserve(self, head: Run, state: State) -> tuple[float, Space]:
+    def _reserve(self, head: JobRun, state: State) -> tuple[float, Space]:
         found = super()._reserve(head, state)
         self.promised.setdefault(head.order, found[0])
         return found

@@ -6,9 +6,9 @@ import pytest
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.scheduling import PLACEMENTS, Node, SharedCluster, load_placement
-from traincast.scheduling.cluster import Layout
+from traincast.scheduling.cluster import NodeIndex
 from traincast.scheduling.placement import Packed, Placement
-from traincast.scheduling.space import UNIT, Allocation, Demand, Free
+from traincast.scheduling.space import UNIT, Allocation, Free, JobDemand
 
 
 def free_of(*counts: int, size: int = 4, racks: str = "") -> Free:
@@ -16,7 +16,7 @@ def free_of(*counts: int, size: int = 4, racks: str = "") -> Free:
     nodes = tuple(
         Node(name=str(n), num_gpus=size, rack=racks[n : n + 1], switch=racks[n : n + 1]) for n in range(len(counts))
     )
-    free = Free(Layout(SharedCluster(nodes=nodes)))
+    free = Free(NodeIndex(SharedCluster(nodes=nodes)))
     for node, count in enumerate(counts):
         used = (1 << size - count) - 1
         if used:
@@ -29,7 +29,7 @@ def place(name: str | Placement, gpus: float, free: Free) -> dict[int, int] | No
     rule = load_placement(name) if isinstance(name, str) else name
     pools = free.layout.pools(vc="", gpu_type="")
     whole = gpus >= 1
-    found = rule.find(Demand(int(gpus) if whole else 1, UNIT if whole else round(gpus * UNIT), pools, ""), free)
+    found = rule.find(JobDemand(int(gpus) if whole else 1, UNIT if whole else round(gpus * UNIT), pools, ""), free)
     if found is None:
         return None
     assert free.fits(found)
@@ -56,7 +56,7 @@ def test_consolidated_does_not_split_over_used_nodes() -> None:
 
 def test_consolidated_takes_smaller_empty_nodes_where_large_ones_do_not_do() -> None:
     nodes = tuple(Node(name=str(n), num_gpus=size) for n, size in enumerate((1, 4, 2, 1)))
-    free = Free(Layout(SharedCluster(nodes=nodes)))
+    free = Free(NodeIndex(SharedCluster(nodes=nodes)))
     assert place("consolidated", 8, free) == {1: 4, 2: 2, 0: 1, 3: 1}
 
 
@@ -105,7 +105,7 @@ def test_packed_keeps_gpus_whole_for_jobs_that_need_them() -> None:
 
 def test_gpu_types_are_not_mixed() -> None:
     nodes = (Node(name="a", num_gpus=2, gpu_type="x"), Node(name="b", num_gpus=4, gpu_type="y"))
-    free = Free(Layout(SharedCluster(nodes=nodes)))
+    free = Free(NodeIndex(SharedCluster(nodes=nodes)))
     assert place("pooled", 5, free) is None
     assert place("pooled", 3, free) == {1: 3}
 

@@ -15,7 +15,7 @@ from traincast.scheduling import (
     Job,
     Node,
     Noisy,
-    Placed,
+    PlacedGpus,
     Policy,
     SharedCluster,
     State,
@@ -140,7 +140,7 @@ def test_themis_serves_whom_sharing_hurts_most() -> None:
 
 def test_gavel_gives_the_fast_gpus_to_who_gains_from_them() -> None:
     class Uneven:
-        def speed(self, job: Job, placed: Placed) -> float:
+        def speed(self, job: Job, placed: PlacedGpus) -> float:
             return (3.0 if job.job_id == "gains" else 1.1) if placed.gpu_type == "fast" else 1.0
 
     nodes = tuple(Node(name=kind, num_gpus=1, gpu_type=kind) for kind in ("fast", "slow"))

@@ -11,9 +11,9 @@ from traincast.scheduling import (
     Factors,
     FailureEvent,
     Failures,
+    JobRun,
     Node,
     Policy,
-    Run,
     SharedCluster,
     State,
     measure,
@@ -30,10 +30,10 @@ class Diary(Policy):
     def __init__(self) -> None:
         self.lines: list[tuple[float, str, str]] = []
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         self.lines.append((state.now, "queued", run.job.job_id))
 
-    def stopped(self, run: Run, state: State) -> None:
+    def stopped(self, run: JobRun, state: State) -> None:
         self.lines.append((state.now, "stopped", run.job.job_id))
 
     def decide(self, state: State) -> None:

@@ -12,7 +12,7 @@ from tests.conftest import AnalyticalCostModel, CostModel, devices, graph_of
 from traincast.cluster import Cluster, load_cluster
 from traincast.forecast import estimates_of
 from traincast.searching.bulk import Bulk
-from traincast.searching.columns import Columns, joined
+from traincast.searching.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.looks import Look
@@ -86,14 +86,14 @@ def evaluated(bulk: Bulk, family: Family) -> Look | None:
     return look
 
 
-def solved(problem: Problem, *, best_s: float = math.inf) -> Columns:
+def solved(problem: Problem, *, best_s: float = math.inf) -> StrategyColumns:
     """All that the search of a problem finds, part by part."""
     bulk = bulk_of(problem)
     return joined([explore(bulk, problem, task)[0] for task in problem.tasks(best_s)])
 
 
 @cache
-def exhausted(problem_key: tuple[object, ...]) -> tuple[Problem, Columns]:
+def exhausted(problem_key: tuple[object, ...]) -> tuple[Problem, StrategyColumns]:
     """A problem (given by model, cluster, batch and constraint) and all of its space, searched once per session."""
     model, cluster, batch, constraint = problem_key
     runtime = "pytorch" if model == CNN else "megatron"
@@ -108,7 +108,7 @@ def single(request: Request, cost_model: CostModel | None) -> tuple[float, float
     return Evaluator(lowered.plan)(seconds), max(memory.total for memory in lowered.memory)
 
 
-def strategies_of(problem: Problem, columns: Columns) -> list[Strategy]:
+def strategies_of(problem: Problem, columns: StrategyColumns) -> list[Strategy]:
     """The strategies of all rows."""
     return [columns.strategy(row, problem.request.strategy) for row in range(len(columns))]
 
@@ -118,6 +118,6 @@ def with_strategy(problem: Problem, strategy: Strategy) -> Request:
     return replace(problem.request, strategy=strategy)
 
 
-def finite(columns: Columns) -> Columns:
+def finite(columns: StrategyColumns) -> StrategyColumns:
     """The rows that fit."""
     return columns.take(np.flatnonzero(np.isfinite(columns.seconds)))

@@ -27,9 +27,9 @@ from tests.searching.problems import (
     strategies_of,
 )
 from traincast.engines import Engine, local_engine, ray_engine
-from traincast.searching.columns import COLUMNS, Columns, joined
+from traincast.searching.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.problem import Counts, Problem, Task
+from traincast.searching.problem import Problem, SpaceCounts, Task
 from traincast.strategy import SCHEDULES, Strategy
 
 BOUNDED = [
@@ -89,7 +89,7 @@ WITHIN = [
 ]
 
 
-def within(problem: Problem, columns: Columns, limit: float) -> dict[Strategy, float]:
+def within(problem: Problem, columns: StrategyColumns, limit: float) -> dict[Strategy, float]:
     """Strategies that take at most so long, and what they take."""
     some = columns.take(np.flatnonzero(columns.seconds <= limit))
     return dict(zip(strategies_of(problem, some), some.seconds.tolist(), strict=True))
@@ -135,7 +135,7 @@ def test_where_memory_is_short_branch_and_bound_finds_the_best_that_recomputes()
 def test_a_time_that_is_known_cuts_more_and_loses_nothing() -> None:
     problem, columns = exhausted(WITHIN[0])
     best = float(columns.seconds.min())
-    counts, known = Counts(), Counts()
+    counts, known = SpaceCounts(), SpaceCounts()
     bulk = bulk_of(problem)
     reaching = replace(problem, reach=1.05)
     for task in reaching.tasks():
@@ -152,7 +152,7 @@ def test_a_time_that_is_known_cuts_more_and_loses_nothing() -> None:
 
 def test_counts_add_up() -> None:
     problem, columns = exhausted(WITHIN[1])
-    bulk, counts = bulk_of(problem), Counts()
+    bulk, counts = bulk_of(problem), SpaceCounts()
     for task in problem.tasks():
         counts += explore(bulk, problem, task)[1]
     assert counts.evaluated == len(columns)
@@ -163,7 +163,7 @@ def test_counts_add_up() -> None:
 
 def test_larger_micro_batches_of_what_does_not_fit_are_not_looked_at() -> None:
     problem = problem_for(DEEP, 4, 32, constraint="offload=none,recompute=none", most_memory=1.1e9)
-    bulk, counts, parts = bulk_of(problem), Counts(), []
+    bulk, counts, parts = bulk_of(problem), SpaceCounts(), []
     for task in problem.tasks():
         part, more = explore(bulk, problem, task)
         parts.append(part)
@@ -174,7 +174,7 @@ def test_larger_micro_batches_of_what_does_not_fit_are_not_looked_at() -> None:
     assert set(strategies_of(problem, fits)) == set(strategies_of(problem, finite(joined(parts))))
 
 
-def same(one: Columns, other: Columns) -> None:
+def same(one: StrategyColumns, other: StrategyColumns) -> None:
     """Two tables have the same rows in the same order, seconds to what company changes in the last digits."""
     assert len(one) == len(other)
     for name in COLUMNS:
@@ -184,8 +184,8 @@ def same(one: Columns, other: Columns) -> None:
     assert one.seconds == pytest.approx(other.seconds, rel=1e-9)
 
 
-def by_engine(engine: Engine, problem: Problem, tasks: list[Task]) -> Columns:
-    found: dict[int, Columns] = {}
+def by_engine(engine: Engine, problem: Problem, tasks: list[Task]) -> StrategyColumns:
+    found: dict[int, StrategyColumns] = {}
     engine.run(
         "traincast.searching.explore:worker",
         problem,

@@ -18,7 +18,7 @@ from traincast.estimate import learned_cost_model
 from traincast.searching import explore as exploring
 from traincast.searching.columns import COLUMNS
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.journal import Journal
+from traincast.searching.journal import SearchJournal
 from traincast.searching.problem import Problem
 from traincast.searching.search import search
 
@@ -31,7 +31,7 @@ def few() -> Problem:
 
 def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
     problem = problem_for(TINY, 4, 8, runtime="nanotron", constraint="offload=none,zero=0,recompute=none")
-    journal = Journal(tmp_path / "new" / "folder", problem)
+    journal = SearchJournal(tmp_path / "new" / "folder", problem)
     for task in problem.tasks():
         columns, counts = explore(bulk_of(problem), problem, task)
         assert journal.read(task) is None
@@ -49,19 +49,19 @@ def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
 def test_other_bundles_of_operators_or_collectives_have_other_files(tmp_path: Path) -> None:
     problem = few()
     task = problem.tasks()[0]
-    Journal(tmp_path, replace(problem, cost_model=None)).write(task, *explore(bulk_of(problem), problem, task))
+    SearchJournal(tmp_path, replace(problem, cost_model=None)).write(task, *explore(bulk_of(problem), problem, task))
     shipped = learned_cost_model()
-    assert Journal(tmp_path, replace(problem, cost_model=shipped)).read(task) is not None
+    assert SearchJournal(tmp_path, replace(problem, cost_model=shipped)).read(task) is not None
     (curves,) = shipped.collectives
     slower = {name: array + (name == "knot_log_seconds") for name, array in curves.weights.items()}
     for other in (replace(shipped, bundles=()), replace(shipped, collectives=(replace(curves, weights=slower),))):
-        assert Journal(tmp_path, replace(problem, cost_model=other)).read(task) is None
+        assert SearchJournal(tmp_path, replace(problem, cost_model=other)).read(task) is None
 
 
 def test_another_problem_has_other_files(tmp_path: Path) -> None:
     problem = few()
     task = problem.tasks()[0]
-    Journal(tmp_path, problem).write(task, *explore(bulk_of(problem), problem, task))
+    SearchJournal(tmp_path, problem).write(task, *explore(bulk_of(problem), problem, task))
     request = problem.request
     others = [
         replace(problem, most_memory=problem.most_memory / 2),
@@ -73,11 +73,11 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
         replace(problem, request=replace(request, cluster=replace(request.cluster, num_nodes=2))),
         problem_for(TINY.replace("layers=4", "layers=5"), 4, 8, constraint=FEW),
     ]
-    assert Journal(tmp_path, problem).read(task) is not None
-    assert Journal(tmp_path, few()).read(task) is not None
+    assert SearchJournal(tmp_path, problem).read(task) is not None
+    assert SearchJournal(tmp_path, few()).read(task) is not None
     for other in others:
-        assert Journal(tmp_path, other).read(task) is None
-    assert Journal(tmp_path, problem).read(replace(task, best_s=1.0)) is None
+        assert SearchJournal(tmp_path, other).read(task) is None
+    assert SearchJournal(tmp_path, problem).read(replace(task, best_s=1.0)) is None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # NumPy leaves the file open
@@ -88,7 +88,7 @@ def test_another_problem_has_other_files(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     problem = few()
     task = problem.tasks()[0]
-    journal = Journal(tmp_path, problem)
+    journal = SearchJournal(tmp_path, problem)
     journal.write(task, *explore(bulk_of(problem), problem, task))
     (path,) = tmp_path.iterdir()
     if damage == "cut off":
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileFormatError, match=r"file: it is no folder; name another one"):
-        Journal(tmp_path / "file", few())
+        SearchJournal(tmp_path / "file", few())
 
 
 def searched(tmp_path: Path, **other: Any) -> Any:

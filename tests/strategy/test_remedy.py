@@ -4,7 +4,7 @@ import pytest
 
 from traincast.errors import StrategyError
 from traincast.strategy import Strategy
-from traincast.strategy.fitting import HOST_SHARE, Need
+from traincast.strategy.fits import HOST_SHARE, MemoryNeed
 from traincast.strategy.remedy import changes, find_remedy
 
 GLOBAL_BATCH = 64
@@ -46,7 +46,7 @@ def test_changes_keep_the_devices_and_the_samples_of_a_step() -> None:
         assert changed == strategy.micro_batch(GLOBAL_BATCH) or change.description.startswith("micro_batch")
 
 
-def needs(strategy: Strategy, *, capacity: float = 65, host_capacity: float = 0.0) -> Need:
+def needs(strategy: Strategy, *, capacity: float = 65, host_capacity: float = 0.0) -> MemoryNeed:
     """100 bytes, a half of them sharded by ZeRO, and all cut by tensor groups; pipelines are refused.
 
     Updates on the host take half of it from the device and 40 bytes of the host.
@@ -56,7 +56,7 @@ def needs(strategy: Strategy, *, capacity: float = 65, host_capacity: float = 0.
     nbytes = (50 + 50 / (strategy.dp if strategy.zero else 1)) / strategy.tp
     host = "optimizer" in strategy.offload
     nbytes /= 2 if host else 1
-    return Need(
+    return MemoryNeed(
         forecast=nbytes,
         low=nbytes,
         high=nbytes,
@@ -95,7 +95,7 @@ def test_nothing_is_proposed_where_nothing_is_missing_or_nothing_helps(capacity:
 
 
 def test_a_host_that_is_too_small_gets_nothing_offloaded() -> None:
-    def need(strategy: Strategy) -> Need:
+    def need(strategy: Strategy) -> MemoryNeed:
         return needs(strategy, capacity=100, host_capacity=40.0)
 
     assert HOST_SHARE < 1.0  # a host's memory is not all there for what is offloaded
@@ -106,7 +106,7 @@ def test_a_host_that_is_too_small_gets_nothing_offloaded() -> None:
 
 
 def test_offloading_is_no_remedy_where_the_host_is_too_small() -> None:
-    def need(strategy: Strategy) -> Need:
+    def need(strategy: Strategy) -> MemoryNeed:
         if strategy.zero or strategy.tp > 1:
             raise StrategyError("not here")
         return needs(strategy, host_capacity=30.0)

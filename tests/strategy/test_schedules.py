@@ -11,7 +11,7 @@ from traincast.strategy.schedules import (
     SCHEDULES,
     Order,
     Pass,
-    Schedule,
+    PipelineSchedule,
     Slot,
     both_ways,
     check,
@@ -248,16 +248,16 @@ def test_an_order_of_another_number_of_stages_is_refused() -> None:
 def test_schedules_are_found_by_name() -> None:
     assert sorted(SCHEDULES) == ["1f1b", "breadth-first", "dualpipe", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"]
     assert load_schedule("gpipe").order is gpipe
-    assert load_schedule("zb-v") == Schedule(order=zb_v, routes=vee, chunks=2)
+    assert load_schedule("zb-v") == PipelineSchedule(order=zb_v, routes=vee, chunks=2)
     with pytest.raises(UnknownNameError, match="did you mean dualpipe"):
         load_schedule("dualpip")
 
 
-FOLDED = Schedule(order=zb_v, routes=vee, chunks=2)
+FOLDED = PipelineSchedule(order=zb_v, routes=vee, chunks=2)
 
 
 def test_a_schedule_of_ones_own_is_an_order_or_a_whole_schedule() -> None:
-    assert load_schedule(f"{__name__}:zb_h1") == Schedule(order=zb_h1)
+    assert load_schedule(f"{__name__}:zb_h1") == PipelineSchedule(order=zb_h1)
     assert load_schedule(f"{__name__}:FOLDED") is FOLDED
     with pytest.raises(RequestError, match="EVERY is not callable"):
         load_schedule(f"{__name__}:EVERY")

@@ -16,7 +16,7 @@ from traincast.errors import RequestError
 from traincast.files import check_output
 
 if TYPE_CHECKING:
-    from traincast.calibrate.procedure import Calibrated
+    from traincast.calibrating.procedure import Calibrated
 
 
 @click.command(short_help="Learn a cluster from its own measured runs.")
@@ -32,10 +32,10 @@ def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool
     A row has at least model, n_gpus and step_time_s; see the reference for all columns. A calibration that was
     stopped goes on where it was when it is called again.
     """
-    from traincast.calibrate.procedure import calibrate as learn
-    from traincast.calibrate.read import read_runs
+    from traincast.calibrating.procedure import calibrate as learn
+    from traincast.calibrating.read import read_runs
     from traincast.cluster import load_cluster, write_calibrated
-    from traincast.validate.outcome import kind
+    from traincast.validating.outcome import kind
 
     target = Path(output)
     _check_output(target, inputs=input_files({"the table of runs": file, "the cluster that it extends": cluster}))

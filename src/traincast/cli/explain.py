@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from traincast.calibrate.explain import Explanation, explain, uncalibrated
-from traincast.calibrate.read import NEEDS, measured
+from traincast.calibrating.explain import Explanation, explain, uncalibrated
+from traincast.calibrating.read import NEEDS, measured
 from traincast.cli.output import console, plain, print_json, print_table
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
-from traincast.validate.steps import with_calibration
-from traincast.validate.tables import RowError, read_table
+from traincast.tables import RowError
+from traincast.validating.steps import with_calibration
+from traincast.validating.tables import read_table
 
 _MOST = 10
 

@@ -14,10 +14,10 @@ from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
-    from traincast.fit.collective_table import CollectiveTable
-    from traincast.fit.dataset import OperatorTable
-    from traincast.fit.operators import Fitted
-    from traincast.fit.rivals import RivalScore
+    from traincast.fitting.collective_table import CollectiveTable
+    from traincast.fitting.dataset import OperatorTable
+    from traincast.fitting.operators import FittedCell
+    from traincast.fitting.rivals import RivalScore
 
 _PROBLEMS_SHOWN = 12
 
@@ -57,9 +57,9 @@ def operators(
 
     from traincast.cli.validate import conditions
     from traincast.estimate.bundle import check_output, save_bundle
-    from traincast.fit.operator_bundle import bundle_of, shipped_base
-    from traincast.fit.operators import FitConfig, fit_operators
-    from traincast.fit.train import TrainConfig
+    from traincast.fitting.operator_bundle import bundle_of, shipped_base
+    from traincast.fitting.operators import FitConfig, fit_operators
+    from traincast.fitting.train import TrainConfig
 
     check_output(Path(output))
     table = _read(data, conditions(where))
@@ -89,8 +89,8 @@ def operators(
 
 
 def _read(data: tuple[str, ...], where: dict[str, set[str]]) -> OperatorTable:
-    from traincast.fit.dataset import joined, read_operators
-    from traincast.validate.operators import FILTERS
+    from traincast.fitting.dataset import joined, read_operators
+    from traincast.validating.operators import FILTERS
 
     unknown = sorted(set(where) - set(FILTERS))
     if unknown:
@@ -131,7 +131,7 @@ def _progress() -> Iterator[Callable[[str], None] | None]:
     yield lambda text: console(stderr=True).print(f"[dim]{text}[/dim]", highlight=False)
 
 
-def _cells(fitted: list[Fitted]) -> list[dict[str, Any]]:
+def _cells(fitted: list[FittedCell]) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
     return [
@@ -147,7 +147,7 @@ def _cells(fitted: list[Fitted]) -> list[dict[str, Any]]:
     ]
 
 
-def _show(fitted: list[Fitted]) -> None:
+def _show(fitted: list[FittedCell]) -> None:
     rows = []
     general = [made.cell.family for made in fitted if made.cell.device == "any"]
     for made in fitted:
@@ -179,7 +179,7 @@ def _show(fitted: list[Fitted]) -> None:
             console().print(f"{made.cell.id}, error by number of its own operators: {steps}")
 
 
-def _learner(made: Fitted) -> str:
+def _learner(made: FittedCell) -> str:
     cell = made.cell
     if cell.network is not None and cell.network.adapted is not None:
         return "adapted network"
@@ -189,8 +189,8 @@ def _learner(made: Fitted) -> str:
 
 
 def _compare(table: OperatorTable, seed: int, epochs: int | None) -> list[RivalScore]:
-    from traincast.fit.compare import compare_cells
-    from traincast.fit.rivals import Budget
+    from traincast.fitting.compare import compare_cells
+    from traincast.fitting.rivals import Budget
 
     budget = Budget() if epochs is None else Budget(epochs=epochs)
     with _progress() as say:
@@ -244,8 +244,8 @@ def collectives(data: str, output: str, compare: bool, seed: int, as_json: bool)
     from dataclasses import asdict
 
     from traincast.estimate.bundle import check_output, save_bundle
-    from traincast.fit.collective_table import read_collectives
-    from traincast.fit.collectives import compare_collectives, fit_collectives
+    from traincast.fitting.collective_table import read_collectives
+    from traincast.fitting.collectives import compare_collectives, fit_collectives
 
     check_output(Path(output))
     table = read_collectives(Path(data))

@@ -308,7 +308,7 @@ def _show(report: Report, *, chosen: bool, memory: bool) -> None:
 
 def _add_memory(table: Table, report: Report) -> None:
     """Memory of the fullest device between its bounds, whether it fits, and what the hosts hold."""
-    from traincast.strategy.fitting import MAY_NOT_FIT, shown_share
+    from traincast.strategy.fits import MAY_NOT_FIT, shown_share
 
     verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
     if report.verdict == MAY_NOT_FIT:

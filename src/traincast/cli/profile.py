@@ -24,8 +24,8 @@ from traincast.units import format_bytes, format_seconds, parse_count
 
 if TYPE_CHECKING:
     from traincast.graph import Operator
-    from traincast.profile.collective_cases import CollectiveRequest
-    from traincast.profile.operators import OperatorRequest
+    from traincast.profiling.collective_cases import CollectiveRequest
+    from traincast.profiling.operators import OperatorRequest
 
 
 _MOST_LOCAL = 1024
@@ -88,8 +88,8 @@ def operators(
 
     With neither --alone nor --in-context, both are done.
     """
-    from traincast.profile.journal import check_output
-    from traincast.profile.operators import OperatorRequest, request_sources
+    from traincast.profiling.journal import check_output
+    from traincast.profiling.operators import OperatorRequest, request_sources
 
     models, files, opset = request_sources(sources)
     both = alone == in_context
@@ -117,7 +117,7 @@ def operators(
 
 
 def _measure_operators(request: OperatorRequest, output: Path, *, as_json: bool) -> None:
-    from traincast.profile.operators import profile_operators, summary_of
+    from traincast.profiling.operators import profile_operators, summary_of
 
     with progress_on_terminal() as progress, saying_what_is_kept(output):
         result = profile_operators(request, output, progress=progress)
@@ -184,9 +184,9 @@ def collectives(
 
     or let it start processes on this machine with --local 4.
     """
-    from traincast.profile.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
-    from traincast.profile.collectives import is_launched, torchrun_line
-    from traincast.profile.journal import check_output
+    from traincast.profiling.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
+    from traincast.profiling.collectives import is_launched, torchrun_line
+    from traincast.profiling.journal import check_output
 
     with only_rank_0_speaks():
         request = CollectiveRequest(
@@ -212,8 +212,8 @@ def collectives(
         raise RequestError(
             f"--local {local}: expected 2 to {_MOST_LOCAL} processes, and as many as the largest group at least"
         )
-    from traincast.profile.collectives import check_backend
-    from traincast.profile.launch import run_locally
+    from traincast.profiling.collectives import check_backend
+    from traincast.profiling.launch import run_locally
 
     check_backend(backend)
     with saying_what_is_kept(Path(output)):
@@ -222,7 +222,7 @@ def collectives(
 
 
 def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: bool) -> None:
-    from traincast.profile.collectives import profile_collectives, summary_of_collectives
+    from traincast.profiling.collectives import profile_collectives, summary_of_collectives
 
     with progress_on_terminal() as progress, saying_what_is_kept(output):
         result = profile_collectives(request, output, progress=progress)
@@ -268,9 +268,9 @@ def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: b
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def opset(samples: int, seed: int, batch: str, listed: bool, output: str | None, as_json: bool) -> None:
     """Draw the operator set: operators of thirteen CNN families and of transformers, around the published ones."""
-    from traincast.profile.opset import operator_set_by_type
-    from traincast.profile.opset_files import save_operator_set
-    from traincast.profile.rows import PHASES
+    from traincast.profiling.opset import operator_set_by_type
+    from traincast.profiling.opset_files import save_operator_set
+    from traincast.profiling.rows import PHASES
 
     if output is not None and not output.endswith(".json"):
         raise RequestError(f"cannot write {output}: an operator set is JSON, so its name must end in .json")

@@ -15,13 +15,13 @@ from traincast.cli.output import console
 from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
-    from traincast.profile.operators import Profile, Progress
+    from traincast.profiling.operators import OperatorProfile, Progress
 
 
 _SHOWN_FAILURES = 12
 
 
-def facts_of(result: Profile) -> dict[str, object]:
+def facts_of(result: OperatorProfile) -> dict[str, object]:
     """What ``--json`` says of a run, but for its summary."""
     return {
         "file": str(result.output),
@@ -34,9 +34,9 @@ def facts_of(result: Profile) -> dict[str, object]:
     }
 
 
-def show_rest(result: Profile) -> None:
+def show_rest(result: OperatorProfile) -> None:
     """What was not measured and why, and where the table is."""
-    from traincast.profile.timing import SUSPECT_DISPERSION
+    from traincast.profiling.timing import SUSPECT_DISPERSION
 
     out = console()
     if result.failures:
@@ -75,7 +75,7 @@ def progress_on_terminal() -> Iterator[Progress | None]:
 @contextmanager
 def saying_what_is_kept(output: Path) -> Iterator[None]:
     """After an interruption, say where the rows are."""
-    from traincast.profile.journal import journal_path
+    from traincast.profiling.journal import journal_path
 
     try:
         yield

@@ -26,8 +26,9 @@ from traincast.cli.schedule_tables import means, show
 from traincast.files import check_outputs
 
 if TYPE_CHECKING:
+    from traincast.engines import Engine
     from traincast.scheduling.schedule import Queue, Schedule
-    from traincast.scheduling.study import Engine, StudyRow
+    from traincast.scheduling.study import StudyRow
 
 
 @click.command(short_help="Replay a job trace on a cluster under a scheduling policy.")

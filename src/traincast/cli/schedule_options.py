@@ -11,8 +11,8 @@ from traincast.errors import RequestError
 from traincast.units import parse_seconds
 
 if TYPE_CHECKING:
+    from traincast.engines import Engine
     from traincast.scheduling import Costs, Failures, SharedCluster
-    from traincast.scheduling.study import Engine
 
 _MOST_SEEDS: Final = 1000
 

@@ -13,14 +13,14 @@ from traincast.units import HOUR, format_seconds
 if TYPE_CHECKING:
     from traincast.scheduling import Metrics
     from traincast.scheduling.schedule import Schedule
-    from traincast.scheduling.study import Case, StudyRow
+    from traincast.scheduling.study import StudyCase, StudyRow
 
 _MOST_VCS: Final = 20
 
 
-def means(rows: Sequence[StudyRow]) -> dict[Case, Metrics]:
+def means(rows: Sequence[StudyRow]) -> dict[StudyCase, Metrics]:
     """The mean over seeds of every figure; counts may get a fraction. Cases are those of seed 0."""
-    groups: dict[Case, list[Metrics]] = {}
+    groups: dict[StudyCase, list[Metrics]] = {}
     for row in rows:
         groups.setdefault(row.case._replace(seed=0), []).append(row.metrics)
     return {

@@ -13,8 +13,8 @@ from traincast.cli.output import console, plain, print_json, print_table, progre
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
-    from traincast.validate import Validation
-    from traincast.validate.operators import OperatorValidation
+    from traincast.validating import Validation
+    from traincast.validating.operators import OperatorValidation
 
 _MOST = 12
 
@@ -45,7 +45,7 @@ def validate() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple[str, ...], as_json: bool) -> None:
     """Single operators on one device (.csv or .parquet)."""
-    from traincast.validate.operators import validate_operators
+    from traincast.validating.operators import validate_operators
 
     with progress_bar("operators") as progress:
         result = validate_operators(
@@ -109,7 +109,7 @@ def _show_cells(result: OperatorValidation) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
     """Single collectives and transfers (.csv or .parquet)."""
-    from traincast.validate.collectives import validate_collectives
+    from traincast.validating.collectives import validate_collectives
 
     with progress_bar("collectives") as progress:
         result = validate_collectives(Path(file), bundles=[Path(b) for b in bundle], progress=progress)
@@ -128,7 +128,7 @@ def steps(
 ) -> None:
     """Steps of language models under a stated strategy (.csv or .parquet)."""
     from traincast.cluster import load_cluster
-    from traincast.validate import validate_steps
+    from traincast.validating import validate_steps
 
     place = load_cluster(cluster) if cluster else None
     if explain is not None:
@@ -151,7 +151,7 @@ def steps(
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def dp_steps(file: str, uncalibrated: bool, as_json: bool) -> None:
     """Data-parallel steps of convolutional and other models (.csv or .parquet)."""
-    from traincast.validate import validate_dp_steps
+    from traincast.validating import validate_dp_steps
 
     with progress_bar("dp-steps") as progress:
         result = validate_dp_steps(Path(file), calibrated=not uncalibrated, progress=progress)
@@ -162,7 +162,7 @@ def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
         return
-    from traincast.validate import Validation
+    from traincast.validating import Validation
 
     rows, summary = [], result.summary()
     assumes = bool(summary["all"].get("assumed"))

@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
 
-from traincast.engines.protocol import TRIES, Engine, Failure, Worker, failure_of, load_setup, lost, set_up
+from traincast.engines.protocol import TRIES, Engine, TaskFailure, Worker, failure_of, load_setup, lost, set_up
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _run_apart(
                     if losses[index] == TRIES:
                         raise lost(index, tasks[index], ending)
                     waiting.appendleft(index)
-                elif isinstance(answer, Failure):
+                elif isinstance(answer, TaskFailure):
                     raise answer.error()
                 else:
                     done(index, answer)

@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TaskFailure:
     """An error on its way from a worker to the caller: its class and its line."""
 
     kind: type[TraincastError]
@@ -48,11 +48,11 @@ class Failure:
         return self.kind.__new__(self.kind, self.message)
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> TaskFailure:
     """What the caller is told about ``error``."""
     if isinstance(error, TraincastError):
-        return Failure(type(error), str(error))
-    return Failure(SimulationError, f"a task failed: {one_line(error)}; one local worker shows where")
+        return TaskFailure(type(error), str(error))
+    return TaskFailure(SimulationError, f"a task failed: {one_line(error)}; one local worker shows where")
 
 
 def one_line(error: BaseException) -> str:

@@ -14,7 +14,17 @@ from functools import lru_cache
 from typing import Any, Final
 
 from traincast.engines.local import interrupts_held, one_thread
-from traincast.engines.protocol import TRIES, Engine, Failure, Worker, failure_of, load_setup, lost, one_line, set_up
+from traincast.engines.protocol import (
+    TRIES,
+    Engine,
+    TaskFailure,
+    Worker,
+    failure_of,
+    load_setup,
+    lost,
+    one_line,
+    set_up,
+)
 from traincast.errors import MissingDependencyError, RequestError, SimulationError
 
 TASKS_PER_CPU: Final = 2
@@ -135,7 +145,7 @@ def _run(
                     ) from error
                 except ray.exceptions.RayError as error:
                     raise lost(index, tasks[index], f"with {one_line(error)}") from error
-                if isinstance(found, Failure):
+                if isinstance(found, TaskFailure):
                     raise found.error()
                 done(index, found)
     finally:

@@ -50,7 +50,7 @@ ATTENTION_BACKWARD: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class OperatorFamily:
     """Operators that share a list of sizes.
 
     ``sizes`` name the columns; ``product`` turns them into the matrix product (b, m, n, k) that the family amounts
@@ -369,28 +369,28 @@ def _traffic_amounts(s: Floats) -> tuple[Floats, Floats]:
 
 
 FAMILIES: Final = {
-    "product": Family(
+    "product": OperatorFamily(
         sizes=("b", "m", "n", "k", "bytes", "out_bytes"),
         of=_sizes_of_product, product=_product_of_product, amounts=_product_amounts,
     ),
-    "grouped": Family(
+    "grouped": OperatorFamily(
         sizes=("experts", "rows", "n", "k", "products", "tokens", "topk", "of_experts", "skew", "bytes"),
         of=_sizes_of_grouped, product=_product_of_grouped, amounts=_grouped_amounts,
         own=_grouped_features,
     ),
-    "attention": Family(
+    "attention": OperatorFamily(
         sizes=("batch", "heads", "kv_heads", "queries", "keys", "dims", "share", "bytes"),
         of=_sizes_of_attention, product=_product_of_attention, amounts=_attention_amounts,
         own=_attention_features,
     ),
-    "conv": Family(
+    "conv": OperatorFamily(
         sizes=(
             "batch", "channels", "per_group", "out_channels", "h", "w", "kh", "kw", "stride", "ho", "wo", "bias",
             "bytes",
         ),
         of=_sizes_of_conv, product=_product_of_conv, amounts=_conv_amounts, own=_conv_features,
     ),
-    "traffic": Family(
+    "traffic": OperatorFamily(
         sizes=("elements", "last", "read", "written", "table", "pieces", "tp"),
         of=_sizes_of_traffic, product=_product_of_traffic, amounts=_traffic_amounts,
     ),

@@ -2,7 +2,7 @@
 
 For one route, collective, software and number of ranks, time over bytes is nearly deterministic and has cliffs that no
 smooth formula has: protocols and algorithms change. So the model is a family of curves, log seconds at knots over
-log₂ bytes, fitted by :mod:`traincast.fit.collectives`. What was not measured follows physics:
+log₂ bytes, fitted by :mod:`traincast.fitting.collectives`. What was not measured follows physics:
 
 - between two measured numbers of ranks, log time is linear in log ranks;
 - beyond the largest one, across nodes: a *ring* of n ranks takes n − 1 steps of S/n bytes, so t(S, n) / (n − 1) is a

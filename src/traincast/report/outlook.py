@@ -32,7 +32,7 @@ _NEAR: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StepTraits:
     """What of a simulated step decides how far a real one may be from it.
 
     ``messages`` are those that the busiest stage sends and receives, ``tensor_nodes`` the nodes that a tensor-parallel
@@ -52,7 +52,7 @@ class Look:
         return calibration.stall.probability(nodes=self.nodes, tensor_nodes=self.tensor_nodes, stages=self.stages)
 
 
-def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Look:
+def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> StepTraits:
     """What a correction and an interval need to know of a simulated step."""
     plan, strategy, graph = timeline.plan, request.strategy, request.graph
     rows = range(min(len(plan.ranks), plan.mesh.pp))
@@ -74,7 +74,7 @@ def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float6
         10.0 * mean.overhead_s / total,
         10.0 * _products(plan, seconds),
     )
-    return Look(
+    return StepTraits(
         features=features,
         messages=strategy.num_microbatches * strategy.virtual_stages * 2 * min(2, strategy.pp - 1),
         nodes=request.cluster.num_nodes,
@@ -145,7 +145,7 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
 
 
-def expect(calibration: Calibration, look: Look, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
+def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
     """Expectation and interval of a run that takes ``usual_s``, or ``stalled_s`` in a slow mode, before correction."""
     factor = correction_at(calibration.correction, look.features)
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
@@ -175,7 +175,7 @@ def expect(calibration: Calibration, look: Look, *, usual_s: float, stalled_s: f
     return Outlook(step_s=slow if stalls else usual, low_s=low, high_s=high, warnings=tuple(warnings))
 
 
-def unfamiliar(calibration: Calibration, look: Look) -> float:
+def unfamiliar(calibration: Calibration, look: StepTraits) -> float:
     """From 0 for a run amid those that a cluster was calibrated with to 1 for one that is like none of them."""
     correction = calibration.correction
     if correction is None or not correction.points:
@@ -185,7 +185,7 @@ def unfamiliar(calibration: Calibration, look: Look) -> float:
     return 1.0 - math.exp(-0.5 * beyond**2) if beyond > 0.0 else 0.0
 
 
-def _outside(calibration: Calibration, look: Look) -> str:
+def _outside(calibration: Calibration, look: StepTraits) -> str:
     """Which features of a run lie outside what was measured, in words."""
     assert calibration.correction is not None
     points = np.array(calibration.correction.points)

@@ -18,7 +18,7 @@ from traincast.report.job import JobForecast
 from traincast.report.outlook import outlook
 from traincast.simulate import Conditions, ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Memory, Plan, Request
-from traincast.strategy.fitting import MARGIN, Need, need_of
+from traincast.strategy.fits import MARGIN, MemoryNeed, need_of
 from traincast.strategy.memory_timeline import Holder, Moment
 from traincast.units import format_bytes
 from traincast.work import Collective, Demand, Launch, Transfer, demand_of
@@ -325,7 +325,7 @@ def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
     )
 
 
-def _warnings(request: Request, estimates: Estimates, need: Need) -> tuple[str, ...]:
+def _warnings(request: Request, estimates: Estimates, need: MemoryNeed) -> tuple[str, ...]:
     warnings = list(estimates.warnings)
     if not need.fits:
         warnings.append(f"{need.verdict}: {need.shortage()}")

@@ -16,18 +16,45 @@ from traincast.scheduling.costs import Costs
 from traincast.scheduling.failures import FailureEvent, FailureLaw, Failures
 from traincast.scheduling.job import Job
 from traincast.scheduling.metrics import Metrics, measure, measure_by_vc
-from traincast.scheduling.outcome import JobOutcome, Outcome, Segment
+from traincast.scheduling.outcome import JobOutcome, Occupancy, Outcome
 from traincast.scheduling.placement import PLACEMENTS, Placement, load_placement
 from traincast.scheduling.policies import POLICIES
 from traincast.scheduling.policy import Policy, load_policy
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.simulate import simulate
-from traincast.scheduling.speeds import Factors, Placed, Speeds
+from traincast.scheduling.speeds import Factors, PlacedGpus, Speeds
 from traincast.scheduling.state import State
 
 __all__ = [
-    "PLACEMENTS", "POLICIES", "Beliefs", "Costs", "Exact", "Factors", "FailureEvent", "FailureLaw", "Failures", "Given",
-    "Job", "JobOutcome", "Metrics", "Node", "Noisy", "Outcome", "Placed", "Placement", "Policy", "Run", "Segment",
-    "SharedCluster", "Speeds", "State", "User", "load_beliefs", "load_placement", "load_policy", "measure",
-    "measure_by_vc", "simulate",
+    "PLACEMENTS",
+    "POLICIES",
+    "Beliefs",
+    "Costs",
+    "Exact",
+    "Factors",
+    "FailureEvent",
+    "FailureLaw",
+    "Failures",
+    "Given",
+    "Job",
+    "JobOutcome",
+    "JobRun",
+    "Metrics",
+    "Node",
+    "Noisy",
+    "Occupancy",
+    "Outcome",
+    "PlacedGpus",
+    "Placement",
+    "Policy",
+    "SharedCluster",
+    "Speeds",
+    "State",
+    "User",
+    "load_beliefs",
+    "load_placement",
+    "load_policy",
+    "measure",
+    "measure_by_vc",
+    "simulate",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from traincast.errors import FileFormatError, RequestError
 from traincast.scheduling.cluster import SharedCluster
 from traincast.scheduling.formats.source import plain
-from traincast.scheduling.formats.table import Bools, Columns, Floats, Texts, jobs
+from traincast.scheduling.formats.table import Bools, Floats, JobColumns, Texts, jobs
 
 if TYPE_CHECKING:
     from traincast.scheduling.traces import Trace
@@ -36,10 +36,10 @@ class Rule:
 
     column: str
     must: str
-    broken: Callable[[Columns], Bools]
+    broken: Callable[[JobColumns], Bools]
 
 
-def check_values(columns: Columns, path: Path, *, drop_invalid: bool) -> None:
+def check_values(columns: JobColumns, path: Path, *, drop_invalid: bool) -> None:
     """Refuse jobs whose own values cannot be, all in one line; or leave them out and count them."""
     found = {rule: np.flatnonzero(mask) for rule in RULES if np.any(mask := _broken(rule, columns))}
     if not found:
@@ -63,7 +63,7 @@ def check_values(columns: Columns, path: Path, *, drop_invalid: bool) -> None:
     _note_deadlines(columns)
 
 
-def _broken(rule: Rule, columns: Columns) -> Bools:
+def _broken(rule: Rule, columns: JobColumns) -> Bools:
     with np.errstate(invalid="ignore"):
         mask = rule.broken(columns).copy()
     for row in columns.unparsable.get(rule.column, ()):
@@ -71,7 +71,7 @@ def _broken(rule: Rule, columns: Columns) -> Bools:
     return mask
 
 
-def _examples(column: str, columns: Columns, rows: list[int], named: int) -> str:
+def _examples(column: str, columns: JobColumns, rows: list[int], named: int) -> str:
     texts = columns.unparsable.get(column, {})
 
     def shown(row: int) -> str:
@@ -93,7 +93,7 @@ def _examples(column: str, columns: Columns, rows: list[int], named: int) -> str
     return " and ".join([", ".join(examples), *more])
 
 
-def _note_deadlines(columns: Columns) -> None:
+def _note_deadlines(columns: JobColumns) -> None:
     late = columns.numbers["deadline_s"] < columns.numbers["submit_s"]
     if np.any(late):
         row = int(np.flatnonzero(late)[0])
@@ -103,39 +103,39 @@ def _note_deadlines(columns: Columns) -> None:
         )
 
 
-def _within(name: str, low: float, high: float, *, above: bool = False) -> Callable[[Columns], Bools]:
+def _within(name: str, low: float, high: float, *, above: bool = False) -> Callable[[JobColumns], Bools]:
     """Whether a number is missing or out of bounds."""
 
-    def broken(columns: Columns) -> Bools:
+    def broken(columns: JobColumns) -> Bools:
         values = columns.numbers[name]
         return ~((values > low if above else values >= low) & (values <= high))
 
     return broken
 
 
-def _given(broken: Callable[[Columns], Bools], name: str) -> Callable[[Columns], Bools]:
+def _given(broken: Callable[[JobColumns], Bools], name: str) -> Callable[[JobColumns], Bools]:
     """The same for jobs that have the number at all."""
 
-    def broken_if_given(columns: Columns) -> Bools:
+    def broken_if_given(columns: JobColumns) -> Bools:
         return ~np.isnan(columns.numbers[name]) & broken(columns)
 
     return broken_if_given
 
 
-def _bad_gpus(columns: Columns) -> Bools:
+def _bad_gpus(columns: JobColumns) -> Bools:
     gpus = columns.numbers["num_gpus"]
     sound: Bools = (gpus > 0) & (gpus <= MAX_GPUS) & ((gpus < 1) | (gpus == np.floor(gpus)))
     return ~sound
 
 
-def _bad_duration(columns: Columns) -> Bools:
+def _bad_duration(columns: JobColumns) -> Bools:
     run = columns.numbers["duration_s"]
     forecast = (run == 0.0) & (columns.texts["model"] != "") & (columns.numbers["steps"] > 0)
     sound: Bools = ((run > 0) & (run <= MAX_SECONDS)) | forecast
     return ~sound
 
 
-def _bad_bounds(columns: Columns) -> Bools:
+def _bad_bounds(columns: JobColumns) -> Bools:
     least, most, gpus = (columns.numbers[name] for name in ("min_gpus", "max_gpus", "num_gpus"))
     whole = (least == np.floor(least)) & (most == np.floor(most))
     sound: Bools = whole & (least >= 1) & (least <= gpus) & (gpus <= most) & (most <= MAX_GPUS)
@@ -143,16 +143,16 @@ def _bad_bounds(columns: Columns) -> Bools:
     return given & ~sound
 
 
-def _nothing(columns: Columns) -> Bools:
+def _nothing(columns: JobColumns) -> Bools:
     """No job: for columns of which only what cannot be read is wrong."""
     return np.zeros(len(columns), dtype=bool)
 
 
-def _no_name(columns: Columns) -> Bools:
+def _no_name(columns: JobColumns) -> Bools:
     return np.asarray(columns.texts["job_id"] == "", dtype=bool)
 
 
-def _named_twice(columns: Columns) -> Bools:
+def _named_twice(columns: JobColumns) -> Bools:
     names: list[str] = columns.texts["job_id"].tolist()
     mask = np.zeros(len(names), dtype=bool)
     if len(set(names)) < len(names):

@@ -97,7 +97,7 @@ class SharedCluster:
         return SharedCluster(nodes=self.nodes + more, quotas={vc: 2 * quota for vc, quota in self.quotas.items()})
 
 
-class Layout:
+class NodeIndex:
     """The cluster as sets of bits and numbered groups, worked out once: node n is bit n.
 
     A group is all nodes of one GPU type and owner. ``domains`` are the sets of nodes below one rack, then below one

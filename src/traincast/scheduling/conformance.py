@@ -15,7 +15,7 @@ from traincast.scheduling.cluster import Node, SharedCluster
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.failures import FailureLaw, Failures
 from traincast.scheduling.job import Job
-from traincast.scheduling.outcome import Outcome, Segment
+from traincast.scheduling.outcome import Occupancy, Outcome
 from traincast.scheduling.placement import Placement
 from traincast.scheduling.policy import Policy
 from traincast.scheduling.simulate import simulate
@@ -53,7 +53,7 @@ def check_policy(policy: str | Policy, *, placement: str | Placement = "pooled",
 
 def check_outcome(outcome: Outcome, *, failures: bool = False) -> None:
     """Raise `LawBrokenError` where an outcome breaks the laws of a queue; jobs may restart only with ``failures``."""
-    by_job: dict[int, list[Segment]] = {}
+    by_job: dict[int, list[Occupancy]] = {}
     for segment in outcome.segments:
         by_job.setdefault(segment.order, []).append(segment)
     for order, (job, fate) in enumerate(zip(outcome.jobs, outcome.fates, strict=True)):
@@ -76,7 +76,7 @@ def check_outcome(outcome: Outcome, *, failures: bool = False) -> None:
     _check_quotas(outcome)
 
 
-def _check_held(outcome: Outcome, order: int, mine: Sequence[Segment]) -> None:
+def _check_held(outcome: Outcome, order: int, mine: Sequence[Occupancy]) -> None:
     """Each stretch holds what the job asked for, on nodes it may use."""
     job, fate = outcome.jobs[order], outcome.fates[order]
     owners = {node.vc for node in outcome.cluster.nodes if node.vc}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from traincast.errors import RequestError, UnknownNameError
-from traincast.scheduling.cluster import Layout
+from traincast.scheduling.cluster import NodeIndex
 
 Kind: TypeAlias = Literal["device", "node", "switch"]
 Gpus: TypeAlias = tuple[tuple[int, int], ...]
@@ -71,7 +71,7 @@ class Failures:
     laws: tuple[FailureLaw, ...] = ()
     events: tuple[FailureEvent, ...] = ()
 
-    def process(self, layout: Layout, *, seed: int = 0) -> FailureProcess:
+    def process(self, layout: NodeIndex, *, seed: int = 0) -> FailureProcess:
         """The failures of one run on a cluster."""
         return FailureProcess(self, layout, seed=seed)
 
@@ -86,7 +86,7 @@ class FailureProcess:
     So what a component does depends on the seed alone, not on the others or on what the jobs do.
     """
 
-    def __init__(self, failures: Failures, layout: Layout, *, seed: int) -> None:
+    def __init__(self, failures: Failures, layout: NodeIndex, *, seed: int) -> None:
         self._heap: list[tuple[float, int, int]] = []
         self._gpus: list[Gpus] = []
         self._laws: list[tuple[FailureLaw, random.Random] | None] = []
@@ -130,7 +130,7 @@ def _repair(law: FailureLaw, draw: random.Random) -> float:
     return law.repair_s if law.repair_is_fixed or not law.repair_s else draw.expovariate(1 / law.repair_s)
 
 
-def _components(kind: Kind, layout: Layout) -> list[tuple[str, Gpus]]:
+def _components(kind: Kind, layout: NodeIndex) -> list[tuple[str, Gpus]]:
     nodes = layout.cluster.nodes
     if kind == "device":
         return [(f"{n.name}/{gpu}", ((at, 1 << gpu),)) for at, n in enumerate(nodes) for gpu in range(n.num_gpus)]
@@ -142,11 +142,11 @@ def _components(kind: Kind, layout: Layout) -> list[tuple[str, Gpus]]:
     return [(name, _below(name, layout)) for name in switches]
 
 
-def _below(switch: str, layout: Layout) -> Gpus:
+def _below(switch: str, layout: NodeIndex) -> Gpus:
     return tuple((at, layout.full[at]) for at, node in enumerate(layout.cluster.nodes) if node.switch == switch)
 
 
-def _target(event: FailureEvent, layout: Layout) -> Gpus:
+def _target(event: FailureEvent, layout: NodeIndex) -> Gpus:
     nodes: Sequence[str] = [node.name for node in layout.cluster.nodes]
     if event.kind == "switch":
         gpus = _below(event.target, layout)

@@ -21,7 +21,7 @@ from traincast.scheduling.check import SHOWN
 from traincast.scheduling.cluster import SharedCluster
 from traincast.scheduling.formats.table import Floats, Ints, jobs
 from traincast.scheduling.job import Job
-from traincast.scheduling.speeds import PLAIN, Placed, Speeds
+from traincast.scheduling.speeds import PLAIN, PlacedGpus, Speeds
 from traincast.scheduling.step_times import NOWHERE, Ask, Reference, StepTimes, What, Where
 from traincast.scheduling.traces import Trace
 
@@ -40,7 +40,7 @@ class ForecastSpeeds:
     steps: StepTimes
     others: Speeds = PLAIN
 
-    def speed(self, job: Job, placed: Placed) -> float:
+    def speed(self, job: Job, placed: PlacedGpus) -> float:
         """Seconds of its ``duration_s`` that it does in a second."""
         if not is_described(job) or not placed.nodes:
             return self.others.speed(job, placed)

@@ -28,7 +28,7 @@ _PART: Final = re.compile(r"(\d{1,9})\s*[x×]\s*(\d{1,9})(?::([^+:]+))?")
 _SPEC: Final = re.compile(r"\s*\d*\s*[x×]\s*\d*.*")
 
 
-class Layout(NamedTuple):
+class NodeColumns(NamedTuple):
     """How the columns of a list are called; "" is not there."""
 
     name: str
@@ -40,10 +40,10 @@ class Layout(NamedTuple):
 
 
 LAYOUTS: Final = {
-    "native": Layout(name="node", gpu_type="gpu_type", gpus="gpus", rack="rack", switch="switch", vc="vc"),
-    "openb": Layout(name="sn", gpu_type="model", gpus="gpu"),
-    "pai": Layout(name="machine", gpu_type="gpu_type", gpus="cap_gpu"),
-    "philly": Layout(name="machineId", gpu_type="single GPU mem", gpus="number of GPUs"),
+    "native": NodeColumns(name="node", gpu_type="gpu_type", gpus="gpus", rack="rack", switch="switch", vc="vc"),
+    "openb": NodeColumns(name="sn", gpu_type="model", gpus="gpu"),
+    "pai": NodeColumns(name="machine", gpu_type="gpu_type", gpus="cap_gpu"),
+    "philly": NodeColumns(name="machineId", gpu_type="single GPU mem", gpus="number of GPUs"),
 }
 """Known lists: this project's, openb_node_list and pai_machine_spec of Alibaba, cluster_machine_list of Philly."""
 

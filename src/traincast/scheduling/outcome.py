@@ -16,7 +16,7 @@ from traincast.scheduling.space import Allocation
 Floats = npt.NDArray[np.float64]
 
 
-class Segment(NamedTuple):
+class Occupancy(NamedTuple):
     """A job held GPUs from a start to an end; ``order`` is its place in `Outcome.jobs`."""
 
     order: int
@@ -78,7 +78,7 @@ class Outcome:
     cluster: SharedCluster
     jobs: Sequence[Job]
     fates: Sequence[JobOutcome]
-    segments: Sequence[Segment]
+    segments: Sequence[Occupancy]
     history: History
 
     @property

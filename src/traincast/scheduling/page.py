@@ -17,7 +17,7 @@ import numpy.typing as npt
 from traincast.errors import RequestError
 from traincast.files import write_text
 from traincast.report.embed import page_text
-from traincast.scheduling.cluster import Layout, SharedCluster
+from traincast.scheduling.cluster import NodeIndex, SharedCluster
 from traincast.scheduling.outcome import History, Outcome
 from traincast.scheduling.schedule import Schedule
 from traincast.scheduling.space import UNIT, bits_of
@@ -211,7 +211,7 @@ def _down(run: Schedule, begin: float, span: float) -> list[tuple[int, int, floa
     """GPUs out of service: from which row, of how many, from when, until when. Failures are drawn anew by the seed."""
     if run.queue.failures is None:
         return []
-    layout = Layout(run.outcome.cluster)
+    layout = NodeIndex(run.outcome.cluster)
     first = np.concatenate([[0], np.cumsum(layout.sizes)]).tolist()
     process = run.queue.failures.process(layout, seed=run.seed)
     since: dict[tuple[int, int], list[float]] = {}

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeAlias
 from traincast.errors import RequestError, UnknownNameError
 from traincast.imports import import_callable
 from traincast.scheduling.cluster import Pool
-from traincast.scheduling.space import UNIT, Allocation, Counts, Demand, Free, bits_of, lowest_bits
+from traincast.scheduling.space import UNIT, Allocation, Free, FreeCounts, JobDemand, bits_of, lowest_bits
 
 Picked: TypeAlias = list[tuple[int, int]]
 """(node, bits of its GPUs) pairs."""
@@ -51,7 +51,7 @@ class Placement:
         ((node, mask),) = picked
         return node, mask.bit_length() - 1
 
-    def find(self, demand: Demand, free: Free) -> Allocation | None:
+    def find(self, demand: JobDemand, free: Free) -> Allocation | None:
         """GPUs for a job, from the first pool that has them, or nothing."""
         num_gpus, units, pools, vc = demand
         if vc and not free.in_quota(demand):
@@ -87,19 +87,19 @@ class Space(Protocol):
     def fits(self, allocation: Allocation) -> bool:
         """Whether it could be held."""
 
-    def find(self, demand: Demand) -> Allocation | None:
+    def find(self, demand: JobDemand) -> Allocation | None:
         """Something that meets the demand, or nothing."""
 
     def is_full(self) -> bool:
         """Whether nothing is free."""
 
 
-class PooledSpace(Counts):
+class PooledSpace(FreeCounts):
     """Counts are all that pooled placement asks for."""
 
     __slots__ = ()
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: FreeCounts) -> None:
         super().__init__(counts.groups, counts.held, counts.quotas)
 
     def copy(self) -> PooledSpace:
@@ -121,7 +121,7 @@ class PlacedSpace:
         """One of its own."""
         return PlacedSpace(self.free.copy(), self.placement)
 
-    def find(self, demand: Demand) -> Allocation | None:
+    def find(self, demand: JobDemand) -> Allocation | None:
         """Something that meets the demand, or nothing."""
         return self.placement.find(demand, self.free)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.imports import import_callable
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 
 if TYPE_CHECKING:
     from traincast.scheduling.state import State
@@ -19,7 +19,8 @@ class Policy:
     instant is settled: all that ended then has ended, all that failed or was repaired is known, all that came is
     waiting. `decide` looks at ``state.waiting`` and ``state.running`` and calls `State.start`, which places a job and
     says whether that could be done, `State.preempt`, or `State.wake` to be asked again at a later time. It must not
-    look at ``job.duration_s`` or ``run.work_s``, which are the truth: `Run.remaining_s` is what a scheduler may know.
+    look at ``job.duration_s`` or ``run.work_s``, which are the truth: `JobRun.remaining_s` is what a
+    scheduler may know.
 
     A policy of one's own needs only `decide`::
 
@@ -37,13 +38,13 @@ class Policy:
     def begin(self, state: State) -> None:
         """A run begins: forget all earlier ones."""
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """A job begins to wait: it was submitted, preempted or stopped by a failure."""
 
-    def started(self, run: Run, state: State) -> None:
+    def started(self, run: JobRun, state: State) -> None:
         """A job has taken its GPUs."""
 
-    def stopped(self, run: Run, state: State) -> None:
+    def stopped(self, run: JobRun, state: State) -> None:
         """A job has left its GPUs: it is done, or `queued` is called next."""
 
     def decide(self, state: State) -> None:

@@ -6,12 +6,12 @@ from typing import Literal, TypeAlias
 
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.job import Job
-from traincast.scheduling.space import UNIT, Allocation, Demand
+from traincast.scheduling.space import UNIT, Allocation, JobDemand
 
 Phase: TypeAlias = Literal["coming", "waiting", "running", "done"]
 
 
-class Run:
+class JobRun:
     """One job's progress; policies read it and change nothing. Times are seconds.
 
     ``order`` is the job's place among all by submission. ``work_s`` is what is left in seconds of its reference
@@ -47,7 +47,7 @@ class Run:
         "work_s",
     )
 
-    def __init__(self, job: Job, order: int, demand: Demand, costs: Costs) -> None:
+    def __init__(self, job: Job, order: int, demand: JobDemand, costs: Costs) -> None:
         self.job = job
         self.order = order
         self.demand = demand

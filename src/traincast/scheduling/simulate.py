@@ -23,10 +23,10 @@ from traincast.scheduling.cluster import SharedCluster
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.failures import FailureProcess, Failures
 from traincast.scheduling.job import Job
-from traincast.scheduling.outcome import History, JobOutcome, Outcome, Segment
+from traincast.scheduling.outcome import History, JobOutcome, Occupancy, Outcome
 from traincast.scheduling.placement import Placement, load_placement
 from traincast.scheduling.policy import Policy, load_policy
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.space import UNIT
 from traincast.scheduling.speeds import PLAIN, Speeds
 from traincast.scheduling.state import State
@@ -70,7 +70,7 @@ def simulate(
     ordered = [job for _, job in sorted(enumerate(jobs), key=lambda pair: (pair[1].submit_s, pair[0]))]
     rule.prepare(Counter(job.num_gpus for job in ordered))
     _refuse_impossible(ordered, state, resizes=chosen.resizes)
-    runs = [Run(job, order, state.demand(job), state.costs) for order, job in enumerate(ordered)]
+    runs = [JobRun(job, order, state.demand(job), state.costs) for order, job in enumerate(ordered)]
     chosen.begin(state)
     process = failures.process(state.layout, seed=seed) if failures else None
     recorder = _Recorder(state)
@@ -120,7 +120,7 @@ def _why_impossible(job: Job, state: State, fewest: float) -> str:
 
 
 def _play(
-    runs: Sequence[Run], state: State, policy: Policy, process: FailureProcess | None, recorder: _Recorder
+    runs: Sequence[JobRun], state: State, policy: Policy, process: FailureProcess | None, recorder: _Recorder
 ) -> None:
     """From the first event to the last job's end."""
     arrivals = 0
@@ -215,8 +215,8 @@ class _Recorder:
         )
 
 
-def _fates(runs: Sequence[Run], segments: Sequence[Segment], cluster: SharedCluster) -> list[JobOutcome]:
-    last: dict[int, Segment] = {segment.order: segment for segment in segments}
+def _fates(runs: Sequence[JobRun], segments: Sequence[Occupancy], cluster: SharedCluster) -> list[JobOutcome]:
+    last: dict[int, Occupancy] = {segment.order: segment for segment in segments}
     names = [node.name for node in cluster.nodes]
     return [
         JobOutcome(

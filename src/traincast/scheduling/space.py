@@ -1,8 +1,8 @@
 """What is free: which GPUs of which node, shares of GPUs in use, and how much of its quota a virtual cluster holds.
 
 Two forms answer the same questions. `Free` knows every GPU: nodes are bits of a number, and one such number for each
-count of free GPUs finds the best-fitting node in a few steps. `Counts` knows only how many are free, which is all that
-pooled placement asks, and is what plans are made on.
+count of free GPUs finds the best-fitting node in a few steps. `FreeCounts` knows only how many are free, which is all
+that pooled placement asks, and is what plans are made on.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from traincast.scheduling.cluster import Layout, Pool
+from traincast.scheduling.cluster import NodeIndex, Pool
 
 UNIT: Final = 1_000_000
 """Shares of a GPU are whole numbers of millionths, so that giving back what was taken leaves nothing over."""
 
 
-class Demand(NamedTuple):
+class JobDemand(NamedTuple):
     """What a job asks for: whole GPUs, or a share of one, in one of these pools; all jobs alike share one."""
 
     num_gpus: int
@@ -63,7 +63,7 @@ def lowest_bits(number: int, count: int) -> int:
     return number ^ rest
 
 
-class Counts:
+class FreeCounts:
     """How much is free in each group, in units, and how much of its quota each virtual cluster holds."""
 
     __slots__ = ("groups", "held", "quotas")
@@ -73,9 +73,9 @@ class Counts:
         self.held = held
         self.quotas = quotas
 
-    def copy(self) -> Counts:
+    def copy(self) -> FreeCounts:
         """One of its own, to plan on."""
-        return Counts(self.groups.copy(), self.held.copy(), self.quotas)
+        return FreeCounts(self.groups.copy(), self.held.copy(), self.quotas)
 
     def take(self, allocation: Allocation) -> None:
         """Hold it."""
@@ -102,7 +102,7 @@ class Counts:
         """Whether nothing is free."""
         return not any(self.groups)
 
-    def find(self, demand: Demand) -> Allocation | None:
+    def find(self, demand: JobDemand) -> Allocation | None:
         """The first group with enough, GPUs being pooled."""
         num_gpus, units, pools, vc = demand
         total = num_gpus * units
@@ -124,7 +124,7 @@ class Free:
 
     __slots__ = ("down", "groups", "held", "in_empty", "layout", "masks", "partial", "quotas", "total", "with_count")
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: NodeIndex) -> None:
         self.layout = layout
         self.masks: list[int] = layout.full.copy()
         self.with_count: list[int] = [layout.nodes_of_size.get(k, 0) for k in range(layout.largest + 1)]
@@ -152,18 +152,18 @@ class Free:
         made.down = self.down
         return made
 
-    def counts(self) -> Counts:
+    def counts(self) -> FreeCounts:
         """The same without knowing which."""
         units = [gpus * UNIT for gpus in self.groups]
         for (node, _), left in self.partial.items():
             units[self.layout.group_of[node]] += left
-        return Counts(units, self.held.copy(), self.quotas)
+        return FreeCounts(units, self.held.copy(), self.quotas)
 
     def is_full(self) -> bool:
         """Whether no GPU and no share of one is free."""
         return not self.total and not any(self.partial.values())
 
-    def in_quota(self, demand: Demand) -> bool:
+    def in_quota(self, demand: JobDemand) -> bool:
         """Whether the virtual cluster may hold so much more."""
         vc = demand.vc
         return not vc or self.held[vc] + demand.num_gpus * demand.units <= self.quotas[vc]

@@ -13,7 +13,7 @@ from traincast.scheduling.job import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedGpus:
     """The GPUs a job has: how many on which nodes, all of one type."""
 
     nodes: tuple[Node, ...]
@@ -38,7 +38,7 @@ class Placed:
 class Speeds(Protocol):
     """Asked whenever a job starts, and by policies that weigh placements; the answer depends on nothing else."""
 
-    def speed(self, job: Job, placed: Placed) -> float:
+    def speed(self, job: Job, placed: PlacedGpus) -> float:
         """Seconds of the job's ``duration_s`` done in a second on these GPUs; above 0."""
 
 
@@ -64,7 +64,7 @@ class Factors:
         if not 0 <= self.scaling <= 1:
             raise RequestError(f"scaling={self.scaling}: expected an exponent from 0 to 1")
 
-    def speed(self, job: Job, placed: Placed) -> float:
+    def speed(self, job: Job, placed: PlacedGpus) -> float:
         """The product."""
         found = self.gpu_types.get(placed.gpu_type, 1.0)
         if len(placed.nodes) > 1:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from traincast.errors import RequestError, SimulationError
 from traincast.scheduling.beliefs import Beliefs
-from traincast.scheduling.cluster import Layout, Pool, SharedCluster
+from traincast.scheduling.cluster import NodeIndex, Pool, SharedCluster
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.job import Job
-from traincast.scheduling.outcome import Segment
+from traincast.scheduling.outcome import Occupancy
 from traincast.scheduling.placement import Placement, Space
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import Run
-from traincast.scheduling.space import UNIT, Allocation, Demand, Free
-from traincast.scheduling.speeds import PLAIN, Placed, Speeds
+from traincast.scheduling.run import JobRun
+from traincast.scheduling.space import UNIT, Allocation, Free, JobDemand
+from traincast.scheduling.speeds import PLAIN, PlacedGpus, Speeds
 
 
 class State:
@@ -39,25 +39,25 @@ class State:
     ) -> None:
         self.now = 0.0
         self.cluster = cluster
-        self.layout = Layout(cluster)
+        self.layout = NodeIndex(cluster)
         self.free = Free(self.layout)
         self.placement = placement
         self.costs = costs
-        self.waiting: dict[int, Run] = {}
-        self.running: dict[int, Run] = {}
+        self.waiting: dict[int, JobRun] = {}
+        self.running: dict[int, JobRun] = {}
         self.wake_s = math.inf
         self.used_units = 0
         self.ends: list[tuple[float, int, int]] = []  # (time, order, token) of running jobs, as a heap
-        self.segments: list[Segment] = []
+        self.segments: list[Occupancy] = []
         self.num_changes = 0  # failures and repairs so far
         self.failed_nodes: dict[int, list[float]] = {}  # when nodes have failed, wholly or in part
         self._policy = policy
         self._beliefs = beliefs
         self._speeds = speeds
         self._believed_speeds = believed_speeds
-        self._demands: dict[tuple[float, str, str], Demand] = {}
+        self._demands: dict[tuple[float, str, str], JobDemand] = {}
 
-    def start(self, run: Run, *, demand: Demand | None = None, at: Allocation | None = None) -> bool:
+    def start(self, run: JobRun, *, demand: JobDemand | None = None, at: Allocation | None = None) -> bool:
         """Place a waiting job and let it run; says whether there was room.
 
         It gets what its own demand finds, or another demand, or exactly these GPUs.
@@ -87,7 +87,7 @@ class State:
         self._policy.started(run, self)
         return True
 
-    def preempt(self, run: Run) -> None:
+    def preempt(self, run: JobRun) -> None:
         """Stop a running job; it is saved and waits. One that has just started is as if it had not."""
         if run.phase != "running":
             raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: preempt what runs")
@@ -106,7 +106,7 @@ class State:
         if at_s > self.now:
             self.wake_s = min(self.wake_s, at_s)
 
-    def fits(self, run: Run) -> bool:
+    def fits(self, run: JobRun) -> bool:
         """Whether there is room for a waiting job now."""
         return self.placement.find(run.demand, self.free) is not None
 
@@ -114,27 +114,27 @@ class State:
         """What is free now, to plan on."""
         return self.placement.space(self.free)
 
-    def believed_end_s(self, run: Run) -> float:
+    def believed_end_s(self, run: JobRun) -> float:
         """When a running job is believed to end; always later than now."""
         if run.believed_end_s <= self.now:
             left = run.remaining_s(self.now) / run.speed
             run.believed_end_s = max(run.began_s, self.now) + self.costs.elapsed_s(left, run.num_gpus)
         return run.believed_end_s
 
-    def would_end_s(self, run: Run, allocation: Allocation) -> float:
+    def would_end_s(self, run: JobRun, allocation: Allocation) -> float:
         """When a waiting job is believed to end if it starts now on these GPUs."""
         gpus = allocation.num_gpus if allocation.units == UNIT else allocation.units / UNIT
         seconds = run.remaining_s(self.now) / self._speed_at(run, allocation, self._believed_speeds)
         return self.now + self.overhead_s(run, gpus) + self.costs.elapsed_s(seconds, gpus)
 
-    def overhead_s(self, run: Run, num_gpus: float) -> float:
+    def overhead_s(self, run: JobRun, num_gpus: float) -> float:
         """How long a waiting job would hold so many GPUs before it executes: what its last stop left to pay."""
         if not run.owes:
             return 0.0
         stop = self.costs.saving_s(num_gpus) if run.owes == "saved" else self.costs.restart_s
         return stop + self.costs.loading_s(num_gpus)
 
-    def demand(self, job: Job, *, num_gpus: float | None = None) -> Demand:
+    def demand(self, job: Job, *, num_gpus: float | None = None) -> JobDemand:
         """What a job asks for, or would with another number of GPUs."""
         gpus = job.num_gpus if num_gpus is None else num_gpus
         key = (gpus, job.vc, job.gpu_type)
@@ -143,11 +143,11 @@ class State:
             pools = self.layout.pools(vc=job.vc, gpu_type=job.gpu_type)
             vc = job.vc if job.vc in self.cluster.quotas else ""
             whole = gpus >= 1
-            found = Demand(int(gpus) if whole else 1, UNIT if whole else max(1, round(gpus * UNIT)), pools, vc)
+            found = JobDemand(int(gpus) if whole else 1, UNIT if whole else max(1, round(gpus * UNIT)), pools, vc)
             self._demands[key] = found
         return found
 
-    def speed_in(self, run: Run, pool: Pool, num_gpus: int) -> float:
+    def speed_in(self, run: JobRun, pool: Pool, num_gpus: int) -> float:
         """How fast a job is believed to run on so many GPUs of a pool, packed on its first nodes."""
         nodes, counts = [], []
         for number, node in enumerate(self.cluster.nodes):
@@ -155,22 +155,22 @@ class State:
                 nodes.append(node)
                 counts.append(min(num_gpus, node.num_gpus))
                 num_gpus -= node.num_gpus
-        return _speed(run.job, Placed(tuple(nodes), tuple(counts)), self._believed_speeds)
+        return _speed(run.job, PlacedGpus(tuple(nodes), tuple(counts)), self._believed_speeds)
 
-    def prefer_pools(self, run: Run, pools: Sequence[Pool]) -> None:
+    def prefer_pools(self, run: JobRun, pools: Sequence[Pool]) -> None:
         """Let a job try the pools that it may use in this order."""
         run.demand = run.demand._replace(pools=tuple(pools))
 
-    def placed(self, allocation: Allocation) -> Placed:
+    def placed(self, allocation: Allocation) -> PlacedGpus:
         """An allocation in words that speeds are forecast from."""
-        return Placed(
+        return PlacedGpus(
             tuple(self.cluster.nodes[node] for node, _ in allocation.gpus),
             tuple(mask.bit_count() for _, mask in allocation.gpus),
         )
 
     # What follows is for the simulation itself.
 
-    def submit(self, run: Run) -> None:
+    def submit(self, run: JobRun) -> None:
         """A job arrives."""
         believed = self._beliefs.seconds(run.job)
         if not (math.isfinite(believed) and believed > 0):
@@ -178,21 +178,21 @@ class State:
         run.believed_work_s = believed
         self.enqueue(run)
 
-    def enqueue(self, run: Run) -> None:
+    def enqueue(self, run: JobRun) -> None:
         """A job begins to wait."""
         run.phase = "waiting"
         run.waiting_since_s = self.now
         self.waiting[run.order] = run
         self._policy.queued(run, self)
 
-    def complete(self, run: Run) -> None:
+    def complete(self, run: JobRun) -> None:
         """A job ends."""
         self._charge(run, max(0.0, self.now - run.started_s - run.work_s / run.speed))
         run.work_s = 0.0
         self._leave(run)
         run.phase = "done"
 
-    def kill(self, run: Run) -> None:
+    def kill(self, run: JobRun) -> None:
         """A failure stops a job, which falls back to its last checkpoint."""
         elapsed = max(0.0, self.now - run.began_s)
         executed = run.executed_s(self.now)
@@ -205,7 +205,7 @@ class State:
         self._leave(run)
         self.enqueue(run)
 
-    def _settle(self, run: Run, kept_s: float) -> None:
+    def _settle(self, run: JobRun, kept_s: float) -> None:
         """Bring what is left up to date when a job stops, of whose execution so many seconds count."""
         executed = run.executed_s(self.now)
         self._charge(run, max(0.0, self.now - run.started_s - executed))
@@ -213,11 +213,11 @@ class State:
         run.work_s -= kept_s * run.speed
 
     @staticmethod
-    def _charge(run: Run, overhead_s: float) -> None:
+    def _charge(run: JobRun, overhead_s: float) -> None:
         run.overhead_s += overhead_s
         run.overhead_gpu_s += overhead_s * run.num_gpus
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: JobRun) -> None:
         allocation = run.allocation
         assert allocation is not None
         self.free.give(allocation)
@@ -228,11 +228,11 @@ class State:
         run.token += 1
         del self.running[run.order]
         if held:
-            self.segments.append(Segment(run.order, run.started_s, self.now, allocation))
+            self.segments.append(Occupancy(run.order, run.started_s, self.now, allocation))
         self._policy.stopped(run, self)
         run.allocation = None
 
-    def _speed_at(self, run: Run, allocation: Allocation, speeds: Speeds) -> float:
+    def _speed_at(self, run: JobRun, allocation: Allocation, speeds: Speeds) -> float:
         if speeds is PLAIN and (allocation.units < UNIT or allocation.num_gpus == run.job.num_gpus):
             return 1.0
         return _speed(run.job, self.placed(allocation), speeds)
@@ -263,7 +263,7 @@ class State:
                     self.free.repair(node, gpu)
 
 
-def _speed(job: Job, placed: Placed, speeds: Speeds) -> float:
+def _speed(job: Job, placed: PlacedGpus, speeds: Speeds) -> float:
     found = speeds.speed(job, placed)
     if not (math.isfinite(found) and found > 0):
         names = ", ".join(node.name for node in placed.nodes)

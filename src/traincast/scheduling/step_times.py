@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from traincast.cluster import Cluster, cluster_names, find_device, find_node, load_cluster, node_names
 from traincast.cluster.topology import part_of_node
 from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
-from traincast.scheduling.cluster import Layout, Node, SharedCluster
-from traincast.scheduling.speeds import Placed
+from traincast.scheduling.cluster import Node, NodeIndex, SharedCluster
+from traincast.scheduling.speeds import PlacedGpus
 
 if TYPE_CHECKING:
     from traincast.graph import OperatorGraph
@@ -101,7 +101,7 @@ class StepTimes:
         self.use_cache = use_cache
         self.allow_code = allow_code
         self.num_forecasts = 0
-        self._layout = Layout(cluster)
+        self._layout = NodeIndex(cluster)
         self._steps: dict[tuple[What, Where], tuple[float, str]] = {}
         self._strategies: dict[tuple[What, Where], Strategy] = {}
         self._references: dict[Ask, Reference] = {}
@@ -120,7 +120,7 @@ class StepTimes:
         """Why a job cannot run there, in a line; "" where it can."""
         return self._step(what, where)[1]
 
-    def where(self, placed: Placed) -> Where:
+    def where(self, placed: PlacedGpus) -> Where:
         """The GPUs that a job was given."""
         nodes = placed.nodes
         return Where(

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from traincast.engines import Engine
 from traincast.errors import RequestError
 from traincast.scheduling.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.cluster import SharedCluster
@@ -33,14 +34,7 @@ SETUP = "traincast.scheduling.study:worker"
 """What workers of an engine are set up with."""
 
 
-class Engine(Protocol):
-    """Runs tasks on workers: see ``traincast.engines``."""
-
-    def run(self, setup: str, payload: Any, tasks: Sequence[Any], *, done: Callable[[int, Any], None]) -> None:
-        """Call ``done(index, result)`` for each task as it finishes."""
-
-
-class Case(NamedTuple):
+class StudyCase(NamedTuple):
     """One run of a study."""
 
     policy: str
@@ -54,7 +48,7 @@ class Case(NamedTuple):
 class StudyRow:
     """A run and its figures."""
 
-    case: Case
+    case: StudyCase
     metrics: Metrics
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,7 +68,7 @@ class Setting:
     costs: Costs | None = None
     failures: Failures | None = None
 
-    def run(self, case: Case) -> Metrics:
+    def run(self, case: StudyCase) -> Metrics:
         """Simulate one case."""
         given = self.beliefs.get(case.estimates)
         outcome = simulate(
@@ -92,7 +86,7 @@ class Setting:
         return measure(outcome)
 
 
-def worker(setting: Setting) -> Callable[[Case], Metrics]:
+def worker(setting: Setting) -> Callable[[StudyCase], Metrics]:
     """The worker of an engine: takes a case, gives its figures."""
     return setting.run
 
@@ -130,7 +124,8 @@ def run_study(
         failures=failures,
     )
     cases = [
-        Case(*values) for values in itertools.product(policies, placements, estimates, map(_checked_load, loads), seeds)
+        StudyCase(*values)
+        for values in itertools.product(policies, placements, estimates, map(_checked_load, loads), seeds)
     ]
     _check(setting, cases)
     for each in (speeds, believed_speeds):
@@ -139,7 +134,7 @@ def run_study(
             each.prepare(setting.jobs)
     distinct = {case: _drawn(case, setting) for case in cases}
     tasks = list(dict.fromkeys(distinct.values()))
-    found: dict[Case, Metrics] = {}
+    found: dict[StudyCase, Metrics] = {}
 
     def done(index: int, metrics: Metrics) -> None:
         found[tasks[index]] = metrics
@@ -154,7 +149,7 @@ def run_study(
     return [StudyRow(case=case, metrics=found[distinct[case]]) for case in cases]
 
 
-def _check(setting: Setting, cases: Sequence[Case]) -> None:
+def _check(setting: Setting, cases: Sequence[StudyCase]) -> None:
     """Refuse names that are none before anything runs."""
     if not setting.jobs or not cases:
         raise RequestError(
@@ -178,7 +173,7 @@ def _checked_load(load: float) -> float:
     return float(load)
 
 
-def _drawn(case: Case, setting: Setting) -> Case:
+def _drawn(case: StudyCase, setting: Setting) -> StudyCase:
     """The case that has the same outcome: with the first of all seeds, where nothing is drawn."""
     draws = setting.failures is not None or case.placement == "random" or case.estimates.startswith("noisy:")
     return case if draws else case._replace(seed=0)

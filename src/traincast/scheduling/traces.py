@@ -24,7 +24,7 @@ from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.scheduling.check import check_values
 from traincast.scheduling.formats import alibaba, helios, native, philly, swf
 from traincast.scheduling.formats.source import Source, open_source, plain
-from traincast.scheduling.formats.table import Bools, Columns, Floats, Ints, Texts, jobs
+from traincast.scheduling.formats.table import Bools, Floats, Ints, JobColumns, Texts, jobs
 from traincast.scheduling.job import Job
 
 NUMBERS: Final[Mapping[str, float]] = {
@@ -48,7 +48,7 @@ _WHOLE: Final = ("batch", "min_gpus", "max_gpus")
 class Read(Protocol):
     """Reads a file of one format; ``drop_invalid`` passes over lines that are none of it."""
 
-    def __call__(self, source: Source, *, drop_invalid: bool = False) -> Columns:
+    def __call__(self, source: Source, *, drop_invalid: bool = False) -> JobColumns:
         """The jobs of ``source``, in its order."""
         ...
 
@@ -231,7 +231,7 @@ def detect_format(source: Source) -> str:
     )
 
 
-def _fill(columns: Columns) -> None:
+def _fill(columns: JobColumns) -> None:
     """Give every job every field."""
     for name, absent in NUMBERS.items():
         values = columns.numbers.get(name)
@@ -246,7 +246,7 @@ def _fill(columns: Columns) -> None:
     columns.numbers["max_gpus"] = np.where((most == 0.0) & (least != 0.0), gpus, most)
 
 
-def _count_from_first(columns: Columns) -> None:
+def _count_from_first(columns: JobColumns) -> None:
     submitted = columns.numbers["submit_s"]
     if not np.all(np.isnan(submitted)):
         columns.numbers["submit_s"] = submitted - np.nanmin(submitted)

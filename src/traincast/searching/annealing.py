@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 import numpy as np
 
 from traincast.searching.bulk import Bulk
-from traincast.searching.columns import Columns, columns_of
+from traincast.searching.columns import StrategyColumns, columns_of
 from traincast.searching.looks import Look
-from traincast.searching.problem import Counts, Problem
+from traincast.searching.problem import Problem, SpaceCounts
 from traincast.searching.space import Axes, Degrees, Family, divisors_of
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ _COLD: Final = 0.005
 _STARTS: Final = 4
 
 
-def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) -> tuple[Columns, Counts]:
+def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) -> tuple[StrategyColumns, SpaceCounts]:
     """Families met on several walks through the space of ``problem``."""
     began = time.process_time()
     random = np.random.default_rng(seed)
     seen: dict[Family, Look | None] = {}
-    counts = Counts()
+    counts = SpaceCounts()
 
     def best(family: Family) -> float:
         """Seconds of the best member; those that do not fit are worse the more they are beyond."""

@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from traincast.report import JobForecast, Report
 from traincast.report.job import price_per_s
-from traincast.searching.columns import Columns
-from traincast.searching.problem import Counts, Limits, Objective
+from traincast.searching.columns import StrategyColumns
+from traincast.searching.problem import Limits, Objective, SpaceCounts
 from traincast.strategy import Request, Strategy
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "host")
@@ -178,7 +178,7 @@ class Answer:
     objective: Objective
     searcher: str
     engine: str
-    counts: Counts
+    counts: SpaceCounts
     seconds: float
     best: Candidate
     candidates: tuple[Candidate, ...]
@@ -188,7 +188,7 @@ class Answer:
     limits: Limits
     sure: float
     influence: dict[str, dict[str, float]]
-    columns: Columns = field(repr=False)
+    columns: StrategyColumns = field(repr=False)
     requests: tuple[Request, ...] = field(repr=False)
     warnings: tuple[str, ...] = ()
 

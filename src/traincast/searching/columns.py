@@ -21,7 +21,7 @@ _OFFLOADS: Final = {offload: name for name, offload in OFFLOADS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class StrategyColumns:
     """Strategies and what was found of them; ``seconds`` are infinite for those that do not fit.
 
     Names are kept as numbers (:meth:`value` says them); ``cut`` is one into ``cuts``, which has the layers of every
@@ -50,7 +50,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def take(self, rows: Array) -> Columns:
+    def take(self, rows: Array) -> StrategyColumns:
         """Some rows."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
@@ -92,7 +92,7 @@ class Columns:
             case _:
                 return value.item()
 
-    def distinct(self) -> Columns:
+    def distinct(self) -> StrategyColumns:
         """Every strategy once."""
         table = np.stack([getattr(self, name).astype(np.float64) for name in _TIES if name != "memory"])
         _, first = np.unique(table, axis=1, return_index=True)
@@ -106,14 +106,14 @@ class Columns:
 
 
 _AMOUNTS: Final = ("memory", "seconds")
-COLUMNS: Final = tuple(f.name for f in fields(Columns) if f.name != "cuts")
+COLUMNS: Final = tuple(f.name for f in fields(StrategyColumns) if f.name != "cuts")
 _TIES: Final = (
     "cluster", "memory", "pp", "tp", "cp", "ep", "micro_batch", "sequence_parallel", "recompute", "schedule",
     "virtual_stages", "zero", "offload", "cut",
 )  # fmt: skip
 
 
-def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> Columns:
+def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> StrategyColumns:
     """All members of families."""
     cuts: dict[tuple[int, ...], int] = {(): 0}
     parts: dict[str, list[Array]] = {name: [] for name in COLUMNS}
@@ -149,20 +149,20 @@ def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> Columns:
             parts[name].append(np.tile(shared, len(look.batches)))
         parts["memory"] += [batch.memory for batch in look.batches]
         parts["seconds"] += [batch.seconds for batch in look.batches]
-    return Columns(**{name: _column(name, found) for name, found in parts.items()}, cuts=tuple(cuts))
+    return StrategyColumns(**{name: _column(name, found) for name, found in parts.items()}, cuts=tuple(cuts))
 
 
 def _number(table: dict[str, Any], name: str) -> int:
     return list(table).index(name)
 
 
-def joined(parts: Sequence[Columns]) -> Columns:
+def joined(parts: Sequence[StrategyColumns]) -> StrategyColumns:
     """Rows of several tables in one; cuts are numbered anew."""
     cuts: dict[tuple[int, ...], int] = {(): 0}
     numbers = [np.array([cuts.setdefault(cut, len(cuts)) for cut in part.cuts], dtype=np.int32) for part in parts]
     rows = {name: [getattr(part, name) for part in parts if len(part)] for name in COLUMNS}
     rows["cut"] = [number[part.cut] for number, part in zip(numbers, parts, strict=True) if len(part)]
-    return Columns(**{name: _column(name, found) for name, found in rows.items()}, cuts=tuple(cuts))
+    return StrategyColumns(**{name: _column(name, found) for name, found in rows.items()}, cuts=tuple(cuts))
 
 
 def _column(name: str, parts: list[Array]) -> Array:

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from traincast.forecast import estimates_of
 from traincast.searching.bulk import Bulk
-from traincast.searching.columns import Columns, columns_of
+from traincast.searching.columns import StrategyColumns, columns_of
 from traincast.searching.looks import Fitting, Look
-from traincast.searching.problem import Counts, Problem, Task
+from traincast.searching.problem import Problem, SpaceCounts, Task
 from traincast.searching.space import Family, families
 from traincast.work import Work
 
@@ -29,7 +29,7 @@ _AT_ONCE: Final = 64
 """Families whose works are estimated in one call."""
 
 
-def worker(problem: Problem) -> Callable[[Task], tuple[Columns, Counts]]:
+def worker(problem: Problem) -> Callable[[Task], tuple[StrategyColumns, SpaceCounts]]:
     """What searches parts of a space: engines call it in their workers."""
     bulk = bulk_of(problem)
     return lambda task: explore(bulk, problem, task)
@@ -45,7 +45,7 @@ def bulk_of(problem: Problem) -> Bulk:
     return Bulk(request, problem.axes, seconds, most_memory=problem.most_memory)
 
 
-def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[Columns, Counts]:
+def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, SpaceCounts]:
     """All members of the families of ``task`` that are worth it.
 
     With a limited reach, a family that only adds recomputation or offloading to one whose members fit is not worth it:
@@ -59,7 +59,7 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[Columns, Counts]:
     every = [family for found in series for family in found]
     bounds = dict(zip(every, bulk.bounds(every), strict=True)) if bounded else {}
     series.sort(key=lambda found: (not found[0].plain, min(bounds.get(family, 0.0) for family in found)))
-    counts, looks, best = Counts(), [], task.best_s
+    counts, looks, best = SpaceCounts(), [], task.best_s
     fitting: dict[tuple[object, ...], Fitting] = {}
     for some in _batches(series):
         worth = [[f for f in found if bounds.get(f, 0.0) <= reach * best] for found in some]

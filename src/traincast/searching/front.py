@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from traincast.searching.columns import Columns
+from traincast.searching.columns import StrategyColumns
 from traincast.searching.space import AXES
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ def pareto_rows(values: Floats) -> Ints:
     return np.array(kept, dtype=np.intp)
 
 
-def influence(columns: Columns, objective: Floats) -> dict[str, dict[str, float]]:
+def influence(columns: StrategyColumns, objective: Floats) -> dict[str, dict[str, float]]:
     """For each axis that takes more than one value, the least of the objective with each of them."""
     found: dict[str, dict[str, float]] = {}
     for name in AXES:

@@ -20,8 +20,8 @@ from traincast.errors import FileFormatError
 from traincast.estimate import CostModel, LearnedCostModel
 from traincast.files import make_folder, writing
 from traincast.forecast import default_cost_model
-from traincast.searching.columns import COLUMNS, Columns
-from traincast.searching.problem import Counts, Problem, Task
+from traincast.searching.columns import COLUMNS, StrategyColumns
+from traincast.searching.problem import Problem, SpaceCounts, Task
 
 VERSION: Final = 1
 
@@ -35,7 +35,7 @@ def _identity(model: CostModel) -> tuple[str, ...]:
     return type(model).__name__, *fitted, hashlib.sha256(repr(curves).encode()).hexdigest()
 
 
-class Journal:
+class SearchJournal:
     """The parts of one problem that are done."""
 
     def __init__(self, folder: Path, problem: Problem) -> None:
@@ -50,7 +50,7 @@ class Journal:
         name = hashlib.sha256(f"{self._about}{task}".encode()).hexdigest()[:32]
         return self._folder / f"{name}.npz"
 
-    def read(self, task: Task) -> tuple[Columns, Counts] | None:
+    def read(self, task: Task) -> tuple[StrategyColumns, SpaceCounts] | None:
         """The result of a task, if it is there and whole."""
         path = self._path(task)
         if not path.is_file():
@@ -59,13 +59,13 @@ class Journal:
             with np.load(path, allow_pickle=False) as found:
                 start, flat = found["cut_start"].tolist(), found["cut_layers"].tolist()
                 cuts = tuple(tuple(flat[a:b]) for a, b in pairwise(start))
-                columns = Columns(**{name: found[name] for name in COLUMNS}, cuts=cuts)
-                counts = Counts(**json.loads(str(found["counts"])))
+                columns = StrategyColumns(**{name: found[name] for name in COLUMNS}, cuts=cuts)
+                counts = SpaceCounts(**json.loads(str(found["counts"])))
         except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
             raise FileFormatError(f"{path} is damaged: take it away, and that part is searched again") from error
         return columns, counts
 
-    def write(self, task: Task, columns: Columns, counts: Counts) -> None:
+    def write(self, task: Task, columns: StrategyColumns, counts: SpaceCounts) -> None:
         """Keep the result of a task."""
         arrays = {name: getattr(columns, name) for name in COLUMNS}
         start = np.cumsum([0, *map(len, columns.cuts)])

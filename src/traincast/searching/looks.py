@@ -35,7 +35,7 @@ class Batch:
     """Members of a family that run one cut in one way: bytes and seconds for each way to share and offload states.
 
     ``memory`` is what the fullest rank is forecast to hold, ``load`` what is needed of the shortest memory over what
-    there is of it (as :class:`traincast.strategy.fitting.Need` has it): members fit up to 1.
+    there is of it (as :class:`traincast.strategy.fits.Need` has it): members fit up to 1.
     """
 
     way: Way

@@ -15,7 +15,7 @@ from traincast.searching.rounds import extrapolated
 from traincast.searching.space import OFFLOADS, Axes, Way
 from traincast.searching.steps import activations
 from traincast.strategy import Request
-from traincast.strategy.fitting import HOST_SHARE, MARGIN, factor, fullest_node
+from traincast.strategy.fits import HOST_SHARE, MARGIN, factor, fullest_node
 from traincast.strategy.host_memory import updates_of
 from traincast.strategy.memory import other_of, passes_of, runs_ahead, states_of
 from traincast.strategy.precision import Precision

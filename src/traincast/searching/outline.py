@@ -65,7 +65,7 @@ def _stand_in(number: int, program: BlockProgram) -> BlockProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class SlotOutline:
     """Operations of one kind of slot in order, and what each is made of: ``size`` atoms."""
 
     kind: Ints
@@ -75,7 +75,7 @@ class Template:
     atoms: Floats
 
 
-def template(pieces: list[Piece], works: Works, runtime: Runtime) -> Template:
+def template(pieces: list[Piece], works: Works, runtime: Runtime) -> SlotOutline:
     """Write a slot's pieces down; a slot that runs nothing is one empty run."""
     launches = works.number(Launch(collectives=runtime.collective_launches))
     operations: list[tuple[int, int, bool, int]] = []
@@ -94,7 +94,7 @@ def template(pieces: list[Piece], works: Works, runtime: Runtime) -> Template:
     if not any(kind == RUN for kind, *_ in operations):
         operations.append((RUN, -1, False, 0))
     kind, wait, data_too, size = np.array(operations, dtype=np.int64).T
-    return Template(
+    return SlotOutline(
         kind=kind,
         wait=wait,
         data=data_too.astype(bool),
@@ -139,7 +139,7 @@ class Outliner:
 
     def __init__(self, works: Works) -> None:
         self._works = works
-        self._known: dict[tuple[object, ...], Template | None] = {}
+        self._known: dict[tuple[object, ...], SlotOutline | None] = {}
 
     def outline(self, layout: Layout, key: tuple[object, ...], hosts: Sequence[bool], *, split: bool) -> Outline:
         """The templates of ``layout``, whose programs are stand-ins; ``split`` for schedules with split backwards.
@@ -151,7 +151,7 @@ class Outliner:
         strategy = layout.request.strategy
         keeps = strategy.zero == 3 and not strategy.reshard
         chosen: dict[tuple[object, ...], int] = {}
-        templates: list[Template] = []
+        templates: list[SlotOutline] = []
 
         def number(kind: tuple[object, ...], make: Callable[[], list[Piece]]) -> int:
             """The number of a kind of template in this outline; −1 for one that runs nothing at a stage's end."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from traincast.errors import StrategyError
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.answer import Candidate, Place, Status
-from traincast.searching.columns import Columns
+from traincast.searching.columns import StrategyColumns
 from traincast.searching.problem import Limits, Objective, Problem
 from traincast.searching.ranking import Made, Ranking
 from traincast.strategy import Request
@@ -62,7 +62,7 @@ def survey(ranking: Ranking, problems: Sequence[Problem | StrategyError]) -> tup
     return places, values
 
 
-def objectives(columns: Columns, requests: Sequence[Request], objective: Objective, most_s: Floats) -> Floats:
+def objectives(columns: StrategyColumns, requests: Sequence[Request], objective: Objective, most_s: Floats) -> Floats:
     """The objective of every strategy; infinite where it does not fit or takes more than ``most_s`` of its cluster."""
     rates = np.array([rate_of(request, objective) for request in requests])
     seconds = np.where(columns.seconds <= most_s[columns.cluster], columns.seconds, np.inf)
@@ -130,7 +130,7 @@ def _beyond(candidate: Candidate, limits: Limits) -> tuple[Status, str]:
     return "too costly", f"forecast to cost {costs}; costs {most} at most with a chance of {candidate.in_budget:.0%}"
 
 
-def _leanest(columns: Columns, here: npt.NDArray[np.bool_], problem: Problem) -> str:
+def _leanest(columns: StrategyColumns, here: npt.NDArray[np.bool_], problem: Problem) -> str:
     """What the strategy that needs least memory of those ``here`` lacks."""
     least = int(np.argmin(np.where(here, columns.memory, np.inf)))
     strategy = columns.strategy(least, problem.request.strategy)
@@ -158,7 +158,7 @@ def nothing(places: Sequence[Place], ranking: Ranking) -> str:
     return f"no legal strategy{on}: {place.reason}"
 
 
-def _least(places: Sequence[Place], columns: Columns) -> Place:
+def _least(places: Sequence[Place], columns: StrategyColumns) -> Place:
     """The place that lacks the smallest share of memory."""
 
     def lack(number: int) -> float:

@@ -76,7 +76,7 @@ class Task:
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class SpaceCounts:
     """How a space was worked off: members by what became of them; ``families`` are those that were looked at.
 
     ``evaluated`` members had their memory checked, ``feasible`` ones fit and were simulated. Of other families nothing
@@ -93,7 +93,7 @@ class Counts:
     works: int = 0
     cpu_s: float = field(default=0.0, compare=False)
 
-    def __iadd__(self, other: Counts) -> Counts:
+    def __iadd__(self, other: SpaceCounts) -> SpaceCounts:
         self.families += other.families
         self.evaluated += other.evaluated
         self.feasible += other.feasible

@@ -22,13 +22,13 @@ from traincast.report import JobSettings
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
 from traincast.searching.choices import clusters_to_try
-from traincast.searching.columns import Columns, joined
+from traincast.searching.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.front import influence
-from traincast.searching.journal import Journal
+from traincast.searching.journal import SearchJournal
 from traincast.searching.places import MEMORY_REACH, nothing, survey
-from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Counts, Limits, Objective, Problem, Task
+from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Limits, Objective, Problem, SpaceCounts, Task
 from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
@@ -243,10 +243,10 @@ class _Means:
             self.progress(self.finished + parts, max(self.total, self.finished + parts))
 
 
-def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[list[Columns], Counts]:
+def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[list[StrategyColumns], SpaceCounts]:
     """Everything that was found on each cluster; each is searched by itself, so that all of them can be compared."""
-    parts: list[Columns] = []
-    counts = Counts()
+    parts: list[StrategyColumns] = []
+    counts = SpaceCounts()
     searched = [problem for problem in problems if isinstance(problem, Problem)]
     means.total = sum(len(p.tasks()) for p in searched) + _AROUND * any(np.isfinite(p.reach) for p in searched)
     for number, problem in enumerate(problems):
@@ -263,7 +263,7 @@ def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[li
     return parts, counts
 
 
-def _around(columns: Columns, values: Floats) -> tuple[int, list[Task]]:
+def _around(columns: StrategyColumns, values: Floats) -> tuple[int, list[Task]]:
     """The cluster of the best strategy, and the meshes of the best ones there, to be searched in full."""
     found: dict[Degrees, None] = {}
     order = columns.order(values).tolist()
@@ -310,15 +310,17 @@ def _probe(axes: Axes, request: Request) -> Axes:
     return replace(axes, **chosen)  # type: ignore[arg-type]
 
 
-def _worked_off(number: int, problem: Problem, tasks: Sequence[Task], means: _Means) -> tuple[list[Columns], Counts]:
+def _worked_off(
+    number: int, problem: Problem, tasks: Sequence[Task], means: _Means
+) -> tuple[list[StrategyColumns], SpaceCounts]:
     """Results of all tasks on a cluster in their order; those that are kept in a folder are not done again."""
-    journal = Journal(means.resume, problem) if means.resume else None
-    found: dict[int, tuple[Columns, Counts]] = {}
+    journal = SearchJournal(means.resume, problem) if means.resume else None
+    found: dict[int, tuple[StrategyColumns, SpaceCounts]] = {}
     if journal:
         found = {n: kept for n, task in enumerate(tasks) if (kept := journal.read(task)) is not None}
     left = [n for n in range(len(tasks)) if n not in found]
 
-    def done(index: int, result: tuple[Columns, Counts]) -> None:
+    def done(index: int, result: tuple[StrategyColumns, SpaceCounts]) -> None:
         found[left[index]] = result
         if journal:
             journal.write(tasks[left[index]], *result)
@@ -326,7 +328,7 @@ def _worked_off(number: int, problem: Problem, tasks: Sequence[Task], means: _Me
 
     means.engine.run("traincast.searching.explore:worker", problem, [tasks[n] for n in left], done=done)
     means.finished += len(tasks)
-    counts = Counts()
+    counts = SpaceCounts()
     for n in range(len(tasks)):
         counts += found[n][1]
     columns = [found[n][0] for n in range(len(tasks))]

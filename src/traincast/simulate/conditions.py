@@ -282,7 +282,7 @@ def _task_rows(plan: Plan) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class WaitColumns:
     """Per rank: seconds its compute stream is held, seconds it is not, and the rank it waits for most.
 
     ``for_rank`` is -1 for a rank that waits for no other; ``for_rank_s`` are the seconds it waits for that one. The
@@ -296,7 +296,7 @@ class Waits:
     for_rank_s: Floats
 
 
-def who_waits(timeline: Timeline) -> Waits:
+def who_waits(timeline: Timeline) -> WaitColumns:
     """Who holds up whom on the compute streams.
 
     A gap before a task is put down to what released it: the predecessor, or the task before it on a lane, that ended
@@ -336,7 +336,7 @@ def who_waits(timeline: Timeline) -> Waits:
     order = np.argsort(total, kind="stable")  # the largest of each row is written last
     for_rank[pair[order] // rows] = plan.ranks[pair[order] % rows]
     for_rank_s[pair[order] // rows] = total[order]
-    return Waits(
+    return WaitColumns(
         ranks=plan.ranks,
         busy_s=busy,
         waiting_s=np.maximum(0.0, timeline.step_s - busy),

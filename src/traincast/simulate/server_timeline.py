@@ -23,7 +23,7 @@ from traincast.simulate.timeline import Timeline
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
 from traincast.strategy.program import BlockProgram, Item
-from traincast.strategy.servers import Piece, Role, ServerSetup, ServerTasks
+from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks
 from traincast.strategy.template import Grain
 from traincast.work import HostUpdate, Transfer, Work
 
@@ -52,7 +52,7 @@ class ServerJob:
     def slowest(self) -> int:
         """The worker that computes longest."""
         tasks = self.run.tasks
-        passes = tasks.role <= Role.BACKWARD
+        passes = tasks.role <= ServerRole.BACKWARD
         return int(np.argmax(np.bincount(tasks.worker[passes], weights=tasks.duration[passes])))
 
     def timeline(self, *, grain: Grain = "segment", most: int | None = None) -> Timeline:
@@ -72,7 +72,7 @@ def shown_window(setup: ServerSetup, timeline: ServerTimeline, slowest: int) -> 
     Where it has none before the first worker is done with all steps, the last one of that worker.
     """
     tasks = timeline.tasks
-    first = (tasks.role == Role.FORWARD) & (tasks.piece == 0)
+    first = (tasks.role == ServerRole.FORWARD) & (tasks.piece == 0)
     starts = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
     starts[tasks.worker[first], tasks.step[first]] = timeline.start[first]
     ends = ends_of_steps(setup, timeline)
@@ -161,7 +161,7 @@ class _Drawing:
         start, end = (np.clip(column[order], since, until) - since for column in (both.start, both.end))
         return Timeline(plan=plan, start=start, end=end)
 
-    def _seen(self, role: Role) -> Ints:
+    def _seen(self, role: ServerRole) -> Ints:
         """Simulated tasks of a role that touch the window."""
         start, end = self.job.run.start, self.job.run.end
         return np.flatnonzero((self.tasks.role == role) & (end > self.window[0]) & (start < self.window[1]))
@@ -174,12 +174,12 @@ class _Drawing:
         alike: dict[int, list[int]] = {}
         for number, program in enumerate(job.programs):
             alike.setdefault(id(program), []).append(number)
-        for role, category in ((Role.FORWARD, Category.FORWARD), (Role.BACKWARD, Category.BACKWARD)):
+        for role, category in ((ServerRole.FORWARD, Category.FORWARD), (ServerRole.BACKWARD, Category.BACKWARD)):
             seen = self._seen(role)
             seen = seen[self.row_of[tasks.worker[seen]] >= 0]
             for numbers in alike.values():
                 program = job.programs[numbers[0]]
-                items = program.forward if role is Role.FORWARD else program.backward
+                items = program.forward if role is ServerRole.FORWARD else program.backward
                 for kind in range(len(job.seconds)):
                     own = seen[np.isin(tasks.piece[seen], numbers) & (kinds[tasks.worker[seen]] == kind)]
                     if items and len(own):
@@ -227,7 +227,7 @@ class _Drawing:
         tasks, setup = self.tasks, self.job.setup
         node_of_worker = np.array([setup.node_of_worker(worker) for worker in range(setup.workers)])
         node_of_server = np.array([setup.node_of_server(server) for server in range(setup.servers)])
-        for role, stream in ((Role.PUSH, Stream.PUSH), (Role.PULL, Stream.PULL)):
+        for role, stream in ((ServerRole.PUSH, Stream.PUSH), (ServerRole.PULL, Stream.PULL)):
             seen = self._seen(role)
             worker, server = tasks.worker[seen], tasks.server[seen]
             crosses = (node_of_worker[worker] != node_of_server[server]).tolist()
@@ -247,7 +247,7 @@ class _Drawing:
 
     def _updates(self) -> Iterator[_Tasks]:
         """What the servers apply."""
-        seen = self._seen(Role.UPDATE)
+        seen = self._seen(ServerRole.UPDATE)
         works = [self.work(HostUpdate(nbytes=nbytes)) for nbytes in self.tasks.nbytes[seen].tolist()]
         lane = (len(self.shown) + self.tasks.server[seen]) * NUM_STREAMS + int(Stream.UPDATE)
         yield self._exchanged(seen, "update", works, category=int(Category.OPTIMIZER), lane=lane)
@@ -329,7 +329,7 @@ class _Drawing:
         begins[launches.of[opens]] = at[opens]
         waiter = np.repeat(np.arange(len(first)), np.diff(tasks.predecessor_start))
         before = tasks.predecessors
-        late = tasks.role[before] == Role.LATENCY  # stands for the one task that it follows
+        late = tasks.role[before] == ServerRole.LATENCY  # stands for the one task that it follows
         before = np.where(late, tasks.predecessors[tasks.predecessor_start[before]], before)
         again = opens[1:][launches.lane[opens[1:]] == launches.lane[opens[1:] - 1]]  # a pass after another
         pairs = [

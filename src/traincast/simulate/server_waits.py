@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.simulate.servers import ServerTimeline, steady_window
-from traincast.strategy.servers import Piece, Role, ServerSetup
+from traincast.strategy.servers import Piece, ServerRole, ServerSetup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class Cause(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class WorkerWaits:
     """When workers wait and for what, as columns.
 
     ``whom`` is another worker for ``Cause.WORKER`` and ``Cause.THEIR_PUSH``, else a server.
@@ -41,7 +41,7 @@ class Waits:
     piece: Ints
 
 
-def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> Waits:
+def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> WorkerWaits:
     """All waits within ``window``.
 
     A worker waits for a pull, which follows an update, which follows the last push to arrive. A wait is cut where one
@@ -58,7 +58,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
     cuts = np.stack([since, end[mine], end[computed], end[last], end[update], until])
     cuts = np.maximum.accumulate(np.clip(cuts, since, until))
     server, other = tasks.server[update], tasks.worker[last]
-    columns = Waits(
+    columns = WorkerWaits(
         worker=np.tile(tasks.worker[task], len(Cause)),
         since=cuts[:-1].ravel(),
         until=cuts[1:].ravel(),
@@ -67,7 +67,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
         piece=np.tile(tasks.piece[task], len(Cause)),
     )
     long = columns.until > columns.since
-    return Waits(
+    return WorkerWaits(
         worker=columns.worker[long],
         since=columns.since[long],
         until=columns.until[long],
@@ -80,7 +80,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
 def _gaps(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[Floats, Floats, Ints]:
     """Since when and until when workers do not compute, and the task that each wait ends with."""
     tasks = timeline.tasks
-    passes = np.flatnonzero(tasks.role <= Role.BACKWARD)
+    passes = np.flatnonzero(tasks.role <= ServerRole.BACKWARD)
     order = passes[np.lexsort((passes, timeline.start[passes], tasks.worker[passes]))]
     before, task = order[:-1], order[1:]
     since, until = np.clip(timeline.end[before], *window), np.clip(timeline.start[task], *window)
@@ -101,7 +101,7 @@ def _latest_predecessor(timeline: ServerTimeline) -> Ints:
 def _own_pushes(setup: ServerSetup, timeline: ServerTimeline) -> Ints:
     """The push of every step, shard and worker."""
     tasks = timeline.tasks
-    pushes = np.flatnonzero(tasks.role == Role.PUSH)
+    pushes = np.flatnonzero(tasks.role == ServerRole.PUSH)
     shape = (int(tasks.step[-1]) + 1, int(tasks.shard.max(initial=0)) + 1, setup.workers)
     own = np.full(shape, -1, dtype=np.int64)
     own[tasks.step[pushes], tasks.shard[pushes], tasks.worker[pushes]] = pushes
@@ -129,7 +129,7 @@ class WorkerTimes:
 def worker_times(setup: ServerSetup, pieces: Sequence[Piece], timeline: ServerTimeline) -> WorkerTimes:
     """How the workers spend the steady part of a run."""
     tasks, window = timeline.tasks, steady_window(setup, timeline)
-    passes = np.flatnonzero(tasks.role <= Role.BACKWARD)
+    passes = np.flatnonzero(tasks.role <= ServerRole.BACKWARD)
     inside = (np.clip(timeline.end, *window) - np.clip(timeline.start, *window))[passes]
     worker = tasks.worker[passes]
     share = device_shares(setup, pieces)[worker, tasks.piece[passes], tasks.role[passes].astype(np.int64)]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from traincast.errors import RequestError
 from traincast.simulate.events import Uses, execute_events
-from traincast.strategy.servers import Piece, Role, ServerSetup, ServerTasks, lay_out
+from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
 def ends_of_steps(setup: ServerSetup, timeline: ServerTimeline) -> Floats:
     """When the backward of every step ends, by worker and step."""
     tasks = timeline.tasks
-    last = (tasks.role == Role.BACKWARD) & (tasks.piece == 0)
+    last = (tasks.role == ServerRole.BACKWARD) & (tasks.piece == 0)
     ends = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
     ends[tasks.worker[last], tasks.step[last]] = timeline.end[last]
     return ends
@@ -134,7 +134,7 @@ def _progress(ends: Floats, window: tuple[float, float]) -> float:
 def _staleness(timeline: ServerTimeline, window: tuple[float, float]) -> Ints:
     """Updates by others between two of the same worker to the same shard: a worker pulls as soon as its own is made."""
     tasks, end = timeline.tasks, timeline.end
-    update = np.flatnonzero(tasks.role == Role.UPDATE)
+    update = np.flatnonzero(tasks.role == ServerRole.UPDATE)
     update = update[np.lexsort((update, end[update], tasks.shard[update]))]
     shard, worker = tasks.shard[update], tasks.worker[update]
     turn = np.arange(len(update))
@@ -162,7 +162,7 @@ def _utilization(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
 def _updating(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[float, ...]:
     """Share of ``window`` in which every server applies updates."""
     tasks = timeline.tasks
-    updates = tasks.role == Role.UPDATE
+    updates = tasks.role == ServerRole.UPDATE
     inside = (np.clip(timeline.end, *window) - np.clip(timeline.start, *window))[updates]
     spent = np.bincount(tasks.server[updates], weights=inside, minlength=setup.servers)
     return tuple((spent / max(window[1] - window[0], 1e-300)).tolist())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from traincast.graph import Block, DType, Operator, OpKind
 from traincast.strategy.attention import unfused_saved
 from traincast.strategy.cut import saved_fraction
-from traincast.strategy.liveness import Needs, most_beside
+from traincast.strategy.liveness import BackwardBytes, most_beside
 from traincast.strategy.plan import Group
 from traincast.strategy.sharding import LINEAR, Role
 from traincast.strategy.strategy import Recompute
@@ -149,7 +149,7 @@ def _keeps_input(builder: ProgramBuilder, block: Block) -> bool:
     return any(t.numel == own.numel for t in first.saved for own in first.inputs[:1] if t.batch_dim is not None)
 
 
-def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Needs]:
+def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[BackwardBytes]:
     """What each backward operator of ``block`` reads, writes, needs and lets go of.
 
     Gradients of weights are counted only where they are let go of, because they are added to a sum: at once, or where
@@ -175,7 +175,7 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ne
         elif op.name.endswith("_"):  # in place
             writes = 0.0
         found.append(
-            Needs(
+            BackwardBytes(
                 reads=reads,
                 given=len(reads) < len(sources),
                 writes=writes,

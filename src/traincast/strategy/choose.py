@@ -20,7 +20,7 @@ _MAX_TENSOR: Final = 8
 
 
 def choose_strategy(request: Request) -> Strategy:
-    """The first strategy that fits (see :class:`traincast.strategy.fitting.Need`), from data parallelism to pipelines.
+    """The first strategy that fits (see :class:`traincast.strategy.fits.Need`), from data parallelism to pipelines.
 
     Mixtures share out their experts wherever they can. Where the habits of the field cannot share out the batch or
     the model, every other mesh is tried. If none fits, the one that comes nearest: the report then says what is

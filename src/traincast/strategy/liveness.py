@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class BackwardBytes:
     """One backward operator: bytes that it writes and others read, and that only it needs while it runs.
 
     ``given`` is true if it reads a gradient that the next block made, ``frees`` are bytes kept for backward that nobody
@@ -27,7 +27,7 @@ class Needs:
     least: float = 0.0
 
 
-def most_beside(operators: Sequence[Needs], *, arrives: float) -> float:
+def most_beside(operators: Sequence[BackwardBytes], *, arrives: float) -> float:
     """The most that ``operators``, run in order, hold beside all that was kept for them.
 
     Operators read what others of them wrote, by number; ``arrives`` bytes are the gradients that the next block made.

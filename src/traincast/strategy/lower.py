@@ -21,7 +21,7 @@ from traincast.strategy.prepare import Prepared, Request, memory_by_stage, prepa
 from traincast.strategy.program import Behind, BlockProgram, Item
 from traincast.strategy.schedules import Pass
 from traincast.strategy.stages import Stage
-from traincast.strategy.template import Grain, Issue, Piece, Placed, PlanBuilder, Run
+from traincast.strategy.template import Grain, Issue, Piece, PlacedTemplates, PlanBuilder, WorkRun
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 
@@ -82,7 +82,7 @@ class Layout:
         for n, (stage, ending) in enumerate(finishing.items()):
             template[count + n], row[count + n] = ending, stage
             wait[count + n] = at[np.flatnonzero(slots.makes & (slots.stage == stage))[-1]]
-        return out.finish(Placed(template=template, row=row, microbatch=microbatch, wait=wait, collects=count))
+        return out.finish(PlacedTemplates(template=template, row=row, microbatch=microbatch, wait=wait, collects=count))
 
     def _template(self, out: PlanBuilder, code: int) -> int:
         """The template of a kind of slot: its piece, pass, and whether it syncs gradients and is a first microbatch."""
@@ -130,7 +130,7 @@ class Layout:
             if sync and self.syncs_always and exchange.needed:
                 dense, experts = _parameters(programs)
                 parts.append((*exchange.squeezed(dense + experts), *exchange.at_the_end(dense, experts)))
-            return [Run(parts=parts)]
+            return [WorkRun(parts=parts)]
         pieces: list[Piece] = []
         pending: list[tuple[Item, ...]] = []
         dense = experts = 0.0
@@ -141,13 +141,13 @@ class Layout:
             full = self.prepared.precision.gradient_bytes(dense + experts) >= self.request.runtime.bucket_bytes
             if dense + experts and (full or number == len(programs) - 1):
                 squeezed = tuple(self._squeezed(dense + experts))
-                pieces += [Run(parts=[*pending, squeezed] if squeezed else pending)]
+                pieces += [WorkRun(parts=[*pending, squeezed] if squeezed else pending)]
                 if (dense, experts) not in sent:
                     sent[dense, experts] = exchange.gradients(dense, experts)
                 pieces += sent[dense, experts]
                 pending, dense, experts = [], 0.0, 0.0
         if any(pending):
-            pieces.append(Run(parts=pending))
+            pieces.append(WorkRun(parts=pending))
         return self._slowed(pieces)
 
     @property
@@ -194,7 +194,7 @@ class Layout:
         """The first work of a slot waits for what the host does once per microbatch and pass."""
         extra = Launch(blocks=self.request.runtime.microbatch_launches)
         for n, piece in enumerate(pieces):
-            if extra.blocks and isinstance(piece, Run) and piece.parts and piece.parts[0]:
+            if extra.blocks and isinstance(piece, WorkRun) and piece.parts and piece.parts[0]:
                 first, *rest = piece.parts[0]
                 begun = (replace(first, launches=first.launches + extra), *rest)
                 return [*pieces[:n], replace(piece, parts=[begun, *piece.parts[1:]]), *pieces[n + 1 :]]
@@ -220,7 +220,7 @@ class Layout:
             squeezed = tuple(self._squeezed(program.num_parameters)) if reduces else ()
             if items:
                 wait = starts[n + 1] - 1 if gathers[n] else None
-                pieces.append(Run(parts=[items, squeezed] if squeezed else [items], wait=wait))
+                pieces.append(WorkRun(parts=[items, squeezed] if squeezed else [items], wait=wait))
             if n + 1 + prefetch < len(programs):
                 pieces += gathers[n + 1 + prefetch]
             if reduces:
@@ -250,7 +250,7 @@ class Layout:
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(exchange.owned(dense, experts)))
         if request.optimizer:
             items += self._update(programs, dense, experts)
-        return [Run(parts=[tuple(items)])] if items else []
+        return [WorkRun(parts=[tuple(items)])] if items else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:
         first = next(p for p in programs if p.num_parameters)

@@ -246,7 +246,7 @@ def other_of(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class PassMemory:
     """One pass of a chunk: where it holds most, what it keeps by then and needs on top, and what it leaves behind.
 
     Kept bytes are counted from those when the pass begins.
@@ -262,7 +262,7 @@ def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: St
     """Activations kept, and needed on top, in the slot in which a stage holds most: what :func:`walk` would find."""
     if not len(codes):
         return 0.0, 0.0
-    nothing = Held(kept=0.0, working=0.0, block=0, leaves=0.0)
+    nothing = PassMemory(kept=0.0, working=0.0, block=0, leaves=0.0)
     passes = [passes_of(footprints_of(chunk), offloaded="activations" in strategy.offload) for chunk in chunks]
     rows = [found.get(what, nothing) for found in passes for what in Pass]
     kept, working, leaves = np.array([(row.kept, row.working, row.leaves) for row in rows]).T[:, codes]
@@ -300,7 +300,7 @@ def footprints_of(programs: Sequence[BlockProgram]) -> Floats:
     return np.array([rows[id(p)] for p in programs]).reshape(-1, 4)
 
 
-def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, Held]:
+def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
     """A chunk's passes: forward keeps more block by block, backward lets go block by block from the end.
 
     Activations that go to the host stay only while their own block runs, and the next block's while they come back.
@@ -316,13 +316,13 @@ def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, Held]:
         Pass.FORWARD: _fullest(so_far, forward + moving, leaves=total),
         Pass.BACKWARD: _fullest(below, backward + 2 * moving, leaves=-total),
         Pass.INPUT: _fullest(below + after, backward + 2 * moving, leaves=weights - total),
-        Pass.WEIGHT: Held(kept=0.0, working=0.0, block=0, leaves=-weights),
+        Pass.WEIGHT: PassMemory(kept=0.0, working=0.0, block=0, leaves=-weights),
     }
 
 
-def _fullest(kept: Floats, working: Floats, *, leaves: float) -> Held:
+def _fullest(kept: Floats, working: Floats, *, leaves: float) -> PassMemory:
     """The moment of a pass, kept and working of each block, that holds most."""
     if not len(kept):
-        return Held(kept=0.0, working=0.0, block=0, leaves=leaves)
+        return PassMemory(kept=0.0, working=0.0, block=0, leaves=leaves)
     block = int(np.argmax(kept + working))
-    return Held(kept=float(kept[block]), working=float(working[block]), block=block, leaves=leaves)
+    return PassMemory(kept=float(kept[block]), working=float(working[block]), block=block, leaves=leaves)

@@ -16,7 +16,7 @@ from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, Operator, OperatorGraph, OpKind
 from traincast.strategy.experts import Region, check_experts, find_regions
-from traincast.strategy.fitting import Need, need_of
+from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.fusion import fuse
 from traincast.strategy.host_memory import host_of
 from traincast.strategy.memory import Memory, memory_of, runs_ahead
@@ -285,7 +285,7 @@ def exchanged_parts(request: Request) -> list[tuple[BlockProgram, float]]:
     return [(p, prepared.precision.gradient_bytes(p.num_parameters) * request.strategy.compression) for p in programs]
 
 
-def need_only(request: Request) -> Need:
+def need_only(request: Request) -> MemoryNeed:
     """What a request needs of devices and hosts, without laying out a plan."""
     memories = memory_by_stage(request, prepare(request))
     return need_of(memories, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from traincast.errors import StrategyError
-from traincast.strategy.fitting import Need
+from traincast.strategy.fits import MemoryNeed
 from traincast.strategy.strategy import Strategy
 from traincast.units import format_bytes
 
@@ -24,9 +24,9 @@ class Change:
 class Remedy:
     """What a strategy needs, and the change that makes it fit, if one was found; seconds where they are known."""
 
-    need: Need
+    need: MemoryNeed
     change: Change | None = None
-    changed: Need | None = None
+    changed: MemoryNeed | None = None
     step_s: float | None = None
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ def find_remedy(
     strategy: Strategy,
     *,
     global_batch: int,
-    need: Callable[[Strategy], Need],
+    need: Callable[[Strategy], MemoryNeed],
     seconds: Callable[[Strategy], float] | None = None,
     most_tensor: int = 8,
 ) -> Remedy:
@@ -97,7 +97,7 @@ _TWICE: Final = 4
 """Changes that a second one is tried on where none is enough."""
 
 
-def _sized(candidates: Iterable[Change], need: Callable[[Strategy], Need]) -> list[tuple[Need, Change]]:
+def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed]) -> list[tuple[MemoryNeed, Change]]:
     """Changes that can be made, with what each needs."""
     found = []
     for change in candidates:
@@ -109,7 +109,7 @@ def _sized(candidates: Iterable[Change], need: Callable[[Strategy], Need]) -> li
 
 
 def _fastest(
-    candidates: list[tuple[Need, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
+    candidates: list[tuple[MemoryNeed, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
 ) -> Remedy:
     """Of those that fit the fastest, or without times the first."""
     for changed, change in candidates:

@@ -51,7 +51,7 @@ class Runtime:
     ``buffer_bytes`` what each communicator holds. Its log ``reports`` the first rank or the fullest, by a ``counter``
     of what its allocator has given out or has reserved. What a rank holds beyond weights, gradients and optimizer
     states is between ``memory_low`` and ``memory_high`` times its forecast in 90 % of runs (see
-    :mod:`traincast.strategy.fitting`); the defaults are for frameworks whose memory nobody measured.
+    :mod:`traincast.strategy.fits`); the defaults are for frameworks whose memory nobody measured.
     """
 
     name: str

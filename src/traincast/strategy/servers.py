@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from traincast.strategy.server_setup import Piece, ServerNode, ServerSetup, shards
 
-__all__ = ["Piece", "Role", "ServerNode", "ServerSetup", "ServerTasks", "lay_out", "shards"]
+__all__ = ["Piece", "ServerNode", "ServerRole", "ServerSetup", "ServerTasks", "lay_out", "shards"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class Role(enum.IntEnum):
+class ServerRole(enum.IntEnum):
     """What a task of parameter-server training does."""
 
     FORWARD = 0
@@ -85,7 +85,7 @@ class _Step:
 
     def add(
         self,
-        role: Role,
+        role: ServerRole,
         seconds: float,
         *,
         lane: int = -1,
@@ -182,11 +182,11 @@ def _compute(step: _Step, layout: _Layout, pieces: Sequence[Piece], worker: int)
     factor, kind = setup.factor(worker), setup.kind(worker)
     seconds = [piece.on(kind).takes_s(factor) for piece in pieces]
     forward = [
-        step.add(Role.FORWARD, forward_s, lane=worker, worker=worker, piece=number)
+        step.add(ServerRole.FORWARD, forward_s, lane=worker, worker=worker, piece=number)
         for number, (forward_s, _) in enumerate(seconds)
     ]
     backward = [
-        step.add(Role.BACKWARD, backward_s, lane=worker, worker=worker, piece=number)
+        step.add(ServerRole.BACKWARD, backward_s, lane=worker, worker=worker, piece=number)
         for number, (_, backward_s) in reversed(list(enumerate(seconds)))
     ]
     if setup.interference:
@@ -225,11 +225,11 @@ def _exchange(step: _Step, layout: _Layout, sent: list[_Exchange], ready: list[l
     lane = layout.updates(first.server)
     if setup.asynchronous:
         updates = [
-            step.add(Role.UPDATE, seconds, lane=lane, worker=s.worker, after=push, **s.place)
+            step.add(ServerRole.UPDATE, seconds, lane=lane, worker=s.worker, after=push, **s.place)
             for s, push in zip(sent, pushes, strict=True)
         ]
     else:
-        update = step.add(Role.UPDATE, seconds, lane=lane, **first.place)
+        update = step.add(ServerRole.UPDATE, seconds, lane=lane, **first.place)
         step.edges.extend((update, push) for push in pushes)
         updates = [update] * len(sent)
     for one, update in zip(sent, updates, strict=True):
@@ -239,9 +239,9 @@ def _exchange(step: _Step, layout: _Layout, sent: list[_Exchange], ready: list[l
 
 def _message(step: _Step, layout: _Layout, sent: _Exchange, *, after: int, push: bool) -> int:
     latency, seconds, uses = layout.message(sent.worker, sent.server, sent.nbytes, push=push)
-    wait = step.add(Role.LATENCY, latency, worker=sent.worker, after=after, **sent.place)
+    wait = step.add(ServerRole.LATENCY, latency, worker=sent.worker, after=after, **sent.place)
     lane = layout.connection(sent.worker, sent.server, push=push)
-    role = Role.PUSH if push else Role.PULL
+    role = ServerRole.PUSH if push else ServerRole.PULL
     task = step.add(role, seconds, lane=lane, worker=sent.worker, after=wait, **sent.place)
     step.uses.extend((task, resource, weight) for resource, weight in uses)
     return task
@@ -290,12 +290,12 @@ def _release(one: _Step, setup: ServerSetup, total: int) -> Floats:
     if setup.asynchronous:
         computes = [0.0] * setup.workers
         for seconds, worker, role in zip(one.duration, one.worker, one.role, strict=True):
-            computes[worker] += seconds if role <= Role.BACKWARD else 0.0
+            computes[worker] += seconds if role <= ServerRole.BACKWARD else 0.0
         fastest = computes.index(min(computes))
         alone_s = sum(
             seconds
             for seconds, worker, role in zip(one.duration, one.worker, one.role, strict=True)
-            if worker == (fastest if role <= Role.BACKWARD else 0)
+            if worker == (fastest if role <= ServerRole.BACKWARD else 0)
         )
         begins = [one.worker.index(worker) for worker in range(setup.workers)]
         release[begins] = np.arange(setup.workers) / setup.workers * setup.spread * alone_s

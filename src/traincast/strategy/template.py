@@ -23,7 +23,7 @@ DATA_GROUPS: Final = frozenset({Group.DATA, Group.EXPERT_DATA, Group.SHARD, Grou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class WorkRun:
     """Works in line on the compute stream; ``wait`` is the gather (by number) its first work needs.
 
     ``parts`` are the programs of blocks, one after the other; a repeated block is the same object each time.
@@ -43,7 +43,7 @@ class Issue:
     gather: bool = False
 
 
-Piece: TypeAlias = Run | Issue
+Piece: TypeAlias = WorkRun | Issue
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedTemplates:
     """Templates copied to rows, in program order: which, where, for which microbatch, and after which placement.
 
     The first task of a placement waits for the last of ``wait`` (−1: for none); what comes from ``collects`` on waits
@@ -138,7 +138,7 @@ class PlanBuilder:
                 if piece.wait is not None:
                     template.edges.append((start, gathers[piece.wait]))
         if template.first < 0:  # a stage may have nothing to run in one half of a backward
-            nothing = Run(parts=[(Item(work=Launch(), launches=Launch(), label=name),)])
+            nothing = WorkRun(parts=[(Item(work=Launch(), launches=Launch(), label=name),)])
             self._run(template, nothing, int(kind), name)
         return self._keep(template)
 
@@ -169,7 +169,7 @@ class PlanBuilder:
             label=self._label("launch"),
         )
 
-    def _run(self, template: Template, run: Run, kind: int, name: str) -> int:
+    def _run(self, template: Template, run: WorkRun, kind: int, name: str) -> int:
         """Append a run's tasks; returns the first one on the device."""
         if self._grain == "segment":
             return self._run_as_segment(template, run, kind, name)
@@ -201,7 +201,7 @@ class PlanBuilder:
             self._kept.append(part)
         return self._parts[id(part)]
 
-    def _run_as_segment(self, template: Template, run: Run, kind: int, name: str) -> int:
+    def _run_as_segment(self, template: Template, run: WorkRun, kind: int, name: str) -> int:
         columns = [self._part(part) for part in run.parts if part]
         number = self._same.setdefault(tuple(id(part) for part in run.parts if part), len(self._segments))
         if number == len(self._segments):
@@ -252,7 +252,7 @@ class PlanBuilder:
         """Costs with overlaps counted from the last work on."""
         return np.where(costs >= _OVERLAPS, costs - _OVERLAPS + len(self._works), costs).astype(costs.dtype)
 
-    def finish(self, placed: Placed) -> Plan:
+    def finish(self, placed: PlacedTemplates) -> Plan:
         """Join the templates as they are placed: every column is that of the templates, copied and shifted."""
         templates = self._templates
         tasks = _Copies(placed.template, [len(t.cost) for t in templates])

@@ -20,7 +20,7 @@ DROP_RATE: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class ResidualShape:
     """One inverted residual: expand by 1×1, depthwise convolution, squeeze-and-excitation, project by 1×1.
 
     No expansion when ``expanded`` equals ``inputs``; no excitation when ``squeezed`` is 0; ``fused``
@@ -71,7 +71,7 @@ class StochasticDepth(nn.Module):  # type: ignore[misc]
 class InvertedResidual(nn.Module):  # type: ignore[misc]
     """MobileNetV2's block and its descendants (Sandler et al. 2018); adds its input where shapes allow."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: ResidualShape) -> None:
         super().__init__()
         inputs, inner, outputs, act = block.inputs, block.expanded, block.outputs, block.activation
         layers: list[nn.Module] = []
@@ -95,7 +95,7 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         return x + self.body(x) if self.adds else self.body(x)
 
 
-def _stages(blocks: Iterable[Block]) -> list[nn.Module]:
+def _stages(blocks: Iterable[ResidualShape]) -> list[nn.Module]:
     """Blocks with the same number of output channels, as one stage."""
     runs = (list(run) for _, run in groupby(blocks, key=lambda block: block.outputs))
     return [nn.Sequential(*map(InvertedResidual, run)) for run in runs]
@@ -148,14 +148,14 @@ def _repeated(
     depth: float = 1.0,
     activation: Activation = nn.ReLU,
     efficient: bool = False,
-) -> list[Block]:
+) -> list[ResidualShape]:
     """Blocks of a table, scaled; ``efficient`` adds squeeze-and-excitation and stochastic depth."""
     blocks = []
     for row in rows:
         outputs = divisible(row.channels * width)
         for index in range(math.ceil(row.blocks * depth)):
             blocks.append(
-                Block(
+                ResidualShape(
                     inputs=inputs,
                     expanded=inputs * row.expansion,
                     outputs=outputs,
@@ -206,7 +206,7 @@ PROXYLESS_GPU: Final[tuple[Row, ...]] = (
 )
 
 
-def _chain(blocks: Sequence[Block], head: int, *, classes: int, resolution: int, dropout: float) -> Traceable:
+def _chain(blocks: Sequence[ResidualShape], head: int, *, classes: int, resolution: int, dropout: float) -> Traceable:
     """Stem of stride 2, stages of inverted residuals, 1×1 convolution to ``head`` channels, classifier."""
     first, last = blocks[0], blocks[-1]
     with torch.device("meta"):
@@ -290,7 +290,7 @@ def mobilenet_v3(*, size: str = "large", classes: int = 1000, resolution: int = 
     inputs = 16
     for kernel, expanded, outputs, excites, swish, stride in rows:
         blocks.append(
-            Block(
+            ResidualShape(
                 inputs=inputs,
                 expanded=expanded,
                 outputs=outputs,

@@ -36,7 +36,7 @@ def vertex_channels(inputs: int, outputs: int, matrix: Matrix) -> list[int]:
     return channels
 
 
-class Cell(nn.Module):  # type: ignore[misc]
+class NasCell(nn.Module):  # type: ignore[misc]
     """A small graph of operations; edges add, the output concatenates (Ying et al. 2019, section 2.2)."""
 
     def __init__(self, inputs: int, outputs: int, matrix: Matrix, operations: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def nasbench(
             inputs, channels = channels, width * 2**stack
             if stack:
                 parts.append(nn.MaxPool2d(2))
-            rest = (Cell(channels, channels, edges, names) for _ in range(cells - 1))
-            parts.append(nn.Sequential(Cell(inputs, channels, edges, names), *rest))
+            rest = (NasCell(channels, channels, edges, names) for _ in range(cells - 1))
+            parts.append(nn.Sequential(NasCell(inputs, channels, edges, names), *rest))
         module = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
     return image_model(module, resolution=resolution)

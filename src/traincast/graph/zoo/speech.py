@@ -22,7 +22,7 @@ Utterances of LibriSpeech have 12.3 s on average, but a batch is padded to its l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class BlockShape:
     """The convolutions of a block: output channels, kernel, and share of features dropped."""
 
     width: int
@@ -31,20 +31,20 @@ class Stage:
 
 
 JASPER: Final = (
-    Stage(width=256, kernel=11, dropout=0.2),
-    Stage(width=384, kernel=13, dropout=0.2),
-    Stage(width=512, kernel=17, dropout=0.2),
-    Stage(width=640, kernel=21, dropout=0.3),
-    Stage(width=768, kernel=25, dropout=0.3),
+    BlockShape(width=256, kernel=11, dropout=0.2),
+    BlockShape(width=384, kernel=13, dropout=0.2),
+    BlockShape(width=512, kernel=17, dropout=0.2),
+    BlockShape(width=640, kernel=21, dropout=0.3),
+    BlockShape(width=768, kernel=25, dropout=0.3),
 )
 """The five kinds of blocks (Li et al. 2019, arXiv:1904.03288, table 1)."""
 
 QUARTZNET: Final = (
-    Stage(width=256, kernel=33),
-    Stage(width=256, kernel=39),
-    Stage(width=512, kernel=51),
-    Stage(width=512, kernel=63),
-    Stage(width=512, kernel=75),
+    BlockShape(width=256, kernel=33),
+    BlockShape(width=256, kernel=39),
+    BlockShape(width=512, kernel=51),
+    BlockShape(width=512, kernel=63),
+    BlockShape(width=512, kernel=75),
 )
 """The five kinds of blocks (Kriman et al. 2019, arXiv:1910.10261, table 1)."""
 
@@ -82,7 +82,7 @@ class SubBlock(nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         inputs: int,
-        stage: Stage,
+        stage: BlockShape,
         *,
         separable: bool = False,
         activated: bool = True,
@@ -111,10 +111,10 @@ def _activation(dropout: float) -> nn.Sequential:
     return nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.Sequential(nn.ReLU())
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class ResidualBlock(nn.Module):  # type: ignore[misc]
     """``repeats`` sub-blocks, to whose last normalisation the shortcuts from ``sources`` are added."""
 
-    def __init__(self, sources: Sequence[int], stage: Stage, *, repeats: int, separable: bool) -> None:
+    def __init__(self, sources: Sequence[int], stage: BlockShape, *, repeats: int, separable: bool) -> None:
         super().__init__()
         self.parts = nn.ModuleList(
             SubBlock(
@@ -126,7 +126,7 @@ class Block(nn.Module):  # type: ignore[misc]
             for index in range(repeats)
         )
         # By name, because each has its own input: a list of equal ones would be traced as a chain.
-        pointwise = Stage(width=stage.width, kernel=1)
+        pointwise = BlockShape(width=stage.width, kernel=1)
         self.shortcuts = nn.ModuleDict(
             {str(index): SubBlock(width, pointwise, activated=False) for index, width in enumerate(sources)}
         )
@@ -151,8 +151,8 @@ class AcousticModel(nn.Module):  # type: ignore[misc]
 
     def __init__(
         self,
-        stages: Sequence[Stage],
-        ends: tuple[Stage, Stage, Stage],
+        stages: Sequence[BlockShape],
+        ends: tuple[BlockShape, BlockShape, BlockShape],
         *,
         repeats: int,
         dense: bool,
@@ -168,7 +168,7 @@ class AcousticModel(nn.Module):  # type: ignore[misc]
         self.blocks = nn.ModuleList()
         for stage in stages:
             given = sources if dense else sources[-1:]
-            self.blocks.append(Block(given, stage, repeats=repeats, separable=separable))
+            self.blocks.append(ResidualBlock(given, stage, repeats=repeats, separable=separable))
             sources.append(stage.width)
         self.dilated = SubBlock(sources[-1], dilated, separable=separable, dilation=2)
         self.last = SubBlock(dilated.width, last)
@@ -189,8 +189,8 @@ class AcousticModel(nn.Module):  # type: ignore[misc]
 
 def _acoustic(
     family: str,
-    kinds: tuple[Stage, ...],
-    ends: tuple[Stage, Stage, Stage],
+    kinds: tuple[BlockShape, ...],
+    ends: tuple[BlockShape, BlockShape, BlockShape],
     *,
     blocks: int,
     repeats: int,
@@ -238,9 +238,9 @@ def jasper(
 ) -> Traceable:
     """Jasper (Li et al. 2019, arXiv:1904.03288): ``blocks`` of ``repeats`` convolutions over time."""
     ends = (
-        Stage(width=256, kernel=11, dropout=0.2),
-        Stage(width=896, kernel=29, dropout=0.4),
-        Stage(width=1024, kernel=1, dropout=0.4),
+        BlockShape(width=256, kernel=11, dropout=0.2),
+        BlockShape(width=896, kernel=29, dropout=0.4),
+        BlockShape(width=1024, kernel=1, dropout=0.4),
     )
     return _acoustic(
         "jasper",
@@ -265,7 +265,7 @@ def quartznet(
     symbols: int = 29,
 ) -> Traceable:
     """QuartzNet (Kriman et al. 2019, arXiv:1910.10261): Jasper with separable convolutions."""
-    ends = (Stage(width=256, kernel=33), Stage(width=512, kernel=87), Stage(width=1024, kernel=1))
+    ends = (BlockShape(width=256, kernel=33), BlockShape(width=512, kernel=87), BlockShape(width=1024, kernel=1))
     return _acoustic(
         "quartznet",
         QUARTZNET,

@@ -22,7 +22,7 @@ import numpy as np
 
 from traincast.errors import FileFormatError
 from traincast.scheduling.formats.source import Source, open_source, plain
-from traincast.scheduling.formats.table import Bools, Columns, Floats, Ints, Texts, TextTable, jobs, need, read_table
+from traincast.scheduling.formats.table import Bools, Floats, Ints, JobColumns, Texts, TextTable, jobs, need, read_table
 
 TABLES: Final[dict[str, tuple[str, ...]]] = {
     "pai_job_table": ("job_name", "inst_id", "user", "status", "start_time", "end_time"),
@@ -56,7 +56,7 @@ def matches_pai(source: Source) -> bool:
     return pai_table(source) is not None
 
 
-def read_pai(source: Source, *, drop_invalid: bool = False) -> Columns:
+def read_pai(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """The jobs whose tasks with GPUs have started and ended."""
     kind = pai_table(source)
     if kind is None:
@@ -146,12 +146,12 @@ def _per_job(table: TextTable, codes: Ints, count: int, mask: Bools, *, drop_inv
     return _Spans(start=first, end=last, waits=first == np.inf, runs=running, first_row=rows)
 
 
-def _pai_columns(tasks: TextTable, names: list[str], gpus: Floats, whole: _Spans, timed: _Spans) -> Columns:
+def _pai_columns(tasks: TextTable, names: list[str], gpus: Floats, whole: _Spans, timed: _Spans) -> JobColumns:
     """The jobs that have GPUs; of those that have not ended the duration is infinite, of those that wait NaN."""
     has = np.flatnonzero(gpus > 0)
     start = np.where(timed.waits, np.nan, timed.start)[has]
     rows = whole.first_row[has]
-    return Columns(
+    return JobColumns(
         numbers={
             "submit_s": start,
             "num_gpus": gpus[has],
@@ -163,7 +163,7 @@ def _pai_columns(tasks: TextTable, names: list[str], gpus: Floats, whole: _Spans
     )
 
 
-def _take_launches(columns: Columns, launches: TextTable, *, drop_invalid: bool) -> None:
+def _take_launches(columns: JobColumns, launches: TextTable, *, drop_invalid: bool) -> None:
     """Submission, user and status of each job as the table of jobs has them."""
     row_of = {name: row for row, name in enumerate(launches.texts("job_name").tolist())}
     rows = np.array([row_of.get(name, -1) for name in columns.texts["job_id"].tolist()], dtype=np.int64)
@@ -175,12 +175,12 @@ def _take_launches(columns: Columns, launches: TextTable, *, drop_invalid: bool)
     columns.texts["status"] = np.where(known, launches.texts("status")[rows], columns.texts["status"])
 
 
-def _leave_out_unfinished(columns: Columns) -> None:
+def _leave_out_unfinished(columns: JobColumns) -> None:
     columns.keep(~np.isnan(columns.numbers["duration_s"]), "that never ran")
     columns.keep(columns.numbers["duration_s"] != np.inf, "still running when the log ends")
 
 
-def _round_up_shares(columns: Columns) -> None:
+def _round_up_shares(columns: JobColumns) -> None:
     """Several instances that share GPUs may sum to 2.5: such a job gets 3 whole ones."""
     gpus = np.round(columns.numbers["num_gpus"], 9)
     uneven = (gpus > 1.0) & (gpus != np.floor(gpus))
@@ -218,11 +218,11 @@ def matches_openb(source: Source) -> bool:
     return set(POD_NEEDS) <= set(source.header)
 
 
-def read_openb(source: Source, *, drop_invalid: bool = False) -> Columns:
+def read_openb(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """The pods with GPUs that were scheduled."""
     need(source, POD_NEEDS, what="openb's list of pods")
     table = read_table(source, _POD_WANTED, drop_malformed=drop_invalid)
-    columns = Columns(numbers={}, texts={}, lines=table.lines, place=table.place)
+    columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)
     if table.malformed:
         columns.left_out["on lines with more or fewer cells than columns"] = table.malformed
     bad = columns.unparsable

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from traincast.scheduling.formats.source import Source
-from traincast.scheduling.formats.table import Columns, need, read_table
+from traincast.scheduling.formats.table import JobColumns, need, read_table
 
 NEEDS: Final = ("job_id", "gpu_num", "submit_time")
 _WANTED: Final = (*NEEDS, "user", "vc", "state", "start_time", "end_time", "duration")
@@ -23,13 +23,13 @@ def matches(source: Source) -> bool:
     return set(NEEDS) <= set(source.header)
 
 
-def read(source: Source, *, drop_invalid: bool = False) -> Columns:
+def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """The jobs with GPUs that ran; submissions in seconds since 1970."""
     need(source, NEEDS, what="a log of Helios")
     if "duration" not in source.header:
         need(source, ("start_time", "end_time"), what="a log of Helios without duration")
     table = read_table(source, _WANTED, drop_malformed=drop_invalid)
-    columns = Columns(numbers={}, texts={}, lines=table.lines, place=table.place)
+    columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)
     if table.malformed:
         columns.left_out["on lines with more or fewer cells than columns"] = table.malformed
     bad = columns.unparsable

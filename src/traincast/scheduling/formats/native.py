@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from traincast.scheduling.formats.source import Source
-from traincast.scheduling.formats.table import Columns, need, read_table
+from traincast.scheduling.formats.table import JobColumns, need, read_table
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
     "job_id": ("job_id",),
@@ -46,14 +46,14 @@ def matches(source: Source) -> bool:
     return {"submit_s", "num_gpus"} <= _found(source.header).keys()
 
 
-def read(source: Source, *, drop_invalid: bool = False) -> Columns:
+def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """The jobs of the table."""
     found = _found(source.header)
     described = "model" in found and ("steps" in found or "samples" in found)
     needed = ("job_id", "submit_s", "num_gpus", *(() if described else ("duration_s",)))
     need(source, [found.get(name, NAMES[name][0]) for name in needed], what="a table of jobs")
     table = read_table(source, list(found.values()), drop_malformed=drop_invalid)
-    columns = Columns(numbers={}, texts={}, lines=table.lines, place=table.place)
+    columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)
     if table.malformed:
         columns.left_out["on lines with more or fewer cells than columns"] = table.malformed
     for name, column in found.items():
@@ -66,7 +66,7 @@ def read(source: Source, *, drop_invalid: bool = False) -> Columns:
     return columns
 
 
-def _describe(columns: Columns) -> None:
+def _describe(columns: JobColumns) -> None:
     """Turn samples into steps, and mark described jobs without a duration as to be forecast (0 s)."""
     numbers = columns.numbers
     nothing = np.full(len(columns), np.nan)

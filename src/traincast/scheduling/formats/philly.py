@@ -20,7 +20,7 @@ import numpy as np
 
 from traincast.errors import FileFormatError
 from traincast.scheduling.formats.source import MAX_JSON_BYTES, Source, plain, read_text
-from traincast.scheduling.formats.table import Columns
+from traincast.scheduling.formats.table import JobColumns
 
 _KEYS: Final = ("jobid", "submitted_time", "attempts")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -42,7 +42,7 @@ def matches(source: Source) -> bool:
     return source.head.lstrip()[:1] in ("[", "{")
 
 
-def read(source: Source, *, drop_invalid: bool = False) -> Columns:
+def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """The jobs with attempts that have ended; submissions in seconds since 1970."""
     rows: list[_Row] = []
     left_out: dict[str, int] = {}
@@ -60,7 +60,7 @@ def read(source: Source, *, drop_invalid: bool = False) -> Columns:
             left_out[row] = left_out.get(row, 0) + 1
         else:
             rows.append(row)
-    columns = Columns(
+    columns = JobColumns(
         numbers={
             name: np.array([getattr(row, name) for row in rows], dtype=np.float64)
             for name in ("submit_s", "num_gpus", "duration_s")

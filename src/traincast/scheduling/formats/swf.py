@@ -14,7 +14,7 @@ import numpy as np
 
 from traincast.errors import FileFormatError
 from traincast.scheduling.formats.source import MAX_BYTES, Source, plain, read_text
-from traincast.scheduling.formats.table import Columns, Floats, Texts
+from traincast.scheduling.formats.table import Floats, JobColumns, Texts
 
 FIELDS: Final = 18
 _STATUS: Final = {0: "failed", 1: "completed", 2: "partial", 3: "partial", 4: "partial", 5: "cancelled"}
@@ -39,13 +39,13 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def read(source: Source, *, drop_invalid: bool = False) -> Columns:
+def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
     """The jobs that ran."""
     text = read_text(source, max_bytes=MAX_BYTES)
     numbered = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != ";"]
     values, kept = _values(source, numbered, drop_invalid=drop_invalid)
     number, submit, _, run, allocated, _, _, requested, limit, _, status, user, _, _, queue = values.T[:15]
-    columns = Columns(
+    columns = JobColumns(
         numbers={
             "submit_s": np.where(submit == -1.0, np.nan, submit),
             "num_gpus": np.where(requested > 0, requested, allocated),

@@ -1,6 +1,6 @@
 """Columns of a table of jobs or nodes: texts as they stand in the file, numbers as float64, each with its line.
 
-What every reader of a format gives back is :class:`Columns`: the canonical names of a job's fields (see
+What every reader of a format gives back is :class:`JobColumns`: the canonical names of a job's fields (see
 :class:`traincast.scheduling.Job`), NaN for a number that is not there, "" for such a text.
 """
 
@@ -44,7 +44,7 @@ _ABSENT: Final = ("", "nan", "NaN", "None", "null", "NULL", "N/A", "NA")
 
 
 @dataclass(kw_only=True)
-class Columns:
+class JobColumns:
     """What a reader found: columns by the name of the job's field, and where each job stands in the file.
 
     ``unparsable`` are cells that should be numbers and are not, by column: number of the job → text.

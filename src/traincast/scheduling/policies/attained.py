@@ -11,7 +11,7 @@ import numpy as np
 from traincast.errors import RequestError
 from traincast.scheduling.policies.lanes import Key
 from traincast.scheduling.policies.ranked import SLACK_S, Ranked
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.state import State
 
 
@@ -29,11 +29,11 @@ class Las(Ranked):
             raise RequestError(f"quantum_s={quantum_s}: expected seconds above 0")
         self.quantum_s = quantum_s
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Quanta that it has had."""
         return ((run.attained_s(state.now) + SLACK_S) // self.quantum_s,)
 
-    def next_change_s(self, run: Run, state: State) -> float:
+    def next_change_s(self, run: JobRun, state: State) -> float:
         """When its quantum is used up."""
         quanta = (run.attained_s(state.now) + SLACK_S) // self.quantum_s
         return run.started_s + (quanta + 1) * self.quantum_s - run.served_s
@@ -57,15 +57,15 @@ class Tiresias(Ranked):
         ):
             raise RequestError(f"thresholds {self.thresholds_gpu_s}: expected GPU-seconds above 0 that grow")
 
-    def queue(self, run: Run, state: State) -> int:
+    def queue(self, run: JobRun, state: State) -> int:
         """The queue that a job is in, from 0."""
         return bisect_right(self.thresholds_gpu_s, run.attained_gpu_s(state.now) + SLACK_S)
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Its queue."""
         return (self.queue(run, state),)
 
-    def next_change_s(self, run: Run, state: State) -> float:
+    def next_change_s(self, run: JobRun, state: State) -> float:
         """When it falls to the next queue."""
         queue = self.queue(run, state)
         if queue == len(self.thresholds_gpu_s):
@@ -91,11 +91,11 @@ class Gittins(Tiresias):
         self._known = 0
         self._index = [0.0] * (len(self.thresholds_gpu_s) + 1)
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Its index, the largest first."""
         return (-self._index[self.queue(run, state)],)
 
-    def stopped(self, run: Run, state: State) -> None:
+    def stopped(self, run: JobRun, state: State) -> None:
         """A job that is done adds to what is known."""
         if not run.work_s:
             insort(self._ended, run.served_gpu_s)

@@ -8,8 +8,8 @@ from bisect import bisect_left, insort
 from traincast.scheduling.placement import Space
 from traincast.scheduling.policies.ordered import line_of
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import Run
-from traincast.scheduling.space import Allocation, Demand
+from traincast.scheduling.run import JobRun
+from traincast.scheduling.space import Allocation, JobDemand
 from traincast.scheduling.state import State
 
 
@@ -62,19 +62,19 @@ class _Alike:
 
     __slots__ = ("demand", "line", "orders", "seconds")
 
-    def __init__(self, demand: Demand, line: str) -> None:
+    def __init__(self, demand: JobDemand, line: str) -> None:
         self.demand = demand
         self.line = line
         self.orders: list[int] = []
         self.seconds = FirstBelow()
 
-    def add(self, run: Run, seconds: float) -> None:
+    def add(self, run: JobRun, seconds: float) -> None:
         at = bisect_left(self.orders, run.order)
         if at == len(self.orders):
             self.orders.append(run.order)
         self.seconds.set(at, seconds)
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: JobRun) -> None:
         self.seconds.set(bisect_left(self.orders, run.order), math.inf)
 
     def first(self, within_s: float = math.inf) -> int | None:
@@ -92,10 +92,10 @@ class Easy(Policy):
 
     def begin(self, state: State) -> None:
         """Nobody waits or runs."""
-        self._alike: dict[tuple[Demand, str], _Alike] = {}
+        self._alike: dict[tuple[JobDemand, str], _Alike] = {}
         self._ends: list[tuple[float, int]] = []
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """Stand with those who ask for the same."""
         key = (run.demand, line_of(run, state))
         alike = self._alike.get(key)
@@ -104,12 +104,12 @@ class Easy(Policy):
         gpus = run.num_gpus
         alike.add(run, state.overhead_s(run, gpus) + state.costs.elapsed_s(run.remaining_s(state.now), gpus))
 
-    def started(self, run: Run, state: State) -> None:
+    def started(self, run: JobRun, state: State) -> None:
         """Its believed end counts for reservations."""
         self._alike[run.demand, line_of(run, state)].remove(run)
         insort(self._ends, (run.believed_end_s, run.order))
 
-    def stopped(self, run: Run, state: State) -> None:
+    def stopped(self, run: JobRun, state: State) -> None:
         """Its end is known."""
         del self._ends[bisect_left(self._ends, (run.believed_end_s, run.order))]
 
@@ -130,9 +130,9 @@ class Easy(Policy):
                 self._backfill(line, head, state)
 
     @staticmethod
-    def _start_heads(line: list[_Alike], state: State) -> Run | None:
+    def _start_heads(line: list[_Alike], state: State) -> JobRun | None:
         """Start in order until one finds no room; returns it."""
-        over_quota: set[Demand] = set()
+        over_quota: set[JobDemand] = set()
         while True:
             best: int | None = None
             for alike in line:
@@ -148,11 +148,11 @@ class Easy(Policy):
                 return head
             over_quota.add(head.demand)
 
-    def _backfill(self, line: list[_Alike], head: Run, state: State) -> None:
+    def _backfill(self, line: list[_Alike], head: JobRun, state: State) -> None:
         shadow_s, then = self._reserve(head, state)
         window = shadow_s - state.now
         candidates = list(line)
-        passed: list[Run] = []
+        passed: list[JobRun] = []
         while candidates and not state.free.is_full():
             best: tuple[int, bool, Allocation, _Alike] | None = None
             for alike in tuple(candidates):
@@ -177,7 +177,7 @@ class Easy(Policy):
 
     @staticmethod
     def _candidate(
-        alike: _Alike, head: Run, window_s: float, then: Space, state: State
+        alike: _Alike, head: JobRun, window_s: float, then: Space, state: State
     ) -> tuple[int, bool, Allocation] | None:
         """The first of those alike that may pass the head, whether it leaves it room, and its GPUs."""
         allocation = state.placement.find(alike.demand, state.free)
@@ -191,7 +191,7 @@ class Easy(Policy):
         first = alike.first() if leaves_room else alike.first(window_s)
         return None if first is None else (first, leaves_room, allocation)
 
-    def _reserve(self, head: Run, state: State) -> tuple[float, Space]:
+    def _reserve(self, head: JobRun, state: State) -> tuple[float, Space]:
         """When the head finds room if jobs end as believed, and what is free then."""
         then = state.space()
         at = 0

@@ -5,17 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import Run
-from traincast.scheduling.space import Allocation, Counts, Demand
+from traincast.scheduling.run import JobRun
+from traincast.scheduling.space import Allocation, FreeCounts, JobDemand
 from traincast.scheduling.state import State
 
 
-class Profile:
+class FreeProfile:
     """How much is believed to be free from each of some times on; the last holds for ever."""
 
-    def __init__(self, now: float, space: Counts) -> None:
+    def __init__(self, now: float, space: FreeCounts) -> None:
         self.times: list[float] = [now]
-        self.spaces: list[Counts] = [space]
+        self.spaces: list[FreeCounts] = [space]
 
     def give_from(self, time_s: float, allocation: Allocation) -> None:
         """Something is free from then on."""
@@ -36,7 +36,7 @@ class Profile:
         del self.times[:past], self.spaces[:past]
         self.times[0] = now
 
-    def earliest(self, demand: Demand, length_s: float) -> tuple[float, Allocation] | None:
+    def earliest(self, demand: JobDemand, length_s: float) -> tuple[float, Allocation] | None:
         """The first time from which so much is free for so long."""
         best: tuple[float, Allocation] | None = None
         for pool in demand.pools:
@@ -74,18 +74,18 @@ class Conservative(Policy):
 
     def begin(self, state: State) -> None:
         """Nothing is reserved."""
-        self._profile: Profile | None = None
+        self._profile: FreeProfile | None = None
         self._reserved: list[tuple[float, int]] = []
         self._new: list[int] = []
         self._changes = 0
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """It needs a reservation; one that comes back is served before those that came later."""
         self._new.append(run.order)
         if run.token:
             self._profile = None
 
-    def stopped(self, run: Run, state: State) -> None:
+    def stopped(self, run: JobRun, state: State) -> None:
         """A job that ends when it was believed to changes nothing."""
         if run.believed_end_s != state.now:
             self._profile = None
@@ -109,8 +109,8 @@ class Conservative(Policy):
             if not state.start(run) or run.believed_end_s != expected:
                 self._profile = None  # no room for it after all, or it is slower there than it was reserved for
 
-    def _begin_anew(self, state: State) -> Profile:
-        self._profile = profile = Profile(state.now, state.free.counts())
+    def _begin_anew(self, state: State) -> FreeProfile:
+        self._profile = profile = FreeProfile(state.now, state.free.counts())
         for run in state.running.values():
             assert run.allocation is not None
             profile.give_from(state.believed_end_s(run), run.allocation)
@@ -120,6 +120,6 @@ class Conservative(Policy):
         return profile
 
     @staticmethod
-    def _length_s(run: Run, state: State) -> float:
+    def _length_s(run: JobRun, state: State) -> float:
         gpus = run.num_gpus
         return state.overhead_s(run, gpus) + state.costs.elapsed_s(run.remaining_s(state.now), gpus)

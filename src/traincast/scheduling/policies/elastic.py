@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import Run
-from traincast.scheduling.space import UNIT, Demand
+from traincast.scheduling.run import JobRun
+from traincast.scheduling.space import UNIT, JobDemand
 from traincast.scheduling.state import State
 
 
@@ -25,7 +25,7 @@ class Elastic(Policy):
         """No curve is known."""
         self._curves: dict[int, dict[int, float]] = {}
 
-    def stopped(self, run: Run, state: State) -> None:
+    def stopped(self, run: JobRun, state: State) -> None:
         """Forget the curve of a job that is done."""
         if not run.work_s:
             self._curves.pop(run.order, None)
@@ -46,7 +46,7 @@ class Elastic(Policy):
                 self._grow(run, wanted[run.order], state)
 
     @staticmethod
-    def _lacks_room(admitted: list[Run], state: State) -> bool:
+    def _lacks_room(admitted: list[JobRun], state: State) -> bool:
         """Whether some of those that are to run find no room beside those that do."""
         room = state.free.counts()
         for run in admitted:
@@ -57,7 +57,7 @@ class Elastic(Policy):
                 room.take(claim)
         return False
 
-    def _admit(self, state: State) -> tuple[list[Run], int]:
+    def _admit(self, state: State) -> tuple[list[JobRun], int]:
         """Those that are to run, each as small as it can be, and how many GPUs they leave."""
         room = state.free.counts()
         for run in state.running.values():
@@ -73,7 +73,7 @@ class Elastic(Policy):
                 admitted.append(run)
         return admitted, sum(room.groups) // UNIT
 
-    def _share_out(self, admitted: list[Run], left: int, state: State) -> dict[int, int]:
+    def _share_out(self, admitted: list[JobRun], left: int, state: State) -> dict[int, int]:
         """GPUs for each of those that run."""
         wanted = {run.order: _fewest(run) for run in admitted}
         gains = [
@@ -89,18 +89,18 @@ class Elastic(Policy):
             heapq.heappush(gains, (-self._gain_s(run, wanted[order], state), order, run))
         return wanted
 
-    def _gain_s(self, run: Run, num_gpus: int, state: State) -> float:
+    def _gain_s(self, run: JobRun, num_gpus: int, state: State) -> float:
         """Seconds that one more GPU saves."""
         left = run.remaining_s(state.now)
         return left / self._speed(run, num_gpus, state) - left / self._speed(run, num_gpus + 1, state)
 
-    def _speed(self, run: Run, num_gpus: int, state: State) -> float:
+    def _speed(self, run: JobRun, num_gpus: int, state: State) -> float:
         curve = self._curves.setdefault(run.order, {})
         if num_gpus not in curve:
             curve[num_gpus] = state.speed_in(run, run.demand.pools[0], num_gpus)
         return curve[num_gpus]
 
-    def _grow(self, run: Run, num_gpus: int, state: State) -> None:
+    def _grow(self, run: JobRun, num_gpus: int, state: State) -> None:
         """Give a running job up to so many GPUs, if there is room and it pays."""
         assert run.allocation is not None
         held = run.allocation.num_gpus
@@ -117,7 +117,7 @@ class Elastic(Policy):
                 return
 
     @staticmethod
-    def _start(run: Run, num_gpus: int, state: State) -> None:
+    def _start(run: JobRun, num_gpus: int, state: State) -> None:
         """With so many GPUs, or as many fewer as find room."""
         if not run.job.is_elastic:
             state.start(run)
@@ -127,9 +127,9 @@ class Elastic(Policy):
                 return
 
 
-def _fewest(run: Run) -> int:
+def _fewest(run: JobRun) -> int:
     return run.job.min_gpus if run.job.is_elastic else run.demand.num_gpus
 
 
-def _least(run: Run, state: State) -> Demand:
+def _least(run: JobRun, state: State) -> JobDemand:
     return state.demand(run.job, num_gpus=run.job.min_gpus) if run.job.is_elastic else run.demand

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeAlias
 
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.state import State
 
 Key: TypeAlias = tuple[Any, ...]
@@ -28,21 +28,21 @@ class Lanes:
         """Forget all."""
         self._lanes.clear()
 
-    def push(self, run: Run, key: Key, lane: Hashable) -> None:
+    def push(self, run: JobRun, key: Key, lane: Hashable) -> None:
         """A job begins to wait."""
         found = self._lanes.get(lane)
         if found is None:
             found = self._lanes[lane] = []
         heapq.heappush(found, (key, run.order, run.token))
 
-    def heads(self, state: State) -> Iterator[tuple[Key, Run]]:
+    def heads(self, state: State) -> Iterator[tuple[Key, JobRun]]:
         """The first of each lane, with key and order in one."""
         for lane in self._lanes.values():
             entry = _head(lane, state)
             if entry is not None:
                 yield (*entry[0], entry[1]), state.waiting[entry[1]]
 
-    def walk(self, state: State, attempt: Callable[[Run, Key], bool]) -> None:
+    def walk(self, state: State, attempt: Callable[[JobRun, Key], bool]) -> None:
         """Offer jobs in order, with key and order in one; where an attempt fails, the rest of its lane is left out."""
         open_lanes: list[tuple[Key, int, Lane]] = []
         for lane in self._lanes.values():

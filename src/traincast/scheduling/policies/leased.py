@@ -9,7 +9,7 @@ from traincast.errors import RequestError
 from traincast.scheduling.cluster import Pool
 from traincast.scheduling.policies.lanes import Key
 from traincast.scheduling.policies.ranked import SLACK_S, Ranked
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.state import State
 
 
@@ -29,22 +29,22 @@ class Leased(Ranked):
             raise RequestError(f"lease_s={lease_s}: expected seconds above 0")
         self.lease_s = lease_s
 
-    def rank(self, run: Run, state: State) -> float:
+    def rank(self, run: JobRun, state: State) -> float:
         """Who is served first: the smallest."""
         raise NotImplementedError
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Its rank, or before all while its lease lasts."""
         return (-math.inf if self.holds(run, state) else self.rank(run, state),)
 
-    def holds(self, run: Run, state: State) -> bool:
+    def holds(self, run: JobRun, state: State) -> bool:
         """Whether a running job is safe for now."""
         if run.phase != "running":
             return False
         into_round = (state.now + SLACK_S) % self.lease_s
         return into_round > 2 * SLACK_S or state.now - run.started_s < self.lease_s / 2 - SLACK_S
 
-    def next_change_s(self, run: Run, state: State) -> float:
+    def next_change_s(self, run: JobRun, state: State) -> float:
         """When the round ends."""
         return ((state.now + SLACK_S) // self.lease_s + 1) * self.lease_s
 
@@ -56,7 +56,7 @@ class Gandiva(Leased):
     last ten by default, as checkpoints do not cost nothing here.
     """
 
-    def rank(self, run: Run, state: State) -> float:
+    def rank(self, run: JobRun, state: State) -> float:
         """Since when it waits; a running job goes to the end of the line."""
         return state.now if run.phase == "running" else run.waiting_since_s
 
@@ -64,7 +64,7 @@ class Gandiva(Leased):
 class MaxMin(Leased):
     """Max-min fairness: who has had the least GPU time for each second since its submission comes first."""
 
-    def rank(self, run: Run, state: State) -> float:
+    def rank(self, run: JobRun, state: State) -> float:
         """GPUs that it had on average, a job being at least a lease old."""
         return run.attained_gpu_s(state.now) / max(state.now - run.job.submit_s, self.lease_s)
 
@@ -86,7 +86,7 @@ class Themis(Leased):
         self._job_s = 0.0  # jobs present, summed over time
         self._at_arrival: dict[int, tuple[float, float]] = {}
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """Note how long it is believed to be, and what was there before it came."""
         self._pass_time(state)
         self._at_arrival.setdefault(run.order, (run.believed_work_s, self._job_s))
@@ -101,7 +101,7 @@ class Themis(Leased):
         self._job_s += self._present * (state.now - self._seen_s)
         self._seen_s = state.now
 
-    def rank(self, run: Run, state: State) -> float:
+    def rank(self, run: JobRun, state: State) -> float:
         """ρ, the largest first."""
         length, before = self._at_arrival[run.order]
         age = state.now - run.job.submit_s
@@ -124,24 +124,24 @@ class Gavel(Leased):
         self._speeds: dict[int, dict[int, float]] = {}
         self._sums: dict[int, tuple[float, int]] = {}
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """Forecast its speed on each GPU type."""
         if len(run.demand.pools) > 1 and run.order not in self._speeds:
             self._speeds[run.order] = {}
             for pool in run.demand.pools:
                 self._note(run, pool, state)
 
-    def _note(self, run: Run, pool: Pool, state: State) -> None:
+    def _note(self, run: JobRun, pool: Pool, state: State) -> None:
         speed = state.speed_in(run, pool, run.demand.num_gpus)
         self._speeds[run.order][pool.group] = speed
         total, count = self._sums.get(pool.group, (0.0, 0))
         self._sums[pool.group] = (total + speed, count + 1)
 
-    def _favour(self, run: Run, pool: Pool) -> float:
+    def _favour(self, run: JobRun, pool: Pool) -> float:
         total, count = self._sums[pool.group]
         return self._speeds[run.order][pool.group] * count / total
 
-    def rank(self, run: Run, state: State) -> float:
+    def rank(self, run: JobRun, state: State) -> float:
         """Seconds of its reference placement done for each second of its life."""
         age = max(state.now - run.job.submit_s, self.lease_s)
         return (run.job.duration_s - run.left_s(state.now)) / age
@@ -161,7 +161,7 @@ class Gavel(Leased):
             if run.phase == "running":
                 state.wake(self.next_change_s(run, state))
 
-    def _move(self, run: Run, state: State) -> None:
+    def _move(self, run: JobRun, state: State) -> None:
         assert run.allocation is not None
         speeds = self._speeds[run.order]
         left = run.remaining_s(state.now)

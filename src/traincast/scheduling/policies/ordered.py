@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from traincast.scheduling.policies.lanes import Key, Lanes
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.state import State
 
 
-def line_of(run: Run, state: State) -> str:
+def line_of(run: JobRun, state: State) -> str:
     """Jobs stand in one line, but those of a virtual cluster with nodes of its own in another."""
     return run.job.vc if run.job.vc in state.layout.owners else ""
 
@@ -27,7 +27,7 @@ class Ordered(Policy):
     def __init__(self) -> None:
         self._lanes = Lanes()
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Where the job stands; the smallest comes first."""
         raise NotImplementedError
 
@@ -35,7 +35,7 @@ class Ordered(Policy):
         """Nobody waits."""
         self._lanes.clear()
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """Stand in line."""
         lane = (line_of(run, state), run.demand.vc) if self.is_strict else run.demand
         self._lanes.push(run, self.key(run, state), lane)
@@ -49,7 +49,7 @@ class Ordered(Policy):
             return
         blocked: set[str] = set()
 
-        def attempt(run: Run, _: Key) -> bool:
+        def attempt(run: JobRun, _: Key) -> bool:
             line = line_of(run, state)
             if line in blocked:
                 return False
@@ -65,7 +65,7 @@ class Ordered(Policy):
 class Fifo(Ordered):
     """First in, first out: the head of the line blocks."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Its order of submission."""
         return ()
 
@@ -79,7 +79,7 @@ class FifoFit(Fifo):
 class Sjf(Ordered):
     """Shortest job first, by what is believed: the shortest blocks."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """What is left of it."""
         return (run.remaining_s(state.now),)
 
@@ -93,7 +93,7 @@ class SjfFit(Sjf):
 class Priority(Ordered):
     """The most urgent first, then in order of submission: the head of the line blocks."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Its priority, larger first."""
         return (-run.job.priority,)
 
@@ -101,6 +101,6 @@ class Priority(Ordered):
 class Qssf(Ordered):
     """Quasi-shortest service first (Hu et al., SC 2021, for Helios): least predicted GPU time first, which blocks."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """What is left of it, in GPU-seconds."""
         return (run.remaining_s(state.now) * run.job.num_gpus,)

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from traincast.scheduling.policies.lanes import Key, Lanes
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.space import UNIT, Allocation
 from traincast.scheduling.state import State
 
@@ -34,11 +34,11 @@ class Ranked(Policy):
     def __init__(self) -> None:
         self._lanes = Lanes()
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """The rank of a job, running or waiting."""
         raise NotImplementedError
 
-    def next_change_s(self, run: Run, state: State) -> float:
+    def next_change_s(self, run: JobRun, state: State) -> float:
         """When the rank of a running job falls by itself; then it is decided again."""
         return math.inf
 
@@ -46,7 +46,7 @@ class Ranked(Policy):
         """Nobody waits."""
         self._lanes.clear()
 
-    def queued(self, run: Run, state: State) -> None:
+    def queued(self, run: JobRun, state: State) -> None:
         """Stand with those who ask for the same."""
         if not self.keys_move:
             self._lanes.push(run, self.key(run, state), run.demand)
@@ -106,8 +106,8 @@ class _Plan:
     """Who is to run: jobs in order of rank, and what they leave free."""
 
     def __init__(self, worse: list[Key], state: State) -> None:
-        self.chosen: list[tuple[Run, Allocation]] = []
-        self.stopped: list[Run] = []
+        self.chosen: list[tuple[JobRun, Allocation]] = []
+        self.stopped: list[JobRun] = []
         self._keys = worse
         self._worse = [state.running[key[-1]] for key in worse]
         self._at = 0
@@ -118,7 +118,7 @@ class _Plan:
             assert run.allocation is not None
             self._room.give(run.allocation)
 
-    def offer(self, run: Run, key: Key) -> bool:
+    def offer(self, run: JobRun, key: Key) -> bool:
         """A waiting job, after the running ones that rank before it: it is chosen if there is room."""
         self.keep_until(key)
         allocation = self._find(run)
@@ -141,7 +141,7 @@ class _Plan:
             if allocation is not None:
                 self.chosen.append((run, allocation))
 
-    def _find(self, run: Run) -> Allocation | None:
+    def _find(self, run: JobRun) -> Allocation | None:
         """GPUs that nobody uses, else those of jobs that rank behind."""
         if self._unused is not None:
             allocation = self._unused.find(run.demand)
@@ -156,7 +156,7 @@ class _Plan:
             self._room.take(allocation)
         return allocation
 
-    def _displace(self, run: Run, anywhere: Allocation) -> Allocation:
+    def _displace(self, run: JobRun, anywhere: Allocation) -> Allocation:
         """GPUs for a job that finds room only if others stop: those that rank last, and no more than needed."""
         assert self._unused is not None
         later = [other.allocation for other in self._worse[self._at :] if other.allocation is not None]
@@ -180,7 +180,7 @@ class _Plan:
         return allocation
 
 
-def _time_to_end_s(run: Run, state: State) -> float:
+def _time_to_end_s(run: JobRun, state: State) -> float:
     """Seconds that a job is believed to need if it runs from now on, with what it has to load first.
 
     Of a waiting job it is not known where it will run: it is taken at the speed of its reference placement.
@@ -194,7 +194,7 @@ def _time_to_end_s(run: Run, state: State) -> float:
 class Srtf(Ranked):
     """Shortest remaining time first, by what is believed; loading a checkpoint is part of what remains."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """How long it still needs."""
         return (_time_to_end_s(run, state),)
 
@@ -202,7 +202,7 @@ class Srtf(Ranked):
 class Srsf(Ranked):
     """Shortest remaining service first: GPUs times time, by what is believed."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """How many GPU-seconds it still needs."""
         return (_time_to_end_s(run, state) * run.num_gpus,)
 
@@ -210,6 +210,6 @@ class Srsf(Ranked):
 class Edf(Ranked):
     """Earliest deadline first; jobs without one come last, in order of submission."""
 
-    def key(self, run: Run, state: State) -> Key:
+    def key(self, run: JobRun, state: State) -> Key:
         """Its deadline."""
         return (math.inf if run.job.deadline_s is None else run.job.deadline_s,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traincast.errors import RequestError
 from traincast.scheduling.policies.lanes import Key
 from traincast.scheduling.policies.ordered import FifoFit
-from traincast.scheduling.run import Run
+from traincast.scheduling.run import JobRun
 from traincast.scheduling.state import State
 
 
@@ -28,7 +28,7 @@ class FailureAware(FifoFit):
             return
         suspect = sum(1 << node for node, times in state.failed_nodes.items() if times[-1] > state.now - self.memory_s)
 
-        def attempt(run: Run, _: Key) -> bool:
+        def attempt(run: JobRun, _: Key) -> bool:
             if suspect:
                 others = tuple(pool.without(suspect) for pool in run.demand.pools)
                 if state.start(run, demand=run.demand._replace(pools=others)):

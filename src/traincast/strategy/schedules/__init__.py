@@ -9,18 +9,29 @@ from traincast.imports import import_callable, refuse_code
 from traincast.strategy.schedules.breadth_first import breadth_first
 from traincast.strategy.schedules.dualpipe import dualpipe
 from traincast.strategy.schedules.one_f_one_b import gpipe, interleaved, one_forward_one_backward
-from traincast.strategy.schedules.slots import Order, Pass, Route, Schedule, Slot, both_ways, check, loop, merge, vee
+from traincast.strategy.schedules.slots import (
+    Order,
+    Pass,
+    PipelineSchedule,
+    Route,
+    Slot,
+    both_ways,
+    check,
+    loop,
+    merge,
+    vee,
+)
 from traincast.strategy.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
-SCHEDULES: Final[dict[str, Schedule]] = {
-    "gpipe": Schedule(order=gpipe),
-    "1f1b": Schedule(order=one_forward_one_backward),
-    "interleaved": Schedule(order=interleaved),
-    "breadth-first": Schedule(order=breadth_first),
-    "zb-h1": Schedule(order=zb_h1),
-    "zb-h2": Schedule(order=zb_h2),
-    "zb-v": Schedule(order=zb_v, routes=vee, chunks=2),
-    "dualpipe": Schedule(order=dualpipe, routes=both_ways, chunks=2),
+SCHEDULES: Final[dict[str, PipelineSchedule]] = {
+    "gpipe": PipelineSchedule(order=gpipe),
+    "1f1b": PipelineSchedule(order=one_forward_one_backward),
+    "interleaved": PipelineSchedule(order=interleaved),
+    "breadth-first": PipelineSchedule(order=breadth_first),
+    "zb-h1": PipelineSchedule(order=zb_h1),
+    "zb-h2": PipelineSchedule(order=zb_h2),
+    "zb-v": PipelineSchedule(order=zb_v, routes=vee, chunks=2),
+    "dualpipe": PipelineSchedule(order=dualpipe, routes=both_ways, chunks=2),
 }
 
 
@@ -30,17 +41,28 @@ def check_schedule_of_data(name: str, *, allow_code: bool) -> None:
         refuse_code(name, "schedule")
 
 
-def load_schedule(name: str) -> Schedule:
+def load_schedule(name: str) -> PipelineSchedule:
     """The schedule of that name, or ``package.module:name``: a whole schedule, or a function for its order alone."""
     if name in SCHEDULES:
         return SCHEDULES[name]
     if ":" not in name:
         raise UnknownNameError("schedule", name, SCHEDULES, hint="or give package.module:function")
     found = import_callable(name, "schedule", role="function")
-    return found if isinstance(found, Schedule) else Schedule(order=found)
+    return found if isinstance(found, PipelineSchedule) else PipelineSchedule(order=found)
 
 
 __all__ = [
-    "SCHEDULES", "Order", "Pass", "Route", "Schedule", "Slot", "both_ways", "check", "check_schedule_of_data",
-    "load_schedule", "loop", "merge", "vee",
+    "SCHEDULES",
+    "Order",
+    "Pass",
+    "PipelineSchedule",
+    "Route",
+    "Slot",
+    "both_ways",
+    "check",
+    "check_schedule_of_data",
+    "load_schedule",
+    "loop",
+    "merge",
+    "vee",
 ]  # fmt: skip

@@ -65,7 +65,7 @@ def both_ways(stages: int, virtual: int) -> list[Route]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class PipelineSchedule:
     """A schedule: the order of slots, the routes of microbatches (microbatch m takes route m modulo their number).
 
     ``chunks`` is how many chunks a stage holds; 0 leaves it to the strategy's virtual stages.

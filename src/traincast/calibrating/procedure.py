@@ -1,0 +1,266 @@
+"""The whole of a calibration: fit, judge on runs not seen, choose, and say how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from traincast.calibrating.correction import domain
+from traincast.calibrating.fit import CalibrationFit, fit
+from traincast.calibrating.intervals import bounds
+from traincast.calibrating.journal import CalibrationJournal
+from traincast.calibrating.parameters import PARAMETERS, Prior, calibration_at
+from traincast.calibrating.runs import MeasuredRun
+from traincast.calibrating.study import (
+    CURVE,
+    FOLDS,
+    CurvePoint,
+    HeldOut,
+    Odd,
+    corrected,
+    fold_numbers,
+    held_out,
+    helps,
+    learning_curve,
+    odd_runs,
+)
+from traincast.cluster import Calibration, Stall
+from traincast.errors import RequestError
+from traincast.report.outlook import UNCALIBRATED
+
+_FEWEST_FOR_FOLDS: Final = 4
+_PAYS: Final = 0.98
+_COSTS: Final = 1.03
+"""A correction is kept if it leaves at most these shares of the error on runs, and on models, that it had not seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What a parameter was and became; ``sure`` is the standard deviation of its logarithm, of ``unsure`` before."""
+
+    name: str
+    meaning: str
+    before: float
+    after: float
+    sure: float
+    unsure: float
+
+    @property
+    def taught(self) -> float:
+        """How much of the doubt about it the runs took away, from 0 to 1."""
+        return max(0.0, 1.0 - self.sure / self.unsure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A calibration and what is known of it; errors are relative, ``held`` those on runs that its fit had not seen."""
+
+    calibration: Calibration
+    moves: tuple[Move, ...]
+    before: tuple[float, ...]
+    fitted: tuple[float, ...]
+    held: HeldOut
+    held_by_model: HeldOut
+    helped: bool
+    correction_kept: bool
+    curve: tuple[CurvePoint, ...]
+    odd: tuple[Odd, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        errors = {
+            "before": self.before,
+            "fitted": self.fitted,
+            "unseen runs": self.held.errors(corrected=self.correction_kept).tolist(),
+            "unseen models": self.held_by_model.errors(corrected=self.correction_kept).tolist(),
+        }
+        return {
+            "runs": self.calibration.runs,
+            "calibration": asdict(self.calibration),
+            "parameters": [{**asdict(move), "taught": move.taught} for move in self.moves],
+            "errors": {name: _figures(list(values)) for name, values in errors.items()},
+            "helped": self.helped,
+            "correction": self.correction_kept,
+            "learning_curve": [asdict(point) for point in self.curve],
+            "odd": [asdict(odd) for odd in self.odd],
+        }
+
+
+def _figures(errors: Sequence[float]) -> dict[str, float | int | None]:
+    known = 100.0 * np.abs([e for e in errors if np.isfinite(e)])
+    if not len(known):
+        return {"n": 0, "mape": None, "median_ape": None}
+    return {"n": len(known), "mape": float(known.mean()), "median_ape": float(np.median(known))}
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun],
+    *,
+    prior: Prior | None = None,
+    curve: Sequence[int] = CURVE,
+    journal: Path | None = None,
+    save: Callable[[Calibrated], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibrated:
+    """Calibrate a cluster to ``runs``, all of which ran on it.
+
+    Finished stages are kept in the file ``journal``, which is removed once ``save`` has taken the result.
+    """
+    if not runs:
+        raise RequestError("there is no run to calibrate with: give at least one row that can be forecast")
+    believed = prior or Prior.usual()
+    kept = CalibrationJournal(journal, runs)
+    steps = _Steps(progress, 1 + 2 * FOLDS + 8 * len([n for n in curve if 0 < n < len(runs)]))
+    whole = _fit_from(kept.stage("fit", lambda: _fit_to(fit(runs, believed))), believed)
+    steps.done()
+
+    def left_out(key: Callable[[MeasuredRun], object]) -> dict[str, list[float]]:
+        folds = fold_numbers(runs, key) if len(runs) >= _FEWEST_FOR_FOLDS else np.full(len(runs), -1)
+        modes = whole.calibration.stall is not None
+        return held_out(runs, folds, prior=believed, modes=modes, done=steps.done).as_lists()
+
+    def curve_points() -> list[dict[str, float]]:
+        return [asdict(p) for p in learning_curve(runs, sizes=curve, prior=believed, done=steps.done)]
+
+    held = HeldOut.from_lists(kept.stage("held out runs", lambda: left_out(_configuration)))
+    by_model = HeldOut.from_lists(kept.stage("held out models", lambda: left_out(_model)))
+    points = tuple(CurvePoint(**point) for point in kept.stage("curve", curve_points))
+    result = _judged(runs, whole, held, by_model, points)
+    if save is not None:
+        save(result)
+    kept.done()
+    return result
+
+
+def _judged(
+    runs: Sequence[MeasuredRun], whole: CalibrationFit, held: HeldOut, by_model: HeldOut, points: tuple[CurvePoint, ...]
+) -> Calibrated:
+    """What is kept of a fit, given how it did on runs and models that it had not seen, and how sure that is."""
+    before = np.array([run.simulated(Calibration()) for run in runs]) / [run.seconds for run in runs]
+    better, pays = helps(runs, held), _pays(held, by_model)
+    errors = np.concatenate([h.left_over(corrected=pays) for h in (held, by_model)])
+    errors = errors[np.isfinite(errors)]
+    if not better:
+        pays, held, by_model, errors = False, _as_before(runs, held), _as_before(runs, by_model), -np.log(before)
+    elif not len(errors):  # too few to leave any out
+        errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
+    low, high = bounds(errors, otherwise=UNCALIBRATED)
+    calibration = replace(
+        whole.calibration if better else Calibration(),
+        correction=corrected(runs, whole) if pays else domain(runs),
+        memory_share=_memory_share(runs),
+        low=low,
+        high=high,
+        unknown=float(np.log(UNCALIBRATED[1])),
+        runtimes=tuple(sorted({run.measured.request.runtime.name for run in runs})),
+        nodes=(min(run.nodes for run in runs), max(run.nodes for run in runs)),
+        runs=len(runs),
+    )
+    fitted = [
+        run.simulated(whole.calibration, stalled=bool(stalled)) / run.seconds - 1.0
+        for run, stalled in zip(runs, whole.stalled, strict=True)
+    ]
+    return Calibrated(
+        calibration=calibration,
+        moves=_moves(whole) if better else (),
+        before=tuple((before - 1.0).tolist()),
+        fitted=tuple(fitted),
+        held=held,
+        held_by_model=by_model,
+        helped=better,
+        correction_kept=pays,
+        curve=points,
+        odd=tuple(odd_runs(runs, held)),
+    )
+
+
+class _Steps:
+    """Counts finished steps for a progress bar."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self._progress, self._total, self._at = progress, total, 0
+
+    def done(self) -> None:
+        self._at = min(self._at + 1, self._total)
+        if self._progress is not None:
+            self._progress(self._at, self._total)
+
+
+def _configuration(run: MeasuredRun) -> tuple[object, ...]:
+    """What two runs of one configuration share."""
+    request = run.measured.request
+    return (_model(run), str(request.strategy), request.global_batch, request.cluster.num_nodes, request.precision.name)
+
+
+def _model(run: MeasuredRun) -> str:
+    return run.measured.request.graph.name
+
+
+def _as_before(runs: Sequence[MeasuredRun], held: HeldOut) -> HeldOut:
+    """What uncalibrated forecasts say of the runs that were left out."""
+    usual = np.where(np.isfinite(held.usual), [run.simulated(Calibration()) for run in runs], np.nan)
+    return replace(held, usual=usual, stalled=usual, factor=np.ones(len(runs)), chance=np.zeros(len(runs)))
+
+
+def _pays(held: HeldOut, by_model: HeldOut) -> bool:
+    """Whether a correction makes errors on runs not seen smaller, and those on models not seen hardly larger."""
+    share = [_mean(h.left_over()) / max(_mean(h.left_over(corrected=False)), 1e-9) for h in (held, by_model)]
+    seen = np.isfinite(by_model.factor).any()
+    return bool(np.isfinite(held.factor).any()) and share[0] <= _PAYS and (not seen or share[1] <= _COSTS)
+
+
+def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    known = np.abs(values[np.isfinite(values)])
+    return float(known.mean()) if len(known) else float("inf")
+
+
+def _memory_share(runs: Sequence[MeasuredRun]) -> float:
+    known = [
+        run.measured.memory_bytes / run.predicted_memory
+        for run in runs
+        if run.measured.memory_bytes and run.predicted_memory > 0.0
+    ]
+    return float(np.clip(np.median(known), 0.5, 2.0)) if known else 1.0
+
+
+def _moves(whole: CalibrationFit) -> tuple[Move, ...]:
+    """All parameters, those that the runs said most about first."""
+    before, after = np.exp(whole.prior.mean), np.exp(whole.values)
+    moves = [
+        Move(
+            name=p.name,
+            meaning=p.meaning,
+            before=float(before[i]),
+            after=float(after[i]),
+            sure=float(whole.spread[i]),
+            unsure=float(whole.prior.spread[i]),
+        )
+        for i, p in enumerate(PARAMETERS)
+    ]
+    return tuple(sorted(moves, key=lambda move: -move.taught))
+
+
+def _fit_to(made: CalibrationFit) -> dict[str, Any]:
+    stall = made.calibration.stall
+    return {
+        "values": made.values.tolist(),
+        "spread": made.spread.tolist(),
+        "stalled": made.stalled.tolist(),
+        "stall": asdict(stall) if stall else None,
+    }
+
+
+def _fit_from(data: dict[str, Any], prior: Prior) -> CalibrationFit:
+    values = np.array(data["values"])
+    stall = Stall(**data["stall"]) if data["stall"] else None
+    return CalibrationFit(
+        calibration=replace(calibration_at(values), stall=stall),
+        values=values,
+        spread=np.array(data["spread"]),
+        prior=prior,
+        stalled=np.array(data["stalled"], dtype=bool),
+    )

@@ -1,0 +1,117 @@
+"""Measured runs made ready for fitting: each lowered and estimated once, then simulated thousands of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Calibration
+from traincast.errors import TraincastError
+from traincast.estimate import CostModel
+from traincast.estimate.calibrated import Parts
+from traincast.forecast import default_cost_model
+from traincast.report.outlook import StepTraits, look_at
+from traincast.simulate import Evaluator, simulate
+from traincast.strategy import Plan, Request, lower
+from traincast.strategy.memory import reported
+from traincast.tables import RowError
+from traincast.validating.tables import Row
+
+Floats = npt.NDArray[np.float64]
+
+_MOST_REASONS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One row of a table of runs: what was asked for, what was assumed in that, and what came of it."""
+
+    index: int
+    request: Request
+    seconds: float
+    memory_bytes: float | None = None
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredRun:
+    """A measured run that can be simulated again under any calibration, in less than a millisecond.
+
+    ``look`` is what a correction may depend on, ``by_part`` the uncalibrated seconds of every part of the step.
+    """
+
+    measured: Measured
+    estimates: Floats
+    parts: Parts
+    evaluator: Evaluator
+    look: StepTraits
+    by_part: Mapping[str, float] = field(default_factory=dict)
+    predicted_memory: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What was measured."""
+        return self.measured.seconds
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that it ran on."""
+        return self.measured.request.cluster.num_nodes
+
+    def simulated(self, calibration: Calibration, *, stalled: bool = False) -> float:
+        """The step time under ``calibration``, its correction left out."""
+        seconds = self.parts.scaled(self.estimates, calibration, stalled=stalled)
+        step = self.evaluator(seconds, interference=calibration.interference)
+        step = calibration.step(step, nodes=self.nodes)
+        if stalled and calibration.stall is not None:
+            step += calibration.stall.seconds * self.look.messages
+        return step
+
+
+def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> MeasuredRun:
+    """Lower and estimate one measured run."""
+    request = replace(measured.request, cluster=replace(measured.request.cluster, calibration=None))
+    model = cost_model or default_cost_model(request.runtime.kernels)
+    lowered = lower(request)
+    plan = lowered.plan
+    seconds = model.estimate(plan.works, request.cluster).seconds
+    parts = Parts(plan.works, request.cluster)
+    timeline = simulate(plan, seconds)
+    return MeasuredRun(
+        measured=measured,
+        estimates=seconds,
+        parts=parts,
+        evaluator=Evaluator(plan),
+        look=look_at(request, timeline, seconds),
+        by_part={**parts.seconds_by_part(seconds, plan.work_counts()), "interference": _slowed_down(plan, seconds)},
+        predicted_memory=reported(lowered.memory, request.runtime),
+    )
+
+
+def _slowed_down(plan: Plan, seconds: Floats) -> float:
+    """Seconds that works are slowed down by beside traffic, each kind of them once."""
+    return sum(replace(o, waited=False).cost(seconds) for o in plan.overlaps if o.interference > 0.0)
+
+
+def prepare_runs(
+    rows: Sequence[Row],
+    measure: Callable[[int, Row], Measured],
+    *,
+    cost_model: CostModel | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[MeasuredRun], dict[int, str]]:
+    """All rows that can be forecast as runs, and why the others cannot, by row number."""
+    runs: list[MeasuredRun] = []
+    skipped: dict[int, str] = {}
+    for index, row in enumerate(rows):
+        try:
+            runs.append(prepare_run(measure(index, row), cost_model))
+        except (RowError, TraincastError) as error:
+            skipped[index] = str(error)[:_MOST_REASONS]
+        if progress is not None:
+            progress(index + 1, len(rows))
+    return runs, skipped

@@ -1,0 +1,231 @@
+"""How good a calibration is on runs it has not seen: folds, learning curve, odd runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.calibrating.correction import fit_correction
+from traincast.calibrating.fit import CalibrationFit, fit
+from traincast.calibrating.parameters import Prior
+from traincast.calibrating.runs import MeasuredRun
+from traincast.cluster import MOST_LIKELY, Calibration, Correction
+from traincast.report.outlook import correction_at
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Key = Callable[[MeasuredRun], Hashable]
+
+FOLDS: Final = 5
+_ODD: Final = 3.5
+_ODD_AT_LEAST: Final = 0.15
+_CURVE_REPEATS: Final = 8
+_FEWEST_TO_TEST: Final = 4
+_FEW_FOLDS: Final = 3
+_CURVE_JUDGED: Final = 120
+CURVE: Final = (0, 1, 3, 10, 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Forecasts of runs by fits that had not seen them, with and without correction, in the order of the runs.
+
+    ``usual`` and ``stalled`` are the seconds in either mode, ``factor`` is the correction, ``chance`` that of a stall;
+    ``fold`` is −1 where a run was never left out.
+    """
+
+    measured: Floats
+    usual: Floats
+    stalled: Floats
+    factor: Floats
+    chance: Floats
+    fold: Ints
+
+    def as_lists(self) -> dict[str, list[float]]:
+        """Its columns as plain values."""
+        return {name: getattr(self, name).tolist() for name in type(self).__slots__}
+
+    @classmethod
+    def from_lists(cls, columns: Mapping[str, Sequence[float]]) -> HeldOut:
+        """The same from plain values."""
+        numbers = {name: np.array(values, np.float64) for name, values in columns.items() if name != "fold"}
+        return cls(**numbers, fold=np.array(columns["fold"], np.int64))
+
+    def forecast(self, *, corrected: bool = True) -> Floats:
+        """Seconds in the likelier mode."""
+        base = np.where(self.chance >= MOST_LIKELY, np.maximum(self.stalled, self.usual), self.usual)
+        return base * self.factor if corrected else base
+
+    def errors(self, *, corrected: bool = True) -> Floats:
+        """Relative errors of the forecasts."""
+        result: Floats = self.forecast(corrected=corrected) / self.measured - 1.0
+        return result
+
+    def left_over(self, *, corrected: bool = True) -> Floats:
+        """Logarithms of measured over forecast, in whichever mode is nearer where both are possible."""
+        factor = self.factor if corrected else 1.0
+        usual = np.log(self.measured / (self.usual * factor))
+        slow = np.log(self.measured / (np.maximum(self.stalled, self.usual) * factor))
+        both = self.chance > 0.0
+        result: Floats = np.where(both & (np.abs(slow) < np.abs(usual)), slow, usual)
+        return result
+
+
+def fold_numbers(runs: Sequence[MeasuredRun], key: Key, *, folds: int = FOLDS, seed: int = 0) -> Ints:
+    """A fold for every run; runs with the same ``key`` are in the same one."""
+    keys = [key(run) for run in runs]
+    distinct = sorted(set(keys), key=repr)
+    order = np.random.default_rng(seed).permutation(len(distinct))
+    number = {distinct[k]: place % folds for place, k in enumerate(order.tolist())}
+    return np.array([number[k] for k in keys], dtype=np.int64)
+
+
+def held_out(
+    runs: Sequence[MeasuredRun],
+    fold: Ints,
+    *,
+    prior: Prior | None = None,
+    modes: bool = True,
+    done: Callable[[], None] | None = None,
+) -> HeldOut:
+    """Forecast every run by a fit to the other folds."""
+    columns = {name: np.full(len(runs), np.nan) for name in ("usual", "stalled", "factor", "chance")}
+    numbers = np.unique(fold[fold >= 0]).tolist()
+    for number in numbers if len(numbers) > 1 else []:
+        inside = np.flatnonzero(fold == number).tolist()
+        others = [runs[i] for i in np.flatnonzero(fold != number).tolist()]
+        made = fit(others, prior, modes=modes)
+        calibration = replace(made.calibration, correction=corrected(others, made))
+        for i in inside:
+            for name, value in zip(columns, _forecast(runs[i], calibration), strict=True):
+                columns[name][i] = value
+        if done is not None:
+            done()
+    measured = np.array([run.seconds for run in runs])
+    return HeldOut(measured=measured, **columns, fold=fold if len(numbers) > 1 else np.full(len(runs), -1))
+
+
+def corrected(runs: Sequence[MeasuredRun], made: CalibrationFit) -> Correction:
+    """The correction that a fit leaves to be made."""
+    times = [run.simulated(made.calibration, stalled=bool(s)) for run, s in zip(runs, made.stalled, strict=True)]
+    return fit_correction(runs, np.log(np.array([run.seconds for run in runs]) / np.array(times)))
+
+
+def _forecast(run: MeasuredRun, calibration: Calibration) -> tuple[float, float, float, float]:
+    usual = run.simulated(calibration)
+    chance = run.look.stalls(calibration)
+    stalled = run.simulated(calibration, stalled=True) if chance > 0.0 else usual
+    return usual, stalled, correction_at(calibration.correction, run.look.features), chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Errors on runs not seen after so many that were: the mean over draws of runs, and their range, in per cent."""
+
+    runs: int
+    mean_error: float
+    median_error: float
+    best: float
+    worst: float
+
+
+def learning_curve(
+    runs: Sequence[MeasuredRun],
+    *,
+    sizes: Sequence[int] = CURVE,
+    prior: Prior | None = None,
+    seed: int = 0,
+    done: Callable[[], None] | None = None,
+) -> list[CurvePoint]:
+    """How the error on other runs falls with the number of runs that a calibration has seen."""
+    rng = np.random.default_rng(seed)
+    points = []
+    for size in sizes:
+        if size >= len(runs):
+            break
+        errors = []
+        for _ in range(_CURVE_REPEATS if size else 1):
+            order = rng.permutation(len(runs))
+            seen = [runs[i] for i in order[:size].tolist()]
+            judged = [runs[i] for i in order[size:][:_CURVE_JUDGED].tolist()] if size else list(runs)
+            calibration = _careful(seen, prior)
+            errors.append(
+                [
+                    abs(run.simulated(calibration) * correction_at(calibration.correction, run.look.features)
+                        / run.seconds - 1.0)
+                    for run in judged
+                ]
+            )  # fmt: skip
+            if done is not None:
+                done()
+        means = [100.0 * float(np.mean(e)) for e in errors]
+        points.append(
+            CurvePoint(
+                runs=size,
+                mean_error=float(np.mean(means)),
+                median_error=100.0 * float(np.median(np.concatenate(errors))),
+                best=min(means),
+                worst=max(means),
+            )
+        )
+    return points
+
+
+def _careful(seen: Sequence[MeasuredRun], prior: Prior | None) -> Calibration:
+    """A calibration to a few runs, or none where leaving some of them out shows that it does not help."""
+    made = fit(seen, prior, modes=False)
+    if len(seen) >= _FEWEST_TO_TEST:
+        fold = fold_numbers(seen, lambda run: run.measured.index, folds=_FEW_FOLDS)
+        held = held_out(seen, fold, prior=prior, modes=False)
+        if not helps(seen, held):
+            return Calibration()
+    return replace(made.calibration, correction=corrected(seen, made)) if seen else made.calibration
+
+
+def helps(runs: Sequence[MeasuredRun], held: HeldOut) -> bool:
+    """Whether calibrated forecasts of runs not seen are better than uncalibrated ones; so, where none was left out."""
+    left = held.left_over()
+    known = np.isfinite(left)
+    if not known.any():
+        return True
+    before = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
+    return float(np.abs(left[known]).mean()) < float(np.abs(before[known]).mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    """A run that the others do not explain."""
+
+    index: int
+    measured_s: float
+    forecast_s: float
+    stalled: bool
+
+
+def odd_runs(runs: Sequence[MeasuredRun], held: HeldOut) -> list[Odd]:
+    """Runs whose error is far outside those of the others, the oddest first; those that stalled are among them."""
+    left = held.left_over()
+    known = np.isfinite(left)
+    if known.sum() < 3:
+        return []
+    centre = float(np.median(left[known]))
+    scale = max(1.4826 * float(np.median(np.abs(left[known] - centre))), 0.02)
+    usual = np.log(held.measured / (held.usual * held.factor))
+    slow = known & (held.chance < MOST_LIKELY) & (usual > _ODD * scale) & (np.abs(usual) > _ODD_AT_LEAST)
+    odd = known & (np.abs(left - centre) > _ODD * scale) & (np.abs(left) > _ODD_AT_LEAST)
+    found = np.flatnonzero(odd | slow)
+    order = found[np.argsort(-np.abs(usual[found]))].tolist()
+    forecast = held.forecast()
+    return [
+        Odd(
+            index=runs[i].measured.index,
+            measured_s=float(held.measured[i]),
+            forecast_s=float(forecast[i]),
+            stalled=bool(slow[i] and not odd[i]),
+        )
+        for i in order
+    ]

@@ -1,0 +1,183 @@
+"""Partitions of measurements for training and testing, in which nothing that is tested was trained on.
+
+A table of measurements has each configuration several times: repeats, releases, devices. A plain random split puts
+copies of one configuration on both sides, and what it calls a test is partly memory. :func:`protocol_split` is the
+partition of swPredictor, which removes that; beside it stand harder ones, which ask for sizes, devices or sources that
+training has not seen.
+
+Every function takes parallel columns, one entry for each row: ``keys`` (what ran, without the device; see
+:attr:`traincast.fitting.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and framework).
+Chance is a hash of the seed and of the rows' content, so that the order of rows is of no consequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import RequestError
+
+Keys: TypeAlias = npt.NDArray[np.uint64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+TRAIN_SHARE: Final = 0.8
+"""Four parts to train on, one to test on."""
+_ROWS, _INTERSECTION, _DIMS, _VALIDATION = range(4)
+"""The draws of chance, each independent of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """Rows merged into one example for each key and group: example ``i`` is ``rows[starts[i]:starts[i + 1]]``."""
+
+    rows: Ints
+    starts: Ints
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def first(self) -> Ints:
+        """A row of each example, to take from it what all its rows share."""
+        return self.rows[self.starts[:-1]]
+
+    def median(self, values: Floats) -> Floats:
+        """The median of a column over the rows of each example."""
+        example = np.repeat(np.arange(len(self)), np.diff(self.starts))
+        own = values[self.rows]
+        ordered = own[np.lexsort((own, example))]
+        begin, count = self.starts[:-1], np.diff(self.starts)
+        middle: Floats = (ordered[begin + (count - 1) // 2] + ordered[begin + count // 2]) / 2
+        return middle
+
+    def take(self, examples: npt.NDArray[Any]) -> Merged:
+        """Some of the examples, by position or by mask."""
+        chosen = np.arange(len(self))[examples]
+        counts = np.diff(self.starts)[chosen]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        return Merged(rows=self.rows[np.repeat(self.starts[chosen], counts) + offsets], starts=starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Examples to train on and examples to test on."""
+
+    train: Merged
+    test: Merged
+
+
+def protocol_split(keys: Keys, groups: Ints, values: Floats, *, seed: int = 0) -> Split:
+    """swPredictor's partition: no configuration is on both sides, on any device.
+
+    Rows go 4 : 1 to either side by chance; each side is deduplicated; configurations on both sides (I) are shared out
+    4 : 1 once more: Final_Train = (Dedup_Train \\ I) ∪ I_0.8, Final_Test = (Dedup_Test \\ I) ∪ I_0.2. ``values`` are
+    the measured times: with the key, they are the content that the chance of a row is drawn from.
+    """
+    distinct, number = np.unique(keys, return_inverse=True)
+    in_train = _chance(_mixed(keys, values.astype(np.float64).view(np.uint64)), seed, _ROWS) < TRAIN_SHARE
+    train_rows = np.bincount(number, weights=in_train, minlength=len(distinct))
+    all_rows = np.bincount(number, minlength=len(distinct))
+    of_intersection = _chance(distinct, seed, _INTERSECTION) < TRAIN_SHARE
+    trained = np.where(train_rows == all_rows, True, np.where(train_rows == 0, False, of_intersection))
+    return _split(keys, groups, ~trained[number])
+
+
+def by_region(keys: Keys, groups: Ints, size: Floats, *, share: float = 1 - TRAIN_SHARE) -> Split:
+    """Extrapolation: tests the ``share`` of configurations with the largest ``size`` (a dim, FLOPs, bytes …)."""
+    distinct, number = np.unique(keys, return_inverse=True)
+    largest = np.full(len(distinct), -np.inf)
+    np.maximum.at(largest, number, size)
+    edge = np.quantile(largest, 1 - share) if len(distinct) else 0.0
+    return _split(keys, groups, (largest > edge)[number])
+
+
+def by_unseen_dims(keys: Keys, groups: Ints, dims: Sequence[Ints], *, count: int = 4, seed: int = 0) -> Split:
+    """Interpolation to unseen widths: tests all rows in which one of ``dims`` has one of ``count`` held-out values.
+
+    The values are drawn among those between the smallest and the largest.
+    """
+    values = np.unique(np.concatenate([np.unique(dim) for dim in dims]))
+    inner = values[1:-1]
+    if len(inner) < count:
+        raise RequestError(
+            f"cannot hold out {count} values of dims that have {len(values)}: at least {count + 2} needed"
+        )
+    held = inner[np.argsort(_chance(inner.astype(np.uint64), seed, _DIMS), kind="stable")[:count]]
+    tested = np.zeros(len(keys), dtype=bool)
+    for dim in dims:
+        tested |= np.isin(dim, held)
+    return _split(keys, groups, _whole_keys(keys, tested))
+
+
+def by_device(keys: Keys, groups: Ints, devices: npt.NDArray[Any], held: Any, *, disjoint: bool = False) -> Split:
+    """A device that training has not seen.
+
+    Its configurations may have been seen on others, unless ``disjoint`` drops those from training.
+    """
+    return _held_out(keys, groups, devices == held, f"device {held}", disjoint=disjoint)
+
+
+def by_source(keys: Keys, groups: Ints, sources: npt.NDArray[Any], held: str, *, disjoint: bool = False) -> Split:
+    """A laboratory that training has not seen.
+
+    Its configurations may have been measured by others, unless ``disjoint`` drops those from training.
+    """
+    return _held_out(keys, groups, sources == held, f"source {held!r}", disjoint=disjoint)
+
+
+def carve_validation(train: Merged, keys: Keys, *, share: float = 0.1, seed: int = 0) -> Split:
+    """Examples set aside from training to decide when to stop: a ``share`` of its configurations, whole."""
+    aside = _chance(keys[train.first], seed, _VALIDATION) < share
+    return Split(train=train.take(~aside), test=train.take(aside))
+
+
+def _held_out(keys: Keys, groups: Ints, tested: Mask, what: str, *, disjoint: bool) -> Split:
+    if not tested.any():
+        raise RequestError(f"no row is of {what}: nothing to hold out")
+    trained = ~tested
+    if disjoint:
+        trained &= ~np.isin(keys, np.unique(keys[tested]))
+    return Split(train=_merged(keys, groups, trained), test=_merged(keys, groups, tested))
+
+
+def _split(keys: Keys, groups: Ints, tested: Mask) -> Split:
+    return Split(train=_merged(keys, groups, ~tested), test=_merged(keys, groups, tested))
+
+
+def _whole_keys(keys: Keys, tested: Mask) -> Mask:
+    """The rows of every configuration that has a tested row."""
+    return np.isin(keys, np.unique(keys[tested]))
+
+
+def _merged(keys: Keys, groups: Ints, chosen: Mask) -> Merged:
+    """The chosen rows, one example for each key and group."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((groups[rows], keys[rows]))]
+    new = (np.diff(keys[rows]) != 0) | (np.diff(groups[rows]) != 0)
+    starts = np.concatenate([[0], np.flatnonzero(new) + 1, [len(rows)]]) if len(rows) else np.zeros(1)
+    return Merged(rows=rows, starts=starts.astype(np.int64))
+
+
+def _mixed(a: Keys, b: Keys) -> Keys:
+    return _scrambled(a) ^ (_scrambled(b) << np.uint64(1))
+
+
+def _chance(content: Keys, seed: int, draw: int) -> Floats:
+    """A number from 0 to 1 for each entry: a function of its content, the seed and which ``draw`` it is, alone."""
+    salt = _scrambled(_scrambled(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64)) + np.uint64(draw))
+    return (_scrambled(content ^ salt) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _scrambled(x: Keys) -> Keys:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every bit depends on every bit."""
+    z = x + np.uint64(0x9E37_79B9_7F4A_7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,30 @@
+"""What is measured: operators alone and in their models, collectives between processes, and the set to measure."""
+
+from traincast.profiling.collective_cases import CollectiveRequest
+from traincast.profiling.collectives import profile_collectives
+from traincast.profiling.operators import OperatorProfile, OperatorRequest, Unmeasured, profile_operators
+from traincast.profiling.opset import operator_set, operator_set_by_type
+from traincast.profiling.opset_files import load_operator_set, save_operator_set
+from traincast.profiling.rows import key_of, operator_from_row, operator_of, params_of, row_of
+from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, measure
+
+__all__ = [
+    "SUSPECT_DISPERSION",
+    "CollectiveRequest",
+    "OperatorProfile",
+    "OperatorRequest",
+    "Timing",
+    "Unmeasured",
+    "key_of",
+    "load_operator_set",
+    "measure",
+    "operator_from_row",
+    "operator_of",
+    "operator_set",
+    "operator_set_by_type",
+    "params_of",
+    "profile_collectives",
+    "profile_operators",
+    "row_of",
+    "save_operator_set",
+]

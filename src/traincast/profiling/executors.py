@@ -1,0 +1,158 @@
+"""Executors: a captured operator as a call on real tensors, so that it can be run and timed alone.
+
+Capture keeps shapes, dtypes and the attributes that cost depends on, not every argument. What is missing
+is inferred from the shapes, or is what models usually pass (a mean for a loss, the last dim for a
+softmax). Tensors are random; a first run must give the captured output shapes, or the operator is refused.
+
+:func:`executor_of` finds the builder by the operator's name; :data:`BUILDERS` holds those that need more
+than their tensors in order. All others are called by their schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from traincast.graph import Operator, OpKind
+from traincast.profiling.computing import COMPUTING
+from traincast.profiling.moving import MOVING
+from traincast.profiling.products import PRODUCTS
+from traincast.profiling.tensors import Builder, Call, CannotRunError, Make, bound
+from traincast.profiling.updates import UPDATES
+
+BUILDERS: Final[dict[str, Builder]] = {**PRODUCTS, **COMPUTING, **UPDATES, **MOVING}
+"""Operators that need more than their tensors in order, by name."""
+
+
+def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
+    """A call that runs ``operator`` once on ``device``; it has run once, and gave the captured shapes.
+
+    Raises :class:`CannotRunError` with the reason where there is no such call.
+    """
+    make = Make(device)
+    builder = BUILDERS.get(operator.name)
+    if builder is None:
+        return _by_schema(operator, make)
+    with torch.no_grad():
+        try:
+            call = builder(operator, make)
+            _check(operator, call())
+        except CannotRunError:
+            raise
+        except Exception as error:  # an operator may raise anything
+            raise CannotRunError(_first_line(error)) from error
+    return call
+
+
+def reason_not_to_run(operator: Operator) -> str | None:
+    """Why ``operator`` cannot be run, or ``None`` where it can: tried on fake tensors, so that size does not matter."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            executor_of(operator)
+    except CannotRunError as error:
+        return str(error)
+    return None
+
+
+def memory_of(operator: Operator) -> float:
+    """Bytes that running ``operator`` alone takes, roughly: its tensors, results beside them, and scores."""
+    need = 2.0 * operator.nbytes
+    if operator.kind is OpKind.EMBEDDING:
+        need = sum(t.nbytes for t in (*operator.inputs, *operator.outputs))
+    if operator.name in ("attention", "attention_backward"):
+        q, k, _ = operator.inputs[-3:]
+        need += 4.0 * q.nbytes * k.shape[2] / q.shape[3]
+    return need
+
+
+def _first_line(error: BaseException) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:160]
+
+
+def _check(operator: Operator, result: Any) -> None:
+    """The shapes that came out are those that were captured (scratch memory apart)."""
+    found = [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
+    shapes = [tuple(t.shape) for t in found]
+    wanted = [t.shape for t in operator.outputs]
+    if operator.kind is OpKind.RNN:
+        shapes, wanted = shapes[:3], wanted[:3]
+    if shapes[: len(wanted)] != wanted:
+        raise CannotRunError(f"gives shapes {shapes[:3]}, and {wanted[:3]} were captured")
+
+
+def _by_schema(operator: Operator, make: Make) -> Call:
+    """Call the operator by that name with its tensors in order and usual values for what its schema asks beyond."""
+    packet = getattr(torch.ops.aten, operator.name, None) or getattr(torch.ops.traincast, operator.name, None)
+    if packet is None:
+        raise CannotRunError("PyTorch has no operator of this name")
+    reasons = []
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        if name.endswith("out") or any(a.is_out for a in overload._schema.arguments):
+            continue
+        try:
+            arguments = _arguments(operator, overload._schema.arguments, make)
+            call = bound(overload, arguments)
+            with torch.no_grad():
+                _check(operator, call())
+            return call
+        except Exception as error:  # an operator may raise anything
+            reasons.append(_first_line(error))
+    raise CannotRunError(reasons[0] if reasons else "PyTorch has no such overload")
+
+
+_USUAL: Final[dict[str, Any]] = {
+    "negative_slope": 0.01,
+    "threshold": 0,
+    "min_val": 0,
+    "max_val": 6,
+    "min": 0,
+    "exponent": 2,
+    "value": 0,
+    "self_is_result": False,
+    "p": 0.5,
+    "alpha": 1,
+    "beta": 1,
+    "scale": 1,
+    "input_scale": 1,
+    "lambd": 0.5,
+    "eps": 1e-5,
+    "diagonal": 1,
+    "reduction": 1,
+    "delta": 1.0,
+    "weight": 0.5,
+}
+
+
+def _arguments(operator: Operator, schema: Sequence[Any], make: Make) -> list[Any]:
+    """Values for the arguments of a schema: the captured tensors in order, usual values for the rest."""
+    tensors = list(operator.inputs)
+    values: list[Any] = []
+    for argument in schema:
+        kind = str(argument.type)
+        if argument.kwarg_only:
+            break
+        if kind in ("Tensor", "Optional[Tensor]") and tensors:
+            values.append(make(tensors.pop(0)))
+        elif kind == "List[Tensor]" and tensors:
+            values.append(make.all(tensors))
+            tensors = []
+        elif argument.name == "other" and kind == "number":
+            # An in-place operator runs on its own result again and again: it must leave it as it is.
+            inplace = operator.name.endswith("_")
+            values.append((0 if operator.name.startswith(("add", "sub")) else 1) if inplace else 2)
+        elif argument.name in _USUAL and kind != "Tensor":
+            values.append(_USUAL[argument.name])
+        elif argument.has_default_value():
+            break
+        else:
+            raise CannotRunError(f"its argument {argument.name!r} ({kind}) is not known")
+    if tensors:
+        raise CannotRunError(
+            f"takes {len(operator.inputs) - len(tensors)} tensors, and {len(operator.inputs)} were captured"
+        )
+    return values

@@ -1,0 +1,398 @@
+"""Profiling of operators: each distinct one alone, and those of a model while the model runs."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from traincast.errors import CaptureError, RequestError
+from traincast.graph import Operator, Scalar, zoo
+from traincast.graph.capture import require_torch
+from traincast.graph.load import load_model, takes_seq
+from traincast.imports import import_callable
+from traincast.profiling.journal import ProfileJournal
+from traincast.profiling.machine import check_device, device_name, framework_name, free_memory
+from traincast.profiling.opset import operator_set
+from traincast.profiling.opset_files import is_operator_set, load_operator_set
+from traincast.profiling.rows import Row, canonical, key_of, operator_from_row, row_of
+from traincast.profiling.timing import SLOW_RATE, clock_of, measure
+from traincast.strategy import load_precision
+from traincast.units import format_bytes, format_seconds
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+PRECISIONS: Final = ("fp32", "bf16", "fp16")
+ALONE: Final = "alone"
+IN_MODEL: Final = "model"
+_SPARE: Final = 0.7
+_SECONDS_PER_OPERATOR: Final = 10.0
+
+
+_MOST: Final = {"batch": 10**9, "threads": 4096, "repeats": 10**6, "steps": 10**6, "samples": 10**4, "limit": 10**9}
+"""What a request may ask for at most: more is a slip of the pen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRequest:
+    """What to profile: the operators of ``models``, of operator-set ``files`` or of the set itself.
+
+    ``repeats`` counts the timed runs of an operator alone, ``steps`` the timed steps of a model. ``limit``
+    stops after so many operators alone, ``seconds`` after so long; what is left is for the next run.
+    """
+
+    models: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    opset: bool = False
+    batch: int = 1
+    seq: int | None = None
+    precision: str = "fp32"
+    device: str = "cpu"
+    threads: int = 1
+    repeats: int = 20
+    steps: int = 5
+    alone: bool = True
+    in_context: bool = True
+    limit: int | None = None
+    seconds: float | None = None
+    source: str = "profile"
+    samples: int = 40
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise RequestError(f"{name} is {value}: expected a whole number from 1 to {most}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
+        if self.precision not in PRECISIONS:
+            raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
+        if not self.models and not self.files and not self.opset:
+            raise RequestError("nothing to profile: name models of the zoo, `zoo` or `opset`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """An operator, or a whole model, that could not be measured; ``count`` of them for the same reason."""
+
+    what: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorProfile:
+    """What a run of the profiler did: all rows of the table, and what is not in it.
+
+    ``measured`` counts the rows of this run, ``kept`` those that were there before, ``left`` the operators
+    that a limit or a budget left for the next run.
+    """
+
+    output: Path
+    rows: tuple[Row, ...]
+    failures: tuple[Unmeasured, ...]
+    measured: int
+    kept: int
+    left: int
+    warnings: tuple[str, ...]
+
+
+def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]:
+    """``(models, operator-set files, whether the operator set)`` of a list of models, ``zoo`` and ``opset``.
+
+    A family by its dimensions has commas of its own: an item with ``=`` and no ``:`` belongs to the one before.
+    """
+    items: list[str] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        if items and "=" in item and ":" not in item:
+            items[-1] += f",{item}"
+        else:
+            items.append(item)
+    if not items:
+        raise RequestError(f"--from is {text!r}: expected models of the zoo, `zoo` or `opset`")
+    models: list[str] = []
+    files: list[Path] = []
+    for item in items:
+        if item == "zoo":
+            models += zoo.names()
+        elif item.endswith(".json") and is_operator_set(Path(item)):
+            files.append(Path(item))
+        elif item != "opset":
+            if item.partition(":")[0] in zoo.FAMILIES or (":" not in item and not item.endswith(".json")):
+                zoo.card(item)
+            models.append(item)
+    return tuple(dict.fromkeys(models)), tuple(files), "opset" in items
+
+
+def distinct_operators(operators: Iterable[Operator]) -> dict[str, Operator]:
+    """Operators by key, the first of each kept."""
+    found: dict[str, Operator] = {}
+    for operator in operators:
+        found.setdefault(key_of(operator), canonical(operator))
+    return found
+
+
+def in_turn(operators: dict[str, Operator]) -> dict[str, Operator]:
+    """The same operators, one of each kind in turn, so that any first part of them has all kinds."""
+    by_kind: defaultdict[str, list[tuple[str, Operator]]] = defaultdict(list)
+    for key, operator in operators.items():
+        by_kind[operator.kind.value].append((key, operator))
+    queues = [list(reversed(items)) for items in by_kind.values()]
+    ordered: dict[str, Operator] = {}
+    while queues:
+        for queue in queues:
+            key, operator = queue.pop()
+            ordered[key] = operator
+        queues = [queue for queue in queues if queue]
+    return ordered
+
+
+def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[str, str], list[Unmeasured]]:
+    """The distinct operators of a request by key, the model each was first found in, and models not traced."""
+    precision = load_precision(request.precision)
+    found: dict[str, Operator] = {}
+    home: dict[str, str] = {}
+    failures: list[Unmeasured] = []
+    sources: list[tuple[str, Iterable[Operator]]] = []
+    for model in request.models:
+        try:
+            graph = load_model(model, seq=request.seq if _takes_seq(model) else None, use_cache=True)
+        except CaptureError as error:
+            failures.append(Unmeasured(what=model, reason=str(error)))
+            continue
+        sources.append((model, (precision.apply(op.with_batch(request.batch)) for op in graph.operators)))
+    if request.opset:
+        chosen = operator_set(samples=request.samples, seed=request.seed, batch=request.batch)
+        sources.append(("", (precision.apply(op) for op in chosen)))
+    sources += [("", map(precision.apply, load_operator_set(path))) for path in request.files]
+    for model, operators in sources:
+        for key, operator in distinct_operators(operators).items():
+            if key not in found:
+                found[key] = operator
+                home[key] = model
+    return in_turn(found), home, failures
+
+
+def _takes_seq(model: str) -> bool:
+    """Whether a sequence length means anything to a model."""
+    import importlib
+    import inspect
+
+    if model.endswith(".json"):
+        return True
+    if ":" in model and model.partition(":")[0] not in zoo.FAMILIES:
+        return takes_seq(import_callable(model, "model", role="factory"))
+    module, _, function = zoo.FAMILIES[zoo.card(model).family].partition(":")
+    return "seq" in inspect.signature(getattr(importlib.import_module(module), function)).parameters
+
+
+def profile_operators(request: OperatorRequest, output: Path, *, progress: Progress | None = None) -> OperatorProfile:
+    """Measure what ``request`` asks for into the table ``output``, going on where an earlier run stopped."""
+    require_torch()
+    check_device(request.device)
+    import torch
+
+    began = time.monotonic()
+    found = operators_of(request)  # before a journal is opened: a model that cannot be read leaves nothing behind
+    session = _Session(request, output, progress or (lambda done, total, what: None), began)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(request.threads)
+    try:
+        with session.journal:
+            return session.run(*found)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def operator_identity(row: Row) -> str:
+    """What makes two rows of operators the same measurement."""
+    key = key_of(operator_from_row(row))
+    model = row["model"] if row["context"] == IN_MODEL else ""
+    return "|".join((row["context"], row["device"], row["framework"], row["source"], model, key))
+
+
+class _Session:
+    """One run of the profiler: the request, its journal, and the time it started."""
+
+    def __init__(self, request: OperatorRequest, output: Path, progress: Progress, began: float) -> None:
+        self.request = request
+        self.device = device_name(request.device, threads=request.threads)
+        self.framework = framework_name(request.device)
+        self.journal = ProfileJournal(output, table="operators", identity=operator_identity)
+        self.kept = len(self.journal.rows)
+        self.failures: list[Unmeasured] = []
+        self._progress = progress
+        self._end = None if request.seconds is None else began + request.seconds
+
+    def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Unmeasured]) -> OperatorProfile:
+        """Measure alone, then in the models; write the table."""
+        request = self.request
+        self.failures += untraced
+        left = self._alone(operators, home) if request.alone else 0
+        if request.in_context:
+            left += self._in_models()
+        rows = self.journal.rows
+        self.journal.finish()
+        return OperatorProfile(
+            output=self.journal.output,
+            rows=tuple(rows),
+            failures=tuple(self.failures),
+            measured=len(rows) - self.kept,
+            kept=self.kept,
+            left=left,
+            warnings=tuple(self.journal.warnings),
+        )
+
+    def _identity(self, context: str, model: str, key: str) -> str:
+        return "|".join((context, self.device, self.framework, self.request.source, model, key))
+
+    @property
+    def _remaining(self) -> float:
+        return float("inf") if self._end is None else self._end - time.monotonic()
+
+    def _alone(self, operators: dict[str, Operator], home: dict[str, str]) -> int:
+        """Measure each operator by itself; returns how many are left."""
+        wanted = list(operators.items())[: self.request.limit]
+        total = len(wanted)
+        reasons: defaultdict[tuple[str, str], int] = defaultdict(int)
+        left = len(operators) - total
+        for done, (key, operator) in enumerate(wanted):
+            self._progress(done, total, operator.name)
+            identity = self._identity(ALONE, "", key)
+            if not self.journal.has(identity):
+                if self._remaining <= 0:
+                    left += 1
+                    continue
+                self._one_alone(operator, identity, home[key])
+            reason = self.journal.reason(identity)
+            if reason is not None:
+                reasons[operator.name, reason] += 1
+        self._progress(total, total, "")
+        self.failures += [Unmeasured(what=w, reason=r, count=n) for (w, r), n in reasons.items()]
+        return left
+
+    def _one_alone(self, operator: Operator, identity: str, model: str) -> None:
+        from traincast.profiling.executors import executor_of, memory_of
+        from traincast.profiling.tensors import CannotRunError
+
+        need, free = memory_of(operator), free_memory(self.request.device) * _SPARE
+        if need > free:
+            self.journal.fail(identity, f"needs {format_bytes(need)} of memory, and {format_bytes(free)} are free")
+            return
+        slowest = operator.flops / SLOW_RATE
+        if self.request.seconds is not None and self.request.device == "cpu" and slowest > 10 * self.request.seconds:
+            self.journal.fail(identity, f"may take {format_seconds(slowest)}, far beyond the seconds given")
+            return
+        try:
+            call = executor_of(operator, device=self.request.device)
+            timing = measure(
+                call,
+                clock=clock_of(self.request.device),
+                repeats=self.request.repeats,
+                seconds=min(_SECONDS_PER_OPERATOR, max(0.1, self._remaining)),
+            )
+        except CannotRunError as error:
+            self.journal.fail(identity, str(error))
+            return
+        except (RuntimeError, MemoryError) as error:
+            self.journal.fail(identity, " ".join(str(error).split())[:160])
+            return
+        self.journal.add(
+            row_of(
+                operator,
+                timing=timing,
+                source=self.request.source,
+                device=self.device,
+                framework=self.framework,
+                context=ALONE,
+                model=model,
+            )
+        )
+
+    def _in_models(self) -> int:
+        """Run each model and keep the time of each operator in it; returns how many models are left."""
+        from traincast.profiling.in_model import CannotRunModelError, run_model
+
+        left = 0
+        request = self.request
+        for done, model in enumerate(request.models):
+            mark = "|".join(
+                (
+                    self.device,
+                    self.framework,
+                    model,
+                    f"{request.batch},{request.seq},{request.precision},{request.steps}",
+                )
+            )
+            self._progress(done, len(request.models), model)
+            if self.journal.marked(mark) or self._is_in_output(model):
+                continue
+            if self._remaining <= 0:
+                left += 1
+                continue
+            try:
+                timed = run_model(
+                    model,
+                    batch=request.batch,
+                    seq=request.seq if _takes_seq(model) else None,
+                    precision=request.precision,
+                    device=request.device,
+                    steps=request.steps,
+                    memory=free_memory(request.device) * _SPARE,
+                    seconds=self._remaining,
+                )
+            except (CannotRunModelError, CaptureError) as error:
+                self.failures.append(Unmeasured(what=f"{model} (whole model)", reason=str(error)))
+                continue
+            for operator, timing in timed:
+                self.journal.add(
+                    row_of(
+                        operator,
+                        timing=timing,
+                        source=request.source,
+                        device=self.device,
+                        framework=self.framework,
+                        context=IN_MODEL,
+                        model=self._model_name(model),
+                    )
+                )
+            self.journal.mark(mark)
+        self._progress(len(request.models), len(request.models), "")
+        return left
+
+    def _model_name(self, model: str) -> str:
+        """The model with what was asked of it, so that two batches of one model are two measurements."""
+        request = self.request
+        asked: dict[str, Scalar] = {"batch": request.batch, "precision": request.precision}
+        if request.seq is not None:
+            asked["seq"] = request.seq
+        return f"{model} " + " ".join(f"{name}={value}" for name, value in asked.items())
+
+    def _is_in_output(self, model: str) -> bool:
+        name = self._model_name(model)
+        here = (IN_MODEL, name, self.device, self.framework, self.request.source)
+        columns = ("context", "model", "device", "framework", "source")
+        finished = self.journal.rows[: self.journal.found]
+        return any(tuple(row[c] for c in columns) == here for row in finished)
+
+
+def summary_of(rows: Sequence[Row]) -> list[Row]:
+    """Per context and kind: how many rows, how many suspect, the median dispersion, the total time in seconds."""
+    groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["context"], row["op"]].append(row)
+    return [
+        {
+            "context": context,
+            "op": op,
+            "n": len(group),
+            "suspect": sum(bool(row["suspect"]) for row in group),
+            "median_dispersion": sorted(row["dispersion"] for row in group)[len(group) // 2],
+            "total_s": sum(row["time_us"] for row in group) * 1e-6,
+        }
+        for (context, op), group in sorted(groups.items())
+    ]

@@ -1,0 +1,99 @@
+"""The operator set: distinct operators of many networks, published and sampled around, ready to be profiled.
+
+After swPredictor's operator set: the operators of thirteen families of convolutional networks, with channel
+widths, kernels and resolutions varied around the published ones, and those of transformers, forward and
+backward. It is drawn with a seed, so that two machines measure the same operators.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from traincast.errors import RequestError
+from traincast.graph import Operator
+from traincast.profiling.opset_layers import TYPES, Operators
+from traincast.profiling.opset_shapes import MAX_HIDDEN, LayerShape, published_shapes
+from traincast.profiling.rows import canonical, key_of
+
+_MOST_SAMPLES: Final = 10**4
+_MOST_BATCH: Final = 10**9
+
+_WIDTHS: Final = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0)
+_ATTEMPTS: Final = 60
+
+
+def operator_set(*, samples: int = 40, seed: int = 0, batch: int = 1) -> Operators:
+    """Distinct operators of all types: of each, ``samples`` drawn with ``seed``, forward and backward."""
+    return tuple(
+        op for operators in operator_set_by_type(samples=samples, seed=seed, batch=batch).values() for op in operators
+    )
+
+
+def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) -> dict[str, Operators]:
+    """The operator set by type (``Conv``, ``ReLU6``, ``Attention`` …); an operator is under the first type it is of."""
+    if not 1 <= samples <= _MOST_SAMPLES or not 1 <= batch <= _MOST_BATCH:
+        raise RequestError(
+            f"operator set of {samples} samples at batch {batch}: expected 1 to {_MOST_SAMPLES} and 1 to {_MOST_BATCH}"
+        )
+    published = published_shapes()
+    seen: set[str] = set()
+    drawn: dict[str, Operators] = {}
+    for name, kind in TYPES.items():
+        rng = random.Random(f"{name}/{seed}")  # noqa: S311  (a reproducible draw, no secret)
+        chosen: list[Operator] = []
+        count = 0
+        for shape in _drawn(published[kind.templates], rng, samples):
+            fresh = {key_of(op): canonical(op) for op in kind.build(shape, batch)}
+            fresh = {key: op for key, op in fresh.items() if key not in seen}
+            seen.update(fresh)
+            chosen += fresh.values()
+            count += bool(fresh)
+            if count == samples:
+                break
+        drawn[name] = tuple(chosen)
+    return drawn
+
+
+def _drawn(published: Sequence[LayerShape], rng: random.Random, samples: int) -> Iterator[LayerShape]:
+    """Published shapes for the first half, in a random order, and shapes around them from then on."""
+    order = list(published)
+    rng.shuffle(order)
+    yield from order[: -(-samples // 2)]
+    for _ in range(_ATTEMPTS * samples):
+        yield _around(rng.choice(published), rng)
+
+
+def _around(shape: LayerShape, rng: random.Random) -> LayerShape:
+    """Widths, kernels, resolutions and lengths near those of ``shape``."""
+    scale = rng.choice(_WIDTHS)
+    height = max(1, round(shape.height * rng.uniform(0.5, 1.5))) if shape.height else 0
+    kernel = shape.kernel
+    if kernel > 1 and shape.stride:
+        kernel = max(2 if kernel == 2 else 3, kernel + rng.choice((-2, 0, 2, 4)))
+        height = max(height, kernel)
+    width = _width(shape.width, scale)
+    depthwise = shape.groups > 1 and shape.groups == shape.width
+    heads = max(1, round(shape.heads * rng.choice(_WIDTHS))) if shape.heads else 0
+    return replace(
+        shape,
+        width=min(width, MAX_HIDDEN) if shape.seq else width,
+        out_width=width if depthwise else _width(shape.out_width, rng.choice(_WIDTHS)),
+        groups=width if depthwise else 1 if shape.groups > 1 else shape.groups,
+        height=height,
+        kernel=kernel,
+        parts=tuple(_width(part, scale) for part in shape.parts),
+        heads=heads,
+        head_dim=rng.choice((32, 64, 80, 96, 128)) if shape.head_dim else 0,
+        ffn=_width(shape.ffn, rng.choice(_WIDTHS)),
+        seq=rng.choice((64, 128, 192, 256, 384, 512, 1024, 2048)) if shape.seq else 0,
+        vocab=max(1000, round(shape.vocab * rng.uniform(0.25, 1.0))) if shape.vocab else 0,
+        experts=max(2, round(shape.experts * rng.choice(_WIDTHS))) if shape.experts else 0,
+    )
+
+
+def _width(width: int, scale: float) -> int:
+    """A width scaled to a multiple of eight, as networks have them; narrow ones stay as they are."""
+    return max(8, round(width * scale / 8) * 8) if width >= 8 else width

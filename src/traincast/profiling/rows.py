@@ -1,0 +1,227 @@
+"""Rows of measured tables: an operator as plain values and back, and the columns of both tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from traincast.errors import FileFormatError
+from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
+from traincast.graph.work_amount import gemm_dims, grouped_gemm_dims
+from traincast.profiling.timing import SUSPECT_DISPERSION, Timing
+
+Row: TypeAlias = dict[str, Any]
+Columns: TypeAlias = Mapping[str, str]
+
+OPERATOR_COLUMNS: Final[Columns] = {
+    "source": "string",
+    "device": "string",
+    "dtype": "string",
+    "op": "string",
+    "phase": "string",
+    "b": "int64",
+    "m": "int64",
+    "n": "int64",
+    "k": "int64",
+    "params": "string",
+    "time_us": "double",
+    "time_us_min": "double",
+    "n_meas": "int64",
+    "framework": "string",
+    "split": "string",
+    "tflops": "double",
+    "suspect": "bool",
+    "dispersion": "double",
+    "context": "string",
+    "model": "string",
+}
+"""Columns of a table of operators, with the Arrow type of each."""
+
+COLLECTIVE_COLUMNS: Final[Columns] = {
+    "source": "string",
+    "system": "string",
+    "device": "string",
+    "collective": "string",
+    "bytes": "int64",
+    "n_ranks": "int64",
+    "n_nodes": "int64",
+    "ranks_per_node": "int64",
+    "interconnect": "string",
+    "library": "string",
+    "dtype": "string",
+    "variant": "string",
+    "stat": "string",
+    "time_us": "double",
+    "busbw_GBps": "double",
+    "suspect": "bool",
+    "dispersion": "double",
+    "n_meas": "int64",
+    "time_us_min": "double",
+}
+"""Columns of a table of collectives, with the Arrow type of each."""
+
+PHASES: Final[Mapping[Phase, str]] = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
+"""How a table calls each phase."""
+
+SPLIT: Final = "train"
+"""What is measured is there to learn from; who holds rows back says so elsewhere."""
+
+_NOT_COST: Final = frozenset({"module", "unknown"})
+_MAX_DIM: Final = 10**15
+
+
+def canonical(operator: Operator) -> Operator:
+    """``operator`` as a table keeps it: where it stood, what it saved and which dims grow are left out."""
+    return replace(
+        operator,
+        scope="",
+        saved=(),
+        inputs=_plain(operator.inputs),
+        outputs=_plain(operator.outputs),
+        parameters=_plain(operator.parameters),
+        attributes=dict(operator.attributes),
+    )
+
+
+def _plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.shape, t.dtype) for t in specs)
+
+
+def key_of(operator: Operator) -> str:
+    """What makes two operators the same measurement: kind, name, phase, shapes, dtypes and attributes.
+
+    The class of the module that an operator stood in is not part of it.
+    """
+    attributes = {name: value for name, value in operator.attributes.items() if name not in _NOT_COST}
+    return _json(
+        [
+            operator.kind.value,
+            operator.name,
+            PHASES[operator.phase],
+            _tensors(operator.inputs),
+            _tensors(operator.outputs),
+            attributes,
+        ]
+    )
+
+
+def params_of(operator: Operator) -> str:
+    """All of ``operator`` that ``op``, ``phase`` and ``dtype`` do not say, as canonical JSON."""
+    params: dict[str, Any] = {
+        "name": operator.name,
+        "inputs": _tensors(operator.inputs),
+        "outputs": _tensors(operator.outputs),
+        "attributes": dict(operator.attributes),
+    }
+    if operator.parameters:
+        params["parameters"] = _tensors(operator.parameters)
+    return _json(params)
+
+
+def _tensors(specs: tuple[TensorSpec, ...]) -> list[list[Any]]:
+    return [[list(t.shape), t.dtype.value] for t in specs]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def row_of(
+    operator: Operator,
+    *,
+    timing: Timing,
+    source: str,
+    device: str,
+    framework: str,
+    context: str,
+    model: str = "",
+) -> Row:
+    """The row of a measured operator; ``context`` is ``alone`` or ``model``."""
+    b, m, n, k = _product_dims(operator)
+    return {
+        "source": source,
+        "device": device,
+        "dtype": operator.dtype.value,
+        "op": operator.kind.value,
+        "phase": PHASES[operator.phase],
+        "b": b,
+        "m": m,
+        "n": n,
+        "k": k,
+        "params": params_of(operator),
+        "time_us": timing.median_s * 1e6,
+        "time_us_min": timing.min_s * 1e6,
+        "n_meas": timing.count,
+        "framework": framework,
+        "split": SPLIT,
+        "tflops": operator.flops / timing.median_s / 1e12,
+        "suspect": timing.dispersion > SUSPECT_DISPERSION,
+        "dispersion": timing.dispersion,
+        "context": context,
+        "model": model,
+    }
+
+
+def _product_dims(operator: Operator) -> tuple[int | None, int | None, int | None, int | None]:
+    if operator.kind in (OpKind.GEMM, OpKind.BATCHED_GEMM):
+        return gemm_dims(operator)
+    if operator.kind is OpKind.GROUPED_GEMM:
+        return grouped_gemm_dims(operator)
+    return None, None, None, None
+
+
+def operator_of(op: str, phase: str, dtype: str, params: str) -> Operator:
+    """The operator that a row describes; anything amiss is refused with what it was."""
+    try:
+        data = json.loads(params)
+        operator = Operator(
+            name=_text(data["name"]),
+            kind=OpKind(op),
+            phase={text: value for value, text in PHASES.items()}[phase],
+            inputs=_specs(data["inputs"]),
+            outputs=_specs(data["outputs"]),
+            parameters=_specs(data.get("parameters", [])),
+            attributes=_attributes(data["attributes"]),
+        )
+        if operator.dtype.value != dtype:
+            raise ValueError(f"dtype is {dtype!r}, and its first tensor's {operator.dtype.value!r}")
+        if not math.isfinite(operator.flops + operator.nbytes):
+            raise ValueError("it has no finite cost")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        reason = f"missing or unknown {error}" if isinstance(error, KeyError) else str(error)
+        raise FileFormatError(f"row of a {op!r} operator is no operator that was profiled: {reason}") from error
+    return operator
+
+
+def operator_from_row(row: Mapping[str, Any]) -> Operator:
+    """The operator of a row of a table of operators, as :func:`row_of` wrote it."""
+    missing = [name for name in ("op", "phase", "dtype", "params") if not isinstance(row.get(name), str)]
+    if missing:
+        raise FileFormatError(f"row lacks {', '.join(missing)}: not a row of profiled operators")
+    return operator_of(row["op"], row["phase"], row["dtype"], row["params"])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"name is {value!r}")
+    return value
+
+
+def _specs(data: Any) -> tuple[TensorSpec, ...]:
+    specs = []
+    for shape, dtype in data:
+        for size in shape:
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_DIM:
+                raise ValueError(f"{size!r} is not a size")
+        specs.append(TensorSpec(tuple(shape), DType(dtype)))
+    return tuple(specs)
+
+
+def _attributes(data: Any) -> dict[str, Scalar]:
+    for name, value in data.items():
+        if not isinstance(value, int | float | str | bool) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"attribute {name!r} is {value!r}")
+    return dict(data)

@@ -1,0 +1,189 @@
+"""Whether memory suffices: how far real memory lies from its forecast, and how sure "fits" must be.
+
+Weights, gradients and optimizer states of a rank are counted exactly. What a framework holds beyond them (activations,
+workspaces, fragmentation, communicators) is a forecast, and real runs hold x times as much. log x follows two
+exponentials, one on each side of 0: the chance that x is below q ≥ 1 is 1 − ½ · exp(−log q / b), with b such that 5 %
+lie above a runtime's ``memory_high``; likewise 5 % lie below its ``memory_low``. Measured runs have such tails, which
+are heavier than a normal distribution's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster
+from traincast.strategy.memory import Memory
+from traincast.strategy.runtime import Runtime
+from traincast.strategy.strategy import Strategy
+from traincast.units import format_bytes
+
+Floats = npt.NDArray[np.float64]
+
+MARGIN: Final = 0.85
+"""A strategy fits if its memory suffices with this probability.
+
+Among 1,757 runs of one cluster, half of which failed, this is where the F1 of "fits" is largest: see docs/accuracy.md.
+"""
+HOST_SHARE: Final = 0.9
+"""Share of a host's memory that may hold what is offloaded; the rest is for the system and the data loader."""
+DOES_NOT_FIT: Final = "does not fit"
+MAY_NOT_FIT: Final = "may not fit"
+_HARDLY: Final = 0.05
+"""Below this probability a strategy does not fit, from here to the margin it may not fit."""
+_TAIL: Final = math.log(10.0)
+"""Exponential scales from the middle to where 5 % are left."""
+
+
+def factor(runtime: Runtime, probability: float) -> float:
+    """What a rank holds beyond its states is at most so many times its forecast, with ``probability``."""
+    if probability >= 0.5:
+        return math.exp(math.log(runtime.memory_high) * math.log(0.5 / (1.0 - probability)) / _TAIL)
+    return math.exp(math.log(runtime.memory_low) * math.log(0.5 / probability) / _TAIL)
+
+
+def at_share(memory: Memory, share: float) -> Memory:
+    """``memory`` of a run that holds ``share`` times what is forecast beyond its states."""
+    parts = {name: nbytes * share if name == "fragmentation" else nbytes for name, nbytes in memory.parts.items()}
+    return replace(memory, activations=memory.activations * share, other=memory.other * share, parts=parts)
+
+
+def bytes_with(memory: Memory, runtime: Runtime, probability: float) -> float:
+    """Bytes that a rank needs at most, with ``probability``."""
+    return at_share(memory, factor(runtime, probability)).total
+
+
+def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
+    """How likely a rank's memory fits into ``capacity`` bytes."""
+    room, forecast = capacity - memory.states, memory.total - memory.states
+    if room <= 0.0:
+        return 0.0
+    if forecast <= 0.0:
+        return 1.0
+    beyond = math.log(room / forecast)
+    if beyond >= 0.0:
+        return 1.0 - 0.5 * _decay(beyond, math.log(runtime.memory_high))
+    return 0.5 * _decay(-beyond, -math.log(runtime.memory_low))
+
+
+def _decay(distance: float, tail: float) -> float:
+    """What is left of an exponential at ``distance`` whose last tenth begins at ``tail``."""
+    return math.exp(-_TAIL * distance / tail) if tail > 0.0 else float(distance == 0.0)
+
+
+def fullest_node(hosts: Floats, *, ranks_per_stage: int, devices_per_node: int) -> Floats:
+    """Bytes on the host of the fullest node; ``hosts`` are those of a rank of each stage, in the last axis.
+
+    Ranks of a stage are consecutive and packed node by node: H(r), the bytes of all ranks below r, is linear within a
+    stage, and a node holds H at its end less H at its beginning.
+    """
+    stages = hosts.shape[-1]
+    ends = np.minimum(
+        np.arange(0, stages * ranks_per_stage + devices_per_node, devices_per_node), stages * ranks_per_stage
+    )
+    stage, within = np.divmod(ends, ranks_per_stage)
+    nothing = np.zeros((*hosts.shape[:-1], 1))
+    below = np.concatenate([nothing, np.cumsum(hosts, axis=-1) * ranks_per_stage], axis=-1)
+    total = below[..., stage] + within * np.concatenate([hosts, nothing], axis=-1)[..., stage]
+    found: Floats = np.diff(total, axis=-1).max(axis=-1)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes that a strategy needs of a device and of a node's host, and what there is of both.
+
+    ``forecast`` is what the fullest rank is expected to hold, between ``low`` and ``high`` in 90 % of runs. ``sure`` is
+    what suffices with the probability that is asked for (:data:`MARGIN`), ``probability`` how likely ``capacity`` does.
+    ``host_capacity`` is 0 where nobody said it.
+    """
+
+    forecast: float
+    low: float
+    high: float
+    sure: float
+    probability: float
+    capacity: float
+    host: float = 0.0
+    host_capacity: float = 0.0
+
+    @property
+    def host_fits(self) -> bool:
+        """Whether a host holds what is offloaded to it; nobody can say so where its memory is not known."""
+        return not self.host_capacity or self.host <= HOST_SHARE * self.host_capacity
+
+    @property
+    def fits(self) -> bool:
+        """Whether device and host are large enough, with the probability that is asked for."""
+        return self.sure <= self.capacity and self.host_fits
+
+    @property
+    def load(self) -> float:
+        """What is needed over what there is, of the memory that is shorter: it fits up to 1."""
+        of_host = self.host / (HOST_SHARE * self.host_capacity) if self.host_capacity else 0.0
+        return max(self.sure / self.capacity, of_host)
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, in a few words."""
+        if self.fits:
+            return f"fits with {shown_share(self.probability)}"
+        if not self.host_fits or self.probability < _HARDLY:
+            return DOES_NOT_FIT
+        return MAY_NOT_FIT
+
+    def shortage(self) -> str:
+        """Which memory is short, and by how much; nothing where it fits."""
+        said = []
+        if self.sure > self.capacity and self.probability < _HARDLY:
+            missing = max(0.0, self.forecast - self.capacity)
+            said.append(
+                f"{format_bytes(self.forecast)} needed per device, {format_bytes(missing)} more than the "
+                f"{format_bytes(self.capacity)} there are"
+            )
+        elif self.sure > self.capacity:
+            said.append(
+                f"{format_bytes(self.forecast)} of the {format_bytes(self.capacity)} per device are forecast, which "
+                f"suffice with {shown_share(self.probability)}; {MARGIN:.0%} are asked for"
+            )
+        if not self.host_fits:
+            usable = HOST_SHARE * self.host_capacity
+            said.append(
+                f"{format_bytes(self.host)} of host memory needed per node for what is offloaded, "
+                f"{format_bytes(self.host - usable)} more than the {format_bytes(usable)} there are "
+                f"({HOST_SHARE:.0%} of {format_bytes(self.host_capacity)})"
+            )
+        return " and ".join(said)
+
+
+def shown_share(probability: float) -> str:
+    """A probability as per cent, never as certain."""
+    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{probability * 100:.0f} %"
+
+
+def need_of(memories: Sequence[Memory], *, strategy: Strategy, runtime: Runtime, cluster: Cluster) -> MemoryNeed:
+    """What ``strategy`` needs on ``cluster``, whose ranks of each stage hold ``memories``.
+
+    Forecasts of the stages are off together, so the least likely one says how likely all fit.
+    """
+    capacity = cluster.device.memory_bytes
+    hosts = np.array([sum(m.host.values()) for m in memories])
+    return MemoryNeed(
+        forecast=max(m.total for m in memories),
+        low=max(bytes_with(m, runtime, 0.05) for m in memories),
+        high=max(bytes_with(m, runtime, 0.95) for m in memories),
+        sure=max(bytes_with(m, runtime, MARGIN) for m in memories),
+        probability=min(probability_of(m, capacity, runtime) for m in memories),
+        capacity=capacity,
+        host=float(
+            fullest_node(
+                hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.devices_per_node
+            )
+        ),
+        host_capacity=cluster.host_memory_bytes,
+    )

@@ -1,0 +1,298 @@
+"""Measured data-parallel steps of other models (``validate dp-steps``).
+
+As in ``validate steps``, what a row leaves open is said in ``assumed``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from traincast.cluster import Cluster, find_device, find_node
+from traincast.cluster.interconnect import says_network
+from traincast.cluster.match import open_variants
+from traincast.errors import UnknownNameError
+from traincast.estimate import CostModel
+from traincast.forecast import forecast, usual_precision
+from traincast.graph import OperatorGraph, zoo
+from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
+from traincast.tables import RowError
+from traincast.validating.calibrations import calibrated_by, may_have_seen, with_calibration
+from traincast.validating.models import model, optimizer_name, zoo_name
+from traincast.validating.outcome import RowOutcome, Validation, judge
+from traincast.validating.spellings import optimizer_of, precision_name, supported, unstated
+from traincast.validating.steps import Reading
+from traincast.validating.tables import Row, figure, read_table, text, whole
+
+_NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
+_SAME: Final = {
+    "resnet50v15": "resnet50",
+    "resnext10132x4d": "resnext101-32x4d",
+    "unetmedical": "unet",
+    "unetindustrial": "unet-industrial",
+    "gnmt": "nmt",
+    "gnmtv2": "nmt",
+    "vitb16": "vit-base",
+    "vitl16": "vit-large",
+    "mobilenet": "mobilenet-v1",
+    "inception": "inception-v3",
+    "biobert": "bert-base",
+    "electrabase": "electra-base",
+}
+"""Other names of models of the zoo."""
+_LIKE: Final = {
+    "efficientnetwideseb0": "efficientnet-b0",
+    "efficientnetwideseb4": "efficientnet-b4",
+    "nnunet": "nnunet-2d",
+    "seresnext10132x4d": "resnext101-32x4d",
+    "quartznet10x5": "quartznet-15x5",  # the only one that NVIDIA's recipe has a configuration of
+}
+"""Models that are forecast as the one of the zoo that is most like them."""
+_PYTORCH_2: Final = 23.02
+_BINNED_SINCE: Final = {"pytorch": 21.11, "paddlepaddle": 22.12}
+"""Containers since which BERT reads long sequences in bins of 64 lengths (NVIDIA's LDDL), by framework."""
+_BINNED_LENGTH: Final = {512: 288}
+"""What such sequences are padded to on average: half of Wikipedia's 512 are text (Krell et al. 2021,
+arXiv:2107.02027), and half a bin is padding."""
+_MASKED: Final = {128: 20, 512: 80}
+_MASKED_SHARE: Final = 0.15
+"""Tokens of a sequence that BERT's recipes predict, and the share of those of other lengths."""
+_SIDES: Final = ("resolution", "image")
+"""What families call the side of their square images."""
+_SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
+
+
+def validate_dp_steps(
+    path: Path,
+    *,
+    cost_model: CostModel | None = None,
+    calibrated: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Validation:
+    """Forecast every row of a table of measured data-parallel steps and compare."""
+    rows = read_table(path, needs=_NEEDS)
+    return judge(
+        rows,
+        lambda index, row: forecast_row(index, row, cost_model=cost_model, calibrated=calibrated),
+        source=source_of,
+        with_memory=False,
+        progress=(lambda done: progress(done, len(rows))) if progress else None,
+    )
+
+
+def source_of(row: Row) -> str:
+    """What the errors are grouped by: the family of the model."""
+    return text(row, "family") or text(row, "source") or "unknown"
+
+
+def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None, calibrated: bool = True) -> RowOutcome:
+    """The forecast of one measured step; where accumulation is not stated, of one microbatch."""
+    measured = measured_seconds(row)
+    reading = read_row(row)
+    request, by = reading.request, ""
+    if calibrated:
+        request, by = with_calibration(request), calibrated_by(request)
+    report = forecast(request, cost_model=cost_model).report
+    return RowOutcome(
+        index=index,
+        source=source_of(row),
+        measured=measured,
+        predicted=report.step_s,
+        low=report.low_s,
+        high=report.high_s,
+        fits=report.fits,
+        fits_probability=report.fits_probability,
+        predicted_memory=report.peak_memory_bytes,
+        memory_low=report.memory_low_bytes,
+        memory_high=report.memory_high_bytes,
+        assumed=reading.assumed,
+        calibrated_by=by,
+        maybe_seen=bool(by) and may_have_seen(by, text(row, "source")),
+    )
+
+
+def measured_seconds(row: Row) -> float:
+    """What a row measured: a step, or one microbatch where accumulation is not stated.
+
+    Where only samples per second are stated, seconds follow from them.
+    """
+    one = figure(row, "grad_accum") is None and "microstep_time_s" in row
+    seconds = figure(row, "microstep_time_s" if one else "step_time_s")
+    rate = figure(row, "throughput_samples_per_s")
+    if seconds is None and rate and rate > 0:
+        seconds = whole(row, "n_gpus") * whole(row, "batch_per_gpu") * _accumulation(row) / rate
+    if not seconds or seconds <= 0:
+        raise RowError("no step time is stated")
+    return seconds
+
+
+def _accumulation(row: Row) -> int:
+    """Microbatches of a step: stated, or what the global batch is of that of all GPUs; else one is compared."""
+    total, share = figure(row, "global_batch"), whole(row, "n_gpus") * whole(row, "batch_per_gpu")
+    if figure(row, "grad_accum") is None and "microstep_time_s" not in row and total and total % share == 0:
+        return int(total) // share
+    return whole(row, "grad_accum", 1)
+
+
+def request_of(row: Row) -> Request:
+    """What a row measured, as a request."""
+    return read_row(row).request
+
+
+def read_row(row: Row) -> Reading:
+    """What a row measured, as a request, and what was assumed for it."""
+    if "embedding" in text(row, "parallelism"):
+        raise RowError(f"{text(row, 'parallelism')}: not a data-parallel run")
+    assumed: list[str] = []
+    devices, batch = whole(row, "n_gpus"), whole(row, "batch_per_gpu")
+    place = _cluster(row, devices, assumed)
+    graph = _graph(row, assumed)
+    precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
+    runtime = _runtime(row, assumed)
+    optimizer_of(row, optimizer_name(graph), assumed)
+    accumulate = _accumulation(row)
+    total = figure(row, "global_batch")
+    if figure(row, "grad_accum") is None and not total:
+        assumed.append(unstated("accumulation", "one microbatch compared"))
+    elif total and total != batch * devices * accumulate:
+        assumed.append(
+            f"global batch differs from that of the GPUs: {batch * devices * accumulate} instead of {total:g}"
+        )
+    if text(row, "flag"):
+        assumed.append(f"the table itself doubts the row: {text(row, 'flag')}")
+    request = Request(
+        graph=graph,
+        cluster=place,
+        strategy=Strategy(dp=devices, num_microbatches=accumulate),
+        runtime=runtime,
+        precision=load_precision(supported(precision, place.device, assumed)),
+        global_batch=batch * devices * accumulate,
+    )
+    return Reading(request=request, assumed=tuple(assumed))
+
+
+def _runtime(row: Row, assumed: list[str]) -> Runtime:
+    """The framework of a row; a container's number is its year and month, and tells PyTorch 1 from 2."""
+    framework = text(row, "framework")
+    released = figure(row, "container")
+    if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
+        framework = "PyTorch 1"
+    elif framework.lower() == "pytorch" and released is None:
+        assumed.append(unstated("release of PyTorch", 2))
+    if framework.lower().startswith("tensorflow"):
+        compiled = _compiled(row)
+        framework = f"{framework} XLA" if compiled else framework
+        if not text(row, "xla"):
+            assumed.append(unstated("XLA", "on" if compiled else "off"))
+    try:
+        return find_runtime(framework)
+    except UnknownNameError:
+        said = f"framework {framework!r} not known: pytorch" if framework else unstated("framework", "pytorch")
+        assumed.append(said)
+        return load_runtime("pytorch")
+
+
+def _compiled(row: Row) -> bool:
+    """Whether XLA compiled the graph; ELECTRA's recipe turns it on together with mixed precision."""
+    stated = text(row, "xla").lower()
+    return stated == "yes" or (
+        not stated and "electra" in text(row, "model").lower() and "amp" in text(row, "precision")
+    )
+
+
+def _cluster(row: Row, devices: int, assumed: list[str]) -> Cluster:
+    gpu, system, memory = text(row, "gpu_model"), text(row, "system"), figure(row, "gpu_mem_gb")
+    if not gpu:
+        raise RowError("gpu_model is not stated")
+    try:
+        device = find_device(gpu, memory, system or None)
+    except UnknownNameError:
+        raise RowError(f"device {gpu[:60]!r} is not in the catalog") from None
+    nodes, stated = figure(row, "n_nodes"), figure(row, "gpus_per_node")
+    per_node = stated or (devices / nodes if nodes else min(devices, 8))
+    whole_per_node = max(1, min(devices, round(per_node)))
+    if devices % whole_per_node:
+        raise RowError(f"{devices} GPUs do not fill nodes of {whole_per_node}")
+    if len(open_variants(gpu, memory, system or None)) > 1:
+        assumed.append(unstated("GPU variant", device.name))
+    if devices > 1 and not stated and not nodes:
+        assumed.append(unstated("GPUs per node", whole_per_node))
+    node = _node(device.name, whole_per_node, system)
+    if devices > whole_per_node and not says_network(device, "", system=system):
+        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
+    return node.with_nodes(math.ceil(devices / whole_per_node))
+
+
+@lru_cache(maxsize=256)
+def _node(gpu: str, per_node: int, system: str) -> Cluster:
+    return find_node(find_device(gpu), per_node, None, system=system or None)
+
+
+def _graph(row: Row, assumed: list[str]) -> OperatorGraph:
+    written = text(row, "model")
+    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*?\)", "", written).lower())
+    name = _SAME.get(plain) or _LIKE.get(plain) or zoo_name(written)
+    if name is None:
+        raise RowError(f"model {written!r} is not in the zoo")
+    if plain in _LIKE:
+        assumed.append(f"model {written!r} is not in the zoo: {name}")
+    tuned = "fine-tuning" in text(row, "task").lower()
+    if tuned and name == "electra-base":
+        name = "electra-base-squad"
+    card = zoo.card(name)
+    seq = _length(row, assumed) if any(word in name for word in _SEQUENCE) else None
+    changes: dict[str, int] = {}
+    if card.family == "bert" and seq:
+        changes["predictions"] = 1 if tuned else _MASKED.get(seq, round(_MASKED_SHARE * seq))
+        if not text(row, "task"):
+            assumed.append(unstated("task", "pre-training"))
+    side = _side(row)
+    changes |= {key: side for key in _SIDES if side and card.parameters.get(key, side) != side}
+    graph = model(_changed(card, changes) if changes else name, seq)
+    _say_input(row, card, graph, assumed)
+    return graph
+
+
+def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: list[str]) -> None:
+    """Say which size of input was taken, where a row does not state it or states one that is not read."""
+    if graph.tokens_per_sample and card.family not in ("vit",) and not figure(row, "seq_len"):
+        assumed.append(unstated("sequence length", graph.tokens_per_sample))
+    written = text(row, "input_resolution").lower()
+    for key in (*_SIDES, "size", "frames"):
+        usual = card.parameters.get(key)
+        if usual is None:
+            continue
+        if not written:
+            assumed.append(unstated("size of inputs", usual))
+        elif (_side(row) is None) if key in _SIDES else not written.startswith(str(usual)):
+            assumed.append(f"size of inputs {written!r} not read: {usual}")
+
+
+def _length(row: Row, assumed: list[str]) -> int | None:
+    """Tokens per sequence as computed: those of pre-training may come in bins of like lengths."""
+    seq = figure(row, "seq_len")
+    since = _BINNED_SINCE.get(text(row, "framework").lower())
+    released = figure(row, "container")
+    if seq and since and released and released >= since and "pre-training" in text(row, "task").lower():
+        binned = _BINNED_LENGTH.get(int(seq), int(seq))
+        if binned != seq:
+            assumed.append(f"sequences of {seq:g} come in bins of like lengths: {binned} on average")
+        return binned
+    return int(seq) if seq else None
+
+
+def _side(row: Row) -> int | None:
+    """The side of square images, where a row says it: ``300x300``, ``572x572x1``."""
+    sides = text(row, "input_resolution").lower().split("x")
+    same = len(sides) > 1 and sides[0] == sides[1] and sides[0].isdecimal()
+    return int(sides[0]) if same and (len(sides) == 2 or int(sides[2]) < int(sides[0])) else None
+
+
+def _changed(card: zoo.ModelCard, changes: dict[str, int]) -> str:
+    """A model of the zoo with some of its dimensions changed."""
+    parts = {**card.parameters, **changes}
+    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")

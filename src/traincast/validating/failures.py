@@ -1,0 +1,55 @@
+"""Failed runs that cannot have failed for want of memory: another run needed no less and ran.
+
+A table of runs says that a run failed, seldom why. Nodes break, jobs time out, launchers refuse. Whether a forecast of
+memory is right can only be judged by failures that memory may have caused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.validating.tables import Row, number, text
+
+Flags = npt.NDArray[np.bool_]
+
+_SAME: Final = ("source", "framework", "gpu", "precision", "recompute", "pp", "vp", "cp", "ep", "sp")
+"""What two runs must have in common to be compared."""
+_NO_SMALLER: Final = ("n_layers", "hidden", "ffn", "vocab", "seq", "micro_batch")
+_NO_LARGER: Final = ("tp", "zero")
+
+
+def failed_otherwise(rows: Sequence[Row], ran: Sequence[bool]) -> list[bool]:
+    """Which of ``rows`` failed although another one ``ran`` that needs at least as much memory in every respect.
+
+    That one has a model, a sequence and a micro batch no smaller, tensor groups and a ZeRO stage no larger, the same
+    pipeline with no fewer microbatches in flight, and no more replicas to share sharded states.
+    """
+    common = [tuple(text(row, name) for name in _SAME) for row in rows]
+    columns = {name: _column(rows, name) for name in (*_NO_SMALLER, *_NO_LARGER, "dp", "pp", "grad_accum")}
+    in_flight = np.minimum(columns["grad_accum"], columns["pp"])
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, key in enumerate(common):
+        if ran[index]:
+            groups.setdefault(key, []).append(index)
+    found = [False] * len(rows)
+    for index, key in enumerate(common):
+        others = np.array(groups.get(key, ()), dtype=np.intp)
+        if ran[index] or not len(others):
+            continue
+        needs_more: Flags = in_flight[others] >= in_flight[index]
+        for name in _NO_SMALLER:
+            needs_more &= columns[name][others] >= columns[name][index]
+        for name in _NO_LARGER:
+            needs_more &= columns[name][others] <= columns[name][index]
+        needs_more &= (columns["zero"][others] == 0) | (columns["dp"][others] <= columns["dp"][index])
+        found[index] = bool(needs_more.any())
+    return found
+
+
+def _column(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
+    """Numbers of a column; what is not stated is comparable to nothing."""
+    return np.array([value if (value := number(row, name)) is not None else np.nan for row in rows])

@@ -1,0 +1,65 @@
+"""The nodes that a row of a table of steps ran on, from what it says of its devices, its machine and its network."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from traincast.cluster import Cluster, find_device, find_node
+from traincast.cluster.interconnect import says_network, usual_count
+from traincast.cluster.match import open_variants
+from traincast.cluster.topology import part_of_node
+from traincast.errors import UnknownNameError
+from traincast.tables import RowError
+from traincast.validating.spellings import unstated
+from traincast.validating.tables import Row, figure, text, whole
+
+_POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
+_SAME_POWER: Final = 0.05
+_NVLINK: Final = re.compile(r"nvlink(?!.*(?:bridge|pair|pci))", re.IGNORECASE)
+
+
+def part_of(cluster: Cluster, devices: int) -> Cluster:
+    """So many devices of ``cluster``: whole nodes, or part of one."""
+    if devices % cluster.devices_per_node == 0:
+        return cluster.with_nodes(devices // cluster.devices_per_node)
+    if devices < cluster.devices_per_node:
+        return part_of_node(cluster, cluster.device, devices).with_nodes(1)
+    raise RowError(f"{devices} GPUs do not fill nodes of {cluster.devices_per_node}")
+
+
+def cluster_of(row: Row, assumed: list[str]) -> Cluster:
+    """The nodes that a row ran on, by its own columns."""
+    gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
+    if not gpu:
+        raise RowError("gpu is not stated")
+    form = f"{system} sxm" if _NVLINK.search(network) else system  # cards in slots have bridges at most
+    try:
+        device = find_device(gpu, None, form)
+    except UnknownNameError:
+        raise RowError(
+            f"device {gpu[:60]!r} is not in the catalog: describe it in a TOML file and give --cluster"
+        ) from None
+    devices = whole(row, "n_gpus")
+    stated = whole(row, "gpus_per_node", usual_count(device))
+    most = min(devices, stated)
+    per_node = next(d for d in range(most, 0, -1) if devices % d == 0)
+    node = _node(device.name, per_node, network, system)
+    if len(open_variants(gpu, None, form)) > 1:
+        assumed.append(unstated("GPU variant", device.name))
+    if devices > 1 and figure(row, "gpus_per_node") is None:
+        assumed.append(unstated("GPUs per node", per_node))
+    elif per_node < most:
+        assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} in each")
+    if devices > per_node and not says_network(device, network, system=system):
+        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
+    power = _POWER.search(" ".join((gpu, system, text(row, "notes"))))
+    if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
+        assumed.append(f"power limit of {power[1]} W not forecast: {device.tdp_w:.0f} W")
+    return node.with_nodes(devices // per_node)
+
+
+@lru_cache(maxsize=256)
+def _node(gpu: str, per_node: int, interconnect: str, system: str) -> Cluster:
+    return find_node(find_device(gpu), per_node, interconnect or None, system=system or None)

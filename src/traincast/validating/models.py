@@ -1,0 +1,196 @@
+"""The model that a row of a table of language-model steps trained, from its dimensions or its name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from traincast.graph import OperatorGraph, Phase, zoo
+from traincast.graph.load import load_model
+from traincast.tables import RowError
+from traincast.validating.spellings import unstated
+from traincast.validating.tables import Row, figure, text, whole
+
+_FAMILY_WORDS: Final = (
+    ("llama", "llama"),
+    ("mistral", "llama"),
+    ("qwen", "llama"),
+    ("mpt", "mpt"),
+    ("bert", "bert"),
+    ("opt", "gpt"),
+    ("gpt", "gpt"),
+    ("megatron", "gpt"),
+)
+_MIXTURE: Final = re.compile(
+    r"moe|mixtral|deepseek|gpt\W?oss|grok|dbrx|scout|maverick|\d+x\d+(?:\.\d+)?b|(?<![a-z0-9])a\d+(?:\.\d+)?b"
+)
+_AS_RUN: Final = {
+    ("gpt3_xl", 2048): "gpt:layers=24,hidden=3072,heads=24,activation=gelu_new",
+    ("switchxl4", 2048): "switch-xl-4",
+}
+"""Models of Hugging Face that a table states with other dimensions than those that ran, by name and stated width.
+
+NeuSight's configurations and the shapes of its operators (``neusight_labels``) say so.
+"""
+_TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat)\b")
+_HEAD: Final = 128
+"""Usual width of a head, and of a layer over the number of layers: GPT-3 and Llama have both within a third."""
+_LEAST_INFERRED_B: Final = 1.0
+"""Billions of parameters from which a shape may follow from them alone: below, the vocabulary is too much of them."""
+_CLOSE: Final = 1.1
+_ANOTHER: Final = 1.5
+"""Factors on the stated number of parameters from which a model is said to differ, and is another one."""
+
+
+def graph_of(row: Row, assumed: list[str], *, allow_code: bool = False) -> OperatorGraph:
+    """The operator graph of a row's model; ``assumed`` gets a sentence for all that the row leaves open."""
+    graph = _graph(row, assumed, allow_code=allow_code)
+    if not whole(row, "seq", 0) and graph.tokens_per_sample:
+        assumed.append(unstated("sequence length", graph.tokens_per_sample))
+    _check_parameters(row, graph, assumed)
+    return graph
+
+
+def optimizer_name(graph: OperatorGraph) -> str:
+    """The optimizer of a graph, "" if it has none."""
+    return next((op.name for op, _ in graph if op.phase is Phase.OPTIMIZER), "")
+
+
+@lru_cache(maxsize=1024)
+def zoo_name(written: str) -> str | None:
+    """The zoo model that a table's spelling means, if there is one: ``Qwen3_30B_a3B``, ``DeepSeekV3``."""
+    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
+    plain = re.sub(r"\(.*?\)", "", written.lower())
+    for said in (plain, _TASKS.sub("", plain)):
+        found = names.get(re.sub(r"[^a-z0-9]", "", said))
+        if found is not None:
+            return found
+    return None
+
+
+@lru_cache(maxsize=512)
+def model(spec: str, seq: int | None, *, allow_code: bool = False) -> OperatorGraph:
+    """A graph by its spec, kept in memory and in the cache of graphs."""
+    return load_model(spec, seq=seq, use_cache=True, allow_code=allow_code)
+
+
+def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
+    name, seq = text(row, "model"), whole(row, "seq", 0) or None
+    if ":" in name:
+        return model(name, seq, allow_code=allow_code)
+    layers, hidden, heads = (figure(row, key) for key in ("n_layers", "hidden", "heads"))
+    written_out = "/hf" in text(row, "framework").lower()
+    as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
+    if as_run is not None:
+        return model(as_run, seq)
+    known = zoo_name(name)
+    if _is_mixture(row) and known is None:
+        raise RowError(f"{name} is a mixture of experts, which no column describes, and it is not in the zoo")
+    if known is not None and (_is_mixture(row) or not (layers and hidden and heads)):
+        return model(_shortened(known, int(layers)) if layers else known, seq)
+    layers, hidden, heads = _shape(row, layers, hidden, heads, assumed)
+    kv_heads, ffn, vocab = (figure(row, key) for key in ("kv_heads", "ffn", "vocab"))
+    family = _family(name, ffn, hidden, assumed)
+    parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
+    if family == "llama":
+        parts["kv_heads"] = kv_heads
+    assumed += [unstated(key, f"usual of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)]
+    spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
+    if written_out and family == "gpt":
+        spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
+    stated = figure(row, "params_b")
+    if family == "llama" and stated and vocab and _closer_tied(row, stated):
+        spec += ",tied=true"
+    return model(spec, seq)
+
+
+def _is_mixture(row: Row) -> bool:
+    """Whether a row's model has experts, by its name or by parameters that are not all active."""
+    active, every = figure(row, "active_params_b"), figure(row, "params_b")
+    fewer = active is not None and every is not None and active < 0.95 * every
+    return fewer or _MIXTURE.search(text(row, "model").lower()) is not None
+
+
+def _shape(
+    row: Row, layers: float | None, hidden: float | None, heads: float | None, assumed: list[str]
+) -> tuple[float, float, float]:
+    """Layers, width and heads; what is not stated follows from the number of parameters of a model of a known family.
+
+    A transformer of L layers of width h has about 12·L·h² parameters.
+    """
+    if layers and hidden and heads:
+        return layers, hidden, heads
+    name, stated_b = text(row, "model"), figure(row, "params_b") or 0.0
+    named = any(word in name.lower() for word, _ in _FAMILY_WORDS)
+    if not (layers and hidden) and not (named and stated_b >= _LEAST_INFERRED_B):
+        raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
+    each = whole(row, "pp", 1) * whole(row, "vp", 1)
+    if not layers:
+        exact = stated_b * 1e9 / (12 * hidden**2) if hidden else (stated_b * 1e9 / (12 * _HEAD**2)) ** (1 / 3)
+        layers = float(max(1, round(exact / each)) * each)
+    if not hidden:
+        hidden = float(round(math.sqrt(stated_b * 1e9 / (12 * layers)) / _HEAD) * _HEAD)
+    if not heads:
+        heads = _usual_heads(int(hidden), whole(row, "tp", 1))
+    missing = [key for key in ("n_layers", "hidden", "heads") if not figure(row, key)]
+    assumed.append(f"{', '.join(missing)} not stated: {layers:g} layers of width {hidden:g} with {heads:g} heads")
+    return layers, hidden, heads
+
+
+def _usual_heads(hidden: int, tp: int) -> float:
+    """The number of heads that a tensor group can share out and whose width is nearest to the usual one."""
+    choices: Sequence[int] = [d for d in range(1, hidden + 1) if hidden % d == 0 and d % tp == 0]
+    if not choices:
+        raise RowError(f"heads are not stated, and no number of them divides hidden={hidden} over tp={tp}")
+    return float(min(choices, key=lambda d: abs(math.log(hidden / d / _HEAD))))
+
+
+def _check_parameters(row: Row, graph: OperatorGraph, assumed: list[str]) -> None:
+    """Compare with the stated number of parameters: another model is a reason, a somewhat other one is said."""
+    stated_b = figure(row, "params_b")
+    if not stated_b:
+        return
+    found_b = graph.num_parameters / 1e9
+    apart = max(found_b / stated_b, stated_b / found_b)
+    if apart > _ANOTHER:
+        raise RowError(
+            f"params_b is {stated_b:g}, but {text(row, 'model') or 'the model'} as it is described has {found_b:.3g} "
+            "billion parameters"
+        )
+    if apart > _CLOSE:
+        assumed.append(f"parameters differ from those stated: {found_b:.3g} B instead of {stated_b:.3g} B")
+
+
+def _shortened(known: str, layers: int) -> str:
+    """A model of the zoo cut down to so many layers, as a family with its dimensions."""
+    card = zoo.card(known)
+    if card.parameters.get("layers") in (None, layers):
+        return known
+    parts = {**card.parameters, "layers": layers}
+    if "first_dense" in parts:
+        share = layers / float(card.parameters["layers"])
+        parts["first_dense"] = max(1, round(int(parts["first_dense"]) * share))
+    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")
+
+
+def _family(name: str, ffn: float | None, hidden: float, assumed: list[str]) -> str:
+    lower = name.lower()
+    for word, family in _FAMILY_WORDS:
+        if word in lower:
+            return family
+    taken = "llama" if ffn and ffn != 4 * hidden else "gpt"
+    assumed.append(f"family of {name or 'the model'} not known: {taken}")
+    return taken
+
+
+def _closer_tied(row: Row, stated_b: float) -> bool:
+    """Whether the stated parameter count is that of a Llama with one embedding table rather than two."""
+    layers, hidden, ffn, vocab = (figure(row, k) or 0.0 for k in ("n_layers", "hidden", "ffn", "vocab"))
+    heads = figure(row, "heads") or 1.0
+    kv = (figure(row, "kv_heads") or heads) / heads
+    body = layers * (hidden * hidden * (2 + 2 * kv) + 3 * hidden * ffn)
+    one, two = (body + vocab * hidden) / 1e9, (body + 2 * vocab * hidden) / 1e9
+    return abs(one - stated_b) < abs(two - stated_b)

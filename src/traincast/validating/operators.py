@@ -1,0 +1,248 @@
+"""Measured operators (``validate operators``): each row is an operator on the device it names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster, Device, Link
+from traincast.errors import RequestError
+from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
+from traincast.estimate.coverage import check_used
+from traincast.fitting.dataset import OperatorTable, read_operators
+from traincast.fitting.parts import parts_of
+from traincast.fitting.problems import RowProblem
+from traincast.graph import Operator
+from traincast.validating.metrics import summarize
+from traincast.validating.outcome import RowOutcome
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+FILTERS: Final = {
+    "op": "ops",
+    "phase": "phases",
+    "dtype": "dtypes",
+    "source": "sources",
+    "device": "devices",
+    "framework": "frameworks",
+}
+"""Columns that rows can be chosen by, and the argument of :func:`read_operators` for each."""
+_BATCH: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorValidation:
+    """All rows of a table of operators with their estimates, as columns; times in seconds.
+
+    It answers as :class:`traincast.validating.outcome.Validation` does, and holds millions of rows.
+    """
+
+    table: OperatorTable
+    predicted: Floats
+    low: Floats
+    high: Floats
+    with_memory: bool = False
+
+    @property
+    def rows(self) -> Iterator[RowOutcome]:
+        """One outcome for each row, in the order of the file; those with a problem are skipped for its reason."""
+        skipped = iter(self.table.problems)
+        problem = next(skipped, None)
+        columns = (self.table.index, self.table.source, self.table.seconds, self.predicted, self.low, self.high)
+        for index, source, measured, predicted, low, high in zip(*(c.tolist() for c in columns), strict=True):
+            while problem is not None and problem.row < index:
+                yield _skipped(problem)
+                problem = next(skipped, None)
+            yield RowOutcome(index=index, source=source, measured=measured, predicted=predicted, low=low, high=high)
+        if problem is not None:
+            yield _skipped(problem)
+            yield from map(_skipped, skipped)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Error figures per source and overall (``all``)."""
+        left_out: dict[str, int] = {}
+        for problem in self.table.problems:
+            left_out[problem.source] = left_out.get(problem.source, 0) + 1
+        sources = sorted({*self.table.source.tolist(), *left_out})
+        figures = {
+            source: self._figures(np.flatnonzero(self.table.source == source), left_out.get(source, 0))
+            for source in sources
+        }
+        return {**figures, "all": self._figures(np.arange(len(self.table)), len(self.table.problems))}
+
+    def cells(self) -> list[dict[str, Any]]:
+        """Error figures per source, operation and phase; of the rows that were estimated."""
+        names, number = np.unique([op.name for op in self.table.configurations], return_inverse=True)
+        name = number[self.table.configuration]
+        sources, source = np.unique(self.table.source, return_inverse=True)
+        cell = source * len(names) + name
+        order = np.argsort(cell, kind="stable")
+        edges = np.flatnonzero(np.diff(cell[order], prepend=-1, append=-1))
+        result = []
+        for begin, end in pairwise(edges.tolist()):
+            rows = order[begin:end]
+            op, _, phase = str(names[name[rows[0]]]).rpartition(".")
+            where = {"source": str(sources[source[rows[0]]]), "op": op or phase, "phase": phase if op else ""}
+            result.append({**where, **self._figures(rows, 0)})
+        return result
+
+    def _figures(self, rows: Ints, skipped: int) -> dict[str, Any]:
+        columns = (self.table.seconds, self.predicted, self.low, self.high)
+        figures = asdict(summarize(*(c[rows].tolist() for c in columns)))
+        return {**figures, "rows": len(rows) + skipped, "forecast": len(rows)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Rows, summary and cells as plain values, for JSON."""
+        return {"rows": [_plain(row) for row in self.rows], "summary": self.summary(), "cells": self.cells()}
+
+    def json_lines(self) -> Iterator[str]:
+        """The same as the lines of one JSON document, without holding all of it at once."""
+        yield '{"rows": ['
+        last = ""
+        for row in self.rows:
+            if last:
+                yield f"{last},"
+            last = json.dumps(_plain(row), ensure_ascii=False)
+        yield last
+        summary = {source: _finite(figures) for source, figures in self.summary().items()}
+        yield f'], "summary": {json.dumps(summary, ensure_ascii=False)},'
+        yield f'"cells": {json.dumps([_finite(cell) for cell in self.cells()], ensure_ascii=False)}}}'
+
+
+def validate_operators(
+    path: Path,
+    *,
+    model_for: Callable[[str], CostModel] | None = None,
+    bundles: Sequence[Path] = (),
+    rows: int | None = None,
+    where: Mapping[str, Collection[str]] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> OperatorValidation:
+    """Estimate every row of a table of measured operators and compare.
+
+    ``model_for`` gives the cost model for a framework; without it, those in ``bundles`` and then the shipped ones
+    decide, each row by measurements of its own framework first. A model may have a method
+    ``knows(operators, cluster)``, which says of which measured operators it has learned the whole; all others are
+    estimated as the sum of their parts.
+    ``rows`` takes an even sample of so many rows, ``where`` those with one of the given values in a column of
+    :data:`FILTERS`.
+    """
+    unknown = sorted(set(where or {}) - set(FILTERS))
+    if unknown:
+        raise RequestError(f"cannot choose rows by {', '.join(unknown)}: known are {', '.join(FILTERS)}")
+    chosen: dict[str, Any] = {FILTERS[name]: values for name, values in (where or {}).items()}
+    learned = learned_cost_model(bundles)
+    table = read_operators(path, rows=rows, known=learned.devices, **chosen)
+    _check_bundles(learned, table)
+    predicted = _predictions(table, model_for or (lambda framework: replace(learned, framework=framework)), progress)
+    return OperatorValidation(table=table, predicted=predicted[0], low=predicted[1], high=predicted[2])
+
+
+def _check_bundles(learned: LearnedCostModel, table: OperatorTable) -> None:
+    """Refuse a bundle that knows none of the table's operators on any of its devices."""
+    places = [one_device(device) for device in table.devices.values()]
+    used = set()
+    for bundle in learned.bundles:
+        alone = replace(learned, bundles=(bundle,))
+        settings = sorted(set(table.framework.tolist()))
+        models = [replace(alone, framework=framework) for framework in settings]
+        if any(model.knows(table.configurations, place).any() for place in places for model in models):
+            used.add(str(bundle.path))
+    check_used(learned, used, table.configurations, places)
+
+
+def _predictions(
+    table: OperatorTable, model_for: Callable[[str], CostModel], progress: Callable[[int, int], None] | None
+) -> Floats:
+    """Seconds, low and high of every row: configurations in batches, each on all its devices."""
+    models = {framework: model_for(framework) for framework in sorted(set(table.framework.tolist()))}
+    distinct = list({id(model): model for model in models.values()}.values())
+    number = {framework: distinct.index(model) for framework, model in models.items()}
+    devices = list(table.devices.values())
+    place = {device.name: i for i, device in enumerate(devices)}
+    setting = np.array([place[device.name] for device in table.device], dtype=np.int64) * len(distinct)
+    setting += np.array([number[framework] for framework in table.framework], dtype=np.int64)
+
+    result = np.zeros((3, len(table)))
+    order = np.lexsort((setting, table.configuration // _BATCH))
+    batch = table.configuration[order] // _BATCH
+    edges = np.flatnonzero(np.diff(batch, prepend=-1) | np.diff(setting[order], prepend=-1))
+    parts: dict[int, tuple[Operator, ...]] = {}
+    for begin, end in pairwise([*edges.tolist(), len(order)]):
+        rows = order[begin:end]
+        if begin == 0 or batch[begin] != batch[begin - 1]:
+            parts = {}
+        device, model = divmod(int(setting[rows[0]]), len(distinct))
+        numbers, back = np.unique(table.configuration[rows], return_inverse=True)
+        operators = [table.configurations[i] for i in numbers.tolist()]
+        for i, op in zip(numbers.tolist(), operators, strict=True):
+            if i not in parts:
+                parts[i] = parts_of(op)
+        cluster = one_device(devices[device])
+        leaves = [parts[i] for i in numbers.tolist()]
+        result[:, rows] = _estimated(operators, leaves, distinct[model], cluster)[:, back]
+        if progress is not None:
+            progress(end, len(order))
+    return result
+
+
+def _estimated(
+    operators: Sequence[Operator], parts: Sequence[tuple[Operator, ...]], model: CostModel, cluster: Cluster
+) -> Floats:
+    """Seconds, low and high of each operator: as a whole where the model knows it, else as the sum of its parts."""
+    knows = getattr(model, "knows", None)
+    whole = [False] * len(operators) if knows is None else knows(operators, cluster)
+    works = [(op,) if known else leaves for op, leaves, known in zip(operators, parts, whole, strict=True)]
+    owner = np.repeat(np.arange(len(works)), [len(w) for w in works])
+    estimates = model.estimate([work for each in works for work in each], cluster)
+    columns = (estimates.seconds, estimates.low, estimates.high)
+    return np.stack([np.bincount(owner, weights=column, minlength=len(works)) for column in columns])
+
+
+@lru_cache(maxsize=256)
+def one_device(device: Device) -> Cluster:
+    """A cluster of nothing but ``device``."""
+    link = Link(name="none", bandwidth=1e9, latency_s=1e-6)
+    return Cluster(
+        name=device.name,
+        device=device,
+        num_nodes=1,
+        devices_per_node=1,
+        intra_node=link,
+        inter_node=link,
+        nics_per_node=1,
+        intra_topology="none",
+        inter_topology="none",
+    )
+
+
+def _skipped(problem: RowProblem) -> RowOutcome:
+    return RowOutcome(index=problem.row, source=problem.source, measured=None, status="skipped", reason=problem.reason)
+
+
+def _plain(row: RowOutcome) -> dict[str, Any]:
+    return {
+        "index": row.index,
+        "source": row.source,
+        "measured": row.measured,
+        "predicted": row.predicted,
+        "low": row.low,
+        "high": row.high,
+        "status": row.status,
+        "reason": row.reason,
+    }
+
+
+def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """``figures`` with null for the numbers that JSON lacks."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}

@@ -1,0 +1,167 @@
+"""How tables of measured runs spell precisions, recomputation, schedules and frameworks, and what we take each for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+from traincast.cluster import Device
+from traincast.errors import UnknownNameError
+from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
+from traincast.strategy.strategy import Recompute
+from traincast.tables import RowError
+from traincast.validating.tables import Row, figure, text
+
+_NARROW: Final = (
+    (r"nvfp4|mxfp4|(?:fp|float)4|e2m1", "nvfp4"),
+    (r"(?:fp|float)8|mxfp8|e4m3|e5m2", "fp8"),
+)
+"""Products in narrow formats, whatever their scaling (delayed, rowwise, per block): the rest of the step is in bf16."""
+_WIDE: Final = (
+    (r"tf32|tensorfloat", "tf32"),
+    (r"bf16|bfloat16", "bf16"),
+    (r"(?:fp|float|^)16|half", "fp16"),
+    (r"(?:fp|float|^)32|single|^float$", "fp32"),
+)
+_AUTOMATIC: Final = r"amp|mixed|autocast"
+_AMP: Final = {"bf16": "amp-bf16", "fp16": "amp"}
+_BLANKS: Final = r"[^a-z0-9]+"
+
+_RECOMPUTE: Final[dict[str, Recompute]] = {
+    **dict.fromkeys(("none", "no", "false", "off", "0", "0.0", "minimal_with_context"), "none"),
+    **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform", "all"), "full"),
+    **dict.fromkeys(("selective", "partial", "sac", "minimal"), "selective"),
+}
+_SCHEDULES: Final = (
+    (r"interleavedzerobubble|zerobubble|zb1p|zbh1", "zb-h1"),
+    (r"zbh2", "zb-h2"),
+    (r"zbv", "zb-v"),
+    (r"dualpipe", "dualpipe"),
+    (r"loopedbfs|breadthfirst", "breadth-first"),
+    (r"gpipe|afab|allforward", "gpipe"),
+    (r"interleaved", "interleaved"),
+    (r"1f1b|onefoneb", "1f1b"),
+)
+"""Looked for in this order: ``Interleaved1F1B`` has two of these words."""
+_FLASH_SINCE: Final = 2023
+"""The year from which Megatron-LM's own runs have fused attention."""
+_ADAM: Final = ("adam", "lamb")
+
+
+def unstated(what: str, value: object) -> str:
+    """The sentence for something that a row does not state and that was taken for ``value``."""
+    return f"{what} not stated: {value}"
+
+
+def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | None = None) -> str:
+    """The precision that a table's spelling means: ``amp_bf16``, ``MXFP8``, ``float8 rowwise``, ``bf16-mixed`` …
+
+    A blank is ``usual``, and ``assumed`` gets a sentence for it; a spelling that is not known is a reason to skip.
+    """
+    said = list[str]() if assumed is None else assumed
+    if not written:
+        said.append(unstated("precision", usual))
+        return usual
+    plain = written.lower()
+    joined = re.sub(_BLANKS, "", plain)
+    automatic = re.search(_AUTOMATIC, plain) is not None
+    name = next((name for pattern, name in (*_NARROW, *_WIDE) if re.search(pattern, joined)), None)
+    if name is None and automatic:
+        name = "fp16"
+        said.append(f"precision {written!r} does not say which half: fp16")
+    if name is None:
+        raise RowError(f"precision {written[:40]!r} is not known: expected one such as fp32, tf32, bf16, amp or fp8")
+    if "?" in plain or "mxfp4" in joined:
+        said.append(f"precision {written!r} read as: {name}")
+    return _AMP.get(name, name) if automatic else name
+
+
+def supported(name: str, device: Device, assumed: list[str]) -> str:
+    """``name`` as the device runs it: TF32 is plain fp32 where there is none, other formats become wider ones."""
+    dtype = load_precision(name).linear.value
+    if device.supports(dtype):
+        return name
+    assumed.append(f"{device.name} has no {dtype}: taken in the next wider format that it has")
+    return "fp32" if name == "tf32" else name
+
+
+def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> Recompute:
+    """What a row says of recomputation, or the habit of its runtime."""
+    written = text(row, "recompute")
+    found = _RECOMPUTE.get(re.sub(r"^.*[=:]", "", written.lower()).strip())
+    if found is None:
+        assumed.append(
+            f"recompute {written!r} not known: {runtime.recompute}"
+            if written
+            else unstated("recompute", runtime.recompute)
+        )
+    return found or runtime.recompute
+
+
+def schedule_of(row: Row) -> str:
+    """The pipeline schedule that a row names in its column ``schedule`` or in its notes; "" where it does not."""
+    written = text(row, "schedule")
+    if ":" in written:
+        return written  # a user's own: allowed or refused by the caller
+    said = re.sub(_BLANKS, "", (written or text(row, "notes")).lower())
+    found = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "")
+    if written and not found:
+        raise RowError(f"schedule {written[:40]!r} is not known: expected one such as 1f1b, interleaved or gpipe")
+    return found
+
+
+def optimizer_of(row: Row, forecast: str, assumed: list[str]) -> None:
+    """Say so where the optimizer that is forecast is not the one that a row states."""
+    written = text(row, "optimizer")
+    plain = re.sub(_BLANKS, "", written.lower())
+    adam = any(word in forecast for word in _ADAM)
+    if not written:
+        assumed.append(unstated("optimizer", forecast))
+    elif "8bit" in plain or adam != any(word in plain for word in _ADAM) or (not adam and "sgd" not in plain):
+        assumed.append(f"optimizer {written!r} is not forecast: {forecast}")
+
+
+def runtime_of(row: Row, *, usual: str = "", assumed: list[str] | None = None) -> Runtime:
+    """The runtime of a row's framework; one that is not known is taken for the usual one of its strategy.
+
+    ``usual`` is what `predict` takes for such a model. Sharded parameters tell FSDP, and plain PyTorch with tensor or
+    pipeline groups is taken for torchtitan, which has them.
+    """
+    said = list[str]() if assumed is None else assumed
+    framework = text(row, "framework")
+    spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
+    sharded = (figure(row, "zero") or 0) == 3 or "fsdp" in text(row, "notes").lower()
+    try:
+        runtime = find_runtime(framework)
+    except UnknownNameError:
+        name = "fsdp" if sharded and not spread else usual or ("megatron" if spread else "pytorch")
+        said.append(f"framework {framework!r} not known: {name}" if framework else unstated("framework", name))
+        return load_runtime(name)
+    year = re.match(r"(\d{4})", text(row, "date"))
+    if runtime.name == "megatron" and year is not None and int(year[1]) < _FLASH_SINCE:
+        return load_runtime("megatron-2")
+    if runtime.name in ("pytorch", "pytorch-1", "fsdp", "ddp") and (spread or (sharded and runtime.name != "fsdp")):
+        name = "torchtitan" if spread else "fsdp"
+        said.append(f"framework {framework!r} with {'tp, pp or cp' if spread else 'sharded parameters'}: {name}")
+        runtime = load_runtime(name)
+    return _compiled(row, runtime, said) if runtime.name == "torchtitan" else runtime
+
+
+def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
+    """torchtitan compiles blocks, unless a row says that it ran eagerly: then operators are launched one by one."""
+    said = " ".join(text(row, key) for key in ("framework", "notes", "precision")).lower()
+    written = text(row, "compile").lower()
+    if written in ("false", "no", "off", "0", "0.0") or re.search(
+        r"\beager\b|\bno[ -_]compile|compile\W*(?:off|false)", said
+    ):
+        eager = load_runtime("fsdp")
+        return replace(
+            runtime,
+            fusions=eager.fusions,
+            operator_launches=eager.operator_launches,
+            backward_launches=eager.backward_launches,
+        )
+    if not written and "compile" not in said:
+        assumed.append(unstated("compilation", "blocks compiled"))
+    return runtime

@@ -1,1 +1,0 @@
-# ruff: noqa: A005  (named after the package it tests)

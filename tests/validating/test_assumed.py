@@ -1,0 +1,295 @@
+"""What a row leaves open is read, chosen as `predict` would, or a reason to skip it; nothing is read in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.validating.test_steps import ROW, _table
+from traincast.cli.main import main
+from traincast.strategy import choose_micro_batch, load_runtime
+from traincast.tables import RowError
+from traincast.validating import dp_steps, validate_dp_steps, validate_steps
+from traincast.validating.calibrations import may_have_seen
+from traincast.validating.spellings import precision_name
+from traincast.validating.steps import read_row
+from traincast.validating.tables import Row
+
+STATED: Row = {**ROW, "optimizer": "AdamW", "schedule": "1F1B", "hardware": "DGX H100"}
+
+
+def assumed(**changes: object) -> tuple[str, ...]:
+    return read_row({**STATED, **changes}).assumed
+
+
+def test_a_row_that_states_everything_assumes_nothing() -> None:
+    assert assumed() == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recompute": "?"}, "recompute not stated: none"),
+        ({"recompute": "remat_policy=custom"}, "recompute 'remat_policy=custom' not known: none"),
+        ({"zero": None}, "zero not stated: 1"),
+        ({"sp": None}, "sp not stated: 1"),
+        ({"schedule": None}, "pipeline schedule not stated: 1f1b"),
+        ({"schedule": "Interleaved1F1B"}, "virtual stages not stated: 2"),
+        ({"optimizer": None}, "optimizer not stated: adamw"),
+        ({"optimizer": "Adafactor"}, "optimizer 'Adafactor' is not forecast: adamw"),
+        ({"precision": None}, "precision not stated: bf16"),
+        ({"precision": "fp8/bf16?"}, "precision 'fp8/bf16?' read as: fp8"),
+        ({"hardware": None}, "network between nodes not stated: 8 × NDR InfiniBand"),
+        ({"gpu": "H100", "hardware": None}, "GPU variant not stated: h100-sxm5-80gb"),
+        ({"gpus_per_node": None}, "GPUs per node not stated: 8"),
+        ({"vocab": None}, "vocab not stated: usual of llama"),
+        ({"kv_heads": None}, "kv_heads not stated: usual of llama"),
+        ({"heads": None, "model": "llama"}, "heads not stated: 4 layers of width 256 with 4 heads"),
+        ({"seq": None}, "sequence length not stated: 4096"),
+        ({"framework": None}, "framework not stated: megatron"),
+        ({"framework": "MyTrainer 3"}, "framework 'MyTrainer 3' not known: megatron"),
+        ({"dp": None, "cp": None}, "cp not stated: 1"),
+        ({"micro_batch": None, "grad_accum": None}, "micro batch not stated: 1"),
+        ({"hardware": "DGX H100, 500 W"}, "power limit of 500 W not forecast: 700 W"),
+        ({"mem_gb": None, "model": "mystery"}, "family of mystery not known: llama"),
+    ],
+)
+def test_each_thing_that_a_row_leaves_open_is_said(changes: Row, said: str) -> None:
+    assert said in assumed(**changes)
+
+
+def test_an_unstated_micro_batch_of_a_pipeline_is_the_one_that_predict_chooses() -> None:
+    row = {**STATED, "pp": 4.0, "n_gpus": 32.0, "global_batch": 128.0, "micro_batch": None, "grad_accum": None}
+    request = read_row(row).request
+    assert request.strategy == choose_micro_batch(request)
+    assert request.strategy.num_microbatches >= 4 * request.strategy.pp
+    assert (
+        read_row({**row, "grad_accum": 1.0}).request.strategy == request.strategy
+    )  # nothing beyond the pipeline's own
+
+
+def test_a_row_that_says_nothing_of_its_strategy_gets_the_one_that_predict_chooses() -> None:
+    row = {k: v for k, v in STATED.items() if k not in ("dp", "tp", "pp", "zero", "micro_batch", "grad_accum")}
+    reading = read_row(row)
+    assert reading.request.strategy.num_ranks == 16
+    assert f"strategy not stated: {reading.request.strategy}" in reading.assumed
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"precision": "int8"}, "precision 'int8' is not known"),
+        ({"precision": "posit16e2"}, "precision 'posit16e2' is not known"),
+        ({"global_batch": None, "grad_accum": None}, "global_batch is not stated"),
+        ({"global_batch": 64.0}, "accumulation 4 and global batch 64 do not go together"),
+        ({"micro_batch": "two"}, "micro_batch is 'two': expected a number"),
+        ({"schedule": "waltz"}, "schedule 'waltz' is not known"),
+        ({"gpu": "TPU v5e"}, "device 'TPU v5e' is not in the catalog"),
+        ({"gpu": "BI-V100 (iluvatar)"}, "is not in the catalog"),
+        ({"gpu": None}, "gpu is not stated"),
+        ({"model": "Mixtral-99x7B"}, "mixture of experts"),
+        ({"model": "llama", "active_params_b": 1.0, "params_b": 8.0}, "mixture of experts"),
+        ({"params_b": 7.0}, "params_b is 7, but llama-small as it is described has 0.00"),
+        ({"model": "LLAMA2-13B LoRA"}, "LoRA"),
+        ({"notes": "sharding=FULL_SHARD; cpu_offload=True"}, "host memory"),
+        ({"zero": 4.0}, "zero is 4"),
+    ],
+)
+def test_a_row_that_cannot_be_read_says_why(changes: Row, reason: str) -> None:
+    with pytest.raises(RowError, match=reason.replace("(", r"\(").replace(")", r"\)")):
+        read_row({**STATED, **changes})
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("float8", "fp8"),
+        ("float8 rowwise", "fp8"),
+        ("fp8-delayed", "fp8"),
+        ("TE-fp8", "fp8"),
+        ("mxfp8", "fp8"),
+        ("NVFP4", "nvfp4"),
+        ("bf16-mixed", "amp-bf16"),
+        ("16-mixed", "amp"),
+        ("mixed_float16", "amp"),
+        ("mixed", "amp"),
+        ("amp", "amp"),
+        ("Autocast:BF16+FP32Optimizer", "amp-bf16"),
+        ("float16", "fp16"),
+        ("float32", "fp32"),
+        ("32-true", "fp32"),
+        ("torch.bfloat16", "bf16"),
+        ("FP32 (TF32)", "tf32"),
+    ],
+)
+def test_precisions_of_other_tables_are_not_taken_for_bf16(written: str, name: str) -> None:
+    assert precision_name(written) == name
+
+
+def test_yes_and_no_may_be_written_as_such() -> None:
+    for yes in (True, "true", "yes", 1, "1.0"):
+        assert read_row({**STATED, "sp": yes}).request.strategy.sequence_parallel
+    for no in (False, "no", 0, "0"):
+        assert not read_row({**STATED, "sp": no}).request.strategy.sequence_parallel
+
+
+TITAN: Row = {**STATED, "framework": "PyTorch 2.6", "notes": "torch.compile", "micro_batch": None, "grad_accum": None}
+
+
+def test_tensor_and_pipeline_groups_in_plain_pytorch_are_torchtitans() -> None:
+    reading = read_row({**TITAN, "zero": 3.0, "global_batch": 64.0, "recompute": "selective"})
+    strategy = reading.request.strategy
+    assert reading.request.runtime.name == "torchtitan"
+    assert (strategy.zero, strategy.reshard) == (3, False)  # a stated stage is kept in a pipeline too
+    assert "framework 'PyTorch 2.6' with tp, pp or cp: torchtitan" in reading.assumed
+
+
+def test_an_eager_run_of_torchtitan_fuses_less() -> None:
+    compiled = read_row({**TITAN, "framework": "torchtitan"}).request.runtime
+    eager = read_row({**TITAN, "framework": "torchtitan", "notes": "eager"}).request.runtime
+    assert compiled == load_runtime("torchtitan")
+    assert eager.name == "torchtitan" and "elementwise" not in eager.fusions
+    assert eager.operator_launches > compiled.operator_launches
+
+
+def test_the_whole_share_of_a_replica_is_no_micro_batch_of_torchtitan() -> None:
+    row = {**TITAN, "framework": "torchtitan", "micro_batch": 32.0, "grad_accum": 1.0, "global_batch": 64.0}
+    reading = read_row(row)
+    assert reading.request.strategy.num_microbatches >= 2
+    assert any("read as a replica's batch" in sentence for sentence in reading.assumed)
+
+
+def test_a_global_batch_follows_from_tokens_per_second() -> None:
+    row = {**STATED, "global_batch": None, "grad_accum": None, "step_time_s": 0.5}
+    row["tokens_per_s_per_gpu"] = 16 * 128 / 0.5 / 16
+    assert read_row(row).request.global_batch == 16
+
+
+def test_memory_that_only_fits_as_decimal_gigabytes_is_taken_for_such(tmp_path: Path) -> None:
+    rows = validate_steps(_table(tmp_path / "t.parquet", {**STATED, "mem_gb": 80.5}, STATED)).rows
+    assert [row.measured_memory for row in rows] == [80.5e9, 3 * 2**30]
+    assert rows[0].assumed == ("mem_gb is more GiB than h100-sxm5-80gb has: 80.5 GB of 10⁹ bytes",)
+
+
+def test_a_run_without_a_time_or_memory_is_skipped(tmp_path: Path) -> None:
+    (row,) = validate_steps(_table(tmp_path / "t.parquet", {**STATED, "step_time_s": None, "mem_gb": None})).rows
+    assert (row.status, row.reason) == ("skipped", "neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
+
+
+def test_the_summary_counts_assumptions_by_source_and_kind(tmp_path: Path) -> None:
+    open_row = {**STATED, "source": "yours", "recompute": None, "zero": None}
+    summary = validate_steps(_table(tmp_path / "t.parquet", STATED, open_row, open_row)).summary()
+    assert (summary["mine"]["assumed"], summary["yours"]["assumed"], summary["all"]["assumed"]) == (0, 2, 2)
+    assert summary["yours"]["assumptions"] == {"zero not stated": 2, "recompute not stated": 2}
+
+
+def test_forecasts_by_a_calibration_that_may_have_seen_the_rows_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = {**STATED, "source": "ultrascale", "framework": "nanotron", "status": "ok"}
+    path = _table(tmp_path / "t.parquet", seen, {**seen, "source": "mine"}, STATED)
+    name = "h100-sxm5-80gb-nanotron-ultrascale"
+    result = validate_steps(path)
+    assert [(row.calibrated_by, row.maybe_seen) for row in result.rows[:2]] == [(name, True), (name, False)]
+    assert result.as_dict()["calibration"] == {
+        "clusters": [{"cluster": name, "rows": 2, "rows_maybe_seen": 1}],
+        "rows_maybe_seen": 1,
+    }
+    assert not validate_steps(path, calibrated=False).as_dict()["calibration"]["clusters"]
+    with pytest.raises(SystemExit):
+        main(["validate", "steps", str(path)])
+    said = capsys.readouterr().out
+    assert "1 forecasts use a calibration that may have been fitted to the same rows" in said
+    assert "--uncalibrated" in said
+
+
+def test_a_source_is_known_by_the_end_of_a_clusters_name() -> None:
+    assert may_have_seen("a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "vtrain_multi")
+    assert may_have_seen("a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "")
+    assert not may_have_seen("a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "multi-lab")
+
+
+def test_assumptions_stand_in_the_json_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _table(tmp_path / "t.parquet", {**STATED, "recompute": None})
+    with pytest.raises(SystemExit):
+        main(["validate", "steps", str(path), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"][0]["assumed"] == ["recompute not stated: none"]
+    assert document["summary"]["all"]["assumptions"] == {"recompute not stated": 1}
+
+
+DP: Row = {
+    "family": "cnn",
+    "model": "resnet18",
+    "framework": "PyTorch",
+    "container": "23.06",
+    "gpu_model": "V100",
+    "gpu_mem_gb": 32,
+    "system": "DGX-2",
+    "n_gpus": 16,
+    "gpus_per_node": 16,
+    "precision": "amp_fp16",
+    "batch_per_gpu": 32,
+    "grad_accum": 1,
+    "input_resolution": "224x224",
+    "optimizer": "sgd",
+    "step_time_s": 0.04,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"grad_accum": None}, "accumulation not stated: one microbatch compared"),
+        ({"container": None}, "release of PyTorch not stated: 2"),
+        ({"framework": "JAX"}, "framework 'JAX' not known: pytorch"),
+        ({"framework": "TensorFlow2"}, "XLA not stated: off"),
+        ({"system": None}, "GPU variant not stated: v100-sxm2-32gb"),
+        ({"input_resolution": None}, "size of inputs not stated: 224"),
+        ({"input_resolution": "224x320"}, "size of inputs '224x320' not read: 224"),
+        ({"precision": None}, "precision not stated: amp"),
+        ({"precision": "bf16"}, "v100-sxm3-32gb has no bf16: taken in the next wider format that it has"),
+        ({"model": "quartznet-10x5"}, "model 'quartznet-10x5' is not in the zoo: quartznet-15x5"),
+        ({"flag": "inconsistent_batch"}, "the table itself doubts the row: inconsistent_batch"),
+        ({"global_batch": 500}, "global batch differs from that of the GPUs: 512 instead of 500"),
+        ({"optimizer": None}, "optimizer not stated: sgd"),
+    ],
+)
+def test_data_parallel_rows_say_what_they_leave_open(changes: Row, said: str) -> None:
+    assert dp_steps.read_row(DP).assumed == ()
+    assert said in dp_steps.read_row({**DP, **changes}).assumed
+
+
+def test_seconds_and_accumulation_follow_from_throughput_and_global_batch(tmp_path: Path) -> None:
+    row = {**DP, "grad_accum": None, "global_batch": 1024, "step_time_s": None, "throughput_samples_per_s": 12800.0}
+    (outcome,) = validate_dp_steps(_table(tmp_path / "t.parquet", row, row)).rows[:1]
+    assert outcome.measured == pytest.approx(0.08)
+    assert dp_steps.request_of(row).strategy.num_microbatches == 2
+
+
+def test_the_side_of_images_is_read_whatever_a_family_calls_it() -> None:
+    row = {**DP, "model": "vit-base", "input_resolution": "384x384"}
+    assert (
+        dp_steps.request_of(row).graph.num_parameters
+        > dp_steps.request_of({**DP, "model": "vit-base"}).graph.num_parameters
+    )
+
+
+@pytest.mark.parametrize(("pp", "found"), [(1, 32), (2, None)])
+def test_accumulation_that_is_not_stated_is_none_without_a_pipeline_and_unknown_with_one(
+    pp: int, found: int | None
+) -> None:
+    row = {
+        "source": "mine", "framework": "Megatron-LM", "model": "gpt", "n_layers": 4, "hidden": 256, "heads": 8,
+        "seq": 128, "gpu": "A100", "n_gpus": 8 * pp, "gpus_per_node": 8, "dp": 8, "tp": 1, "pp": pp, "micro_batch": 4,
+        "step_time_s": 0.01,
+    }  # fmt: skip
+    if found is None:
+        with pytest.raises(RowError, match="global_batch is not stated"):
+            read_row(row)
+        return
+    reading = read_row(row)
+    assert reading.request.global_batch == found
+    assert "gradient accumulation not stated: none" in reading.assumed

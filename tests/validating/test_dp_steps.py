@@ -1,0 +1,84 @@
+"""Rows of data-parallel steps become requests, whole steps or single microbatches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from traincast.tables import RowError
+from traincast.validating import validate_dp_steps
+from traincast.validating.dp_steps import request_of
+from traincast.validating.tables import Row
+
+ROW: Row = {
+    "family": "cnn",
+    "model": "resnet18",
+    "framework": "PyTorch",
+    "container": "23.06",
+    "gpu_model": "V100",
+    "gpu_mem_gb": 32,
+    "system": "DGX-2",
+    "n_gpus": 16,
+    "n_nodes": 1,
+    "gpus_per_node": 16,
+    "parallelism": "data",
+    "precision": "amp_fp16",
+    "batch_per_gpu": 32,
+    "grad_accum": None,
+    "step_time_s": 0.04,
+    "microstep_time_s": 0.02,
+}
+
+
+def test_a_row_says_machine_precision_and_batch() -> None:
+    request = request_of(ROW)
+    assert request.cluster.device.name == "v100-sxm3-32gb"
+    assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (1, 16)
+    assert (request.strategy.dp, request.global_batch, request.precision.name) == (16, 512, "amp")
+
+
+def test_a_container_tells_which_pytorch_it_was() -> None:
+    assert request_of(ROW).runtime.name == "pytorch"
+    assert request_of({**ROW, "container": "20.06"}).runtime.name == "pytorch-1"
+    assert request_of({**ROW, "framework": "TensorFlow2"}).runtime.name == "tensorflow"
+    assert request_of({**ROW, "framework": "TensorFlow2", "xla": "yes"}).runtime.name == "tensorflow-xla"
+
+
+def test_long_sequences_of_binned_pre_training_are_shorter_than_stated() -> None:
+    row = {**ROW, "model": "bert-base", "seq_len": 512, "task": "pre-training phase2"}
+    assert request_of({**row, "container": "20.06"}).graph.tokens_per_sample == 512
+    assert request_of({**row, "container": "21.11"}).graph.tokens_per_sample == 288
+    assert request_of({**row, "container": "21.11", "task": "fine-tuning"}).graph.tokens_per_sample == 512
+
+
+def test_accumulation_makes_microbatches() -> None:
+    request = request_of({**ROW, "grad_accum": 4})
+    assert (request.strategy.num_microbatches, request.global_batch) == (4, 2048)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "mystery"}, "'mystery' is not in the zoo"),
+        ({"batch_per_gpu": None}, "batch_per_gpu is not stated"),
+        ({"gpus_per_node": 6}, "16 GPUs do not fill nodes of 6"),
+        ({"parallelism": "hybrid (embeddings model-parallel)"}, "not a data-parallel run"),
+    ],
+)
+def test_a_row_that_cannot_be_forecast_says_why(change: Row, reason: str) -> None:
+    with pytest.raises(RowError, match=reason.replace("(", r"\(").replace(")", r"\)")):
+        request_of({**ROW, **change})
+
+
+def test_where_accumulation_is_not_stated_a_microbatch_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "dp.csv"
+    rows = (ROW, {**ROW, "grad_accum": 2}, {**ROW, "step_time_s": None, "microstep_time_s": None})
+    lines = [",".join("" if value is None else str(value) for value in row.values()) for row in rows]
+    path.write_text("\n".join([",".join(ROW), *lines]) + "\n")
+    result = validate_dp_steps(path)
+    assert [r.measured for r in result.rows] == [0.02, 0.04, None]
+    assert [r.status for r in result.rows] == ["ok", "ok", "skipped"]
+    one, two = result.rows[0].predicted, result.rows[1].predicted
+    assert one is not None and two is not None
+    assert 1.5 * one < two < 2.5 * one
