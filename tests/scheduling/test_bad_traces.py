@@ -104,7 +104,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "same_name.csv",
         HEADER + "a,0,1,5\n\na,1,1,5\n",
-        f"same_name.csv: 1 of 2 jobs {WRONG}a job_id must stand once, but line 4 (job a) has 'a'{FIX_IT}",
+        f"same_name.csv: 1 of 2 jobs {WRONG}every job needs its own job_id, but line 4 (job a) has 'a'{FIX_IT}",
     ),
     (
         "nameless.csv",
@@ -114,7 +114,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "two_wrongs.csv",
         HEADER + "a,0,1,5\na,1,0,5\n",
-        f"two_wrongs.csv: 1 of 2 jobs {WRONG}a job_id must stand once, but line 3 (job a) has 'a'; {GPUS}line "
+        f"two_wrongs.csv: 1 of 2 jobs {WRONG}every job needs its own job_id, but line 3 (job a) has 'a'; {GPUS}line "
         f"3 (job a) has 0{FIX_IT}",
     ),
     (

@@ -132,7 +132,7 @@ def test_invalid_jobs_are_left_out_and_counted_when_asked(tmp_path: Path) -> Non
     assert trace["job_id"].tolist() == ["a", "f"]
     assert trace.lines.tolist() == [2, 8]
     assert trace.notes == (
-        f"{path}: 4 of 6 jobs left out as invalid: a job_id must stand once, but line 4 (job b) has 'b'; "
+        f"{path}: 4 of 6 jobs left out as invalid: every job needs its own job_id, but line 4 (job b) has 'b'; "
         f"{SUBMIT}line 5 (job c) has 'x'; {GPUS}line 3 (job b) has 0; {RUN}line 7 (job e) has -1",
         f"{path}: 1 job left out: 1 on lines with more or fewer cells than columns",
     )
