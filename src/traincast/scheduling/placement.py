@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol, TypeAlias
 
-from traincast.errors import RequestError, UnknownNameError
-from traincast.imports import import_callable
+from traincast.imports import make_by_name
 from traincast.scheduling.cluster import Pool
 from traincast.scheduling.space import UNIT, Allocation, Free, FreeCounts, JobDemand, bits_of, lowest_bits
 
@@ -353,11 +352,4 @@ def load_placement(name: str, *, seed: int = 0) -> Placement:
     """The rule of that name, or ``package.module:Class``; ``seed`` is for the random one."""
     if name == "random":
         return Random(seed)
-    if name in PLACEMENTS:
-        return PLACEMENTS[name]()
-    if ":" not in name:
-        raise UnknownNameError("placement", name, PLACEMENTS, hint="or give package.module:Class")
-    made = import_callable(name, "placement", role="Class")()
-    if not isinstance(made, Placement):
-        raise RequestError(f"placement {name!r} makes a {type(made).__name__}: expected a subclass of Placement")
-    return made
+    return make_by_name("placement", name, PLACEMENTS, Placement)
