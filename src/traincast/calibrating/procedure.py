@@ -12,7 +12,6 @@ import numpy as np
 from traincast.calibrating.correction import domain
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.intervals import bounds
-from traincast.calibrating.journal import CalibrationJournal
 from traincast.calibrating.parameters import PARAMETERS, Prior, calibration_at
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import (
@@ -30,6 +29,7 @@ from traincast.calibrating.study import (
 )
 from traincast.cluster import Calibration, Stall
 from traincast.errors import RequestError
+from traincast.journal import Journal, key_of
 from traincast.report.outlook import UNCALIBRATED
 
 _FEWEST_FOR_FOLDS: Final = 4
@@ -69,6 +69,7 @@ class Calibrated:
     correction_kept: bool
     curve: tuple[CurvePoint, ...]
     odd: tuple[Odd, ...]
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -87,6 +88,7 @@ class Calibrated:
             "correction": self.correction_kept,
             "learning_curve": [asdict(point) for point in self.curve],
             "odd": [asdict(odd) for odd in self.odd],
+            "warnings": list(self.warnings),
         }
 
 
@@ -108,14 +110,42 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate a cluster to ``runs``, all of which ran on it.
 
-    Finished stages are kept in the file ``journal``, which is removed once ``save`` has taken the result.
+    Finished stages are kept in the file ``journal``: a call that was stopped resumes from it. It is removed once
+    ``save`` has returned. A journal of other runs is emptied, with a warning in the result.
     """
     if not runs:
         raise RequestError("there is no run to calibrate with: give at least one row that can be forecast")
     believed = prior or Prior.usual()
-    kept = CalibrationJournal(journal, runs)
+    with Journal(journal, kind="a calibration", key=_key(runs, believed), restart=True) as kept:
+        result = _calibrated(runs, believed, curve, kept, progress)
+        if save is not None:
+            save(result)
+        kept.remove()
+    return result
+
+
+def _key(runs: Sequence[MeasuredRun], prior: Prior) -> str:
+    """What every stage depends on: the prior, the runs, and what the cost model estimates of each."""
+
+    def about(run: MeasuredRun) -> tuple[object, ...]:
+        measured, request = run.measured, run.measured.request
+        asked = request.graph.name, request.strategy, request.runtime, request.precision, request.global_batch
+        return measured.index, measured.seconds, measured.memory_bytes, asked, request.cluster, run.look
+
+    estimates = [run.estimates.tobytes() for run in runs]
+    return key_of(prior.mean.tolist(), prior.spread.tolist(), [about(run) for run in runs], estimates)
+
+
+def _calibrated(
+    runs: Sequence[MeasuredRun],
+    believed: Prior,
+    curve: Sequence[int],
+    kept: Journal,
+    progress: Callable[[int, int], None] | None,
+) -> Calibrated:
+    """Run all stages but those that are ``kept`` from a run that was stopped."""
     steps = _Steps(progress, 1 + 2 * FOLDS + 8 * len([n for n in curve if 0 < n < len(runs)]))
-    whole = _fit_from(kept.stage("fit", lambda: _fit_to(fit(runs, believed))), believed)
+    whole = _fit_from(kept.part("fit", lambda: _fit_to(fit(runs, believed))), believed)
     steps.done()
 
     def left_out(key: Callable[[MeasuredRun], object]) -> dict[str, list[float]]:
@@ -126,14 +156,10 @@ def calibrate(
     def curve_points() -> list[dict[str, float]]:
         return [asdict(p) for p in learning_curve(runs, sizes=curve, prior=believed, done=steps.done)]
 
-    held = HeldOut.from_lists(kept.stage("held out runs", lambda: left_out(_configuration)))
-    by_model = HeldOut.from_lists(kept.stage("held out models", lambda: left_out(_model)))
-    points = tuple(CurvePoint(**point) for point in kept.stage("curve", curve_points))
-    result = _judged(runs, whole, held, by_model, points)
-    if save is not None:
-        save(result)
-    kept.done()
-    return result
+    held = HeldOut.from_lists(kept.part("held out runs", lambda: left_out(_configuration)))
+    by_model = HeldOut.from_lists(kept.part("held out models", lambda: left_out(_model)))
+    points = tuple(CurvePoint(**point) for point in kept.part(f"curve {list(curve)}", curve_points))
+    return replace(_judged(runs, whole, held, by_model, points), warnings=tuple(kept.warnings))
 
 
 def _judged(

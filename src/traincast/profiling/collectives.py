@@ -19,9 +19,9 @@ from typing import Any, Final, TypeAlias
 from traincast.errors import RequestError
 from traincast.graph.capture import require_torch
 from traincast.profiling.collective_cases import CollectiveCase, CollectiveRequest, bus_factor, cases_of, elements_of
-from traincast.profiling.journal import ProfileJournal, check_output
 from traincast.profiling.machine import device_name
 from traincast.profiling.operators import OperatorProfile, Progress, Unmeasured
+from traincast.profiling.output import ProfileOutput, check_output
 from traincast.profiling.rows import Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of
 
@@ -112,23 +112,23 @@ class _Ring:
         reasons: dict[tuple[str, str], int] = {}
         left = 0
         try:
-            with ProfileJournal(output, table="collectives", identity=collective_identity) as journal:
-                kept = len(journal.rows)
+            with ProfileOutput(output, table="collectives", identity=collective_identity) as table:
+                kept = len(table.rows)
                 for number, case in enumerate(self.cases):
                     progress(number, len(self.cases), case.collective)
-                    if journal.has(collective_identity(self._row(case, None))):
+                    if table.has(collective_identity(self._row(case, None))):
                         continue
                     if end is not None and time.monotonic() > end:
                         left += 1
                         continue
                     row, reason = self._lead_case(number, case)
                     if row is not None:
-                        journal.add(row)
+                        table.add(row)
                     else:
                         reasons[case.collective, reason] = reasons.get((case.collective, reason), 0) + 1
                 progress(len(self.cases), len(self.cases), "")
-                rows, warnings = journal.rows, tuple(journal.warnings)
-                journal.finish()
+                rows, warnings = table.rows, tuple(table.warnings)
+                table.finish()
         finally:
             self.store.set(f"next/{self._turn}", "-1")
         return OperatorProfile(
