@@ -39,12 +39,12 @@ from traincast.strategy import (
 )
 from traincast.strategy.fits import DOES_NOT_FIT, MAY_NOT_FIT
 from traincast.strategy.mesh import Mesh
+from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import exchanged_parts, for_workers, memory_in_detail, need_only
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.remedy import find_remedy
 from traincast.strategy.server_setup import Piece, setup_on
 from traincast.strategy.strategy import says_micro_batch
-from traincast.strategy.template import Grain
 from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9

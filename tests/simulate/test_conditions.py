@@ -15,7 +15,7 @@ from traincast.errors import RequestError
 from traincast.simulate import Timeline, expand, simulate
 from traincast.simulate.conditions import Conditions, under, who_waits
 from traincast.strategy import NUM_STREAMS, Plan, Stream, lower
-from traincast.strategy.template import Grain
+from traincast.strategy.plan_builder import Grain
 from traincast.work import Collective, Launch, Transfer
 
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from traincast.errors import SimulationError
 from traincast.simulate import events
 from traincast.simulate.events import Uses, execute_events
 from traincast.simulate.executor import execute
-from traincast.strategy.plan import ragged
+from traincast.strategy.costs import ragged
 
 Floats = npt.NDArray[np.float64]
 

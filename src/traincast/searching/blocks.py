@@ -1,27 +1,23 @@
-"""What the blocks of a model take under one way to run them: four numbers for each pass of each block.
+"""The cost of every pass of every block of a model: four numbers each, from the seconds of its works.
 
-A run of works on a device that its host launches one by one is told by three numbers (see
-:class:`traincast.strategy.plan.Segment`): the host's ``lead`` before the device can start, the ``device``'s seconds and
-the ``host``'s. Two runs in line are one with
-
-    lead = max(lead₁, host₁ − device₁ + lead₂),   device = device₁ + device₂,   host = host₁ + host₂,
-
-so a stage is put together from its blocks without looking at their works again.
+A pass of a block is a segment (see :class:`traincast.strategy.plan.Segment`): the host's ``lead`` before the device can
+start, the ``device``'s seconds and the ``host``'s. Segments in line are one segment
+(:func:`traincast.strategy.costs.in_line`), so a stage is put together from its blocks without looking at their works
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.compiled import Compiled
 from traincast.graph import Operator
 from traincast.searching.works import Works
-from traincast.strategy.plan import ragged
+from traincast.strategy.costs import Composition, ragged
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.schedules import Pass
 
@@ -29,29 +25,25 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LEAD, DEVICE, HOST, OPERATORS = range(4)
-"""Columns of a table of runs; the last is what of the device's seconds is operators."""
+"""Columns of a table of blocks; OPERATORS is the part of the device's seconds that operators take."""
 PASSES: Final = len(Pass)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable:
-    """Works of every pass of every block, by number: row ``block · PASSES + pass``.
+    """The works of every pass of every block; segment ``block · PASSES + pass`` is one pass.
 
-    ``works`` below zero are overlaps: −1 is the first of ``overlaps``, whose works that hide them are ``behind``.
+    ``segment`` and ``operator`` say of every work which segment it belongs to, and whether it is an operator that runs
+    in line (1) or anything else (0).
     """
 
-    start: Ints
-    launches: Ints
-    works: Ints
-    operators: npt.NDArray[np.bool_]
-    overlaps: Ints
-    terms: Floats
-    behind_start: Ints
-    behind: Ints
+    composition: Composition
+    segment: Ints
+    operator: Floats
 
     @classmethod
     def of(cls, programs: Sequence[BlockProgram], works: Works) -> BlockTable:
-        """The table of ``programs``, whose works are entered in ``works``."""
+        """The table of ``programs``; enters their works in ``works``."""
         parts = [program.items(what) for program in programs for what in Pass]
         numbers: dict[int, tuple[int, int]] = {}
         overlaps: list[tuple[int, float, float, float]] = []
@@ -63,7 +55,7 @@ class BlockTable:
                 return number
             overlaps.append((number, item.behind.share, item.behind.interference, float(item.behind.waited)))
             behind.append([works.number(work) for work in item.behind.works])
-            return -len(overlaps)
+            return -len(overlaps)  # more works may follow: overlaps are counted from the end
 
         for item in (item for part in parts for item in part):
             if id(item) not in numbers:  # halves of a backward are made of the same items as the whole
@@ -71,69 +63,22 @@ class BlockTable:
         start, found = ragged([[id(item) for item in part] for part in parts])
         pairs = np.array([numbers[i] for i in found.tolist()], dtype=np.int64).reshape(-1, 2)
         flags = [isinstance(item.work, Operator) and item.behind is None for part in parts for item in part]
-        behind_start, hiding = ragged(behind)
-        table = np.array(overlaps, dtype=np.float64).reshape(-1, 4)
-        return cls(
-            start=start,
-            launches=pairs[:, 0].copy(),
-            works=pairs[:, 1].copy(),
-            operators=np.array(flags, dtype=bool),
-            overlaps=table[:, 0].astype(np.int64),
+        behind_start, hiding = ragged(behind[::-1])
+        table = np.array(overlaps[::-1], dtype=np.float64).reshape(-1, 4)
+        composition = Composition(
+            overlap_work=table[:, 0].astype(np.int64),
             terms=table[:, 1:].copy(),
             behind_start=behind_start,
             behind=hiding,
+            segment_start=start,
+            launches=pairs[:, 0].copy(),
+            works=pairs[:, 1].copy(),
         )
+        segment = np.repeat(np.arange(len(parts)), np.diff(start))
+        return cls(composition=composition, segment=segment, operator=np.array(flags, dtype=np.float64))
 
     def runs(self, seconds: Floats) -> Floats:
-        """Lead, device, host and operators of every row, for given seconds of the works."""
-        table = np.empty((len(self.start) - 1, 4))
-        _runs_compiled(
-            self.start,
-            self.launches,
-            self.works,
-            self.operators,
-            self.overlaps,
-            self.terms,
-            self.behind_start,
-            self.behind,
-            seconds,
-            table,
-        )
-        return table
-
-
-def _runs(  # noqa: PLR0917  (Numba takes positional arguments)
-    start: Any,
-    launches: Any,
-    works: Any,
-    operators: Any,
-    overlaps: Any,
-    terms: Any,
-    behind_start: Any,
-    behind: Any,
-    seconds: Any,
-    table: Any,
-) -> None:
-    """Fill the table of runs; costs of overlaps as :class:`traincast.strategy.plan.Overlap` has them."""
-    hidden = np.empty(len(overlaps))
-    for number in range(len(overlaps)):
-        here, there = seconds[overlaps[number]], 0.0
-        for i in range(behind_start[number], behind_start[number + 1]):
-            there += seconds[behind[i]]
-        there *= terms[number, 0]
-        hidden[number] = terms[number, 1] * min(here, there)
-        if terms[number, 2] > 0.0:
-            hidden[number] += max(0.0, here - there)
-    for row in range(len(start) - 1):
-        lead, device, host, computing = 0.0, 0.0, 0.0, 0.0
-        for i in range(start[row], start[row + 1]):
-            host += seconds[launches[i]]
-            lead = max(lead, host - device)
-            cost = seconds[works[i]] if works[i] >= 0 else hidden[-1 - works[i]]
-            device += cost
-            if operators[i]:
-                computing += cost
-        table[row, 0], table[row, 1], table[row, 2], table[row, 3] = lead, device, host, computing
-
-
-_runs_compiled = Compiled(_runs)
+        """Lead, device, host and operators of every pass, in seconds, for given seconds of the works."""
+        costs, segments = self.composition.fill(seconds, compiled=True)
+        operators = costs[self.composition.works] * self.operator
+        return np.column_stack([segments, np.bincount(self.segment, weights=operators, minlength=len(segments))])

@@ -23,7 +23,7 @@ from traincast.searching.member_memory import MemberMemory
 from traincast.searching.outline import Outline, Outliner, stand_ins
 from traincast.searching.rounds import slots_of_way, stages_of, step_of
 from traincast.searching.space import OFFLOADS, Axes, Family, Way, ways
-from traincast.searching.steps import Habits, step_seconds
+from traincast.searching.steps import step_seconds
 from traincast.searching.works import Works
 from traincast.strategy import Request
 from traincast.strategy.lower import Layout
@@ -42,7 +42,7 @@ from traincast.strategy.program_builder import ProgramBuilder
 from traincast.strategy.schedules import Pass
 from traincast.strategy.schedules.slots import merge_compiled
 from traincast.strategy.strategy import Offload
-from traincast.work import Launch, Transfer, Work
+from traincast.work import Transfer, Work
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -67,11 +67,9 @@ class Bulk:
         self._weights: dict[int, tuple[list[float], ProgramBuilder]] = {}
         self._tables: dict[int, tuple[BlockTable, tuple[BlockProgram, ...]]] = {}
         self._taken: dict[int, Floats] = {}
-        self._outliner = Outliner(self.works)
+        self._outliner = Outliner(self.works, request.runtime)
         self._outlines: dict[tuple[object, ...], Outline] = {}
-        runtime = request.runtime
         merge_compiled.prefer()
-        self._sending = self.works.number(Launch(collectives=runtime.collective_launches, sends=runtime.send_launches))
 
     def look(self, family: Family) -> Look | None:
         """What a family's blocks run; none where no member is legal."""
@@ -210,11 +208,10 @@ class Bulk:
                 outline = self._outline(look, look.cuts[cut], batches[0], look.sharings[at])
                 todo.append((look, batches, at, outline, self._messages(look, outline)))
         seconds = self.works.settle()
-        habits = Habits.of(self.request.runtime, float(seconds[self._sending]))
         for look, batches, at, outline, messages in todo:
             assert look.runs is not None
-            costs, links = outline.costs(look.runs, seconds), seconds[messages][outline.link]
-            simulate = partial(step_seconds, outline=outline, costs=costs, links=links, habits=habits)
+            durations = outline.durations(look.runs, seconds, seconds[messages])
+            simulate = partial(step_seconds, outline=outline, durations=durations)
             for batch in batches:
                 found = step_of(simulate, batch.way, look.family)
                 batch.seconds[at : at + len(found)] = found
@@ -286,9 +283,9 @@ class Bulk:
         return self._outlines[key]
 
     def _messages(self, look: Look, outline: Outline) -> Ints:
-        """Works of the messages between pieces; the last stands for those that are not sent."""
+        """The works of the messages on each link."""
         sent = [
             Transfer(nbytes=look.programs[block].boundary_bytes, crosses_nodes=crosses, sharing=sharing)
             for block, crosses, sharing in outline.links
         ]
-        return np.array([*map(self.works.number, sent), self._sending])
+        return np.array([self.works.number(work) for work in sent], dtype=np.int64)

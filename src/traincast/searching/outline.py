@@ -1,9 +1,9 @@
-"""Outlines: what every kind of slot runs and sends, laid out once for all strategies that differ in shapes alone.
+"""Outlines: the tasks of every kind of slot, laid out once for all strategies that differ only in shapes.
 
-A layout asks what blocks hold and how they are sharded, not what their works are. So it is made from stand-ins:
-programs whose passes are one mark each. What comes out, works in line and collectives handed to another stream, is
-written down in columns, in which a mark stands for a row of a table of blocks (:mod:`traincast.searching.blocks`). The
-layout itself is :class:`traincast.strategy.lower.Layout`, the one that single forecasts are made with.
+A layout asks what blocks hold and how they are sharded, not what their works are. So an outline is made from stand-ins:
+programs whose passes are one mark each. The layout (:class:`traincast.strategy.lower.Layout`) and the tasks
+(:class:`traincast.strategy.template.TemplateMaker`) are those of single forecasts. Only costs are numbered otherwise: a
+mark stands for a row of a table of blocks (:mod:`traincast.searching.blocks`), which is filled in later.
 """
 
 from __future__ import annotations
@@ -21,24 +21,34 @@ from traincast.compiled import Compiled
 from traincast.graph import Operator, OpKind, Phase
 from traincast.searching.blocks import PASSES
 from traincast.searching.works import Works
+from traincast.strategy.costs import in_line, overlap_seconds, ragged, tail_seconds
 from traincast.strategy.lower import Layout
+from traincast.strategy.plan import NUM_STREAMS, Category, Stream
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
-from traincast.strategy.template import DATA_GROUPS, Issue, Piece
-from traincast.work import Launch
+from traincast.strategy.template import Piece, Template, TemplateMaker, WorkRun
+from traincast.work import Launch, Transfer, Work
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-RUN, ISSUE, GATHER = range(3)
-"""Kinds of operations: works in line, a collective on the stream of replicas, one that a run waits for."""
-_BLOCK, _ITEM, _BESIDE = range(3)
-"""What a run is made of: a pass of a block, a work of its own, what traffic beside it slows it down."""
+ARRIVAL, TURN, ISSUED = range(NUM_STREAMS, NUM_STREAMS + 3)
+"""Gates: lanes beside those of a rank, held by the tasks that wait for another slot.
+
+The first task of a slot waits for the result that arrives. With runtimes that run passes in turn, its very first task
+waits for the slot before. The end of what was issued last is the time of the third gate.
+"""
+NUM_LANES: Final = NUM_STREAMS + 3
+_BLOCK, _ITEM, _BESIDE, _WORK, _MESSAGE = range(5)
+"""What costs are made of: a pass of a block, a work with its launch, what traffic beside a run adds to it, a work that
+stands alone, a message between stages."""
 _MARK: Final = "pass"
 _Atom: TypeAlias = tuple[int, int, int, float]
-"""What it is, two numbers (a row of the blocks' table; launches and work) and a factor."""
+"""What it is, two numbers (a row of the table of blocks; launch and work; a link) and a factor."""
+_COUNTED: Final[dict[int, int]] = {Stream.HOST: 0, Stream.COMPUTE: 1, Stream.DATA: 2}
+"""Lanes whose busy seconds are counted."""
 
 
 def stand_ins(programs: Sequence[BlockProgram]) -> tuple[BlockProgram, ...]:
@@ -66,53 +76,101 @@ def _stand_in(number: int, program: BlockProgram) -> BlockProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotOutline:
-    """Operations of one kind of slot in order, and what each is made of: ``size`` atoms."""
+class _Sketch:
+    """A template as columns. Entries of a ragged column are counted per task; ``sizes`` counts the atoms of costs."""
 
-    kind: Ints
-    wait: Ints
-    data: npt.NDArray[np.bool_]
-    size: Ints
+    last: int
+    cost: Ints
+    lane_count: Ints
+    lanes: Ints
+    wait_count: Ints
+    waits: Ints
+    counted: Ints
+    sizes: Ints
     atoms: Floats
 
 
-def template(pieces: list[Piece], works: Works, runtime: Runtime) -> SlotOutline:
-    """Write a slot's pieces down; a slot that runs nothing is one empty run."""
-    launches = works.number(Launch(collectives=runtime.collective_launches))
-    operations: list[tuple[int, int, bool, int]] = []
-    atoms: list[_Atom] = []
-    for piece in pieces:
-        if isinstance(piece, Issue):
-            atoms.append((_ITEM, launches, works.number(piece.work), 0.0))
-            operations.append((GATHER if piece.gather else ISSUE, -1, False, 1))
-        elif any(piece.parts):
-            before = len(atoms)
-            items = [item for part in piece.parts for item in part]
-            for item in items:
-                atoms.extend(_atoms(item, works))
-            data = any(item.group in DATA_GROUPS for item in items)
-            operations.append((RUN, -1 if piece.wait is None else piece.wait, data, len(atoms) - before))
-    if not any(kind == RUN for kind, *_ in operations):
-        operations.append((RUN, -1, False, 0))
-    kind, wait, data_too, size = np.array(operations, dtype=np.int64).T
-    return SlotOutline(
-        kind=kind,
-        wait=wait,
-        data=data_too.astype(bool),
-        size=size,
-        atoms=np.array(atoms, dtype=np.float64).reshape(-1, 4),
-    )
+class _Sketcher(TemplateMaker):
+    """Makes the templates of outlines: three costs for each run, and for each work that stands alone."""
+
+    def __init__(self, works: Works, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._works = works
+        self._sizes: list[int] = []
+        self._atoms: list[_Atom] = []
+
+    def work(self, work: Work) -> int:
+        """The cost of a work that stands alone; a transfer stands for a message, and its bytes for the link's number."""
+        if isinstance(work, Transfer):
+            return self._add([(_MESSAGE, int(work.nbytes), -1, 0.0)]) + 1
+        return self._add([(_WORK, -1, self._works.number(work), 0.0)]) + 1
+
+    def segment(self, run: WorkRun) -> tuple[int, int, int]:
+        """The three costs of a run."""
+        base = self._add([atom for part in run.parts for item in part for atom in _atoms(item, self._works)])
+        return base, base + 1, base + 2
+
+    def label(self, text: str) -> int:
+        """Nobody reads the labels of an outline."""
+        return 0
+
+    def _add(self, atoms: list[_Atom]) -> int:
+        self._sizes.append(len(atoms))
+        self._atoms += atoms
+        return 3 * len(self._sizes) - 3
+
+    def slot(self, pieces: list[Piece]) -> _Sketch:
+        """The sketch of a slot."""
+        return self._sketch(self.templates[self.template(pieces, Category.FORWARD, _MARK)])
+
+    def message(self, link: int, *, backward: bool) -> _Sketch:
+        """The sketch of a message on a link; only what the host does for it is counted as busy."""
+        stand_in = Transfer(nbytes=float(link), crosses_nodes=False)
+        sketch = self._sketch(self.templates[self.send(stand_in, backward=backward)])
+        return replace(sketch, counted=np.where(sketch.counted == _COUNTED[Stream.HOST], sketch.counted, len(_COUNTED)))
+
+    def _sketch(self, template: Template) -> _Sketch:
+        lanes = [[int(stream) for stream in streams] for streams in template.streams]
+        lanes[template.first].append(ARRIVAL)
+        if self._runtime.sync_passes:
+            lanes[0].append(TURN)
+        for task in template.issued:
+            lanes[task].append(ISSUED)
+        waits: list[list[int]] = [[] for _ in lanes]
+        for target, source in template.edges:
+            waits[target].append(source)
+        lane_start, held = ragged(lanes)
+        wait_start, waited = ragged(waits)
+        sketch = _Sketch(
+            last=template.last,
+            cost=np.array(template.cost, dtype=np.int64),
+            lane_count=np.diff(lane_start),
+            lanes=held,
+            wait_count=np.diff(wait_start),
+            waits=waited,
+            counted=np.array([_COUNTED.get(streams[0], len(_COUNTED)) for streams in template.streams]),
+            sizes=np.array(self._sizes, dtype=np.int64),
+            atoms=np.array(self._atoms, dtype=np.float64).reshape(-1, 4),
+        )
+        self._sizes, self._atoms = [], []
+        self.templates.clear()
+        return sketch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """Templates of the slots of a layout, as columns.
 
-    ``template`` has the number of each slot's template by its code, ((piece · PASSES + pass) · 2 + sync) · 2 + first;
-    ``finishing`` that of each stage's end (−1: none), for each way to end a step. ``always`` says whether every
-    microbatch's gradients are exchanged. ``link`` says, by way and piece, which of the ``links`` crosses after that
-    piece (−1: it stays on its stage); a link is the block whose output crosses, whether it crosses nodes, and how many
-    pairs share their NICs.
+    ``template`` has the number of each slot's template by its code, ((piece · PASSES + pass) · 2 + sync) · 2 + first.
+    ``finishing`` has, for each way to end a step, the number of each stage's last template (−1: the stage ends without
+    one). ``always`` says whether every microbatch's gradients are exchanged. ``link`` says, by way and piece, which of
+    the ``links`` the output of that piece crosses (−1: it stays on its stage); a link is the block whose output
+    crosses, whether it crosses nodes, and how many pairs share their NICs. ``message`` has the templates of messages,
+    by 2 · link + backward.
+
+    Template i has the tasks from ``task_start[i]`` to ``task_start[i+1]``; its result is the end of task ``last[i]``,
+    which is counted from its first, as are ``waits``. ``cost`` is an index into costs, three for each entry of
+    ``atom_start``. ``counted`` says which busy seconds a task adds to: host, device, data stream or none.
     """
 
     template: Ints
@@ -120,27 +178,38 @@ class Outline:
     always: bool
     link: Ints
     links: list[tuple[int, bool, int]]
-    template_start: Ints
-    kind: Ints
-    wait: Ints
-    data: npt.NDArray[np.bool_]
+    message: Ints
+    task_start: Ints
+    last: Ints
+    cost: Ints
+    lane_start: Ints
+    lanes: Ints
+    wait_start: Ints
+    waits: Ints
+    counted: Ints
     atom_start: Ints
     atoms: Ints
     factors: Floats
 
-    def costs(self, table: Floats, seconds: Floats) -> Floats:
-        """Lead on the host, seconds on the device and what follows on the host, of every operation."""
-        costs = np.empty((len(self.kind), 3))
-        _costs_compiled(self.kind, self.atom_start, self.atoms, self.factors, table, seconds, costs)
-        return costs
+    def durations(self, table: Floats, seconds: Floats, messages: Floats) -> Floats:
+        """Seconds of every task, from those of blocks, works, and messages on each link."""
+        costs = np.empty((len(self.atom_start) - 1, 3))
+        _costs_compiled(self.atom_start, self.atoms, self.factors, table, seconds, messages, costs)
+        durations: Floats = costs.ravel()[self.cost]
+        return durations
+
+    def busy(self, durations: Floats) -> Floats:
+        """Seconds in which each template keeps host, device and data stream busy."""
+        busy = np.bincount(self.counted, weights=durations, minlength=len(self.last) * 4)
+        return busy.reshape(-1, 4)[:, :3]
 
 
 class Outliner:
-    """Makes outlines; templates of pieces that were seen before are used again."""
+    """Makes outlines; the templates of pieces that were seen before are used again."""
 
-    def __init__(self, works: Works) -> None:
-        self._works = works
-        self._known: dict[tuple[object, ...], SlotOutline | None] = {}
+    def __init__(self, works: Works, runtime: Runtime) -> None:
+        self._sketcher = _Sketcher(works, runtime)
+        self._known: dict[tuple[object, ...], _Sketch | None] = {}
 
     def outline(self, layout: Layout, key: tuple[object, ...], hosts: Sequence[bool], *, split: bool) -> Outline:
         """The templates of ``layout``, whose programs are stand-ins; ``split`` for schedules with split backwards.
@@ -152,16 +221,14 @@ class Outliner:
         strategy = layout.request.strategy
         keeps = strategy.zero == 3 and not strategy.reshard
         chosen: dict[tuple[object, ...], int] = {}
-        templates: list[SlotOutline] = []
+        templates: list[_Sketch] = []
 
-        def number(kind: tuple[object, ...], make: Callable[[], list[Piece]]) -> int:
-            """The number of a kind of template in this outline; −1 for one that runs nothing at a stage's end."""
+        def number(kind: tuple[object, ...], make: Callable[[], _Sketch | None]) -> int:
+            """The number of a kind of template in this outline; −1 where a stage ends without one."""
             if kind not in chosen:
                 whole = (*key, *kind)
                 if whole not in self._known:
-                    found = make()
-                    empty = not found and kind[0] == "end"
-                    self._known[whole] = None if empty else template(found, self._works, layout.request.runtime)
+                    self._known[whole] = make()
                 known = self._known[whole]
                 chosen[kind] = -1 if known is None else len(templates)
                 templates.extend([] if known is None else [known])
@@ -178,7 +245,7 @@ class Outliner:
             for what, sync, first in product(passes, (False, True), (False, True)):
                 if not sync or what in (Pass.BACKWARD, Pass.WEIGHT):
                     kind = piece.blocks, what, sync, first and keeps
-                    make = partial(layout.slot, n, what, sync=sync, first=first)
+                    make = partial(self._slot, layout, n, what, sync=sync, first=first)
                     table[n, what, int(sync), int(first)] = number(kind, make)
         routes = len(layout.prepared.slots.routes)
         held = [layout.prepared.held_blocks(stage) for stage in range(strategy.pp)]
@@ -188,24 +255,54 @@ class Outliner:
             request = replace(layout.request, strategy=replace(strategy, offload=offload))
             ending = replace(layout, request=request)
             for stage in range(strategy.pp):
-                finishing[row, stage] = number(("end", held[stage], host, routes), partial(ending.finish, stage))
+                finishing[row, stage] = number(("end", held[stage], host, routes), partial(self._end, ending, stage))
         link, links = _links(layout)
-        size = np.concatenate([t.size for t in templates])
-        atoms = np.concatenate([t.atoms for t in templates])
-        return Outline(
+        message = [
+            number(("message", n, backward), partial(self._sketcher.message, n, backward=backward))
+            for n, backward in product(range(len(links)), (False, True))
+        ]
+        return _joined(
+            templates,
             template=table.ravel(),
             finishing=finishing,
             always=layout.syncs_always,
             link=link,
             links=links,
-            template_start=_starts(np.array([len(t.kind) for t in templates])),
-            kind=np.concatenate([t.kind for t in templates]),
-            wait=np.concatenate([t.wait for t in templates]),
-            data=np.concatenate([t.data for t in templates]),
-            atom_start=_starts(size),
-            atoms=atoms[:, :3].astype(np.int64),
-            factors=atoms[:, 3].copy(),
+            message=np.array(message, dtype=np.int64),
         )
+
+    def _slot(self, layout: Layout, piece: int, what: Pass, *, sync: bool, first: bool) -> _Sketch:
+        return self._sketcher.slot(layout.slot(piece, what, sync=sync, first=first))
+
+    def _end(self, layout: Layout, stage: int) -> _Sketch | None:
+        pieces = layout.finish(stage)
+        return self._sketcher.slot(pieces) if pieces else None
+
+
+def _joined(templates: Sequence[_Sketch], **columns: Any) -> Outline:
+    """An outline whose templates are these, in order; ``columns`` are all that say where they run."""
+
+    def every(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(t, name) for t in templates])
+
+    tasks = np.array([len(t.cost) for t in templates])
+    costs = np.array([len(t.sizes) for t in templates])
+    of = np.repeat(np.arange(len(templates)), tasks)
+    atoms = every("atoms")
+    return Outline(
+        **columns,
+        task_start=_starts(tasks),
+        last=np.array([t.last for t in templates]),
+        cost=every("cost") + 3 * _starts(costs)[of],
+        lane_start=_starts(every("lane_count")),
+        lanes=every("lanes"),
+        wait_start=_starts(every("wait_count")),
+        waits=every("waits"),
+        counted=every("counted") + 4 * of,
+        atom_start=_starts(every("sizes")),
+        atoms=atoms[:, :3].astype(np.int64),
+        factors=atoms[:, 3].copy(),
+    )
 
 
 def _starts(sizes: Ints) -> Ints:
@@ -238,28 +335,29 @@ def _atoms(item: Item, works: Works) -> Iterator[_Atom]:
 
 
 def _costs(  # noqa: PLR0917  (Numba takes positional arguments)
-    kind: Any, atom_start: Any, atoms: Any, factors: Any, table: Any, seconds: Any, costs: Any
+    atom_start: Any, atoms: Any, factors: Any, table: Any, seconds: Any, messages: Any, costs: Any
 ) -> None:
-    """Put operations together from blocks and works, as :mod:`traincast.searching.blocks` says."""
-    for operation in range(len(kind)):
+    """Fill lead, device and tail of every cost, from the blocks, works and messages it is made of."""
+    for number in range(len(costs)):
         lead, device, host, computing = 0.0, 0.0, 0.0, 0.0
-        for i in range(atom_start[operation], atom_start[operation + 1]):
+        for i in range(atom_start[number], atom_start[number + 1]):
             what, first, second = atoms[i, 0], atoms[i, 1], atoms[i, 2]
-            if what == 0:
-                lead = max(lead, host - device + table[first, 0])
-                device += table[first, 1]
-                host += table[first, 2]
-                computing += table[first, 3]
-            elif what == 1:
+            if what == _BLOCK:
+                row = table[first]
+                lead, device, host = in_line(lead, device, host, row[0], row[1], row[2])
+                computing += row[3]
+            elif what == _ITEM and second < 0:
                 host += seconds[first]
-                if second >= 0:
-                    lead = max(lead, host - device)
-                    device += seconds[second]
-                    computing += factors[i] * seconds[second]
+            elif what == _ITEM:
+                lead, device, host = in_line(lead, device, host, seconds[first], seconds[second], seconds[first])
+                computing += factors[i] * seconds[second]
+            elif what == _BESIDE:
+                device += overlap_seconds(seconds[second], computing, factors[i], False)
+            elif what == _WORK:
+                device += seconds[second]
             else:
-                device += factors[i] * min(seconds[second], computing)
-        costs[operation, 0], costs[operation, 1] = lead, device
-        costs[operation, 2] = max(0.0, host - lead)
+                device += messages[first]
+        costs[number, 0], costs[number, 1], costs[number, 2] = lead, device, tail_seconds(lead, host)
 
 
 _costs_compiled = Compiled(_costs)

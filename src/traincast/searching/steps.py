@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.compiled import Compiled
 from traincast.searching.blocks import PASSES
-from traincast.searching.outline import Outline
-from traincast.strategy.runtime import Runtime
+from traincast.searching.outline import ARRIVAL, ISSUED, NUM_LANES, TURN, Outline
+from traincast.simulate.executor import execute_tasks
 from traincast.strategy.schedules.skeleton import Skeleton, skeleton
 
 Floats = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class Slots:
     syncing: Ints
     ending: Ints
     link: Ints
-    backward: npt.NDArray[np.bool_]
+    backward: Ints
     code_start: Ints
     codes: Ints
 
@@ -51,7 +51,7 @@ class Slots:
             syncing=(base * 2 + slots.makes) * 2 + slots.first,
             ending=(base * 2 + slots.last) * 2 + slots.first,
             link=np.where(slots.link >= 0, slots.way * len(slots.routes[0]) + slots.link, -1),
-            backward=slots.what != 0,
+            backward=(slots.what != 0).astype(np.int64),
             code_start=np.cumsum([0, *map(len, slots.codes)]),
             codes=np.concatenate(slots.codes),
         )
@@ -83,51 +83,33 @@ def shortened(stages: int, microbatches: int) -> tuple[int, int]:
     return (first, first + stages) if first + stages < microbatches else (microbatches, microbatches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
-    """What the loops know of a runtime: seconds of a message on the host, and who waits for whom."""
-
-    send_host_s: float
-    handshake: bool
-    overlap_sends: bool
-    sync_passes: bool
-
-    @classmethod
-    def of(cls, runtime: Runtime, send_host_s: float) -> Habits:
-        """Those of ``runtime``."""
-        return cls(
-            send_host_s=send_host_s,
-            handshake=bool(runtime.send_launches),
-            overlap_sends=runtime.overlap_sends,
-            sync_passes=runtime.sync_passes,
-        )
-
-
-def step_seconds(slots: Slots, outline: Outline, costs: Floats, links: Floats, habits: Habits) -> tuple[Floats, Floats]:
+def step_seconds(slots: Slots, outline: Outline, durations: Floats) -> tuple[Floats, Floats]:
     """Seconds of a step for each way to end it, and those in which each stage's host, device and stream are busy.
 
-    ``costs`` are those of the outline's operations, ``links`` those of messages by way and piece.
+    ``durations`` are those of the outline's tasks.
     """
-    totals, busy = np.empty(len(outline.finishing)), np.zeros((slots.stages, 3))
+    totals, busy = np.zeros(len(outline.finishing)), np.zeros((slots.stages, 3))
+    templates = _Templates(
+        task_start=outline.task_start,
+        last=outline.last,
+        duration=durations,
+        lane_start=outline.lane_start,
+        lanes=outline.lanes,
+        wait_start=outline.wait_start,
+        waits=outline.waits,
+    )
     _step_compiled(
-        slots.stages,
         slots.stage,
         slots.source,
         slots.syncing if outline.always else slots.ending,
         slots.link,
         slots.backward,
         outline.template,
+        outline.link,
+        outline.message,
         outline.finishing,
-        outline.template_start,
-        outline.kind,
-        outline.wait,
-        outline.data,
-        costs,
-        links,
-        habits.send_host_s,
-        habits.handshake,
-        habits.overlap_sends,
-        habits.sync_passes,
+        templates,
+        outline.busy(durations),
         totals,
         busy,
     )
@@ -154,102 +136,75 @@ def _walk(code_start: Any, codes: Any, passes: Any, peaks: Any) -> None:
         peaks[stage] = peak
 
 
+class _Templates(NamedTuple):
+    """Columns of an outline's templates, and the durations of their tasks."""
+
+    task_start: Any
+    last: Any
+    duration: Any
+    lane_start: Any
+    lanes: Any
+    wait_start: Any
+    waits: Any
+
+
+def _place(templates: Any, number: Any, arrival: Any, free: Any, times: Any) -> Any:
+    """Run template ``number`` on a stage whose lanes are ``free``, once its input arrives; returns when it is done."""
+    first, last = templates.task_start[number], templates.task_start[number + 1]
+    free[ARRIVAL] = arrival
+    execute_tasks(
+        templates.duration[first:last],
+        templates.lane_start[first : last + 1],
+        templates.lanes,
+        templates.wait_start[first : last + 1],
+        templates.waits,
+        free,
+        times[0],
+        times[1],
+    )
+    done = times[1, templates.last[number]]
+    free[TURN] = done
+    return done
+
+
 def _step(  # noqa: PLR0917  (Numba takes positional arguments)
-    stages: int,
     stage_of: Any,
     source: Any,
     codes: Any,
     link_of: Any,
     backward: Any,
     template: Any,
-    finishing: Any,
-    template_start: Any,
-    kind: Any,
-    wait: Any,
-    data: Any,
-    costs: Any,
     links: Any,
-    send_host: float,
-    handshake: bool,
-    overlap_sends: bool,
-    sync_passes: bool,
+    message: Any,
+    finishing: Any,
+    templates: Any,
+    template_busy: Any,
     totals: Any,
     busy: Any,
 ) -> None:
-    """Run all slots in order, then each stage's end; lanes are free from the time in their entry on."""
-    host = np.zeros(stages)
-    compute = np.zeros(stages)
-    stream = np.zeros(stages)  # of replicas
-    sending = np.zeros((stages, 2))
-    issued = np.zeros(stages)
-    before = np.zeros(stages)  # the end of what was placed last
+    """Run all slots in order, each followed by its message; then, for each way to end the step, every stage's end."""
+    stages = len(busy)
+    free = np.zeros((stages, NUM_LANES))
+    times = np.empty((2, len(templates.duration)))
     done = np.zeros(len(stage_of))
-    gathered = np.zeros(len(kind) + 1)
-    count = len(stage_of)
-    for slot in range(count + len(totals) * stages):
-        ending = (slot - count) // stages if slot >= count else -1
-        stage = (slot - count) % stages if ending >= 0 else stage_of[slot]
-        number = finishing[ending, stage] if ending >= 0 else template[codes[slot]]
-        arrival = 0.0
-        if ending >= 0:
-            arrival = issued[stage]
-        elif source[slot] >= 0:
-            arrival = done[source[slot]]
-        launched, computed, moved = host[stage], compute[stage], stream[stage]
-        if sync_passes:
-            launched = max(launched, before[stage])
-        last, gathers = -1.0, 0
-        begin = template_start[number] if number >= 0 else 0
-        end = template_start[number + 1] if number >= 0 else 0
-        for i in range(begin, end):
-            launched += costs[i, 0]
-            busy[stage, 0] += costs[i, 0]
-            if kind[i] == 0:
-                busy[stage, 0] += costs[i, 2]
-                busy[stage, 1] += costs[i, 1]
-                start = max(launched, computed)
-                if last < 0.0:
-                    start = max(start, arrival)
-                if wait[i] >= 0:
-                    start = max(start, gathered[wait[i]])
-                if data[i]:
-                    start = max(start, moved)
-                computed = start + costs[i, 1]
-                if data[i]:
-                    moved = computed
-                last = computed
-                launched += costs[i, 2]
-            else:
-                start = max(launched, moved, last)
-                moved = start + costs[i, 1]
-                busy[stage, 2] += costs[i, 1]
-                if kind[i] == 2:
-                    gathered[gathers] = moved
-                    gathers += 1
-                else:
-                    issued[stage] = moved
-        if ending >= 0:  # nothing of it is kept: another way to end the step may follow
-            total = max(launched, computed, moved, sending[stage, 0], sending[stage, 1])
-            totals[ending] = total if stage == 0 else max(totals[ending], total)
-            continue
-        result = last
-        link = link_of[slot]
-        if link >= 0:
-            side = 1 if backward[slot] else 0
-            if sync_passes or handshake:
-                launched = max(launched, last)
-            launched += send_host
-            busy[stage, 0] += send_host
-            start = max(launched, last, sending[stage, side])
-            if not overlap_sends:
-                start = max(start, computed)
-            result = start + links[link]
-            sending[stage, side] = result
-            if not overlap_sends:
-                computed = result
+    for slot in range(len(stage_of)):
+        stage = stage_of[slot]
+        number = template[codes[slot]]
+        result = _place(templates, number, done[source[slot]] if source[slot] >= 0 else 0.0, free[stage], times)
+        for lane in range(3):
+            busy[stage, lane] += template_busy[number, lane]
+        if link_of[slot] >= 0:
+            number = message[2 * links[link_of[slot]] + backward[slot]]
+            result = _place(templates, number, result, free[stage], times)
+            for lane in range(3):
+                busy[stage, lane] += template_busy[number, lane]
         done[slot] = result
-        before[stage] = result
-        host[stage], compute[stage], stream[stage] = launched, computed, moved
+    for ending in range(len(totals)):
+        for stage in range(stages):
+            number, end = finishing[ending, stage], free[stage].copy()
+            if number >= 0:
+                _place(templates, number, end[ISSUED], end, times)
+            totals[ending] = max(totals[ending], end.max())
 
 
 _step_compiled = Compiled(_step)

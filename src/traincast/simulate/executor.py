@@ -4,8 +4,8 @@ Tasks come in program order. A task starts when all its lanes are free and all i
 ended, and holds its lanes until it ends. Lanes are first in, first out, so this is a max-plus system:
 no end falls when any duration grows.
 
-The same function runs as plain Python on small plans, where compiling would cost more than it saves,
-and compiled by Numba on large ones.
+The same function runs as plain Python on small plans, where compiling would cost more than it saves, and compiled by
+Numba on large ones. A search runs it as well, slot by slot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
+def execute_tasks(  # noqa: PLR0917  (Numba takes positional arguments)
     duration: Any,
     lane_start: Any,
     lanes: Any,
@@ -31,7 +31,10 @@ def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
     start: Any,
     end: Any,
 ) -> None:
-    """Fill ``start`` and ``end``; ``free`` is scratch, one entry per lane."""
+    """Fill ``start`` and ``end``.
+
+    ``free`` has the time from which each lane is free, before and after: tasks can be run in several calls.
+    """
     for task in range(len(duration)):
         ready = 0.0
         for at in range(lane_start[task], lane_start[task + 1]):
@@ -45,7 +48,7 @@ def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
             free[lanes[at]] = done
 
 
-execute_compiled: Final = Compiled(_execute, pays_from=60_000)
+execute_compiled: Final = Compiled(execute_tasks, pays_from=60_000)
 """The loop in machine code, and the number of tasks from which it pays."""
 
 
@@ -65,7 +68,7 @@ def execute(
         execute_compiled(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
         return start, end
     starts, ends = [0.0] * size, [0.0] * size
-    _execute(
+    execute_tasks(
         duration.tolist(),
         lane_start.tolist(),
         lanes.tolist(),

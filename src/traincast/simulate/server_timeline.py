@@ -22,9 +22,9 @@ from traincast.simulate.servers import ServerTimeline, ends_of_steps
 from traincast.simulate.timeline import Timeline
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
+from traincast.strategy.plan_builder import Grain
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks
-from traincast.strategy.template import Grain
 from traincast.work import HostUpdate, Transfer, Work
 
 Floats = npt.NDArray[np.float64]

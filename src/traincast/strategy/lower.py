@@ -17,11 +17,12 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy.exchange import Exchange
 from traincast.strategy.memory import Memory
 from traincast.strategy.plan import Category, Plan
+from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, memory_by_stage, prepare
 from traincast.strategy.program import Behind, BlockProgram, Item
 from traincast.strategy.schedules import Pass
 from traincast.strategy.stages import Stage
-from traincast.strategy.template import Grain, Issue, Piece, PlacedTemplates, PlanBuilder, WorkRun
+from traincast.strategy.template import Issue, Piece, WorkRun
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 

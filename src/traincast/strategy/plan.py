@@ -1,21 +1,20 @@
 """A plan: all tasks of a step, as columns, without durations.
 
-Tasks stand in program order: every task after what it waits for. A task refers to a *cost*, not to
-a time. Costs 0 … W-1 are the distinct works, then come those that run behind others (:class:`Overlap`); then each
-segment adds three: the host's lead before the device can start, the device's work, and the host's tail (see
-:class:`Segment`).
+Tasks stand in program order: a task comes after every task it waits for. A task refers to a *cost*, not to a time.
+Costs 0 … W-1 are the distinct works. Then come the works that run behind others (:class:`Overlap`). Then each segment
+adds three: the host's lead before the device can start, the device's work, and the host's tail (:class:`Segment`).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.strategy.costs import Composition, overlap_seconds, ragged, segment_seconds, tail_seconds
 from traincast.strategy.mesh import Mesh
 from traincast.work import Collective, HostCopy, Transfer, Work
 
@@ -41,7 +40,7 @@ NUM_STREAMS: Final = len(Stream)
 
 
 class Category(enum.IntEnum):
-    """What a task's time counts as in a breakdown."""
+    """The part of a breakdown that a task's time counts towards."""
 
     HOST = 0
     FORWARD = 1
@@ -67,10 +66,10 @@ class Group(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """What a communication that runs behind other works costs: what they do not hide, and what it slows them down.
+    """The cost of a communication that runs behind other works: what they do not hide, and how it slows them down.
 
-    With c seconds of ``work`` and b of ``share`` of the works it hides ``behind``, this is max(0, c − b) if it is
-    waited for at all, and ``interference`` · min(c, b).
+    ``work`` hides behind a ``share`` of the seconds of the works ``behind``, and slows them down by ``interference``;
+    ``waited`` says whether anyone waits for it. :func:`traincast.strategy.costs.overlap_seconds` has the formula.
     """
 
     work: int
@@ -81,13 +80,13 @@ class Overlap:
 
     def cost(self, seconds: npt.NDArray[np.float64]) -> float:
         """Seconds, from those of the works."""
-        here, there = float(seconds[self.work]), self.share * float(seconds[list(self.behind)].sum())
-        return (max(0.0, here - there) if self.waited else 0.0) + self.interference * min(here, there)
+        compute = self.share * float(seconds[list(self.behind)].sum())
+        return float(overlap_seconds(float(seconds[self.work]), compute, self.interference, self.waited))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of works on one rank in which each needs its launch and nothing else.
+    """A run of works on one rank in which each work waits for its own launch and for nothing else.
 
     With launches h₁…hₙ on the host and works d₁…dₙ on the device, the device ends at
     max(device + Σd, host + maxᵢ(h₁+…+hᵢ + dᵢ+…+dₙ)). Three tasks reproduce this exactly: the host runs
@@ -100,10 +99,8 @@ class Segment:
 
     def costs(self, seconds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
         """``(lead, device, tail)`` for given seconds of the works."""
-        host = np.cumsum(seconds[self.launches])
-        device = np.cumsum(seconds[self.works])
-        lead = float(np.max(host - device + seconds[self.works]))
-        return lead, float(device[-1]), float(max(0.0, host[-1] - lead))
+        lead, device, host = segment_seconds(seconds[self.launches], seconds[self.works])
+        return float(lead), float(device), float(tail_seconds(lead, host))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +135,7 @@ class Plan:
         return len(self.cost)
 
     def name_of(self, rank: int) -> str:
-        """What a row's rank is called."""
+        """The name of a rank or server."""
         if rank >= self.mesh.num_ranks:
             return f"server {rank - self.mesh.num_ranks}"
         return f"rank {rank} (stage {self.mesh.coordinate(rank, 'pp')})"
@@ -150,33 +147,41 @@ class Plan:
 
     @property
     def num_leaves(self) -> int:
-        """Costs that are not of a segment."""
+        """Number of works and overlaps: all costs but those of segments."""
         return len(self.works) + len(self.overlaps)
 
     @property
     def num_costs(self) -> int:
-        """Size of the cost table: works, overlaps, and three per segment."""
+        """Size of the cost table: one per work and overlap, three per segment."""
         return self.num_leaves + 3 * len(self.segments)
 
+    def composition(self) -> Composition:
+        """Which works the overlaps and segments are made of."""
+        behind_start, behind = ragged([overlap.behind for overlap in self.overlaps])
+        nothing = np.zeros(0, dtype=np.int64)
+        return Composition(
+            overlap_work=np.array([overlap.work for overlap in self.overlaps], dtype=np.int64),
+            terms=np.array([(o.share, o.interference, float(o.waited)) for o in self.overlaps]).reshape(-1, 3),
+            behind_start=behind_start,
+            behind=behind,
+            segment_start=np.cumsum([0, *(len(segment.works) for segment in self.segments)], dtype=np.int64),
+            launches=np.concatenate([nothing, *(segment.launches for segment in self.segments)]),
+            works=np.concatenate([nothing, *(segment.works for segment in self.segments)]),
+        )
+
     def leaves(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Seconds of works and overlaps, from those of the works."""
+        """Seconds of works and overlaps, from the seconds of the works."""
         return np.concatenate([seconds, [overlap.cost(seconds) for overlap in self.overlaps]])
 
     def work_of(self, cost: int) -> Work | None:
-        """The work of a cost; none of a segment's."""
+        """The work of a cost; None for the costs of segments."""
         if cost >= self.num_leaves:
             return None
         return self.works[cost if cost < len(self.works) else self.overlaps[cost - len(self.works)].work]
 
     def costs(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds of every cost, from the seconds of the works."""
-        leaves = self.leaves(seconds)
-        table = np.empty(self.num_costs)
-        table[: len(leaves)] = leaves
-        for number, segment in enumerate(self.segments):
-            at = len(leaves) + 3 * number
-            table[at : at + 3] = segment.costs(leaves)
-        return table
+        return cost_table(*self.composition().fill(seconds, compiled=False))
 
     def shares(self, seconds: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """Seconds within every cost that fall to the ``chosen`` works."""
@@ -191,7 +196,7 @@ class Plan:
         return table
 
     def work_counts(self) -> npt.NDArray[np.int64]:
-        """How often each work runs, segments written out; what runs behind others counts as well."""
+        """How often each work runs, within segments and behind other works as well."""
         uses = np.bincount(self.cost, minlength=self.num_costs)
         counts = uses[: self.num_leaves].copy()
         for number, segment in enumerate(self.segments):
@@ -208,9 +213,8 @@ class Plan:
         return np.array([isinstance(w, Collective | Transfer | HostCopy) for w in self.works], dtype=bool)
 
 
-def ragged(parts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Starts and values of a ragged column."""
-    start = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(p) for p in parts], out=start[1:])
-    values = np.fromiter((v for p in parts for v in p), dtype=np.int64, count=int(start[-1]))
-    return start, values
+def cost_table(leaves: npt.NDArray[np.float64], segments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Seconds of every cost of a plan, from those of works and overlaps and (lead, device, host) of its segments."""
+    parts = segments.copy()
+    parts[:, 2] = tail_seconds(segments[:, 0], segments[:, 2])
+    return np.concatenate([leaves, parts.ravel()])
