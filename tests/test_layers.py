@@ -15,7 +15,7 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units", "tables", "imports", "files"},
+    {"units", "tables", "imports", "files", "schema"},
     {"engines"},
     {"graph", "cluster"},
     {"work"},
