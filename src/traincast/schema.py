@@ -14,9 +14,10 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -26,6 +27,7 @@ from typing import (
     TypeAlias,
     TypedDict,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -185,10 +187,14 @@ def _expected(hint: Any, *, several: bool = False) -> str:
     origin, items = get_origin(plain) or plain, get_args(plain)
     if origin is Literal:
         return f"{'words of' if several else 'one of'} {', '.join(str(choice) or repr('') for choice in items)}"
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return f"{'words of' if several else 'one of'} {', '.join(str(member.value) for member in origin)}"
+    if origin in (UnionType, Union):
+        return " or ".join(_expected(item, several=several) for item in items)
     if origin in (tuple, list):
         same = items[-1] is ... or len(set(items)) == 1
         count = "" if items[-1] is ... or origin is list else f"{len(items)} "
-        inner = _expected(items[0], several=True) if same else ", ".join(_expected(item) for item in items)
+        inner = _expected(items[0], several=True) if same else "items"
         return f"{'lists' if several else 'a list'} of {count}{inner}"
     if origin in (dict, Mapping):
         inner = f" of {_expected(items[1], several=True)}" if items else ""
