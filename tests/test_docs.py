@@ -22,13 +22,14 @@ import traincast
 from traincast import report
 from traincast.cli.main import VERBS, app, main
 from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
-from traincast.cluster.schema import CALIBRATION_KEYS, CLUSTER_KEYS, DEVICE_KEYS, NODE_KEYS
+from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
 from traincast.graph.huggingface import READERS
 from traincast.report import JobForecast, Report
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.scheduling import PLACEMENTS, POLICIES, Metrics
+from traincast.schema import keys_of
 from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_runtime, parse_strategy, runtime_names
 from traincast.strategy.precision import PRECISIONS
 from traincast.strategy.schedules import SCHEDULES
@@ -368,9 +369,9 @@ def test_settings_precisions_families_and_keys_are_all_documented() -> None:
     models = text_of("docs/your-models.md")
     assert all(f"`{word}`" in models for word in (*zoo.FAMILIES, *READERS))
     hardware = text_of("docs/your-hardware.md")
-    assert all(f"`{word}`" in hardware for word in {*DEVICE_KEYS, *NODE_KEYS, *CLUSTER_KEYS})
+    assert all(f"`{word}`" in hardware for name in ("device", "node", "cluster") for word in keys_of(TABLES[name]))
     calibration = hardware.partition("**`[calibration]`**")[2]
-    assert all(f"`{word}`" in calibration for word in {*CALIBRATION_KEYS, *names_of(Stall, Correction)})
+    assert all(f"`{word}`" in calibration for word in {*keys_of(TABLES["calibration"]), *names_of(Stall, Correction)})
 
 
 def test_every_policy_and_placement_is_documented() -> None:

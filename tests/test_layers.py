@@ -15,7 +15,7 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units", "tables", "imports", "files", "compiled"},
+    {"units", "tables", "imports", "files", "compiled", "schema"},
     {"engines", "journal"},
     {"graph", "cluster"},
     {"work"},

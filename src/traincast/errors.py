@@ -54,13 +54,18 @@ class UnknownNameError(RequestError):
     """A name that is not in a catalog."""
 
     def __init__(self, what: str, name: str, choices: Iterable[str], *, hint: str = "") -> None:
-        known = sorted(choices)
-        close = _close(name, known)
-        short = sorted(sorted(known, key=len)[:12])
-        shown = ", ".join(close) if close else ", ".join(short) + (", …" if len(known) > 12 else "")
-        lead = "did you mean" if close else "known are"
         tail = f"; {hint}" if hint else ""
-        super().__init__(f"unknown {what} {name!r}: {lead} {shown}{tail}")
+        super().__init__(f"unknown {what} {name!r}: {nearest(name, choices)}{tail}")
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Returns "did you mean …" with the choices most like ``name``; if none is like it, "known are …" with a dozen."""
+    known = sorted(choices)
+    close = _close(name, known)
+    if close:
+        return f"did you mean {', '.join(close)}"
+    short = sorted(sorted(known, key=len)[:12])
+    return f"known are {', '.join(short)}{', …' if len(known) > 12 else ''}"
 
 
 def _close(name: str, known: list[str]) -> list[str]:

@@ -184,20 +184,20 @@ BASE = 'extends = "dgx-h100"\n'
     ("text", "message"),
     [
         ("", "is empty"),
-        ("[node", "cannot be read as TOML"),
-        ("a = 1\na = 2\n", "cannot be read as TOML"),
-        ("a = " + "[" * 100_000, "cannot be read as TOML"),
-        (BASE + "speed = 3\n", "known are extends, device, node, cluster"),
-        (BASE + "[node]\nnics = 3\n", "unknown key 'nics': known are extends"),
+        ("[node", "is not valid TOML"),
+        ("a = 1\na = 2\n", "is not valid TOML"),
+        ("a = " + "[" * 100_000, "is not valid TOML"),
+        (BASE + "speed = 3\n", "known are calibration, cluster, device, extends, node"),
+        (BASE + "[node]\nnics = 3\n", "unknown key 'nics': did you mean nics_per_node"),
         (BASE + "[device]\nbandwidth = 3\n", "unknown key 'bandwidth'"),
         (BASE + "[cluster]\nnodes = 3\n", "unknown key 'nodes'.*num_nodes"),
         (BASE + "[device.peak_flops]\nfp12 = 3e12\n", "unknown key 'fp12'"),
-        (BASE + "[node.inter_node]\nspeed = 3e12\n", "known are name, bandwidth, latency_s"),
+        (BASE + "[node.inter_node]\nspeed = 3e12\n", "known are bandwidth, latency_s, name"),
         (BASE + "[device]\nmemory_bandwidth = nan\n", "memory_bandwidth is nan"),
         (BASE + "[device]\nmemory_bandwidth = inf\n", "memory_bandwidth is inf"),
         (BASE + "[device]\nmemory_bandwidth = 0\n", "memory_bandwidth is 0"),
         (BASE + "[device]\nmemory_bandwidth = -1e12\n", "memory_bandwidth is -1"),
-        (BASE + "[device]\nmemory_bandwidth = 1e30\n", "must be from"),
+        (BASE + "[device]\nmemory_bandwidth = 1e30\n", r"expected a number from 1000000 to 1e\+15 \(bytes/s\)"),
         (BASE + "[device]\nmemory_bandwidth = '3e12'\n", "expected a number"),
         (BASE + "[device]\nmemory_bandwidth = true\n", "expected a number"),
         (BASE + "[device]\nnum_sms = 1.5\n", "expected a whole number"),
@@ -223,7 +223,7 @@ BASE = 'extends = "dgx-h100"\n'
         ('device = "h100"\n', "unknown device 'h100': did you mean"),
         ('device = "h100-sxm5-80gb"\n', "describes no node"),
         ("[cluster]\nnum_nodes = 2\n", "describes no node"),
-        ('[node]\ndevice = "t4"\ndevices_per_node = 2\n', "lacks intra_topology"),
+        ('[node]\ndevice = "t4"\ndevices_per_node = 2\n', "intra_node is missing"),
         ("[node]\ndevices_per_node = 2\n", "lacks device"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_bad_file_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FileFormatError, match="cannot be read"):
+    with pytest.raises(FileFormatError, match="is not valid TOML"):
         load_cluster(str(tmp_path / "bad.toml"))
     (tmp_path / "big.toml").write_bytes(b"#" * 2_000_000)
     with pytest.raises(FileFormatError, match="larger than"):

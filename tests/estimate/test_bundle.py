@@ -82,21 +82,25 @@ def of_model(change: Change) -> Change:
     ("kind", "change", "said"),
     [
         ("operators", entry(lambda e: e.update(share=float("nan"))), f"cells.{CELL}.share is nan: expected a number"),
-        ("operators", entry(lambda e: e["interval"].update(any=[0.0, float("inf")])), "interval.any.1 is inf"),
+        ("operators", entry(lambda e: e["interval"].update(any=[0.0, float("inf")])), "interval.any[1] is inf"),
         ("operators", entry(lambda e: e["interval"].pop("any")), f"cells.{CELL}.interval.any is missing"),
-        ("operators", entry(lambda e: e["interval"].update(any=[1.0])), "interval.any has 1 entries: expected 2"),
+        (
+            "operators",
+            entry(lambda e: e["interval"].update(any=[1.0])),
+            "interval.any is [1.0]: expected a list of 2 numbers",
+        ),
         ("operators", entry(lambda e: e["interval"].update(any=[1.0, -1.0])), "1 to -1: expected the smaller first"),
         ("operators", entry(lambda e: e.update(share="half")), "share is 'half': expected a number"),
         ("operators", entry(lambda e: e.update(share=True)), "share is True: expected a number"),
         ("operators", entry(lambda e: e.update(share=7)), "share is 7: expected a number from 0 to 1"),
         ("operators", entry(lambda e: e.pop("device")), f"cells.{CELL}.device is missing"),
         ("operators", entry(lambda e: e.update(family="frobs")), "family is 'frobs': known are product"),
-        ("operators", entry(lambda e: e.update(vocabulary=[])), "vocabulary is []: expected an object"),
+        ("operators", entry(lambda e: e.update(vocabulary=[])), "vocabulary is []: expected a table of lists of texts"),
         ("operators", entry(lambda e: e["vocabulary"].pop("layout")), "vocabulary.layout is missing or empty"),
         ("operators", entry(lambda e: e.pop("domain")), f"cells.{CELL}.domain is missing"),
         ("operators", entry(lambda e: e.update(domain={"a": [[1.0], [2.0]]})), "domain.a has 1 sizes: product has"),
         ("operators", entry(lambda e: e.update(base="nowhere")), "rests on the cell 'nowhere', which the card lacks"),
-        ("operators", lambda card: card.update(cells=[1]), "cells is [1]: expected an object"),
+        ("operators", lambda card: card.update(cells=[1]), "cells is [1]: expected a table"),
         ("operators", lambda card: card.pop("cells"), "cells is missing"),
         ("operators", lambda card: card.update(devices={"x": {"name": "x"}}), "devices.x.vendor is missing"),
         ("collectives", lambda card: card.pop("model"), "model is missing"),
@@ -106,8 +110,8 @@ def of_model(change: Change) -> Change:
             of_model(lambda m: m["routes"][0].update(nic_bandwidth=None)),
             "nic_bandwidth is None",
         ),
-        ("collectives", of_model(lambda m: m["conditions"][0].pop("family")), "model.conditions.0.family is missing"),
-        ("collectives", of_model(lambda m: m["intervals"].update(all=["a", 2])), "intervals.all.0 is 'a'"),
+        ("collectives", of_model(lambda m: m["conditions"][0].pop("family")), "model.conditions[0].family is missing"),
+        ("collectives", of_model(lambda m: m["intervals"].update(all=["a", 2])), "intervals.all[0] is 'a'"),
         ("collectives", of_model(lambda m: m["kinds"].reverse()), "model.kinds is ['p2p'"),
     ],
 )
@@ -116,7 +120,7 @@ def test_what_is_amiss_in_a_card_is_named_in_one_line(
     kind: str, change: Change, said: str, stamped: bool, request: pytest.FixtureRequest
 ) -> None:
     path = request.getfixturevalue(kind)
-    if (stamped and "nan" in said) or "inf" in said:
+    if stamped and (" is nan" in said or " is inf" in said):
         return  # no hash is made of what is no number
     changed(path, change, stamped=stamped)
     with pytest.raises(FileFormatError) as raised:

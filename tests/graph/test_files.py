@@ -60,7 +60,10 @@ def test_a_folder_that_does_not_exist_is_said(tmp_path: Path) -> None:
             '{"format": "traincast-graph", "version": 99}',
             "has graph version 99; this Traincast reads 2: capture the model again",
         ),
-        ('{"format": "traincast-graph", "version": 2}', "missing 'tensors'"),
+        (
+            '{"format": "traincast-graph", "version": 2}',
+            "is a damaged graph file: name is missing; capture the model again",
+        ),
     ],
 )
 def test_a_file_of_another_kind_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
@@ -92,38 +95,42 @@ def _put(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], None]] = {
-    "an unknown kind": _put("operators", 0, 1, value="teleport"),
-    "an unknown phase": _put("operators", 0, 2, value="sideways"),
-    "an operator cut short": _put("operators", 0, value=["mm"]),
-    "a tensor that is not there": _put("operators", 0, 4, value=[10**6]),
-    "a negative tensor": _put("operators", 0, 4, value=[-1]),
-    "a truth for an index": _put("operators", 0, 4, value=[True]),
-    "a negative size": _put("tensors", 0, 0, value=[-3]),
-    "a huge size": _put("tensors", 0, 0, value=[10**30]),
-    "a size that is a fraction": _put("tensors", 0, 0, value=[2.5]),
-    "an unknown dtype": _put("tensors", 0, 1, value="fp7"),
-    "a batch dim out of range": _put("tensors", 0, 2, value=9),
-    "an edge to nowhere": _put("edges", 0, value=[0, 10**6]),
-    "an edge of three": _put("edges", 0, value=[0, 1, 2]),
-    "too few forwards": _put("forward_of", value=[]),
-    "a forward that is not there": _put("forward_of", 0, value=10**6),
-    "a block of no repetitions": _put("blocks", 0, 1, value=0),
-    "a block of operators that are not there": _put("blocks", 0, 2, value=[10**6]),
-    "no blocks": _put("blocks", value=[]),
-    "no operators": _put("operators", value=[]),
-    "an attribute that is a list": _put("operators", 0, 8, value={"a": [1]}),
-    "an attribute that is not finite": _put("operators", 0, 8, value={"a": float("nan")}),
-    "attributes that are a list": _put("attributes", value=[1]),
-    "tokens below zero": _put("tokens_per_sample", value=-1),
-    "text for tokens": _put("tokens_per_sample", value="many"),
-    **{f"no {key}": _delete(key) for key in ("name", "edges", "forward_of", "blocks", "tensors", "attributes")},
+    "operators[0][1] is 'teleport': expected one of gemm, ": _put("operators", 0, 1, value="teleport"),
+    "operators[0][2] is 'sideways': expected one of forward, ": _put("operators", 0, 2, value="sideways"),
+    "operators[0] is ['mm']: expected a list of 9 items; ": _put("operators", 0, value=["mm"]),
+    "operators[0] has the number 1000000: expected one below ": _put("operators", 0, 4, value=[10**6]),
+    "operators[0][4][0] is -1: expected a whole number from 0 to ": _put("operators", 0, 4, value=[-1]),
+    "operators[0][4][0] is True: expected a whole number": _put("operators", 0, 4, value=[True]),
+    "operators[0], 'embedding', has no cost: ": _put("operators", 0, 5, value=[]),
+    "tensors[0][0][0] is -3: expected a whole number": _put("tensors", 0, 0, value=[-3]),
+    "tensors[0][0][0] is 1000000000000000000000000000000: ": _put("tensors", 0, 0, value=[10**30]),
+    "tensors[0][0][0] is 2.5: expected a whole number": _put("tensors", 0, 0, value=[2.5]),
+    "tensors[0][1] is 'fp7': expected one of fp64, fp32": _put("tensors", 0, 1, value="fp7"),
+    "tensors[0] has batch dim 9 of ": _put("tensors", 0, 2, value=9),
+    "edges has the number 1000000: ": _put("edges", 0, value=[0, 10**6]),
+    "edges[0] is [0, 1, 2]: expected a list of 2 whole numbers": _put("edges", 0, value=[0, 1, 2]),
+    "forward_of has 0 entries for ": _put("forward_of", value=[]),
+    "forward_of has the number 1000000: ": _put("forward_of", 0, value=10**6),
+    "blocks[0][1] is 0: expected a whole number from 1": _put("blocks", 0, 1, value=0),
+    "blocks[0] has the number 1000000: ": _put("blocks", 0, 2, value=[10**6]),
+    "blocks[0][7] is 1: expected true or false": _put("blocks", 0, 7, value=1),
+    "it has no forward operators": _put("blocks", value=[]),
+    "expected one below 0; ": _put("operators", value=[]),
+    "operators[0][8].a is [1]: expected ": _put("operators", 0, 8, value={"a": [1]}),
+    "operators[0][8].a is nan: expected ": _put("operators", 0, 8, value={"a": float("nan")}),
+    "attributes is [1]: expected a table": _put("attributes", value=[1]),
+    "tokens_per_sample is -1: expected a whole number from 0": _put("tokens_per_sample", value=-1),
+    "tokens_per_sample is 'many': expected a whole number": _put("tokens_per_sample", value="many"),
+    **{f"{key} is missing": _delete(key) for key in ("name", "edges", "forward_of", "blocks", "tensors", "attributes")},
 }
+"""What is said of a damage, and the damage."""
 
 
-@pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_graph_is_refused_with_the_place_and_a_remedy(what: str) -> None:
+@pytest.mark.parametrize("said", DAMAGE)
+def test_a_damaged_graph_is_refused_with_the_place_and_a_remedy(said: str) -> None:
     data = json.loads(json.dumps(graph_to_dict(graph_of(GPT))))
-    DAMAGE[what](data)
-    with pytest.raises(FileFormatError, match=r"mine is a damaged graph file: .*; capture the model again") as caught:
+    DAMAGE[said](data)
+    with pytest.raises(FileFormatError, match=r"mine is a damaged graph file: .*; capture the model again$") as caught:
         graph_from_dict(data, where="mine")
     assert "\n" not in str(caught.value)
+    assert said in str(caught.value)

@@ -23,6 +23,7 @@ from tests.conftest import (
 from traincast.cluster import Cluster
 from traincast.graph import Operator, Phase
 from traincast.strategy import NUM_STREAMS, SCHEDULES, Group, Plan, Runtime, load_runtime, lower
+from traincast.strategy.runtime import GradientDType
 from traincast.work import Collective, HostCopy, HostUpdate, Launch
 
 OVERLAPPING, AT_THE_END = "pytorch", "nanotron"
@@ -192,7 +193,8 @@ def test_every_gradient_is_compressed_once_for_each_exchange_and_written_out_onc
 
 def test_a_runtime_says_in_which_dtype_gradients_travel() -> None:
     parameters = graph_of(GPT).num_parameters
-    for dtype, width in (("", 4), ("fp32", 4), ("bf16", 2)):
+    widths: dict[GradientDType, int] = {"": 4, "fp32": 4, "bf16": 2}
+    for dtype, width in widths.items():
         runtime = replace(load_runtime("pytorch"), reduce_dtype=dtype)
         plan = lower(request_of("dp=4", runtime=runtime), grain="operator").plan
         assert moved(plan) == {("data", "all_reduce"): parameters * width}

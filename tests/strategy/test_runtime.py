@@ -26,18 +26,18 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("bucket_byte = 3", "unknown setting in runtime .* 'bucket_byte': did you mean bucket_bytes"),
-        ("bucket_bytes = 'many'", "expected float"),
+        ("bucket_byte = 3", "mine.toml has unknown key 'bucket_byte': did you mean bucket_bytes"),
+        ("bucket_bytes = 'many'", "mine.toml: bucket_bytes is 'many': expected a number from 0 to 1e"),
         ("bucket_bytes = -1", "expected a number from 0"),
         ("bucket_bytes = inf", "expected a number from 0"),
         ("bucket_bytes = nan", "expected a number from 0"),
-        ("overlap_gradients = 1", "expected bool"),
-        ("attention = 'fast'", "known are"),
-        ("fusions = ['all']", "known are"),
-        ("fusions = 'norm'", "expected a list of strings"),
-        ("zero = 4", "known are"),
-        ("zero = true", "expected int"),
-        ("gradient_dtype = 'fp8'", "known are"),
+        ("overlap_gradients = 1", "expected true or false"),
+        ("attention = 'fast'", "expected one of flash, flash-2, unfused, eager"),
+        ("fusions = ['all']", r"fusions\[0\] is 'all': expected one of norm, elementwise, loss, gradients"),
+        ("fusions = 'norm'", "expected a list of words of norm, elementwise"),
+        ("zero = 4", "expected one of 0, 1, 2, 3"),
+        ("zero = true", "expected one of 0, 1, 2, 3"),
+        ("gradient_dtype = 'fp8'", "expected one of '', fp32, bf16, fp16"),
         ("extends = 'nothing'", "unknown runtime 'nothing'"),
         ("= 3", "is not valid TOML"),
     ],
@@ -51,7 +51,7 @@ def test_a_damaged_file_is_refused_in_one_line(text: str, said: str, tmp_path: P
 
 
 def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="cannot read runtime file"):
+    with pytest.raises(RequestError, match=r"runtime file .* does not exist"):
         load_runtime(str(tmp_path / "none.toml"))
     with pytest.raises(RequestError, match="unknown runtime 'megatrom': did you mean megatron"):
         load_runtime("megatrom")

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
+
+from traincast.schema import Words
+
+Factor: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0, description="seconds")]
+LogOdds: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Nodes: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 FACTORS: Final = (
     "gemm", "narrow_gemm", "attention", "memory", "grouped", "conv",
@@ -33,11 +42,11 @@ class Stall:
     pipeline for every node beyond the first that a tensor-parallel group spans.
     """
 
-    seconds: float
-    base: float
-    per_node: float = 0.0
-    pipeline: float = 0.0
-    per_tensor_node: float = 0.0
+    seconds: Seconds
+    base: LogOdds
+    per_node: LogOdds = 0.0
+    pipeline: LogOdds = 0.0
+    per_tensor_node: LogOdds = 0.0
 
     def probability(self, *, nodes: int, tensor_nodes: int, stages: int) -> float:
         """How likely a run is to be in the slow mode."""
@@ -55,9 +64,9 @@ class Correction:
     where something was measured at all.
     """
 
-    points: tuple[tuple[float, ...], ...]
-    weights: tuple[float, ...]
-    scales: tuple[float, ...]
+    points: tuple[tuple[Annotated[float, Meta(ge=-1e3, le=1e3)], ...], ...]
+    weights: tuple[Annotated[float, Meta(ge=-10.0, le=10.0)], ...]
+    scales: tuple[Annotated[float, Meta(ge=1e-3, le=1e3)], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,32 +85,32 @@ class Calibration:
     the further from there the wider, by ``unknown`` (the standard deviation of the logarithm where nothing is known).
     """
 
-    gemm: float = 1.0
-    narrow_gemm: float = 1.0
-    attention: float = 1.0
-    memory: float = 1.0
-    grouped: float = 1.0
-    conv: float = 1.0
-    intra: float = 1.0
-    inter: float = 1.0
-    send: float = 1.0
-    kernels: float = 1.0
-    blocks: float = 1.0
-    collectives: float = 1.0
-    handshakes: float = 1.0
-    waits: float = 1.0
-    interference: float = 1.0
-    intra_latency_s: float = 0.0
-    inter_latency_s: float = 0.0
-    jitter: float = 0.0
-    step_s: float = 0.0
-    memory_share: float = 1.0
-    low: float = 0.7
-    high: float = 1.6
-    unknown: float = 0.0
-    runtimes: tuple[str, ...] = ()
-    nodes: tuple[int, int] = (1, 1)
-    runs: int = 0
+    gemm: Factor = 1.0
+    narrow_gemm: Factor = 1.0
+    attention: Factor = 1.0
+    memory: Factor = 1.0
+    grouped: Factor = 1.0
+    conv: Factor = 1.0
+    intra: Factor = 1.0
+    inter: Factor = 1.0
+    send: Factor = 1.0
+    kernels: Factor = 1.0
+    blocks: Factor = 1.0
+    collectives: Factor = 1.0
+    handshakes: Factor = 1.0
+    waits: Factor = 1.0
+    interference: Annotated[float, Meta(ge=0.0, le=1e3)] = 1.0
+    intra_latency_s: Seconds = 0.0
+    inter_latency_s: Seconds = 0.0
+    jitter: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
+    step_s: Annotated[float, Meta(ge=0.0, le=1e4, description="seconds")] = 0.0
+    memory_share: Factor = 1.0
+    low: Factor = 0.7
+    high: Factor = 1.6
+    unknown: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
+    runtimes: Words = ()
+    nodes: tuple[Nodes, Nodes] = (1, 1)
+    runs: Annotated[int, Meta(ge=0, le=10**9)] = 0
     stall: Stall | None = None
     correction: Correction | None = None
 
@@ -110,5 +119,5 @@ class Calibration:
         return simulated_s * (1.0 + self.jitter * math.log2(nodes)) + self.step_s
 
 
-NUMBERS: Final = tuple(f.name for f in fields(Calibration) if f.type == "float")
+NUMBERS: Final = tuple(f.name for f in fields(Calibration) if isinstance(f.default, float))
 """Fields that are plain numbers."""

@@ -53,32 +53,18 @@ is called ``BASE~FILE``, so that nothing fitted to the real one is taken for it;
 
 from __future__ import annotations
 
-import copyreg
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, cast, get_args
+from typing import Final
 
-from traincast.cluster.calibration import FEATURES, NUMBERS, Calibration, Correction, Stall
-from traincast.cluster.hardware import (
-    HOST_BANDWIDTH,
-    HOST_MEMORY_BANDWIDTH,
-    INTERFERENCE,
-    PROCESSOR,
-    Cluster,
-    Device,
-    InterTopology,
-    IntraTopology,
-    Link,
-    joined,
-)
-from traincast.cluster.schema import MAX_NODES, Table, Value, read_file
+from traincast.cluster.calibration import FEATURES, Calibration
+from traincast.cluster.hardware import MAX_NODES, PROCESSOR, Cluster, Device, joined
+from traincast.cluster.schema import Table, read_file
 from traincast.cluster.topology import part_of_node
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
-
-copyreg.pickle(MappingProxyType, lambda table: (MappingProxyType, (dict(table),)))  # devices go to other processes
+from traincast.schema import convert
 
 DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
@@ -87,6 +73,7 @@ _KEEPS_NAME: Final = frozenset(
     {"name", "extends", "tdp_w", "price_per_hour", "achievable", "interference", "aliases", "source"}
 )
 _SAME_NODE_ONLY: Final = ("price_per_node_hour", "node_power_w", "subset_bandwidth")
+_ADD: Final = "add it, or extend an entry of the catalog"
 _POWER_PER_TDP: Final = 1.6
 """Power of a whole node over that of its devices, where its file has none; DGX machines have 1.5 to 2.0."""
 
@@ -147,7 +134,7 @@ def _one_cluster(spec: str) -> Cluster:
 def load_node(name: str) -> tuple[Cluster, tuple[str, ...]]:
     """One node of a catalog type, and the names of machines that are built of it."""
     layers = _resolve(name, "node", Path(), _MAX_DEPTH)
-    return _build_cluster(layers, name), cast("tuple[str, ...]", layers.node.get("aliases", ()))
+    return _build_cluster(layers, name), layers.node.get("aliases", ())
 
 
 def device_table(name: str) -> Table:
@@ -268,117 +255,41 @@ def _overlay(base: Table, top: Table) -> Table:
     return merged
 
 
-def _need(table: Table, key: str, where: str, title: str) -> Value:
-    if key not in table:
-        raise FileFormatError(f"{where}: [{title}] lacks {key}: add it, or extend an entry of the catalog")
-    return table[key]
-
-
 def _build_device(table: Table, where: str) -> Device:
-    def number(key: str) -> float:
-        return cast("float", _need(table, key, where, "device"))
-
-    rates = cast("dict[str, float]", _need(table, "peak_flops", where, "device"))
-    if "fp32" not in rates:
+    device = convert(table, Device, f"{where}: [device]", remedy=_ADD)
+    if "fp32" not in device.peak_flops:
         raise FileFormatError(f"{where}: [device.peak_flops] lacks fp32, which every other dtype falls back to: add it")
-    return Device(
-        name=str(_need(table, "name", where, "device")),
-        vendor=str(_need(table, "vendor", where, "device")),
-        architecture=str(_need(table, "architecture", where, "device")),
-        peak_flops=MappingProxyType(dict(rates)),
-        memory_bytes=number("memory_bytes"),
-        memory_bandwidth=number("memory_bandwidth"),
-        l2_bytes=number("l2_bytes"),
-        num_sms=int(number("num_sms")),
-        clock_hz=number("clock_hz"),
-        tdp_w=number("tdp_w"),
-        price_per_hour=cast("float", table.get("price_per_hour", 0.0)),
-        achievable=MappingProxyType(dict(cast("dict[str, float]", table.get("achievable", {})))),
-        interference=cast("float", table.get("interference", INTERFERENCE)),
-        source=str(table.get("source", "")),
-    )
-
-
-def _build_calibration(table: Table, where: str) -> Calibration:
-    numbers = {name: cast("float", table[name]) for name in NUMBERS if name in table}
-    nodes = cast("tuple[float, ...]", table.get("nodes", (1.0, 1.0)))
-    if len(nodes) != 2 or nodes[0] > nodes[1]:
-        raise FileFormatError(f"{where}: [calibration] nodes are {list(nodes)}: expected the fewest and the most")
-    default = Calibration()
-    low, high = numbers.get("low", default.low), numbers.get("high", default.high)
-    if low > high:
-        raise FileFormatError(f"{where}: [calibration] low = {low:g} is above high = {high:g}: exchange them")
-    stall = cast("dict[str, float]", table.get("stall", {}))
-    if stall and not {"seconds", "base"} <= stall.keys():
-        raise FileFormatError(f"{where}: [calibration.stall] lacks seconds or base: add them, or leave it out")
-    return Calibration(
-        **numbers,
-        runtimes=cast("tuple[str, ...]", table.get("runtimes", ())),
-        nodes=(int(nodes[0]), int(nodes[1])),
-        runs=int(cast("int", table.get("runs", 0))),
-        stall=Stall(**stall) if stall else None,
-        correction=_build_correction(cast("Table", table.get("correction", {})), where),
-    )
-
-
-def _build_correction(table: Table, where: str) -> Correction | None:
-    if not table:
-        return None
-    points = cast("tuple[tuple[float, ...], ...]", table.get("points", ()))
-    weights = cast("tuple[float, ...]", table.get("weights", ()))
-    scales = cast("tuple[float, ...]", table.get("scales", ()))
-    if len(points) != len(weights) or any(len(row) != len(FEATURES) for row in (*points, scales)):
-        raise FileFormatError(
-            f"{where}: [calibration.correction] has {len(points)} points, {len(weights)} weights and {len(scales)} "
-            f"scales: there is one weight for each point, and points and scales have {len(FEATURES)} numbers each; "
-            "calibrate again if it was made by another version"
-        )
-    return Correction(points=points, weights=weights, scales=scales)
-
-
-def _build_link(table: Table, key: str, where: str) -> Link:
-    link = cast("Table", _need(table, key, where, "node"))
-    title = f"node.{key}"
-    return Link(
-        name=str(_need(link, "name", where, title)),
-        bandwidth=cast("float", _need(link, "bandwidth", where, title)),
-        latency_s=cast("float", _need(link, "latency_s", where, title)),
-    )
+    return device
 
 
 def _build_cluster(layers: _Layers, where: str) -> Cluster:
     if not layers.device:
         raise FileFormatError(f"{where}: [node] lacks device: name one of the catalog, or add a [device] table")
     device = _build_device(layers.device, where)
-    table = {**layers.node, **layers.cluster}
-    count = int(cast("int", _need(table, "devices_per_node", where, "node")))
-    intra, inter = (str(_need(table, key, where, "node")) for key in ("intra_topology", "inter_topology"))
-    assert intra in get_args(IntraTopology) and inter in get_args(InterTopology)
+    if layers.calibration:
+        _check_calibration(convert(layers.calibration, Calibration, f"{where}: [calibration]", remedy="add it"), where)
+    table: Table = {"num_nodes": 1, **layers.node, **layers.cluster, "device": layers.device}
+    count = table.get("devices_per_node", 1)
+    table.setdefault("price_per_node_hour", count * device.price_per_hour)
+    table.setdefault("node_power_w", count * device.tdp_w * _POWER_PER_TDP)
+    table["calibration"] = layers.calibration or None
+    return convert(table, Cluster, f"{where}: [node]", remedy=_ADD)
 
-    def number(key: str, default: float) -> float:
-        return cast("float", table.get(key, default))
 
-    return Cluster(
-        name=str(_need(table, "name", where, "cluster")),
-        device=device,
-        num_nodes=int(number("num_nodes", 1)),
-        devices_per_node=count,
-        intra_node=_build_link(table, "intra_node", where),
-        inter_node=_build_link(table, "inter_node", where),
-        nics_per_node=int(cast("int", _need(table, "nics_per_node", where, "node"))),
-        intra_topology=cast("IntraTopology", intra),
-        inter_topology=cast("InterTopology", inter),
-        oversubscription=number("oversubscription", 1.0),
-        launch_s=number("launch_s", 5e-6),
-        host_memory_bytes=number("host_memory_bytes", 0.0),
-        host_bandwidth=number("host_bandwidth", HOST_BANDWIDTH),
-        host_memory_bandwidth=number("host_memory_bandwidth", HOST_MEMORY_BANDWIDTH),
-        storage_bandwidth=number("storage_bandwidth", 2e9),
-        price_per_node_hour=number("price_per_node_hour", count * device.price_per_hour),
-        node_power_w=number("node_power_w", count * device.tdp_w * _POWER_PER_TDP),
-        domain_nodes=int(number("domain_nodes", 1)),
-        group_nodes=int(number("group_nodes", 1)),
-        subset_bandwidth=cast("tuple[float, ...]", table.get("subset_bandwidth", ())),
-        calibration=_build_calibration(layers.calibration, where) if layers.calibration else None,
-        source=str(table.get("source", "")),
-    )
+def _check_calibration(calibration: Calibration, where: str) -> None:
+    """Refuse a calibration whose fields contradict one another."""
+    low, high, nodes = calibration.low, calibration.high, calibration.nodes
+    if nodes[0] > nodes[1]:
+        raise FileFormatError(f"{where}: [calibration] nodes are {list(nodes)}: expected the fewest and the most")
+    if low > high:
+        raise FileFormatError(f"{where}: [calibration] low = {low:g} is above high = {high:g}: exchange them")
+    correction = calibration.correction
+    if correction is None:
+        return
+    points, weights, scales = correction.points, correction.weights, correction.scales
+    if len(points) != len(weights) or any(len(row) != len(FEATURES) for row in (*points, scales)):
+        raise FileFormatError(
+            f"{where}: [calibration.correction] has {len(points)} points, {len(weights)} weights and {len(scales)} "
+            f"scales: there is one weight for each point, and points and scales have {len(FEATURES)} numbers each; "
+            "calibrate again if it was made by another version"
+        )

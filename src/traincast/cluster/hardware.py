@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
+
+from msgspec import Meta
 
 from traincast.cluster.calibration import Calibration
 from traincast.errors import RequestError
+from traincast.schema import Text
+
+MAX_NODES: Final = 1_000_000
+Rate: TypeAlias = Annotated[float, Meta(ge=1e6, le=1e19, description="FLOP/s")]
+Bandwidth: TypeAlias = Annotated[float, Meta(ge=1e6, le=1e15, description="bytes/s")]
+Bytes: TypeAlias = Annotated[float, Meta(ge=1e3, le=1e18, description="bytes")]
+Delay: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0, description="seconds")]
+Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES)]
+PerNode: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
 
 IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
 InterTopology: TypeAlias = Literal["fat-tree", "rail-optimized", "dragonfly", "torus", "none"]
@@ -35,20 +47,20 @@ class Device:
     names the documents behind the figures.
     """
 
-    name: str
-    vendor: str
-    architecture: str
-    peak_flops: Mapping[str, float] = field(hash=False)
-    memory_bytes: float
-    memory_bandwidth: float
-    l2_bytes: float
-    num_sms: int
-    clock_hz: float
-    tdp_w: float
-    price_per_hour: float
-    achievable: Mapping[str, float] = field(default_factory=dict, hash=False)
-    interference: float = INTERFERENCE
-    source: str = ""
+    name: Text
+    vendor: Text
+    architecture: Text
+    peak_flops: Mapping[str, Rate] = field(hash=False)
+    memory_bytes: Bytes
+    memory_bandwidth: Bandwidth
+    l2_bytes: Bytes
+    num_sms: Annotated[int, Meta(ge=1, le=100_000)]
+    clock_hz: Annotated[float, Meta(ge=1e6, le=1e11, description="Hz")]
+    tdp_w: Annotated[float, Meta(ge=0.1, le=1e6, description="watts")]
+    price_per_hour: Amount = 0.0
+    achievable: Mapping[str, Annotated[float, Meta(ge=1e-6, le=10.0)]] = field(default_factory=dict, hash=False)
+    interference: Annotated[float, Meta(ge=0.0, le=10.0)] = INTERFERENCE
+    source: Text = ""
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s in ``dtype``; a dtype the device lacks runs at the rate of the next wider one."""
@@ -85,9 +97,9 @@ class Link:
     Inside a node the bandwidth is one device's; between nodes it is one NIC's.
     """
 
-    name: str
-    bandwidth: float
-    latency_s: float
+    name: Text
+    bandwidth: Bandwidth
+    latency_s: Delay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,30 +123,30 @@ class Cluster:
     accelerators beside all others: parameter servers may stand there, ranks may not, and no count includes them.
     """
 
-    name: str
+    name: Text
     device: Device
-    num_nodes: int
-    devices_per_node: int
+    num_nodes: Count
+    devices_per_node: PerNode
     intra_node: Link
     inter_node: Link
-    nics_per_node: int
+    nics_per_node: PerNode
     intra_topology: IntraTopology
     inter_topology: InterTopology
-    oversubscription: float = 1.0
-    launch_s: float = 5e-6
-    host_memory_bytes: float = 0.0
-    host_bandwidth: float = HOST_BANDWIDTH
-    host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
-    storage_bandwidth: float = 2e9
-    price_per_node_hour: float = 0.0
-    node_power_w: float = 0.0
-    domain_nodes: int = 1
-    group_nodes: int = 1
-    subset_bandwidth: tuple[float, ...] = ()
+    oversubscription: Annotated[float, Meta(ge=1.0, le=1e3)] = 1.0
+    launch_s: Delay = 5e-6
+    host_memory_bytes: Bytes = 0.0
+    host_bandwidth: Bandwidth = HOST_BANDWIDTH
+    host_memory_bandwidth: Bandwidth = HOST_MEMORY_BANDWIDTH
+    storage_bandwidth: Bandwidth = 2e9
+    price_per_node_hour: Amount = 0.0
+    node_power_w: Amount = 0.0
+    domain_nodes: Count = 1
+    group_nodes: Count = 1
+    subset_bandwidth: tuple[Bandwidth, ...] = ()
     parts: tuple[Cluster, ...] = ()
     hosts: tuple[Cluster, ...] = ()
     calibration: Calibration | None = None
-    source: str = ""
+    source: Text = ""
 
     @property
     def num_devices(self) -> int:

@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
+
+from msgspec import Meta
 
 from traincast.errors import FileFormatError
 from traincast.files import write_json
-from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, OpKind, Phase, Scalar
+from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, OpKind, Phase
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.schema import convert
 
 FORMAT: Final = "traincast-graph"
 VERSION: Final = 2
 """Version 1 had no frozen parameters, no buffers, and no first blocks."""
 _MAX_BYTES: Final = 512 * 1024**2
-_MAX_DIM: Final = 10**15
+
+_Size: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
+_Index: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
+_Indices: TypeAlias = tuple[_Index, ...]
+_Attributes: TypeAlias = Mapping[str, int | Annotated[float, Meta(ge=-1e300, le=1e300)] | str | bool]
+_Specs: TypeAlias = Callable[[Sequence[int], str], tuple[TensorSpec, ...]]
+
+_TensorEntry: TypeAlias = tuple[tuple[_Size, ...], DType, _Index | None]
+"""Shape, dtype, batch dim."""
+_OperatorEntry: TypeAlias = tuple[str, OpKind, Phase, str, _Indices, _Indices, _Indices, _Indices, _Attributes]
+"""Name, kind, phase, scope; the numbers of its inputs, outputs, parameters and saved tensors; attributes."""
+_FixedEntry: TypeAlias = tuple[str, _Index, bool, str]
+"""Scope, the number of its tensor, whether it is a buffer, the name that it is shared by."""
+_BlockEntry: TypeAlias = tuple[
+    str, Annotated[int, Meta(ge=1, le=10**15)], _Indices, _Indices, _Indices, _Indices, tuple[_FixedEntry, ...], bool
+]
+"""Scope, count; operators of forward, backward and optimizer; tensors of its boundary; fixed tensors; whether first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GraphFile:
+    """A graph file as it is written; numbers of operators and tensors point into its lists."""
+
+    name: str
+    tokens_per_sample: _Size
+    attributes: _Attributes
+    tensors: tuple[_TensorEntry, ...]
+    operators: tuple[_OperatorEntry, ...]
+    edges: tuple[tuple[_Index, _Index], ...]
+    forward_of: tuple[Annotated[int, Meta(ge=-1, le=10**9)], ...]
+    blocks: tuple[_BlockEntry, ...]
 
 
 def save_graph(graph: OperatorGraph, path: Path) -> None:
@@ -91,107 +125,91 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
 
 
 def graph_from_dict(data: Any, *, where: str) -> OperatorGraph:
-    """The graph that ``data`` describes; anything amiss is refused with the place it was found."""
-    try:
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise FileFormatError(f'{where} is not a Traincast graph: it lacks "format": "{FORMAT}"')
-        if data.get("version") != VERSION:
-            raise FileFormatError(
-                f"{where} has graph version {data.get('version')!r}; this Traincast reads {VERSION}: capture the model "
-                f"again"
-            )
-        tensors = [_tensor(t) for t in data["tensors"]]
-        operators = tuple(_operator(o, tensors) for o in data["operators"])
-        blocks = tuple(_block(b, tensors, len(operators)) for b in data["blocks"])
-        edges = tuple((_index(a, len(operators)), _index(b, len(operators))) for a, b in data["edges"])
-        forward_of = tuple(i if i == -1 else _index(i, len(operators)) for i in data["forward_of"])
-        if len(forward_of) != len(operators):
-            raise ValueError(f"forward_of has {len(forward_of)} entries for {len(operators)} operators")
-        if not operators or not blocks or not any(b.forward for b in blocks):
-            raise ValueError("it has no forward operators")
-        return OperatorGraph(
-            name=str(data["name"])[:200],
-            operators=operators,
-            edges=edges,
-            forward_of=forward_of,
-            blocks=blocks,
-            tokens_per_sample=_size(data["tokens_per_sample"], least=0),
-            attributes=_attributes(data["attributes"]),
+    """Returns the graph that ``data`` describes; raises ``FileFormatError`` that names the first damaged place."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FileFormatError(f'{where} is not a Traincast graph: it lacks "format": "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise FileFormatError(
+            f"{where} has graph version {data.get('version')!r}; this Traincast reads {VERSION}: capture the model "
+            f"again"
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        reason = f"missing {error}" if isinstance(error, KeyError) else str(error)
-        raise FileFormatError(f"{where} is a damaged graph file: {reason}; capture the model again") from error
+    try:
+        return _graph(convert(data, _GraphFile, ""))
+    except (FileFormatError, ValueError, IndexError) as error:
+        raise FileFormatError(f"{where} is a damaged graph file: {error}; capture the model again") from error
 
 
-def _size(value: Any, *, least: int = 1) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_DIM:
-        raise ValueError(f"{value!r} is not a size from {least} to {_MAX_DIM:.0e}")
-    return value
+def _graph(file: _GraphFile) -> OperatorGraph:
+    """The graph of a file whose values have the right types; raises ``ValueError`` if they contradict one another."""
+    tensors = [TensorSpec(shape, dtype, batch_dim) for shape, dtype, batch_dim in file.tensors]
+    for number, tensor in enumerate(tensors):
+        if tensor.batch_dim is not None and tensor.batch_dim >= len(tensor.shape):
+            raise ValueError(f"tensors[{number}] has batch dim {tensor.batch_dim} of {len(tensor.shape)} dims")
 
+    def specs(numbers: Sequence[int], at: str) -> tuple[TensorSpec, ...]:
+        _check_below(numbers, len(tensors), at)
+        return tuple(tensors[number] for number in numbers)
 
-def _index(value: Any, size: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size:
-        raise ValueError(f"{value!r} is not an index below {size}")
-    return value
-
-
-def _tensor(data: Any) -> TensorSpec:
-    shape, dtype, batch_dim = data
-    dims = tuple(_size(d, least=0) for d in shape)
-    if batch_dim is not None:
-        batch_dim = _index(batch_dim, len(dims))
-    return TensorSpec(dims, DType(dtype), batch_dim)
-
-
-def _attributes(data: Any) -> Mapping[str, Scalar]:
-    for key, value in data.items():
-        if not isinstance(key, str) or not isinstance(value, int | float | str | bool):
-            raise ValueError(f"attribute {key!r} is {value!r}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"attribute {key!r} is {value!r}")
-    return dict(data)
-
-
-def _operator(data: Any, tensors: list[TensorSpec]) -> Operator:
-    name, kind, phase, scope, inputs, outputs, parameters, saved, attributes = data
-
-    def specs(numbers: Any) -> tuple[TensorSpec, ...]:
-        return tuple(tensors[_index(n, len(tensors))] for n in numbers)
-
-    operator = Operator(
-        name=str(name),
-        kind=OpKind(kind),
-        phase=Phase(phase),
-        scope=str(scope),
-        inputs=specs(inputs),
-        outputs=specs(outputs),
-        parameters=specs(parameters),
-        saved=specs(saved),
-        attributes=_attributes(attributes),
+    operators = tuple(_operator(entry, specs, f"operators[{i}]") for i, entry in enumerate(file.operators))
+    blocks = tuple(_block(entry, specs, len(operators), f"blocks[{i}]") for i, entry in enumerate(file.blocks))
+    _check_below((i for edge in file.edges for i in edge), len(operators), "edges")
+    _check_below(file.forward_of, len(operators), "forward_of")
+    if len(file.forward_of) != len(operators):
+        raise ValueError(f"forward_of has {len(file.forward_of)} entries for {len(operators)} operators")
+    if not operators or not any(block.forward for block in blocks):
+        raise ValueError("it has no forward operators")
+    return OperatorGraph(
+        name=file.name[:200],
+        operators=operators,
+        edges=file.edges,
+        forward_of=file.forward_of,
+        blocks=blocks,
+        tokens_per_sample=file.tokens_per_sample,
+        attributes=file.attributes,
     )
-    if not math.isfinite(operator.flops + operator.nbytes):
-        raise ValueError(f"operator {name!r} has no finite cost")
+
+
+def _check_below(numbers: Iterable[int], size: int, at: str) -> None:
+    most = max(numbers, default=-1)
+    if most >= size:
+        raise ValueError(f"{at} has the number {most}: expected one below {size}")
+
+
+def _operator(entry: _OperatorEntry, specs: _Specs, at: str) -> Operator:
+    name, kind, phase, scope, inputs, outputs, parameters, saved, attributes = entry
+    operator = Operator(
+        name=name,
+        kind=kind,
+        phase=phase,
+        scope=scope,
+        inputs=specs(inputs, at),
+        outputs=specs(outputs, at),
+        parameters=specs(parameters, at),
+        saved=specs(saved, at),
+        attributes=attributes,
+    )
+    try:
+        finite = math.isfinite(operator.flops + operator.nbytes)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ValueError(f"{at}, {name!r}, has no cost: {error!r}") from error
+    if not finite:
+        raise ValueError(f"{at}, {name!r}, has no finite cost")
     return operator
 
 
-def _block(data: Any, tensors: list[TensorSpec], size: int) -> Block:
-    scope, count, forward, backward, optimizer, boundary, fixed, first = data
-    if not isinstance(first, bool):
-        raise ValueError(f"{first!r} does not say whether a block is the first of its kind")
+def _block(entry: _BlockEntry, specs: _Specs, size: int, at: str) -> Block:
+    scope, count, forward, backward, optimizer, boundary, fixed, first = entry
+    _check_below((*forward, *backward, *optimizer), size, at)
     return Block(
-        scope=str(scope),
-        count=_size(count),
-        forward=tuple(_index(i, size) for i in forward),
-        backward=tuple(_index(i, size) for i in backward),
-        optimizer=tuple(_index(i, size) for i in optimizer),
-        boundary=tuple(tensors[_index(n, len(tensors))] for n in boundary),
-        fixed=tuple(_fixed(t, tensors) for t in fixed),
+        scope=scope,
+        count=count,
+        forward=forward,
+        backward=backward,
+        optimizer=optimizer,
+        boundary=specs(boundary, at),
+        fixed=tuple(
+            FixedTensor(scope=owner, spec=specs((number,), at)[0], buffer=buffer, shared=shared)
+            for owner, number, buffer, shared in fixed
+        ),
         first=first,
     )
-
-
-def _fixed(data: Any, tensors: list[TensorSpec]) -> FixedTensor:
-    scope, number, buffer, shared = data
-    if not isinstance(buffer, bool):
-        raise ValueError(f"{buffer!r} does not say whether a fixed tensor is a buffer")
-    return FixedTensor(scope=str(scope), spec=tensors[_index(number, len(tensors))], buffer=buffer, shared=str(shared))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from msgspec import Meta
+
+from traincast.errors import UnknownNameError
+from traincast.schema import Text, read_table, read_toml, table_of
 
 Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
 Attention: TypeAlias = Literal["flash", "flash-2", "unfused", "eager"]
@@ -19,6 +21,9 @@ GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
 Counter: TypeAlias = Literal["allocated", "reserved"]
 StageCut: TypeAlias = Literal["layers", "weights"]
+GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
+Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
+Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,42 +65,42 @@ class Runtime:
     fusions: tuple[Fusion, ...] = ()
     attention: Attention = "flash"
     kernels: str = ""
-    operator_launches: float = 2.0
-    backward_launches: float = 1.2
-    collective_launches: float = 6.0
-    wait_launches: float = 0.0
-    block_launches: float = 0.0
-    microbatch_launches: float = 0.0
+    operator_launches: Amount = 2.0
+    backward_launches: Amount = 1.2
+    collective_launches: Amount = 6.0
+    wait_launches: Amount = 0.0
+    block_launches: Amount = 0.0
+    microbatch_launches: Amount = 0.0
     sync_passes: bool = False
-    bucket_bytes: float = 25e6
+    bucket_bytes: Amount = 25e6
     overlap_gradients: bool = True
     overlap_sends: bool = False
-    send_launches: float = 0.0
-    overlap_tensor: float = 0.0
-    overlap_experts: float = 0.0
+    send_launches: Amount = 0.0
+    overlap_tensor: Amount = 0.0
+    overlap_experts: Amount = 0.0
     cuda_graphs: bool = False
-    gradient_dtype: str = ""
-    reduce_dtype: str = ""
-    servers: int = 0
+    gradient_dtype: GradientDType = ""
+    reduce_dtype: GradientDType = ""
+    servers: Whole = 0
     recompute: Literal["none", "selective", "full"] = "none"
     zero: Literal[0, 1, 2, 3] = 0
     sequence_parallel: bool = False
     stage_cut: StageCut = "layers"
     fills_pipeline: bool = False
-    prefetch_blocks: int = 1
+    prefetch_blocks: Whole = 1
     lean_kernels: bool = False
     gradient_copies: GradientCopies = "none"
-    logits_copies: float = 1.0
-    tensor_buffers: float = 4.0
-    held_collectives: float = 0.0
-    workspace_bytes: float = 0.1e9
+    logits_copies: Amount = 1.0
+    tensor_buffers: Amount = 4.0
+    held_collectives: Amount = 0.0
+    workspace_bytes: Amount = 0.1e9
     reports: Reports = "fullest"
     counter: Counter = "allocated"
-    context_bytes: float = 0.6e9
-    allocator_overhead: float = 0.05
-    buffer_bytes: float = 0.15e9
-    memory_low: float = 0.6
-    memory_high: float = 2.0
+    context_bytes: Amount = 0.6e9
+    allocator_overhead: Amount = 0.05
+    buffer_bytes: Amount = 0.15e9
+    memory_low: Annotated[float, Meta(ge=0.01, le=1.0)] = 0.6
+    memory_high: Annotated[float, Meta(ge=1.0, le=100.0)] = 2.0
 
 
 _DIRECTORY: Final = "runtimes"
@@ -111,7 +116,8 @@ def runtime_names() -> tuple[str, ...]:
 def load_runtime(spec: str) -> Runtime:
     """A bundled runtime by name, or a user's own from a ``.toml`` file (which may ``extends`` a bundled one)."""
     if spec.endswith(".toml"):
-        return _user_runtime(Path(spec))
+        path = Path(spec)
+        return _read(read_toml(path, "runtime file"), name=path.stem, where=f"{path.name}:")
     return _bundled(spec)
 
 
@@ -120,68 +126,15 @@ def _bundled(name: str) -> Runtime:
     if name not in runtime_names():
         raise UnknownNameError("runtime", name, runtime_names(), hint="or give a .toml file")
     text = resources.files("traincast.strategy").joinpath(_DIRECTORY, f"{name}.toml").read_text(encoding="utf-8")
-    return _read(tomllib.loads(text), name=name, where=name)
-
-
-def _user_runtime(path: Path) -> Runtime:
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(f"cannot read runtime file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"runtime file {path} is not valid TOML: {error}") from error
-    return _read(data, name=path.stem, where=str(path))
+    return _read(tomllib.loads(text), name=name, where=f"{name}.toml:")
 
 
 def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
-    known = {f.name: f for f in fields(Runtime)}
-    parent = data.pop("extends", None)
-    for key in data:
-        if key not in known:
-            raise UnknownNameError(f"setting in runtime {where}", key, known)
-    base = _bundled(str(parent)) if parent is not None else Runtime(name=name, description="")
-    values = {key: _checked(key, value, getattr(base, key), where) for key, value in data.items()}
-    made = replace(base, **{"name": name, **values})
-    if not 0.01 <= made.memory_low <= 1.0 <= made.memory_high <= 100.0:
-        raise RequestError(
-            f"memory_low and memory_high in runtime {where} are {made.memory_low:g} and {made.memory_high:g}: real "
-            "memory over its forecast, expected from 0.01 to 1 and from 1 to 100"
-        )
-    return made
-
-
-_CHOICES: Final[dict[str, tuple[object, ...]]] = {
-    "attention": get_args(Attention),
-    "recompute": ("none", "selective", "full"),
-    "zero": (0, 1, 2, 3),
-    "gradient_dtype": ("", "fp32", "bf16", "fp16"),
-    "reduce_dtype": ("", "fp32", "bf16", "fp16"),
-    "fusions": get_args(Fusion),
-    "gradient_copies": get_args(GradientCopies),
-    "reports": get_args(Reports),
-    "counter": get_args(Counter),
-    "stage_cut": get_args(StageCut),
-}
-
-
-def _checked(key: str, value: Any, default: object, where: str) -> Any:
-    """One value of a runtime file, of the type its default has and within sane bounds."""
-    expected = type(default)
-    if expected is tuple:
-        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise RequestError(f"{key} in runtime {where} is {value!r}: expected a list of strings")
-        if key == "fusions" and not set(value) <= set(_CHOICES[key]):
-            raise RequestError(f"fusions in runtime {where} are {value}: known are {list(_CHOICES[key])}")
-        return tuple(value)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not expected:
-        raise RequestError(f"{key} in runtime {where} is {value!r}: expected {expected.__name__}")
-    if key in _CHOICES and value not in _CHOICES[key]:
-        raise RequestError(f"{key} in runtime {where} is {value!r}: known are {list(_CHOICES[key])}")
-    if isinstance(value, float | int) and not (math.isfinite(value) and 0 <= value <= 1e15):
-        raise RequestError(f"{key} in runtime {where} is {value!r}: expected a number from 0 to 1e15")
-    return value
+    """The runtime that a file describes: what it sets, over what the bundled runtime that it extends says."""
+    values = read_table(data, table_of(Runtime, extends=Text), where)
+    parent = values.pop("extends", None)
+    base = _bundled(parent) if parent is not None else Runtime(name=name, description="")
+    return replace(base, **{"name": name, **values})
 
 
 _HOSTS: Final = frozenset({"pytorch", "pytorch1", "accelerate"})
