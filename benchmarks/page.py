@@ -14,7 +14,7 @@ from benchmarks import figures, plots, words
 from benchmarks.figures import Errors, Row, covered, errors, grouped
 from benchmarks.worst import Reasons, worst
 from traincast import __version__
-from traincast.validating.outcome import kind
+from traincast.measured import assumption_kind, count_assumptions
 
 _WORST: Final = 15
 _FEWEST_TO_PICK: Final = 3
@@ -460,9 +460,9 @@ def _assumed(rows: Sequence[Row]) -> str:
     for table, title in _TABLES.items():
         lines = []
         for source, group in _by_source(row for row in rows if row["table"] == table and "assumed" in row):
-            kinds = Counter(what for row in group for what in dict.fromkeys(map(kind, row["assumed"])))
-            some = sum(any(kind(text) != _OPTIMIZER for text in row["assumed"]) for row in group)
-            said = ", ".join(f"{what.removesuffix(_UNSTATED)} ({count:,})" for what, count in kinds.most_common())
+            kinds = count_assumptions(row["assumed"] for row in group)
+            some = sum(any(assumption_kind(text) != _OPTIMIZER for text in row["assumed"]) for row in group)
+            said = ", ".join(f"{what.removesuffix(_UNSTATED)} ({count:,})" for what, count in kinds.items())
             lines.append([source, f"{len(group):,}", f"{some:,}", said.replace("|", "/")])
         if lines:
             columns = ["source" if table == "steps" else "family", "runs", "with more open than the optimizer", "open"]
