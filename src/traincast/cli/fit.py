@@ -89,14 +89,9 @@ def operators(
 
 
 def _read(data: tuple[str, ...], where: dict[str, set[str]]) -> OperatorTable:
-    from traincast.fitting.dataset import joined, read_operators
-    from traincast.validating.operators import FILTERS
+    from traincast.fitting.dataset import filters, joined, read_operators
 
-    unknown = sorted(set(where) - set(FILTERS))
-    if unknown:
-        raise RequestError(f"cannot choose rows by {', '.join(unknown)}: known are {', '.join(FILTERS)}")
-    chosen: dict[str, Any] = {FILTERS[name]: values for name, values in where.items()}
-    table = joined([read_operators(Path(path), derive=True, **chosen) for path in data])
+    table = joined([read_operators(Path(path), derive=True, **filters(where)) for path in data])
     if not len(table):
         reasons = "; ".join(table.problems_summary()[:2]) or "it has no rows"
         raise RequestError(f"nothing to fit in {', '.join(data)}: {reasons}")
