@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := $(VENV)/.installed-plain
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.installed-docs
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit unit-forecasts unit-searches bench graphs format clean
+.PHONY: demo test lint types unit unit-forecasts unit-searches docs bench graphs format clean
 
 $(PLAIN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +18,11 @@ $(PLAIN): pyproject.toml constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev]'
+	touch $(PLAIN) $(DOCS) $@
+
+$(DOCS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[docs]'
 	touch $(PLAIN) $@
 
 demo: $(PLAIN)
@@ -44,6 +50,11 @@ unit-forecasts: $(STAMP)
 
 unit-searches: $(STAMP)
 	$(BIN)/python -m pytest $(SEARCHES)
+
+# The documents as a site, in build/site. It is built and read without network; a warning is an error.
+docs: $(DOCS)
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/site
+	@echo 'open build/site/index.html'
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
