@@ -17,7 +17,8 @@ from traincast.errors import FileFormatError, RequestError, TraincastError
 from traincast.estimate import SOURCES, LearnedCostModel
 from traincast.estimate.bundle import load_bundle, save_bundle
 from traincast.estimate.cells import ANY
-from traincast.estimate.features import Rates, shapes_of
+from traincast.estimate.families import Rates
+from traincast.estimate.features import shapes_of
 from traincast.fitting.boosting import BoostingConfig
 from traincast.fitting.dataset import OperatorTable, read_operators
 from traincast.fitting.operator_bundle import bundle_of

@@ -13,7 +13,7 @@ from traincast.errors import FileFormatError
 from traincast.estimate.cells import ANY, COLUMNS
 from traincast.estimate.collective_features import KINDS as COLLECTIVES
 from traincast.estimate.collective_features import Condition, Route
-from traincast.estimate.features import FAMILIES
+from traincast.estimate.families import FAMILIES
 from traincast.schema import convert, record_of
 
 KINDS: Final = ("operators", "collectives")

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device
-from traincast.estimate.features import Features, Rates, Shapes, features, roofline
+from traincast.estimate.families import Rates
+from traincast.estimate.features import Features, Shapes, features, roofline
 from traincast.estimate.network import Network
 from traincast.estimate.trees import Trees
 

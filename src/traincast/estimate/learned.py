@@ -14,7 +14,8 @@ from traincast.cluster import Cluster, Device
 from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
-from traincast.estimate.features import INTERCHANGEABLE, Rates, Shapes, family_of, shapes_of
+from traincast.estimate.families import Rates
+from traincast.estimate.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
 from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator
