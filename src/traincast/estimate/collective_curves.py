@@ -24,11 +24,11 @@ from traincast.work import Transfer
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 RING_BYTES_PER_RANK: Final = float(2**20)
-"""Bytes per rank from which an all-reduce is a ring, where the measured curves do not tell."""
+"""Bytes per rank from which an all-reduce is a ring, if the measured curves do not show it."""
 RING_KINDS: Final = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 _PER_OCTAVE_OF_BYTES: Final = 0.03
 _PER_DOUBLING_OF_RANKS: Final = 0.15
-"""Both are added to both ends of an interval, as logarithms, for each step away from what was measured."""
+"""Each is added to both ends of an interval, as a logarithm, per octave or doubling beyond what was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,12 @@ class Curve:
     log_seconds: Floats
 
     def at(self, log2_bytes: Floats) -> Floats:
-        """Log seconds between the knots, and those of the first or last knot outside."""
+        """Log seconds, linear between the knots, constant outside them."""
         return np.interp(log2_bytes, self.log2_bytes, self.log_seconds)
 
 
 class CurveEstimate(NamedTuple):
-    """Seconds, what is added to the logarithm of both ends of their intervals, and a sentence for the user."""
+    """Seconds, how much wider their intervals become (as a logarithm), and a warning or an empty text."""
 
     seconds: Floats
     away: Floats
@@ -55,7 +55,7 @@ class CurveEstimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveFamily:
-    """Curves of one route, kind and condition, by ranks."""
+    """The curves of one route, collective and software, sorted by number of ranks."""
 
     kind: str
     curves: tuple[Curve, ...]
@@ -68,7 +68,7 @@ class CurveFamily:
     def estimate(
         self, works: Sequence[Message], cluster: Cluster, *, measured_on: Cluster, ranks: int, islands: int
     ) -> CurveEstimate:
-        """Seconds of works that differ in bytes (and sharing) alone; ``measured_on`` has the links of the curves."""
+        """Seconds of works that differ only in bytes and sharing; ``measured_on`` has the links that were measured."""
         size = np.log2([work.nbytes for work in works])
         near = self._nearest(ranks)
         first = max(curve.log2_bytes[0] for curve in near)
@@ -83,9 +83,9 @@ class CurveFamily:
         away = _PER_OCTAVE_OF_BYTES * np.abs(size - inside) + _PER_DOUBLING_OF_RANKS * beyond
         warning = ""
         if beyond:
-            warning = f"{ranks} ranks are beyond the {self.curves[-1].ranks} measured"
+            warning = f"at most {self.curves[-1].ranks} ranks were measured; the time of {ranks} is extrapolated"
         elif (np.abs(size - inside) > 1).any():
-            warning = f"sizes are beyond the 2^{first:.0f} to 2^{last:.0f} bytes of the fit"
+            warning = f"2^{first:.0f} to 2^{last:.0f} bytes were measured; the times of other sizes are extrapolated"
         return CurveEstimate(seconds, away, warning)
 
     def _nearest(self, ranks: int) -> tuple[Curve, ...]:
@@ -131,9 +131,9 @@ def _ring(curve: Curve, size: Floats, ranks: int) -> Floats:
 def _tree_then_ring(curves: Sequence[Curve], size: Floats, ranks: int) -> Floats:
     """Log seconds of an all-reduce among more ranks than measured: a tree for small messages, a ring for large ones.
 
-    The tree's seconds per doubling are those between the two largest measured numbers of ranks. Where time fell
-    there, a slow protocol was left behind, and the neighbouring sizes tell. Such windows of slow protocols close as
-    ranks grow and are not carried on: within the tree, no message takes longer than a larger one.
+    The tree's seconds per doubling are those between the two largest measured numbers of ranks. Where the time fell
+    between these, the smaller number ran a slow protocol, and neighbouring sizes are used instead. Slow protocols
+    disappear as ranks grow and are not extrapolated: within the tree, no message takes longer than a larger one.
     """
     before, last = curves[-2], curves[-1]
     ring_from = ring_threshold(curves)
@@ -155,8 +155,8 @@ def _tree_then_ring(curves: Sequence[Curve], size: Floats, ranks: int) -> Floats
 def ring_threshold(curves: Sequence[Curve]) -> float:
     """Bytes per rank from which the curve of most ranks follows from the one before it as a ring.
 
-    Needs three numbers of ranks, the two largest on four islands or more (two islands exchange each byte once, which
-    is no ring): the tree is told from the first two. Otherwise :data:`RING_BYTES_PER_RANK`.
+    This needs three numbers of ranks, the two largest on four islands or more: two islands exchange each byte once,
+    which is not a ring. The first two give the tree. With fewer, returns :data:`RING_BYTES_PER_RANK`.
     """
     if len(curves) < 3 or curves[-2].islands < 4:
         return RING_BYTES_PER_RANK

@@ -1,10 +1,10 @@
-"""What a learned cost model sees of an operator: its sizes, its roofline, and how it falls into tiles and waves.
+"""The features of an operator for a learned cost model: its sizes, its roofline, and its tiles and waves.
 
-Every operator belongs to one family, and a family has one list of sizes. From these and the rates of a device come
-a roofline in seconds (the baseline that a model corrects), flat features, and a sequence of features over tile
-shapes, from the smallest to the largest: how full the tiles are, and the waves in which they run. A device enters
-through these alone, never by name or rate: what is learned on one holds on another as far as physics carries it. An
-operator of a captured model and the same one in a table of measurements have the same features.
+Every operator belongs to one family, and a family has one list of sizes. Sizes and the rates of a device give a
+roofline in seconds (the baseline that a model corrects), flat features, and a sequence of features over tile shapes
+from the smallest to the largest: how full the tiles are, and in how many waves they run. A device enters only through
+these, never by its name or its rates alone, so that a model can be used on another device. An operator of a captured
+model and the same operator in a table of measurements have the same features.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from traincast.graph.work_amount import attention_dims
 Features32: TypeAlias = npt.NDArray[np.float32]
 
 FEATURES_VERSION: Final = 1
-"""Counts changes of what the features mean: a model fitted to others is refused."""
+"""Counts changes in the meaning of features. Models fitted to another version are refused."""
 FLOOR_S: Final = 2e-6
-"""What the shortest kernel takes; keeps the logarithm of an efficiency finite and smooth for tiny operators."""
+"""Seconds of the shortest kernel; keeps the logarithm of an efficiency finite and smooth for tiny operators."""
 SHARPNESS: Final = 4.0
 """How sharply the roofline bends from memory to compute."""
 
@@ -38,13 +38,13 @@ TILES: Final = tuple(
 TILE_CHANNELS: Final = ("waves", "wave_fill", "tile_fill", "time", "depth")
 
 DETAILS: Final = ("name", "act", "optimizer", "layout")
-"""What tells apart operators of the same sizes, as texts."""
+"""Texts that distinguish operators of the same sizes."""
 
 _PASSES: Final = {
     "fwd": 1.0, "bwd": 2.0, "bwd_data": 1.0, "bwd_weight": 1.0, "bwd_grad_act": 1.0, "bwd_grad_w": 1.0,
     "update": 1.0, "fwd+bwd+update": 3.0,
 }  # fmt: skip
-"""How many times the forward's products a phase makes, by the end of a measured operator's name."""
+"""Products of a phase, in units of those of forward, by the end of a measured operator's name."""
 ATTENTION_BACKWARD: Final = 2.5
 
 
@@ -81,14 +81,14 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What a model is given: flat features, :data:`TILE_CHANNELS` over :data:`TILES`, and the baseline."""
+    """The input of a model: flat features, :data:`TILE_CHANNELS` over :data:`TILES`, and the baseline."""
 
     flat: Features32
     tiles: Features32
     baseline_s: Floats
 
     def table(self, *others: Features32) -> Features32:
-        """Everything as one flat row per operator, with columns of ``others`` at its end."""
+        """All features as one flat row per operator, followed by the columns of ``others``."""
         positions = self.tiles.reshape(len(self.tiles), len(TILES) * len(TILE_CHANNELS))
         return np.concatenate([self.flat, positions, *others], axis=1)
 
@@ -135,7 +135,7 @@ def features(shapes: Shapes, rates: Rates) -> Features:
 def _tiles(
     product: tuple[Floats, Floats, Floats, Floats], *, size: Floats, baseline: Floats, passes: Floats, rates: Rates
 ) -> Features32:
-    """For each shape of tile: waves, how full the last of them and the tiles are, time over the baseline, depth."""
+    """For each tile shape: waves, fill of the last wave, fill of the tiles, time over the baseline, depth."""
     b, m, n, k = product
     result = np.empty((len(m), len(TILES), len(TILE_CHANNELS)), dtype=np.float32)
     per_sm = rates.peak / rates.num_sms
@@ -166,9 +166,10 @@ _FAMILY_OF_KIND: Final = {
 
 
 def family_of(op: Operator) -> str | None:
-    """The family of ``op``; ``None`` for what no family describes (recurrent layers, gradients of convolutions).
+    """The family of ``op``, or ``None`` if there is none (recurrent layers, gradients of convolutions).
 
-    Attention whose queries are wider than its values was measured in serving alone, before it was tuned for training.
+    Attention whose queries are wider than its values has no family: it was only measured in serving, before kernels
+    were tuned for training.
     """
     if op.kind is OpKind.RNN or (op.kind is OpKind.ATTENTION and _unlike_dims(op)):
         return None
@@ -181,7 +182,7 @@ def family_of(op: Operator) -> str | None:
 
 
 def shapes_of(family: str, operators: Sequence[Operator]) -> Shapes:
-    """``operators``, all of one family, as columns."""
+    """Returns ``operators``, which must be of one family, as columns."""
     of = FAMILIES[family].of
     width = len(FAMILIES[family].sizes)
     sizes = np.array([of(op) for op in operators], dtype=np.float64).reshape(len(operators), width)
@@ -201,7 +202,7 @@ _MEASURED_NAME: Final = {
     (OpKind.ATTENTION, Phase.BACKWARD): "attention.bwd",
     (OpKind.CONV, Phase.FORWARD): "conv2d.fwd",
 }
-"""The name under which tables of measurements have an operator of a captured model."""
+"""Names in tables of measurements, by kind and phase of an operator of a captured model."""
 
 
 def _details(op: Operator) -> tuple[str, ...]:
@@ -232,4 +233,4 @@ def _passes(family: str, name: str) -> float:
 
 
 INTERCHANGEABLE: Final = {DType.BF16.value: DType.FP16.value, DType.FP16.value: DType.BF16.value}
-"""Dtypes of the same width and rate: one stands in where only the other was measured."""
+"""Dtypes of the same width and rate: if only one was measured, it stands for the other."""

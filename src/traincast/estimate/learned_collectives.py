@@ -41,20 +41,20 @@ WEIGHTS: Final = (
     "knot_log2_bytes", "knot_log_seconds",
 )  # fmt: skip
 MOST_BYTES: Final = 1e30
-"""Messages larger than this count as this."""
+"""Larger messages are estimated as messages of this size."""
 FARTHEST_SIBLING: Final = 1.5
-"""Octaves of bandwidth up to which a sibling's curves are scaled; farther routes are not learned."""
+"""The largest difference in bandwidth, in octaves, at which the curves of a similar device are used."""
 UNKNOWN_INTERVAL: Final = (0.5, 2.0)
-"""Interval factors of works that were not learned: the caller has better ones."""
+"""Interval factors of works that were not learned. Callers replace them by better ones."""
 _OTHER_VERSION: Final = 0.05
 _OTHER_SOFTWARE: Final = 0.15
 _SIBLING: Final = 0.1
 _PER_OCTAVE_OF_BANDWIDTH: Final = 0.2
-"""What is added to both ends of an interval, as a logarithm, for each step away from what was measured."""
+"""Each is added to both ends of an interval, as a logarithm, for one kind of difference from what was measured."""
 
 
 class Learned(NamedTuple):
-    """Seconds, 90 % interval, whether each was learned, and sentences for the user."""
+    """Seconds and 90 % interval of each work, whether it was learned, and warnings for the user."""
 
     seconds: Floats
     low: Floats
@@ -68,8 +68,8 @@ class CollectiveModel:
     """Fitted curves of collectives: ``weights`` are arrays (see :data:`WEIGHTS`), ``card`` says what they mean.
 
     ``card`` has ``routes`` and ``conditions`` (what the numbers of the curves stand for) and ``intervals`` (factors
-    around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's; of one that a user has
-    ``given``, a series far slower than its links allow answers too where there is no other: it was measured there.
+    around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's. If the user
+    named the bundle (``given``), curves far slower than their links allow are used where there are no others.
     """
 
     weights: Mapping[str, npt.NDArray[Any]]
@@ -89,7 +89,7 @@ class CollectiveModel:
         if len(starts) != len(self.weights["curve_route"]) + 1 or starts[-1] != knots or (np.diff(starts) < 1).any():
             raise FileFormatError(f"fitted collectives are damaged: {len(starts)} starts for {knots} knots")
         if not all(np.isfinite(self.weights[name]).all() for name in ("knot_log2_bytes", "knot_log_seconds")):
-            raise FileFormatError("fitted collectives hold knots that are no numbers: fit them again")
+            raise FileFormatError("fitted collectives hold knots that are not finite: fit them again")
         counts = {"route": len(self.card["routes"]), "kind": len(KINDS), "condition": len(self.card["conditions"])}
         for name, count in counts.items():
             numbers = self.weights[f"curve_{name}"]
@@ -141,9 +141,9 @@ class CollectiveModel:
     ) -> Learned:
         """Seconds of ``works`` on ``cluster``; never NaN, never negative.
 
-        ``conditions`` names the software of each work, to compare with measurements that state theirs; without it,
-        the software that training most likely runs is taken. Works of routes that were not measured are not learned:
-        their seconds are the baseline's.
+        ``conditions`` names the software of each work, for comparison with measurements that state theirs. Without
+        it, the software that training most likely runs is assumed. Works on routes that were not measured take the
+        seconds of the baseline, and are marked as not learned.
         """
         works = [work if 0.0 <= work.nbytes <= MOST_BYTES else _with_possible_bytes(work) for work in works]
         m = messages(works, cluster)
@@ -170,13 +170,14 @@ class CollectiveModel:
             if found.warning:
                 warnings[f"{family.kind} on {cluster.name}: {found.warning}"] = None
             if conditions is None and not family.sound:
-                warnings[f"{family.kind} on {cluster.name}: as measured, far slower than its links allow"] = None
+                text = "the measured times are used, though they are far longer than its links allow"
+                warnings[f"{family.kind} on {cluster.name}: {text}"] = None
             if route.key != here.key:
-                warnings[f"{family.kind} on {cluster.name}: as measured on {route.device}, scaled"] = None
+                warnings[f"{family.kind} on {cluster.name}: times measured on {route.device} are used, scaled"] = None
         return Learned(seconds, low, high, learned, tuple(warnings))
 
     def knows(self, works: Sequence[Message], cluster: Cluster) -> Mask:
-        """Which of ``works`` would be learned, without estimating them."""
+        """Returns for each work whether :meth:`estimate` would learn it."""
         m = messages(works, cluster)
         known = ~((m.nbytes > 0) & (m.ranks > 1))
         for where, _ in self._groups(m, None):
@@ -184,13 +185,13 @@ class CollectiveModel:
         return known
 
     def reaches(self, route: Route) -> bool:
-        """Whether curves of any collective answer for this route."""
+        """Whether there are curves of any collective for this route."""
         return any(self._nearest_route(kind, route) is not None for kind in KINDS)
 
     def _groups(
         self, m: Messages, conditions: Sequence[Condition] | None
     ) -> list[tuple[npt.NDArray[np.intp], _Chosen]]:
-        """Works that one family of curves answers alike: their positions, and what was chosen for them."""
+        """Positions of works that share one family of curves, with that family."""
         rows: dict[tuple[int, int, int, int, Condition | None], list[int]] = defaultdict(list)
         columns = (m.kind.tolist(), m.route.tolist(), m.ranks.tolist(), m.islands.tolist(), m.nbytes.tolist())
         for i, (kind, route, ranks, islands, nbytes) in enumerate(zip(*columns, strict=True)):
@@ -204,7 +205,7 @@ class CollectiveModel:
         return groups
 
     def _choose(self, kind: str, route: Route, ranks: int, condition: Condition | None) -> _Chosen | None:
-        """The curves nearest to what is asked for: route before software; ``None`` if no route is near."""
+        """The curves of the nearest route, and among these of the nearest software; ``None`` if no route is near."""
         near = self._nearest_route(kind, route)
         if near is None:
             return None
@@ -226,7 +227,7 @@ class CollectiveModel:
         return _Chosen(family, near, away + (0.0 if condition is None else _OTHER_SOFTWARE))
 
     def _nearest_route(self, kind: str, route: Route) -> Route | None:
-        """The measured route that is equal, or that of the nearest sibling."""
+        """The measured route that equals ``route``, or else the nearest one of the same architecture and links."""
         measured = [known for known, of_kind in self._families if of_kind == kind]
         equal = [known for known in measured if known.key == route.key]
         if equal:
@@ -245,7 +246,7 @@ class CollectiveModel:
 
 
 class _Chosen(NamedTuple):
-    """Curves, the route they were measured on, and what that adds to the logarithm of both ends of an interval."""
+    """Curves, the route they were measured on, and what a difference of routes adds to the interval, as a logarithm."""
 
     family: CurveFamily
     route: Route
