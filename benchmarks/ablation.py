@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import find_device
-from traincast.estimate.features import FAMILIES, FLOOR_S, TILE_CHANNELS, Rates
+from traincast.estimate.families import FAMILIES, Rates
+from traincast.estimate.features import FLOOR_S, TILE_CHANNELS
 from traincast.fitting.dataset import OperatorTable, read_operators
 from traincast.fitting.examples import Rows, cells_of, examples_of, rows_of, vocabulary_of
 from traincast.fitting.rivals import ALL, Budget, compare, count_of, evaluate, sample

@@ -123,7 +123,7 @@ def test_collectives_measured_here_change_the_forecast(made: Path, capsys: pytes
     (use,) = report["bundles"]
     assert (use["path"], use["operators"], use["collectives"]) == (links, 0.0, 1.0)
     assert 0.0 < use["covered"] <= report["estimated_by"]["learned"] + 0.1
-    assert f"all_reduce on cpu-server: as measured on {NAME}, scaled" in report["warnings"]
+    assert f"all_reduce on cpu-server: times measured on {NAME} are used, scaled" in report["warnings"]
     shown = " ".join(run(capsys, *PREDICT, "cpu-server:1x2", "--bundle", links).split())
     assert "links.bundle" in shown
     assert "0% of operators' time, 100% of collectives' time" in shown
@@ -146,10 +146,10 @@ def test_a_cluster_file_that_names_the_processor_is_what_was_measured(
     assert operators["operators"] > 0.2
     assert operators["collectives"] == links["operators"] == 0.0
     assert operators["covered"] + links["covered"] == pytest.approx(report["estimated_by"]["learned"], abs=0.05)
-    assert not any("as measured on" in warning for warning in report["warnings"])
+    assert not any("measured on" in warning for warning in report["warnings"])
     other = run_json(capsys, *PREDICT, "cpu-server:1x2", "--bundle", bundles[0], "--bundle", bundles[1])
     assert other["compute_s"] == pytest.approx(report["compute_s"])
-    assert f"matrix products on cpu: as measured on {NAME}" in other["warnings"]
+    assert f"matrix products on cpu take the times measured on {NAME}" in other["warnings"]
 
 
 def test_a_bundle_that_covers_nothing_says_what_it_covers_and_what_is_needed(
@@ -188,7 +188,7 @@ def test_a_bundle_behind_one_that_covers_the_same_is_said(
     copy = tmp_path / "copy.bundle"
     shutil.copytree(made / "links.bundle", copy)
     given = ["--bundle", str(made / "links.bundle"), "--bundle", str(copy)]
-    assert "is covered by a bundle given before it" in run(capsys, *PREDICT, "cpu-server:1x2", *given, code=2)
+    assert "a bundle given before it covers the same part" in run(capsys, *PREDICT, "cpu-server:1x2", *given, code=2)
     twice = ["--bundle", str(copy), "--bundle", str(copy)]
     assert len(run_json(capsys, *PREDICT, "cpu-server:1x2", *twice)["bundles"]) == 1
 
@@ -242,7 +242,7 @@ def test_a_profile_of_this_machine_changes_a_forecast_on_it(tmp_path: Path, caps
 def test_kernels_that_no_bundle_has_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.toml").write_text('extends = "pytorch"\nkernels = "frobflow"\n')
     report = run_json(capsys, *PREDICT, "dgx-h100:1x2", "--runtime", str(tmp_path / "mine.toml"))
-    assert "no bundle has operators of 'frobflow': those of other frameworks are taken" in report["warnings"]
+    assert "no bundle has operators measured under 'frobflow'; those of other frameworks are used" in report["warnings"]
 
 
 def test_ranks_of_a_trace_that_is_not_asked_for_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

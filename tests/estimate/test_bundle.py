@@ -99,7 +99,7 @@ def of_model(change: Change) -> Change:
         ("operators", entry(lambda e: e["vocabulary"].pop("layout")), "vocabulary.layout is missing or empty"),
         ("operators", entry(lambda e: e.pop("domain")), f"cells.{CELL}.domain is missing"),
         ("operators", entry(lambda e: e.update(domain={"a": [[1.0], [2.0]]})), "domain.a has 1 sizes: product has"),
-        ("operators", entry(lambda e: e.update(base="nowhere")), "rests on the cell 'nowhere', which the card lacks"),
+        ("operators", entry(lambda e: e.update(base="nowhere")), "rests on the cell 'nowhere', which is not in the card"),
         ("operators", lambda card: card.update(cells=[1]), "cells is [1]: expected a table"),
         ("operators", lambda card: card.pop("cells"), "cells is missing"),
         ("operators", lambda card: card.update(devices={"x": {"name": "x"}}), "devices.x.vendor is missing"),
@@ -176,7 +176,7 @@ def test_arrays_that_are_missing_or_no_numbers_are_named(operators: Path, collec
     name = next(n for n, a in arrays.items() if a.dtype.kind == "f")
     save_file({**arrays, name: np.full_like(arrays[name], np.nan)}, operators / "weights.safetensors")
     restamped(operators, (operators / "weights.safetensors").read_bytes())
-    with pytest.raises(FileFormatError, match="holds what is no number"):
+    with pytest.raises(FileFormatError, match="holds numbers that are not finite"):
         load_bundle(operators).cell(CELL)
     save_file({n: a for n, a in arrays.items() if n != name}, operators / "weights.safetensors")
     restamped(operators, (operators / "weights.safetensors").read_bytes())

@@ -24,7 +24,8 @@ from traincast.estimate.cells import (
     setting_of,
     trees_table,
 )
-from traincast.estimate.features import FAMILIES, Rates, Shapes, features, roofline
+from traincast.estimate.families import FAMILIES, Rates
+from traincast.estimate.features import Shapes, features, roofline
 from traincast.fitting.boosting import BoostingConfig, grow
 from traincast.fitting.train import Examples, TrainConfig, train_network
 

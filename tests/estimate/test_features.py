@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.cluster import find_device
+from traincast.estimate.families import FAMILIES, Floats, Rates
 from traincast.estimate.features import (
     ATTENTION_BACKWARD,
-    FAMILIES,
     FLOOR_S,
     TILE_CHANNELS,
     TILES,
-    Floats,
-    Rates,
     Shapes,
     family_of,
     features,

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import FileFormatError
+from traincast.estimate.collective_curves import Curve, ring_threshold
 from traincast.estimate.collective_features import KINDS, Condition, Message, condition_of, route_of
-from traincast.estimate.learned_collectives import CollectiveModel, Curve, ring_threshold
+from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.work import Collective, CollectiveKind, Transfer
 
 H100 = load_cluster("dgx-h100")
@@ -139,7 +140,7 @@ def test_beyond_the_measured_ranks_small_messages_are_trees_and_large_ones_rings
     sizes = np.array([10.0, 14.0, 29.0, 30.0])
     found = model.estimate(messages("all_reduce", list(2.0**sizes), 256, 64), ALPS)
     np.testing.assert_allclose(found.seconds, all_reduce_seconds(sizes, 256), rtol=0.05)
-    assert "256 ranks are beyond the 64 measured" in found.warnings[0]
+    assert "at most 64 ranks were measured; the time of 256 is extrapolated" in found.warnings[0]
     gathered = model.estimate(messages("all_gather", list(2.0**sizes), 128, 32), ALPS)
     np.testing.assert_allclose(gathered.seconds, ring(sizes, 128), rtol=0.05)
 
@@ -179,7 +180,7 @@ def test_a_sibling_of_the_same_architecture_is_scaled_by_its_links(model: Collec
     assert same.seconds[0] == pytest.approx(own.seconds[0])
     assert same.high[0] > own.high[0]
     assert 1.7 * own.seconds[0] < slower.seconds[0] < 2.1 * own.seconds[0]
-    assert "as measured on h100-sxm5-80gb" in same.warnings[0]
+    assert "times measured on h100-sxm5-80gb are used, scaled" in same.warnings[0]
 
 
 def test_groups_that_share_nics_take_longer(model: CollectiveModel) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from traincast.cluster import find_device
 from traincast.errors import RequestError, UnknownNameError
-from traincast.estimate.features import Rates, features, shapes_of
+from traincast.estimate.families import Rates
+from traincast.estimate.features import features, shapes_of
 from traincast.fitting.examples import Rows, examples_of, vocabulary_of
 from traincast.fitting.rivals import ALL, RIVALS, Budget, RivalScore, compare, count_of, evaluate, sample
 from traincast.fitting.rows import RowConfig, operator_of

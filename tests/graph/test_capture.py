@@ -15,7 +15,8 @@ from torch import nn
 from tests.conftest import GPT, AnalyticalCostModel, devices, graph_of
 from traincast.errors import CaptureError
 from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.capture import BATCH, capture
+from traincast.graph.capture import capture
+from traincast.graph.recorder import BATCH
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.graph.zoo import Traceable, build
 

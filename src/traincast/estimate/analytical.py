@@ -143,8 +143,8 @@ class _Operators:
         self.warnings: dict[str, None] = {}
         if device.architecture not in ARCHITECTURES:
             self._warn(
-                f"no measurements of architecture {device.architecture!r}: operators on {device.name} use "
-                "default fractions of its peaks, with wide intervals"
+                f"nothing was measured on the architecture {device.architecture!r}: operators on {device.name} are "
+                "assumed to reach usual fractions of its peak rates, with wide intervals"
             )
         self._rates: dict[tuple[str, str], float] = {}
         self._products: list[tuple[float, ...]] = []
@@ -152,7 +152,7 @@ class _Operators:
         self._traffic: list[tuple[float, ...]] = []
 
     def add(self, index: int, op: Operator) -> int:
-        """Take ``op`` as work ``index``; the family of its interval."""
+        """Add ``op`` as work ``index``; returns the number of the family that its interval comes from."""
         match op.kind:
             case OpKind.GEMM | OpKind.BATCHED_GEMM:
                 self._add_gemm(index, op, gemm_dims(op), 1.0)
@@ -183,7 +183,7 @@ class _Operators:
         rate = self._rates.get((family, dtype))
         if rate is None:
             if dtype in CAST_BYTES and not self.device.supports(dtype):
-                self._warn(f"{self.device.name} has no {dtype} rate: computed at that of a wider dtype")
+                self._warn(f"{self.device.name} has no {dtype} rate; {dtype} is computed at the rate of a wider dtype")
             fraction = {
                 "gemm": self.reach.gemm_fraction(dtype),
                 "conv": self.reach.conv_fraction(dtype),
@@ -252,7 +252,7 @@ class _Operators:
         self._traffic.append((index, op.nbytes, share, compute, floor))
 
     def seconds(self, count: int) -> Column:
-        """Seconds of works 0 to ``count`` - 1; zero for those that are no operators."""
+        """Seconds of works 0 to ``count`` - 1; zero for works that are not operators."""
         total = np.zeros(count)
         machine = self.machine
         if self._products:
@@ -276,7 +276,7 @@ class _Operators:
 
 
 def attention_share(op: Operator, device: Device) -> float:
-    """What an attention operator reaches of the device's best kernels."""
+    """The fraction of the speed of the device's best attention kernels that ``op`` reaches."""
     older = op.attributes.get("kernel") == "flash-2"
     return OLDER_ATTENTION.get(device.architecture, 1.0) if older else 1.0
 

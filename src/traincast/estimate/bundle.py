@@ -1,8 +1,8 @@
-"""Bundles: what was fitted, as a folder with a card (JSON) and weights (safetensors).
+"""Bundles: fitted models in a folder with a card (JSON) and weights (safetensors).
 
-The card says what is inside, what it was fitted on, how well it did on rows it had not seen, and the hash of card and
-weights. A bundle that does not match its hash, whose card lacks something, or that other features were made for, is
-refused.
+The card says what the bundle holds, what it was fitted to, how accurate it was on rows that it was not fitted to, and
+the hash of card and weights. A bundle is refused if it does not match its hash, if its card is incomplete, or if it was
+fitted to other features.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from traincast.estimate.features import FEATURES_VERSION
 from traincast.files import check_folder, write_folder
 
 FORMAT: Final = 2
-"""Form of the folder; since 2 the hash covers the card as well as the weights."""
+"""Version of the folder's form. Since version 2, the hash covers the card as well as the weights."""
 SHIPPED: Final = Path(__file__).parent.parent / "bundles"
 _CARD, _WEIGHTS = "card.json", "weights.safetensors"
 _NO_NUMBER: Final = re.compile(r"NaN|Infinity|[eE]\+?\d{3}")
-"""What a card may hold that is no number: these words, or a power of ten that no float has."""
+"""Finds numbers in a card that may not be finite: these words, or a power of ten beyond any float."""
 _NEEDS: Final = ("format", "kind", "sha256")
 
 
 class Bundle:
-    """A bundle on disk; arrays are read when they are asked for."""
+    """A bundle on disk. Arrays are read when they are first needed."""
 
     def __init__(self, path: Path, card: Mapping[str, Any]) -> None:
         self.path = path
@@ -45,14 +45,16 @@ class Bundle:
         self._cells: dict[str, Cell] = {}
 
     def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
-        """The arrays whose names begin with ``prefix``, without it."""
+        """The arrays whose names begin with ``prefix``, by the rest of the name."""
         from safetensors import safe_open
 
         with safe_open(self.path / _WEIGHTS, "np") as file:
             found = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
         for name, array in found.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise FileFormatError(f"{self.path / _WEIGHTS}: {name} holds what is no number; fit the bundle again")
+                raise FileFormatError(
+                    f"{self.path / _WEIGHTS}: {name} holds numbers that are not finite; fit the bundle again"
+                )
         return {name[len(prefix) :]: array for name, array in found.items()}
 
     @cached_property
@@ -70,16 +72,16 @@ class Bundle:
 
     @cached_property
     def devices(self) -> dict[str, Device]:
-        """Devices outside the catalog that it was fitted to, by name."""
+        """Devices that it was fitted to and that the catalog does not have, by name."""
         return {text: Device(**fields) for text, fields in self.card.get("devices", {}).items()}
 
     def name_of(self, device: Device) -> str:
-        """The name of ``device`` here; the catalog's processor is the one that was measured, where only one was."""
+        """The name of ``device`` in this bundle; the catalog's processor means the measured one, if only one was."""
         processors = [name for name in self.devices if is_processor(name)]
         return processors[0] if device.name == GENERIC and len(processors) == 1 else device.name
 
     def measured(self, family: str, dtype: str) -> list[tuple[Device, Cell]]:
-        """The cells of measured devices; of several settings of one device, that with the most rows."""
+        """The cells of measured devices, for each device the cell with the most rows."""
         best: dict[str, tuple[int, str]] = {}
         for name, entry in self.card.get("cells", {}).items():
             if entry["family"] == family and entry["dtype"] == dtype and entry["device"] != ANY:
@@ -90,7 +92,7 @@ class Bundle:
         return [(devices[device], self.cell(name)) for device, (_, name) in sorted(best.items())]
 
     def cell(self, name: str) -> Cell:
-        """A cell by its name."""
+        """The cell called ``name``."""
         if name not in self._cells:
             entry, arrays = self.card["cells"][name], self.arrays(f"{name}:")
             try:
@@ -101,7 +103,7 @@ class Bundle:
         return self._cells[name]
 
     def _adapted(self, entry: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Cell:
-        """A cell that adapts the network of all devices of this bundle, and names its neighbours here."""
+        """The cell of an adapted device: the network of all devices with another last layer, and its neighbours."""
         base = self.cell(entry["base"])
         if base.network is None:
             raise ValueError(f"its base {entry['base']} has no network")
@@ -115,7 +117,7 @@ class Bundle:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """The bundle in the folder ``path``: its card complete, its hash that of card and weights."""
+    """Returns the bundle in the folder ``path``; raises ``FileFormatError`` if card, weights or hash are wrong."""
     card, weights = _read(path)
     if card["format"] == 1:
         raise FileFormatError(
@@ -133,13 +135,15 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def renew_bundle(path: Path) -> bool:
-    """Write a bundle of format 1 in the present one, its weights as they are; whether that was needed."""
+    """Rewrite a bundle of format 1 in the present format, with the same weights; returns whether it had to be."""
     card, weights = _read(path)
     if card["format"] != 1:
         load_bundle(path)
         return False
     if hashlib.sha256(weights).hexdigest() != card["sha256"]:
-        raise FileFormatError(f"{path / _WEIGHTS} does not match the hash in its card: corrupt, or not its own")
+        raise FileFormatError(
+            f"{path / _WEIGHTS} does not match the hash in its card: it is damaged or of another bundle"
+        )
     _check(path, {**card, "format": FORMAT})
     _check_weights(path)
     _write(path, card, weights)
@@ -147,7 +151,7 @@ def renew_bundle(path: Path) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Card and weights as they stand in a folder; the card has what every card has."""
+    """Card and weights of a folder, the card with the fields that all cards have."""
     try:
         text = (path / _CARD).read_text(encoding="utf-8")
         card = json.loads(text)
@@ -158,7 +162,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         raise FileFormatError(f"{path / _CARD} cannot be read: {' '.join(str(error).split())[:160]}") from None
     missing = [name for name in _NEEDS if not isinstance(card, dict) or name not in card]
     if missing:
-        raise FileFormatError(f"{path / _CARD} lacks {', '.join(missing)}: it is no card of a bundle")
+        raise FileFormatError(f"{path / _CARD} lacks {', '.join(missing)}: this is not the card of a bundle")
     if _NO_NUMBER.search(text):
         check_finite(card, str(path / _CARD))
     return card, weights
@@ -189,7 +193,7 @@ def _check_weights(path: Path) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Refuse a path that a bundle cannot be written to: it may take the place of a bundle, and of nothing else."""
+    """Raise an error if a bundle cannot be written to ``path``. It may replace a bundle, but nothing else."""
     check_folder(path if path.is_dir() else path.parent)
     if not path.exists():
         return
@@ -202,7 +206,7 @@ def check_output(path: Path) -> None:
 
 
 def save_bundle(path: Path, card: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write a bundle to the folder ``path``, whole or not at all; only a bundle may be replaced."""
+    """Write a bundle to the folder ``path``, completely or not at all. It may replace a bundle, but nothing else."""
     from safetensors.numpy import save
 
     check_output(path)

@@ -1,4 +1,4 @@
-"""Estimates as a calibration has them: which part of a step each work belongs to, and what that does to its time."""
+"""Applies a calibration to estimates: assigns each work to a part of the step, and scales the time of each part."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _PART_OF_KIND: Final = {
 }
 _HOST: Final = ("kernels", "blocks", "collectives", "handshakes", "waits")
 _NINETY: Final = 2.0 * 1.645
-"""A 90 % interval is so many standard deviations wide."""
+"""The width of a 90 % interval, in standard deviations."""
 _NONE: Final = len(FACTORS)
-"""The number of the part that nothing scales."""
+"""The number of the part that no factor scales."""
 
 
 class Parts:
-    """What a calibration changes of each of some works on a cluster; laid out once, applied to many calibrations."""
+    """The parts that works on a cluster belong to; built once, used with many calibrations."""
 
     def __init__(self, works: Sequence[Work], cluster: Cluster) -> None:
         self._part = np.array([_part(work, cluster) for work in works], dtype=np.intp)
@@ -49,7 +49,7 @@ class Parts:
         self._all = np.maximum(self._usual_counts().sum(axis=1), 1e-12)
 
     def scaled(self, seconds: Floats, calibration: Calibration, *, stalled: bool = False) -> Floats:
-        """Seconds of the works under ``calibration``, from those without; ``stalled`` for its slow mode."""
+        """Returns the calibrated ``seconds`` of the works, in their order; with ``stalled``, those in the slow mode."""
         factors = np.array([*(getattr(calibration, name) for name in FACTORS), 1.0])
         latency = np.array([calibration.intra_latency_s, calibration.inter_latency_s])
         result: Floats = seconds * factors[self._part] + self._hops @ latency
@@ -60,13 +60,13 @@ class Parts:
         return result
 
     def _usual_counts(self) -> Floats:
-        """Launches by kind, waits only where hosts are crowded."""
+        """Launches by kind. Waits count only where several hosts wait for one another."""
         counts = self._counts.copy()
         counts[~self._crowded, -1] = 0.0
         return counts
 
     def seconds_by_part(self, seconds: Floats, counts: npt.NDArray[np.int64]) -> dict[str, float]:
-        """Seconds of all works of each part, which run ``counts`` times."""
+        """Total seconds of each part, if work ``i`` runs ``counts[i]`` times."""
         spent = seconds * counts
         spent[self._launch] = 0.0  # those of the host are told apart below
         totals = np.bincount(self._part, weights=spent, minlength=_NONE + 1)
@@ -78,9 +78,10 @@ class Parts:
         return result
 
     def unmeasured_spreads(self, estimates: Estimates, counts: npt.NDArray[np.int64]) -> dict[str, float]:
-        """The spread of the logarithm of each part's time for works of which nothing was measured on this device.
+        """The standard deviation of the logarithm of each part's time, due to works not measured on this device.
 
-        They run ``counts`` times and err together, each by as much as its 90 % interval says, weighed by its seconds.
+        Work ``i`` runs ``counts[i]`` times. Errors of these works add up in one direction, each as large as its 90 %
+        interval says, weighted by its seconds.
         """
         spent = estimates.seconds * counts
         ends = np.stack([estimates.low, estimates.high], axis=1)
@@ -93,7 +94,7 @@ class Parts:
 
 
 def calibrated(estimates: Estimates, works: Sequence[Work], cluster: Cluster) -> Estimates:
-    """``estimates`` of ``works`` as the calibration of ``cluster`` has them."""
+    """Returns ``estimates`` of ``works`` with the calibration of ``cluster`` applied, if it has one."""
     calibration = cluster.calibration
     if calibration is None:
         return estimates

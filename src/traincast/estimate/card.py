@@ -1,4 +1,4 @@
-"""What must stand in the card of a bundle: every field, its type, and its hash; what is amiss is named."""
+"""The card of a bundle: its fields and their types, its hash, and the checks that name the first wrong field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from traincast.errors import FileFormatError
 from traincast.estimate.cells import ANY, COLUMNS
 from traincast.estimate.collective_features import KINDS as COLLECTIVES
 from traincast.estimate.collective_features import Condition, Route
-from traincast.estimate.features import FAMILIES
+from traincast.estimate.families import FAMILIES
 from traincast.schema import convert, record_of
 
 KINDS: Final = ("operators", "collectives")
-"""What a bundle can be of."""
+"""Kinds of bundles."""
 
 _Interval: TypeAlias = tuple[float, float]
 
@@ -61,7 +61,7 @@ _CARDS: Final[dict[str, type]] = {"operators": _Operators, "collectives": _Colle
 
 
 def digest_of(card: Mapping[str, Any], weights: bytes) -> str:
-    """SHA-256 of all that a card says but its own hash, and of the weights; the layout of the JSON does not count."""
+    """SHA-256 of the weights and of the card without its own hash; the layout of the JSON does not matter."""
     said = {name: value for name, value in card.items() if name != "sha256"}
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     digest = hashlib.sha256(text.encode() + b"\0")
@@ -70,7 +70,7 @@ def digest_of(card: Mapping[str, Any], weights: bytes) -> str:
 
 
 def check_card(card: Mapping[str, Any], where: str) -> None:
-    """Refuse a card in which a field is missing, of another type, or contradicts another one."""
+    """Raise ``FileFormatError`` if a field is missing, has a wrong type, or contradicts another one."""
     try:
         convert(card, _CARDS[card["kind"]], "")
         if card["kind"] == "operators":
@@ -83,7 +83,7 @@ def check_card(card: Mapping[str, Any], where: str) -> None:
 
 
 def check_finite(value: Any, where: str, at: str = "") -> None:
-    """Refuse a number that is none, anywhere in a card."""
+    """Raise ``FileFormatError`` if a number anywhere in a card is NaN or infinite."""
     if isinstance(value, float) and not math.isfinite(value):
         raise FileFormatError(f"{where} is damaged: {at} is {value}: expected a number; fit the bundle again")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -92,7 +92,7 @@ def check_finite(value: Any, where: str, at: str = "") -> None:
 
 
 def _check_cell(entry: Mapping[str, Any], cells: Mapping[str, Any], at: str) -> None:
-    """What a cell needs beyond its types: a known family, an interval for all, and its base or its own domain."""
+    """Check what types cannot: a known family, an interval for all operators, and either a base or an own domain."""
     if entry["family"] not in FAMILIES:
         raise ValueError(f"{at}.family is {entry['family']!r}: known are {', '.join(FAMILIES)}")
     if ANY not in entry["interval"]:
@@ -105,7 +105,7 @@ def _check_cell(entry: Mapping[str, Any], cells: Mapping[str, Any], at: str) -> 
     if "base" in entry:
         for name in (entry["base"], *(name for _, name in entry.get("near", []))):
             if name not in cells:
-                raise ValueError(f"{at} rests on the cell {name!r}, which the card lacks")
+                raise ValueError(f"{at} rests on the cell {name!r}, which is not in the card")
         return
     missing = [column for column in COLUMNS if not entry["vocabulary"].get(column)]
     if missing:

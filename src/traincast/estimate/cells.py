@@ -1,8 +1,8 @@
-"""A fitted model of one cell: a family of operators, on one device, in one dtype, measured under one setting.
+"""A cell: the fitted model of one family of operators, on one device, in one dtype, measured in one setting.
 
-A cell corrects the roofline: seconds = roofline × exp(what trees and network say of the operator). Sizes outside what
-was measured are moved to its edge before the correction is asked for, while the roofline is taken at the true sizes:
-beyond the data the efficiency stays that of the nearest measured operator, and time never falls when work grows.
+A cell corrects the roofline: seconds = roofline × exp(output of trees and network). For sizes outside the measured
+range, the correction is that of the nearest measured size, while the roofline is that of the true size. So beyond the
+data the efficiency stays that of the nearest measured operator, and time never falls when work grows.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device
-from traincast.estimate.features import Features, Rates, Shapes, features, roofline
+from traincast.estimate.families import Rates
+from traincast.estimate.features import Features, Shapes, features, roofline
 from traincast.estimate.network import Network
 from traincast.estimate.trees import Trees
 
 Floats = npt.NDArray[np.float64]
 
 COLUMNS: Final = ("name", "act", "optimizer", "layout", "setting", "dtype")
-"""Texts that a model tells apart, each by a vocabulary whose first entry stands for what it does not know."""
+"""Texts that a model distinguishes. Each has a vocabulary, whose first entry stands for unknown texts."""
 WIDENING: Final = 0.1
-"""What an interval grows by, in logarithm, for every factor e that a size is outside what was measured."""
+"""How much an interval widens, in logarithm, for every factor e that a size is outside the measured range."""
 PLAUSIBLE: Final = (-3.0, 7.0)
-"""Log of time over roofline that a measurement can have: a framework's floor is many times the shortest kernel."""
+"""Range of log(time / roofline) in which a measurement is believed; a framework may take many times the roofline."""
 ANY: Final = "any"
-"""The device of a cell that reads the device from its datasheet."""
+"""The device name of a cell for all devices, which reads the datasheet instead."""
 _SERVING: Final = ("vllm", "sglang", "trtllm")
 
 
 @lru_cache(maxsize=4096)
 def setting_of(framework: str) -> str:
-    """The setting that a framework measures in: its name without versions; serving engines share one."""
+    """The setting of a framework: its name without version. All serving engines share one setting."""
     text = framework.lower()
     if any(engine in text for engine in _SERVING):
         return "serving"
@@ -44,7 +45,7 @@ def setting_of(framework: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds, interval and how far outside the measurements (in factors of e; 0 inside) of each operator."""
+    """Seconds and interval of each operator, and its distance from the measured range (in factors of e; 0 inside)."""
 
     seconds: Floats
     low: Floats
@@ -80,12 +81,12 @@ class Cell:
         return f"{self.family}/{self.setting}/{self.dtype}/{self.device}"
 
     def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
-        """Which operators bear a name that was measured."""
+        """Returns for each operator whether its name was measured."""
         known = set(self.vocabulary["name"])
         return np.array([name in known for name, *_ in shapes.details], dtype=bool)[shapes.which]
 
     def estimate(self, shapes: Shapes, rates: Rates, *, framework: str = "", dtype: str = "") -> Estimate:
-        """Seconds of operators that the cell knows."""
+        """Returns seconds and intervals of operators that the cell knows."""
         low, high = self._domains(shapes)
         inside = shapes.within(low, high)
         outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
@@ -130,7 +131,7 @@ class Cell:
 def encode(
     shapes: Shapes, framework: str | Sequence[str], dtype: str | Sequence[str], vocabulary: Mapping[str, Sequence[str]]
 ) -> npt.NDArray[np.int64]:
-    """The texts of operators as numbers [operator, column of :data:`COLUMNS`]; an unknown one as the most frequent."""
+    """The texts of operators as numbers [operator, column of :data:`COLUMNS`]; an unknown text has the first."""
     places = {column: {text: i for i, text in enumerate(vocabulary[column])} for column in COLUMNS}
     codes = np.zeros((len(shapes), len(COLUMNS)), dtype=np.int64)
     for i, column in enumerate(COLUMNS[:4]):
@@ -142,7 +143,7 @@ def encode(
 
 
 def one_hot(codes: npt.NDArray[np.int64], vocabulary: Mapping[str, Sequence[str]]) -> npt.NDArray[np.float32]:
-    """The numbers as zeros and ones, for a network; a column of a single text says nothing and is left out."""
+    """The numbers as zeros and ones, for a network. Columns with a single text are left out."""
     parts = [
         np.eye(len(vocabulary[column]), dtype=np.float32)[codes[:, i]]
         for i, column in enumerate(COLUMNS)
@@ -152,7 +153,7 @@ def one_hot(codes: npt.NDArray[np.int64], vocabulary: Mapping[str, Sequence[str]
 
 
 def trees_table(found: Features, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Everything that trees split on, as one row per operator."""
+    """The features that trees split on, one row per operator."""
     return found.table(codes.astype(np.float32))
 
 
@@ -213,14 +214,14 @@ def card_of(cell: Cell) -> dict[str, Any]:
 # Devices that are alike
 
 _LIKENESS: Final = (1.0, 1.0, 0.5, 0.75, 0.6, 0.25)
-"""Octaves that devices differ by as a rule: bandwidth, bandwidth per SM, ridge, peak per SM, L2, SMs."""
+"""Usual differences between devices, in octaves: bandwidth, bandwidth per SM, ridge, peak per SM, L2, SMs."""
 _NEAR: Final = 0.3
-"""How near, in these, a device must be to count: chosen by leaving out one measured device after another."""
+"""How near a device must be to count, in these units; chosen by leaving out one measured device at a time."""
 _MOST: Final = 4
 
 
 def likeness(one: Device, other: Device, dtype: str) -> float:
-    """How alike two devices are, from 0 to 1, by their datasheets."""
+    """Similarity of two devices from 0 to 1, by their datasheets."""
     scaled = (_signature(one, dtype) - _signature(other, dtype)) / np.array(_LIKENESS)
     return float(np.exp(-np.mean(scaled**2) / (2.0 * _NEAR**2)))
 
@@ -232,7 +233,7 @@ def _signature(device: Device, dtype: str) -> Floats:
 
 
 def beside(general: Cell, device: Device, dtype: str, measured: Sequence[tuple[Device, Cell]]) -> Cell:
-    """The network of all devices, in the mean with cells of the measured devices most like ``device``."""
+    """The mean of the network of all devices and the cells of the measured devices most like ``device``."""
     weights = [(likeness(device, other, dtype), cell) for other, cell in measured]
     ranked = sorted(weights, key=lambda pair: (pair[0], pair[1].id), reverse=True)[:_MOST]
     total = sum(weight for weight, _ in ranked)

@@ -1,8 +1,8 @@
-"""What a learned model of collectives sees: the route a group of ranks takes, its condition, and the physical baseline.
+"""The features of collectives for a learned model: the route of the ranks, the software, and the physical baseline.
 
-A *route* is what ranks meet on their way: the device, how it is joined to the others inside a node, and the NICs when
-the group leaves its domain of intra-node links. Measurements and requests find each other by it, never by the name of
-a machine: two clusters with the same route behave alike. A *condition* is the software that moves the bytes: library,
+A *route* is the hardware between ranks: the device, its links inside a node, and the NICs if the group leaves its
+domain of intra-node links. A request is matched with measurements by its route, never by the name of a machine, because
+clusters with the same route behave in the same way. A *condition* is the software that moves the bytes: library,
 version and dtype.
 """
 
@@ -45,7 +45,7 @@ _DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What the ranks of a group meet: links inside an island of ``per_node`` ranks, and NICs between islands.
+    """The hardware between the ranks of a group: links inside an island of ``per_node`` ranks, NICs between islands.
 
     ``inside`` is ``switch``, ``direct`` (a mesh or a bridge), ``pcie``, ``host`` (processes of one processor) or
     ``none`` (one rank in each node). Bandwidths are bytes/s per direction: of one rank inside (0 in a host, of which no
@@ -73,7 +73,7 @@ class Route:
         return f"{self.device} | {inside}{between}"
 
     def likeness(self, other: Route) -> float:
-        """How far ``other`` is from this route: 0 for equal links on a sibling device, infinite for another kind.
+        """Distance of ``other`` from this route: 0 for equal links on a similar device, infinite for other links.
 
         Siblings have the same architecture and kinds of links; their distance is that of the bandwidths, in octaves.
         """
@@ -159,7 +159,7 @@ class Messages:
 
 
 def messages(works: Sequence[Message], cluster: Cluster) -> Messages:
-    """The columns of ``works``; sizes that are no number count as zero."""
+    """The columns of ``works``; sizes that are NaN count as zero."""
     routes: dict[Route, int] = {}
     known: dict[tuple[int, int, bool], tuple[int, int]] = {}
     rows = []
@@ -217,7 +217,7 @@ def route_of(cluster: Cluster, *, ranks: int, nodes: int, islands: int = 0) -> R
 
 
 def baseline_seconds(works: Sequence[Message], cluster: Cluster) -> Floats:
-    """What latencies and bandwidths alone predict, in seconds; never falls when bytes grow."""
+    """Seconds that latencies and bandwidths alone predict; never falls when bytes grow."""
     seconds = np.zeros(len(works))
     groups = [i for i, work in enumerate(works) if isinstance(work, Collective)]
     single = [i for i, work in enumerate(works) if isinstance(work, Transfer)]

@@ -141,7 +141,7 @@ MESSAGE_NIC_SHARE: Final = 0.72
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """What groups of ranks meet of a cluster, as columns; an island is a node or an NVLink domain.
+    """The links that groups of ranks use in a cluster, as columns; an island is a node or an NVLink domain.
 
     ``intra`` and ``inter`` are achievable bytes/s of one rank inside its island and of the group's share of
     an island's NICs; latencies are seconds per message.
@@ -168,7 +168,7 @@ def islands_of(num_nodes: int, cluster: Cluster) -> int:
 
 
 def paths(works: Sequence[Collective], cluster: Cluster) -> Paths:
-    """The columns of ``works``: which links they cross, and how much of those they have."""
+    """The columns of ``works``: the links that they cross, and their share of the bandwidth."""
     link_share = cluster.device.achievable.get("intra_link", LINK_SHARE[cluster.intra_topology])
     nic_share = cluster.device.achievable.get("inter_link", NIC_SHARE)
     known: dict[tuple[int, int, int], tuple[float, ...]] = {}

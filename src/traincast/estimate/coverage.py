@@ -1,4 +1,4 @@
-"""What bundles that a user named cover of a forecast: a bundle that covers nothing of it is refused."""
+"""Refuses a bundle that the user named if it covers nothing of the forecast."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from traincast.graph import Operator
 from traincast.work import Collective, Transfer, Work
 
 _MOST: Final = 3
-"""Devices or routes that a message names."""
+"""The most devices or routes that a message lists."""
 
 
 def check_used(
     model: CostModel | None, used: Collection[str], works: Sequence[Work], clusters: Iterable[Cluster]
 ) -> None:
-    """Refuse a bundle that a user named and that is not among those ``used``; ``works`` is what was to be estimated."""
+    """Raise ``RequestError`` if the user named a bundle that is not in ``used``; ``works`` were to be estimated."""
     if not isinstance(model, LearnedCostModel):
         return
     places = list(clusters)
@@ -36,9 +36,9 @@ def check_used(
 
 
 def check_possible(model: CostModel | None, clusters: Sequence[Cluster]) -> None:
-    """Refuse a bundle that a user named and that can cover nothing on ``clusters``, before any long work.
+    """Raise ``RequestError`` if the user named a bundle that cannot cover anything on ``clusters``.
 
-    It must know one of their devices, or a route that a group of their ranks can take.
+    Called before any long work. A bundle must know one of the devices, or a route that a group of ranks can take.
     """
     if not isinstance(model, LearnedCostModel):
         return
@@ -60,14 +60,14 @@ def check_possible(model: CostModel | None, clusters: Sequence[Cluster]) -> None
 
 
 def _possible(cluster: Cluster) -> list[Route]:
-    """Routes of groups of 2, 4, … ranks of a node, alone and on all nodes."""
+    """Routes of groups of 2, 4, … ranks in a node, on one node and on all nodes."""
     each = [n for n in range(1, cluster.devices_per_node + 1) if n & (n - 1) == 0 or n == cluster.devices_per_node]
     groups = [(n, nodes) for nodes in {1, cluster.num_nodes} for n in each if n * nodes > 1]
     return [route_of(cluster, ranks=n * nodes, nodes=nodes) for n, nodes in groups]
 
 
 def unused_warnings(model: CostModel | None, used: Collection[str]) -> tuple[str, ...]:
-    """What to say of bundles of collectives that could be used, and are not by the strategies that came out best."""
+    """Warnings about bundles of collectives that the best strategies of a search do not use."""
     if not isinstance(model, LearnedCostModel):
         return ()
     left = [m.path for m in model.collectives if m.path in model.given and str(m.path) not in used]
@@ -89,7 +89,7 @@ def _why(model: LearnedCostModel, path: Path, works: Sequence[Work], clusters: S
     return _said(_collectives_of(curves), _collectives_needed(sent, clusters))
 
 
-_BEHIND: Final = "all that it covers of this forecast is covered by a bundle given before it; leave it out"
+_BEHIND: Final = "a bundle given before it covers the same part of this forecast; leave it out"
 
 
 def _said(covers: Iterable[str], needs: Iterable[str]) -> str:

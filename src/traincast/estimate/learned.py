@@ -1,4 +1,4 @@
-"""The learned cost model: bundles of fitted weights where something like the work was measured, physics elsewhere."""
+"""The learned cost model: fitted bundles estimate works like those that were measured, physics estimates the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from traincast.cluster import Cluster, Device
 from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
-from traincast.estimate.features import INTERCHANGEABLE, Rates, Shapes, family_of, shapes_of
+from traincast.estimate.families import Rates
+from traincast.estimate.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
 from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator
@@ -22,15 +23,15 @@ from traincast.work import Collective, Transfer, Work
 
 _LEARNED: Final = SOURCES.index("learned")
 _PREFERRED: Final = ("serving", "pytorch/megatron-deepspeed", "megatron/te", "pytorch")
-"""Settings to ask first where the request names none: the most recent kernels first."""
+"""Settings to ask first if the request names none. The most recent kernels come first."""
 _ASKED_ONLY: Final = ("tensorflow", "cudnn/miopen/mkl")
-"""Settings that answer only those who name them: layers with their framework's floor, and libraries of 2017."""
+"""Settings that are used only if the request names them: TensorFlow layers with their overhead, libraries of 2017."""
 _TRANSFERABLE: Final = ("product", "grouped", "attention")
-"""Families whose kernels were measured bare on enough devices to speak of one that was not."""
+"""Families whose kernels were measured alone on enough devices to estimate them on a device that was not measured."""
 _CREDIBLE: Final = 8.0
-"""How far from physics an estimate may be that was learned on other devices: beyond it, the network is lost."""
+"""The largest factor between physics and an estimate learned on other devices; beyond it the estimate is cut off."""
 _NEAR: Final = float(np.log(1.05))
-"""How far outside the measurements a size may be before a warning says so."""
+"""How far outside the measured range a size may be, in logarithm, before there is a warning."""
 WORD: Final = {
     "product": "matrix products", "grouped": "grouped products", "attention": "attentions",
     "conv": "convolutions", "traffic": "memory-bound operators",
@@ -39,7 +40,7 @@ WORD: Final = {
 
 
 class _Answer(NamedTuple):
-    """A cell that answers for some operators, and the bundle that it is from."""
+    """The cell that estimates some operators, and the bundle that it belongs to."""
 
     bundle: Bundle
     cell: Cell
@@ -47,10 +48,10 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnedCostModel:
-    """Estimates operators and collectives from ``bundles``, the first that knows a work; the rest by ``otherwise``.
+    """Estimates each work by the first of ``bundles`` and ``collectives`` that knows it, others by ``otherwise``.
 
-    ``given`` are the paths of those that a user named; estimates say which of them each time is from. ``framework``
-    names the setting whose measurements to prefer, as tables of measurements spell it.
+    ``given`` are the paths of the bundles that the user named; estimates say which of them each time comes from.
+    ``framework`` names the setting whose measurements are preferred, spelt as in tables of measurements.
     """
 
     bundles: tuple[Bundle, ...] = ()
@@ -99,16 +100,16 @@ class LearnedCostModel:
         )
 
     def _number(self, path: Path | None) -> int:
-        """The number of a bundle among those that were given, or −1."""
+        """The position of a bundle in ``given``, or −1."""
         return self.given.index(path) if path in self.given else -1
 
     @property
     def devices(self) -> dict[str, Device]:
-        """Devices outside the catalog that bundles bring along, by name."""
+        """Devices that bundles describe and the catalog does not have, by name."""
         return {name: device for bundle in self.bundles for name, device in bundle.devices.items()}
 
     def knows(self, operators: Sequence[Operator], cluster: Cluster) -> npt.NDArray[np.bool_]:
-        """Which operators a bundle estimates."""
+        """Returns for each operator whether a bundle can estimate it."""
         known = np.zeros(len(operators), dtype=bool)
         for rows, *_ in self._cells_for(operators, cluster.device):
             known[rows] = True
@@ -117,9 +118,10 @@ class LearnedCostModel:
     def _operators(
         self, operators: Sequence[Operator], device: Device, warnings: dict[str, None]
     ) -> Iterator[tuple[npt.NDArray[np.intp], Any, _Answer]]:
-        """Rows, what a cell says of them, and which cell that is."""
+        """Yields positions of operators, their estimate by a cell, and that cell."""
         if self.framework and not any(setting_of(self.framework) in bundle.settings for bundle in self.bundles):
-            warnings[f"no bundle has operators of {self.framework!r}: those of other frameworks are taken"] = None
+            text = f"no bundle has operators measured under {self.framework!r}; those of other frameworks are used"
+            warnings[text] = None
         for rows, answer, (shapes, dtype) in self._cells_for(operators, device):
             cell = answer.cell
             own = cell.device if cell.device != ANY else device.name
@@ -135,18 +137,18 @@ class LearnedCostModel:
                     "like it"
                 ] = None
             elif cell.device != device.name:
-                warnings[f"{what} on {device.name}: as measured on {cell.device}"] = None
+                warnings[f"{what} on {device.name} take the times measured on {cell.device}"] = None
             if outside:
                 warnings[
-                    f"{outside} of {len(shapes)} distinct {what} lie outside what was measured ({cell.id}): taken at "
-                    "the efficiency of the nearest measured size"
+                    f"{outside} of {len(shapes)} {what} have sizes outside the range measured on "
+                    f"{'other devices' if cell.device == ANY else cell.device}; their times are extrapolated"
                 ] = None
             yield rows, found, answer
 
     def _cells_for(
         self, operators: Sequence[Operator], device: Device
     ) -> Iterator[tuple[npt.NDArray[np.intp], _Answer, tuple[Shapes, str]]]:
-        """Which cell estimates which operators: positions, cell, and (their shapes, dtype)."""
+        """Yields for each cell the positions of the operators it estimates, the cell, and (their shapes, dtype)."""
         groups: dict[tuple[str, str], list[int]] = {}
         for i, op in enumerate(operators):
             family = family_of(op)
@@ -166,7 +168,7 @@ class LearnedCostModel:
                     break
 
     def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[_Answer]:
-        """Cells to ask, the best first: those of the device, or the network of all devices where it has none."""
+        """Cells to try, best first: those of the device, or the network of all devices if it has none."""
         wanted = setting_of(self.framework) if self.framework else ""
         ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, *_PREFERRED)))}
         measured = False
@@ -193,7 +195,7 @@ class LearnedCostModel:
         told: tuple[npt.NDArray[np.int8], npt.NDArray[np.int16]],
         warnings: dict[str, None],
     ) -> None:
-        """Fill in collectives and transfers that were learned, and in ``told`` their source and bundle."""
+        """Fill in the times of learned collectives and transfers, and their source and bundle in ``told``."""
         source, bundle = told
         places = [i for i, work in enumerate(works) if isinstance(work, Collective | Transfer)]
         for model in self.collectives:
@@ -209,14 +211,14 @@ class LearnedCostModel:
 
 
 def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """By what factor estimates lie outside :data:`_CREDIBLE` times what physics says: 1 where they do not."""
+    """The factor by which each estimate exceeds :data:`_CREDIBLE` times physics, either way; 1 inside."""
     ratio = seconds / np.maximum(physics, 1e-12)
     found: npt.NDArray[np.float64] = ratio / np.clip(ratio, 1.0 / _CREDIBLE, _CREDIBLE)
     return found
 
 
 def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Iterator[Cell]:
-    """The network of all devices for one that was not measured, beside the cells of those most like it."""
+    """For a device that was not measured: the network of all devices, with the cells of the devices most like it."""
     for name, entry in bundle.entries.get((family, ANY), []):
         for stated in (dtype, INTERCHANGEABLE.get(dtype, dtype)):
             if stated in entry["vocabulary"]["dtype"]:
@@ -225,7 +227,7 @@ def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Ite
 
 
 def learned_cost_model(paths: Sequence[Path] = ()) -> LearnedCostModel:
-    """The bundles in ``paths``, in this order, and then those that come with Traincast."""
+    """Returns a cost model that tries the bundles in ``paths`` in this order, then those that ship with Traincast."""
     operators: list[Bundle] = []
     collectives: list[CollectiveModel] = []
     given = tuple(dict.fromkeys(paths))

@@ -1,21 +1,14 @@
 """Learned times of collectives and transfers: measured curves over the message size, and laws beyond them.
 
-For one route, collective, software and number of ranks, time over bytes is nearly deterministic and has cliffs that no
-smooth formula has: protocols and algorithms change. So the model is a family of curves, log seconds at knots over
-log₂ bytes, fitted by :mod:`traincast.fitting.collectives`. What was not measured follows physics:
-
-- between two measured numbers of ranks, log time is linear in log ranks;
-- beyond the largest one, across nodes: a *ring* of n ranks takes n − 1 steps of S/n bytes, so t(S, n) / (n − 1) is a
-  function of S/n alone; a *tree* gains the same for every doubling of the ranks. All-reduce is a tree below a number of
-  bytes per rank and a ring above it (NCCL's choice: the ring's n − 1 latencies against the tree's traffic), all others
-  are rings or pairwise exchanges;
-- beyond the measured sizes, and wherever else nothing was measured, time goes as the analytical baseline does. So it
-  does on a device that was not measured itself, but a sibling of its architecture with the same kind of links was.
+For one route, collective, software and number of ranks, time over bytes is nearly deterministic. It has cliffs where
+protocols and algorithms change, which no smooth formula has. So the model is a set of curves, log seconds at knots over
+log₂ bytes, fitted by :mod:`traincast.fitting.collectives`. :mod:`traincast.estimate.collective_curves` extends them to
+other numbers of ranks and bytes. A device that was not measured takes the curves of a device of its architecture with
+the same kind of links, scaled as the analytical baseline scales. Where there is none, nothing is learned.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +21,7 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.errors import FileFormatError
+from traincast.estimate.collective_curves import Curve, CurveFamily
 from traincast.estimate.collective_features import (
     KINDS,
     Condition,
@@ -37,7 +31,6 @@ from traincast.estimate.collective_features import (
     baseline_seconds,
     messages,
 )
-from traincast.work import Transfer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -47,26 +40,21 @@ WEIGHTS: Final = (
     "curve_route", "curve_kind", "curve_condition", "curve_ranks", "curve_islands", "curve_sound", "curve_start",
     "knot_log2_bytes", "knot_log_seconds",
 )  # fmt: skip
-RING_BYTES_PER_RANK: Final = float(2**20)
-"""Bytes per rank from which an all-reduce is a ring, where the measured curves do not tell."""
 MOST_BYTES: Final = 1e30
-"""Messages larger than this count as this."""
+"""Larger messages are estimated as messages of this size."""
 FARTHEST_SIBLING: Final = 1.5
-"""Octaves of bandwidth up to which a sibling's curves are scaled; farther routes are not learned."""
-RING_KINDS: Final = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+"""The largest difference in bandwidth, in octaves, at which the curves of a similar device are used."""
 UNKNOWN_INTERVAL: Final = (0.5, 2.0)
-"""Interval factors of works that were not learned: the caller has better ones."""
-_PER_OCTAVE_OF_BYTES: Final = 0.03
-_PER_DOUBLING_OF_RANKS: Final = 0.15
+"""Interval factors of works that were not learned. Callers replace them by better ones."""
 _OTHER_VERSION: Final = 0.05
 _OTHER_SOFTWARE: Final = 0.15
 _SIBLING: Final = 0.1
 _PER_OCTAVE_OF_BANDWIDTH: Final = 0.2
-"""What is added to both ends of an interval, as a logarithm, for each step away from what was measured."""
+"""Each is added to both ends of an interval, as a logarithm, for one kind of difference from what was measured."""
 
 
 class Learned(NamedTuple):
-    """Seconds, 90 % interval, whether each was learned, and sentences for the user."""
+    """Seconds and 90 % interval of each work, whether it was learned, and warnings for the user."""
 
     seconds: Floats
     low: Floats
@@ -75,27 +63,13 @@ class Learned(NamedTuple):
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Log seconds at knots over log₂ bytes, for a number of ranks on a number of islands."""
-
-    ranks: int
-    islands: int
-    log2_bytes: Floats
-    log_seconds: Floats
-
-    def at(self, log2_bytes: Floats) -> Floats:
-        """Log seconds between the knots, and those of the first or last knot outside."""
-        return np.interp(log2_bytes, self.log2_bytes, self.log_seconds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CollectiveModel:
     """Fitted curves of collectives: ``weights`` are arrays (see :data:`WEIGHTS`), ``card`` says what they mean.
 
     ``card`` has ``routes`` and ``conditions`` (what the numbers of the curves stand for) and ``intervals`` (factors
-    around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's; of one that a user has
-    ``given``, a series far slower than its links allow answers too where there is no other: it was measured there.
+    around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's. If the user
+    named the bundle (``given``), curves far slower than their links allow are used where there are no others.
     """
 
     weights: Mapping[str, npt.NDArray[Any]]
@@ -115,7 +89,7 @@ class CollectiveModel:
         if len(starts) != len(self.weights["curve_route"]) + 1 or starts[-1] != knots or (np.diff(starts) < 1).any():
             raise FileFormatError(f"fitted collectives are damaged: {len(starts)} starts for {knots} knots")
         if not all(np.isfinite(self.weights[name]).all() for name in ("knot_log2_bytes", "knot_log_seconds")):
-            raise FileFormatError("fitted collectives hold knots that are no numbers: fit them again")
+            raise FileFormatError("fitted collectives hold knots that are not finite: fit them again")
         counts = {"route": len(self.card["routes"]), "kind": len(KINDS), "condition": len(self.card["conditions"])}
         for name, count in counts.items():
             numbers = self.weights[f"curve_{name}"]
@@ -133,7 +107,7 @@ class CollectiveModel:
         return tuple(Route(**entry) for entry in self.card["routes"])
 
     @cached_property
-    def _families(self) -> dict[tuple[Route, str], dict[Condition, _Family]]:
+    def _families(self) -> dict[tuple[Route, str], dict[Condition, CurveFamily]]:
         """Curves by route and kind, then by condition; within one, by number of ranks."""
         w = self.weights
         found: dict[tuple[Route, str], dict[Condition, list[Curve]]] = defaultdict(lambda: defaultdict(list))
@@ -152,7 +126,7 @@ class CollectiveModel:
             sound[*key, condition] = sound.get((*key, condition), True) and bool(w["curve_sound"][i])
         return {
             key: {
-                condition: _Family(
+                condition: CurveFamily(
                     kind=key[1],
                     curves=tuple(sorted(curves, key=lambda c: (c.ranks, c.islands))),
                     sound=sound[*key, condition],
@@ -167,9 +141,9 @@ class CollectiveModel:
     ) -> Learned:
         """Seconds of ``works`` on ``cluster``; never NaN, never negative.
 
-        ``conditions`` names the software of each work, to compare with measurements that state theirs; without it,
-        the software that training most likely runs is taken. Works of routes that were not measured are not learned:
-        their seconds are the baseline's.
+        ``conditions`` names the software of each work, for comparison with measurements that state theirs. Without
+        it, the software that training most likely runs is assumed. Works on routes that were not measured take the
+        seconds of the baseline, and are marked as not learned.
         """
         works = [work if 0.0 <= work.nbytes <= MOST_BYTES else _with_possible_bytes(work) for work in works]
         m = messages(works, cluster)
@@ -196,13 +170,14 @@ class CollectiveModel:
             if found.warning:
                 warnings[f"{family.kind} on {cluster.name}: {found.warning}"] = None
             if conditions is None and not family.sound:
-                warnings[f"{family.kind} on {cluster.name}: as measured, far slower than its links allow"] = None
+                text = "the measured times are used, though they are far longer than its links allow"
+                warnings[f"{family.kind} on {cluster.name}: {text}"] = None
             if route.key != here.key:
-                warnings[f"{family.kind} on {cluster.name}: as measured on {route.device}, scaled"] = None
+                warnings[f"{family.kind} on {cluster.name}: times measured on {route.device} are used, scaled"] = None
         return Learned(seconds, low, high, learned, tuple(warnings))
 
     def knows(self, works: Sequence[Message], cluster: Cluster) -> Mask:
-        """Which of ``works`` would be learned, without estimating them."""
+        """Returns for each work whether :meth:`estimate` would learn it."""
         m = messages(works, cluster)
         known = ~((m.nbytes > 0) & (m.ranks > 1))
         for where, _ in self._groups(m, None):
@@ -210,13 +185,13 @@ class CollectiveModel:
         return known
 
     def reaches(self, route: Route) -> bool:
-        """Whether curves of any collective answer for this route."""
+        """Whether there are curves of any collective for this route."""
         return any(self._nearest_route(kind, route) is not None for kind in KINDS)
 
     def _groups(
         self, m: Messages, conditions: Sequence[Condition] | None
     ) -> list[tuple[npt.NDArray[np.intp], _Chosen]]:
-        """Works that one family of curves answers alike: their positions, and what was chosen for them."""
+        """Positions of works that share one family of curves, with that family."""
         rows: dict[tuple[int, int, int, int, Condition | None], list[int]] = defaultdict(list)
         columns = (m.kind.tolist(), m.route.tolist(), m.ranks.tolist(), m.islands.tolist(), m.nbytes.tolist())
         for i, (kind, route, ranks, islands, nbytes) in enumerate(zip(*columns, strict=True)):
@@ -230,7 +205,7 @@ class CollectiveModel:
         return groups
 
     def _choose(self, kind: str, route: Route, ranks: int, condition: Condition | None) -> _Chosen | None:
-        """The curves nearest to what is asked for: route before software; ``None`` if no route is near."""
+        """The curves of the nearest route, and among these of the nearest software; ``None`` if no route is near."""
         near = self._nearest_route(kind, route)
         if near is None:
             return None
@@ -252,7 +227,7 @@ class CollectiveModel:
         return _Chosen(family, near, away + (0.0 if condition is None else _OTHER_SOFTWARE))
 
     def _nearest_route(self, kind: str, route: Route) -> Route | None:
-        """The measured route that is equal, or that of the nearest sibling."""
+        """The measured route that equals ``route``, or else the nearest one of the same architecture and links."""
         measured = [known for known, of_kind in self._families if of_kind == kind]
         equal = [known for known in measured if known.key == route.key]
         if equal:
@@ -271,82 +246,11 @@ class CollectiveModel:
 
 
 class _Chosen(NamedTuple):
-    """Curves, the route they were measured on, and what that adds to the logarithm of both ends of an interval."""
+    """Curves, the route they were measured on, and what a difference of routes adds to the interval, as a logarithm."""
 
-    family: _Family
+    family: CurveFamily
     route: Route
     away: float
-
-
-class _Found(NamedTuple):
-    seconds: Floats
-    away: Floats
-    warning: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Family:
-    """Curves of one route, kind and condition, by ranks."""
-
-    kind: str
-    curves: tuple[Curve, ...]
-    sound: bool
-
-    def has(self, ranks: int) -> bool:
-        """Whether this number of ranks was measured."""
-        return any(curve.ranks == ranks for curve in self.curves)
-
-    def estimate(
-        self, works: Sequence[Message], cluster: Cluster, *, measured_on: Cluster, ranks: int, islands: int
-    ) -> _Found:
-        """Seconds of works that differ in bytes (and sharing) alone; ``measured_on`` has the links of the curves."""
-        size = np.log2([work.nbytes for work in works])
-        near = self._nearest(ranks)
-        first = max(curve.log2_bytes[0] for curve in near)
-        last = min(curve.log2_bytes[-1] for curve in near)
-        inside = np.clip(size, first, max(first, last))
-        asked = baseline_seconds(works, cluster)
-        alone = [replace(work, nbytes=float(2.0**x), sharing=1) for work, x in zip(works, inside, strict=True)]
-        known = baseline_seconds(alone, measured_on)
-        log_seconds = self._at(alone, measured_on, inside, ranks=ranks, islands=islands, baseline=known)
-        seconds = np.exp(log_seconds) * asked / known
-        beyond = max(0.0, math.log2(ranks / self.curves[-1].ranks))
-        away = _PER_OCTAVE_OF_BYTES * np.abs(size - inside) + _PER_DOUBLING_OF_RANKS * beyond
-        warning = ""
-        if beyond:
-            warning = f"{ranks} ranks are beyond the {self.curves[-1].ranks} measured"
-        elif (np.abs(size - inside) > 1).any():
-            warning = f"sizes are beyond the 2^{first:.0f} to 2^{last:.0f} bytes of the fit"
-        return _Found(seconds, away, warning)
-
-    def _nearest(self, ranks: int) -> tuple[Curve, ...]:
-        """The curve of this number of ranks, or those next to it."""
-        same = tuple(curve for curve in self.curves if curve.ranks == ranks)
-        if same:
-            return same[-1:]
-        below = [curve for curve in self.curves if curve.ranks < ranks]
-        above = [curve for curve in self.curves if curve.ranks > ranks]
-        return (*below[-1:], *above[:1])
-
-    def _at(
-        self, works: Sequence[Message], cluster: Cluster, size: Floats, *, ranks: int, islands: int, baseline: Floats
-    ) -> Floats:
-        """Log seconds at sizes that were measured."""
-        near = self._nearest(ranks)
-        if len(near) == 2:
-            share = math.log(ranks / near[0].ranks) / math.log(near[1].ranks / near[0].ranks)
-            return (1.0 - share) * near[0].at(size) + share * near[1].at(size)
-        (curve,) = near
-        if curve.ranks == ranks:
-            return curve.at(size)
-        if islands > 1 and ranks > curve.ranks and curve.islands > 1:
-            if self.kind in RING_KINDS:
-                return _ring(curve, size, ranks)
-            across = [c for c in self.curves if c.islands > 1]
-            if self.kind == "all_reduce" and len(across) > 1 and curve.islands > 2:
-                return _tree_then_ring(across, size, ranks)
-        there = [_with_ranks(work, curve.ranks, curve.islands) for work in works]
-        return curve.at(size) + np.log(baseline / baseline_seconds(there, cluster))
 
 
 def _with_links(cluster: Cluster, here: Route, there: Route) -> Cluster:
@@ -365,68 +269,3 @@ def _with_links(cluster: Cluster, here: Route, there: Route) -> Cluster:
 
 def _with_possible_bytes(work: Message) -> Message:
     return replace(work, nbytes=MOST_BYTES if work.nbytes > 0 else 0.0)
-
-
-def _with_ranks(work: Message, ranks: int, islands: int) -> Message:
-    return work if isinstance(work, Transfer) else replace(work, num_ranks=ranks, num_nodes=islands)
-
-
-def _ring(curve: Curve, size: Floats, ranks: int) -> Floats:
-    """Log seconds of a ring of more ranks: (n − 1)/(n₀ − 1) · t(S n₀/n, n₀)."""
-    steps = (ranks - 1) / (curve.ranks - 1)
-    return curve.at(size - math.log2(ranks / curve.ranks)) + math.log(steps)
-
-
-def _tree_then_ring(curves: Sequence[Curve], size: Floats, ranks: int) -> Floats:
-    """Log seconds of an all-reduce among more ranks than measured: a tree for small messages, a ring for large ones.
-
-    The tree's seconds per doubling are those between the two largest measured numbers of ranks. Where time fell
-    there, a slow protocol was left behind, and the neighbouring sizes tell. Such windows of slow protocols close as
-    ranks grow and are not carried on: within the tree, no message takes longer than a larger one.
-    """
-    before, last = curves[-2], curves[-1]
-    ring_from = ring_threshold(curves)
-    knots = last.log2_bytes
-    now, then = np.exp(last.at(knots)), np.exp(before.at(knots))
-    gain = (now - then) / math.log2(last.ranks / before.ranks)
-    is_tree = 2.0**knots < ring_from * last.ranks
-    usable = (gain > 0) & is_tree
-    if not usable.any():
-        return _ring(last, size, ranks)
-    gain = _isotonic(np.interp(knots, knots[usable], gain[usable]), 1.0 / now**2)
-    tree = now + gain * math.log2(ranks / last.ranks)
-    tree_knots = 2.0**knots < ring_from * ranks
-    tree[tree_knots] = np.minimum.accumulate(tree[tree_knots][::-1])[::-1]
-    log_tree = np.interp(size, knots, np.log(tree))
-    return np.where(2.0**size < ring_from * ranks, log_tree, _ring(last, size, ranks))
-
-
-def ring_threshold(curves: Sequence[Curve]) -> float:
-    """Bytes per rank from which the curve of most ranks follows from the one before it as a ring.
-
-    Needs three numbers of ranks, the two largest on four islands or more (two islands exchange each byte once, which
-    is no ring): the tree is told from the first two. Otherwise :data:`RING_BYTES_PER_RANK`.
-    """
-    if len(curves) < 3 or curves[-2].islands < 4:
-        return RING_BYTES_PER_RANK
-    first, before, last = curves[-3:]
-    knots = last.log2_bytes
-    ring = np.abs(_ring(before, knots, last.ranks) - last.log_seconds)
-    start, then = np.exp(first.at(knots)), np.exp(before.at(knots))
-    gain = np.maximum(0.0, then - start) / math.log2(before.ranks / first.ranks)
-    tree = np.abs(np.log(then + gain * math.log2(last.ranks / before.ranks)) - last.log_seconds)
-    wrong = [tree[:k].sum() + ring[k:].sum() for k in range(len(knots) + 1)]
-    k = int(np.argmin(wrong))
-    return float(2.0 ** knots[k] / last.ranks) if k < len(knots) else np.inf
-
-
-def _isotonic(values: Floats, weight: Floats) -> Floats:
-    """The non-decreasing column nearest to ``values`` (pool adjacent violators)."""
-    blocks: list[list[float]] = []
-    for value, w in zip(values.tolist(), weight.tolist(), strict=True):
-        blocks.append([value, w, 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            b, a = blocks.pop(), blocks.pop()
-            total = a[1] + b[1]
-            blocks.append([(a[0] * a[1] + b[0] * b[1]) / total, total, a[2] + b[2]])
-    return np.repeat([block[0] for block in blocks], [int(block[2]) for block in blocks])

@@ -1,4 +1,4 @@
-"""What no machine of a given datasheet can beat: the least seconds of works.
+"""Lower bounds: the least seconds that works can take on a device with a given datasheet.
 
 An operator cannot compute faster than the device's peak rate in its dtype, nor move bytes faster than its memory; a
 message cannot leave a device or a node faster than its links. All rates are those of the datasheet, so that nothing
@@ -29,7 +29,7 @@ FEWER_PRODUCTS: Final = 4.0
 
 
 def least_seconds(works: Sequence[Work], cluster: Cluster) -> Floats:
-    """Seconds that each work takes at least; 0 for those of a host."""
+    """The least seconds of each work; 0 for works of the host."""
     device = cluster.device
     links = link_seconds(works, cluster).sum(axis=1)
     every = zip(works, links.tolist(), strict=True)
@@ -43,7 +43,7 @@ def _operator(op: Operator, device: Device) -> float:
 
 
 def compute_seconds(works: Sequence[Work], cluster: Cluster) -> Floats:
-    """Seconds of each work's products at the peak rate of their dtype; 0 for all that is no product."""
+    """Seconds of each work's products at the peak rate of their dtype; 0 for works that are not products."""
     return np.array([_computing(work, cluster.device) if isinstance(work, Operator) else 0.0 for work in works])
 
 

@@ -1,4 +1,4 @@
-"""FI-Net in NumPy: what a fitted network computes, without the framework that trained it."""
+"""FI-Net in NumPy: evaluates a fitted network without the framework that trained it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy.typing as npt
 Floats32 = npt.NDArray[np.float32]
 
 _BLOCK: Final = 2048
-"""Rows at a time: what the second-level cache holds."""
+"""Rows that are evaluated at a time; they fit the second-level cache."""
 
 FARTHEST: Final = 1.5
-"""How far, in logarithm, a few measurements may move a network: a linear move is no guide far from them."""
+"""The most that a few measurements may change a network's output, in logarithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

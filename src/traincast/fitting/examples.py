@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.estimate.cells import COLUMNS, encode, one_hot, setting_of, trees_table
-from traincast.estimate.features import Features, Rates, Shapes, family_of, features, shapes_of
+from traincast.estimate.families import Rates
+from traincast.estimate.features import Features, Shapes, family_of, features, shapes_of
 from traincast.fitting.dataset import OperatorTable
 from traincast.fitting.split import Merged
 from traincast.fitting.train import Examples

@@ -6,9 +6,12 @@ out of the graph; an operator that is in neither table counts as element-wise, w
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from traincast.graph.operator import OpKind
+from traincast.graph.operator import OpKind, Scalar
+
+if TYPE_CHECKING:
+    import torch
 
 FREE: Final = frozenset(
     """
@@ -105,3 +108,45 @@ _NAMES: Final[dict[OpKind, str]] = {
 
 KIND_OF: Final[dict[str, OpKind]] = {name: kind for kind, text in _NAMES.items() for name in text.split()}
 """Kind of every known operator that runs a kernel."""
+
+
+def describe(
+    name: str, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+) -> tuple[OpKind, list[torch.Tensor], dict[str, Scalar]]:
+    """Kind, inputs in canonical order, and the attributes that cost depends on."""
+    attributes: dict[str, Scalar] = {}
+    kind = KIND_OF.get(name)
+    if kind is None:
+        kind = OpKind.ELEMENTWISE
+        attributes["unknown"] = True
+    match kind:
+        case OpKind.GEMM if name in ("addmm", "addmv"):
+            inputs = [inputs[1], inputs[2], inputs[0]]
+        case OpKind.BATCHED_GEMM if name == "baddbmm":
+            inputs = [inputs[1], inputs[2], inputs[0]]
+        case OpKind.ATTENTION:
+            flags = [a for a in args if isinstance(a, bool)]
+            attributes["causal"] = bool(flags[0]) if flags else False
+            inputs = [inputs[0], inputs[4], *inputs[1:4]] if name.endswith("backward") else inputs[:3]
+        case OpKind.CONV:
+            backward = name.endswith("backward")
+            offset = 1 if backward else 0
+            weight = inputs[1 + offset]
+            stride, transposed, groups = args[3 + offset], args[6 + offset], args[8 + offset]
+            attributes |= {
+                "stride": int(stride[0]),
+                "kernel": int(weight.shape[-1]),
+                "groups": int(groups),
+                "transposed": bool(transposed),
+            }
+            if backward:
+                attributes["products"] = int(args[10][0]) + int(args[10][1])
+            if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
+                kind = OpKind.DEPTHWISE_CONV
+        case OpKind.LAYER_NORM | OpKind.BATCH_NORM if name.endswith("backward"):
+            inputs = inputs[:3]
+        case OpKind.GATHER | OpKind.COPY if name in ("copy_", "index_put_", "scatter_add_", "index_add_"):
+            inputs = inputs[1:] or inputs
+        case _:
+            pass
+    return kind, inputs, attributes

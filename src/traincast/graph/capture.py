@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
 from traincast.graph.assemble import NotRepeatableError, Record, assemble
-from traincast.graph.aten import FREE, KIND_OF
-from traincast.graph.fixed import dtype_of, fixed_tensors, owned_tensors
-from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase, Scalar
-from traincast.graph.recurrent import fused_recurrence
+from traincast.graph.fixed import fixed_tensors, owned_tensors
+from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.recorder import BATCH, Recorder
 from traincast.graph.repeats import folded
-from traincast.graph.tensor import TensorSpec
-from traincast.graph.tracing import Progress, Steps, module_of
+from traincast.graph.tracing import Progress, module_of
 from traincast.imports import described, place_of
 
 if TYPE_CHECKING:
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
 
     from traincast.graph.repeats import Repeat
     from traincast.graph.zoo.traceable import Traceable
-
-_NO_SEQUENCE: Final = -1
-BATCH: Final = 10007
-"""The traced number of samples: a prime larger than the prime factors of layer widths."""
 
 
 def require_torch(purpose: str = "tracing a model") -> None:
@@ -92,7 +86,7 @@ def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool, progress:
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
         _make_fake(module, half=half)
         module.train()
-        recorder = _Recorder(module, repeats, progress)
+        recorder = Recorder(module, repeats, progress)
         inputs = tuple(
             torch.empty_like(t, device="cpu", dtype=torch.bfloat16 if half and t.is_floating_point() else t.dtype)
             for t in traceable.inputs(BATCH)
@@ -161,283 +155,7 @@ def sum_of(output: Any) -> torch.Tensor:
     return total
 
 
-class _Recorder:
-    """Turns dispatched operators into records; knows which storage is a parameter and who wrote it."""
-
-    def __init__(self, module: torch.nn.Module, repeats: list[Repeat], progress: Progress | None = None) -> None:
-        self.records: list[Record] = []
-        self.phase = Phase.FORWARD
-        self._names = {id(child): path for path, child in module.named_modules()}
-        self._stack: list[tuple[str, torch.nn.Module]] = [("", module)]
-        self._progress = Steps(len(self._names), progress)
-        self._num_forward = 1
-        self._keep_alive: list[object] = []
-        self._parameters = {p.untyped_storage()._cdata for p in module.parameters()}
-        self._producer: dict[int, int] = {}
-        buffers = {b.untyped_storage()._cdata for b in module.buffers()}
-        self._saved: set[int] = self._parameters | buffers  # of the module: kept whether or not backward needs them
-        self._saved_by: dict[int, list[tuple[TensorSpec, int]]] = {}
-        self._used_in: dict[int, set[tuple[int, int]]] = {}
-        self._by_sequence: dict[int, int] = {}
-        self._repeat_scopes = {s: (r, 0) for r, repeat in enumerate(repeats) for s in repeat.scopes[0]}
-        self._repeat_scopes |= {s: (r, 1) for r, repeat in enumerate(repeats) for s in repeat.scopes[1]}
-        self._block_inputs: dict[tuple[int, int], list[tuple[tuple[int, ...], ...]]] = {}
-
-    def mark_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
-        """The batch itself is given, not produced, and stays in memory anyway."""
-        for tensor in inputs:
-            self._keep_alive.append(tensor)
-            self._saved.add(tensor.untyped_storage()._cdata)
-
-    def differentiate(self) -> None:
-        """From here on operators are those of the backward pass."""
-        self.phase = Phase.BACKWARD
-        self._num_forward = max(1, len(self.records))
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Record every operator that runs inside."""
-        from torch.autograd.graph import saved_tensors_hooks
-        from torch.nn.modules.module import (
-            register_module_forward_hook,
-            register_module_forward_pre_hook,
-        )
-
-        enter = register_module_forward_pre_hook(self._enter)
-        leave = register_module_forward_hook(self._leave)
-        try:
-            with (
-                gpu_kernels(),
-                fused_recurrence(),
-                _dispatch_mode(self),
-                saved_tensors_hooks(self._pack, lambda tensor: tensor),
-            ):
-                yield
-        finally:
-            enter.remove()
-            leave.remove()
-
-    def _enter(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
-        import torch
-
-        scope = self._names.get(id(module), self._stack[-1][0])
-        self._stack.append((scope, module))
-        self._progress.forward(scope)
-        if scope in self._repeat_scopes:
-            shapes = tuple(tuple(t.shape) for t in inputs if isinstance(t, torch.Tensor))
-            self._block_inputs.setdefault(self._repeat_scopes[scope], []).append(shapes)
-
-    def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
-        self._stack.pop()
-
-    def repeats_agree(self) -> bool:
-        """Whether both traced repetitions of each run took inputs of the same shapes."""
-        runs = {run for run, _ in self._repeat_scopes.values()}
-        return all(self._block_inputs.get((r, 0)) == self._block_inputs.get((r, 1)) for r in runs)
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._saved:
-            self._saved.add(storage._cdata)
-            self._keep_alive.append(tensor)
-            spec = self.spec(tensor)
-            if spec.nbytes * BATCH != storage.nbytes() and spec.batch_dim is not None:
-                # A view of something larger is kept alive by it whole.
-                spec = TensorSpec((int(storage.nbytes() / spec.dtype.nbytes) // BATCH,), spec.dtype, 0)
-            self._saved_by.setdefault(torch._C._autograd._get_sequence_nr(), []).append((spec, storage._cdata))
-        return tensor
-
-    def spec(self, tensor: torch.Tensor) -> TensorSpec:
-        """Shape and dtype for one sample."""
-        shape = tuple(int(size) for size in tensor.shape)
-        dtype = dtype_of(tensor)
-        for dim, size in enumerate(shape):
-            if size and size % BATCH == 0:
-                return TensorSpec((*shape[:dim], size // BATCH, *shape[dim + 1 :]), dtype, dim)
-        return TensorSpec(shape, dtype)
-
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
-        """Add one dispatched operator."""
-        import torch
-        from torch.utils._pytree import tree_leaves
-
-        name = func._schema.name.split("::")[-1]
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        self._keep_alive.extend(outputs)
-        if self.phase is Phase.FORWARD:
-            sequence = torch._C._autograd._get_sequence_nr()
-        else:
-            node = torch._C._current_autograd_node()
-            sequence = node._sequence_nr() + 1 if node is not None else _NO_SEQUENCE
-            if node is not None and node.name().endswith("AccumulateGrad"):
-                return  # the first gradient is taken over, not copied; later ones are the strategy's business
-        if name in FREE or name.startswith("sym_") or not outputs:
-            if self.phase is Phase.FORWARD and self.records:
-                # The gradient of a view belongs to whoever made what is viewed, inside a repetition.
-                maker = self._maker_of(inputs)
-                if self._run_of(self.records[maker].operator.scope) == self._run_of(self._stack[-1][0]):
-                    self._by_sequence.setdefault(sequence, maker)
-            return
-        phase = self.phase
-        index = len(self.records)
-        if phase is Phase.FORWARD:
-            # An operator without a gradient has the number of the last one with.
-            self._by_sequence.setdefault(sequence, index)
-            scope, module = self._stack[-1]
-        else:
-            scope, module = "", None
-        forward = self._by_sequence.get(sequence, -1) if phase is Phase.BACKWARD else -1
-        producers = {self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer}
-        if phase is Phase.FORWARD and (run := self._run_of(scope)) is not None:
-            for tensor in inputs:
-                self._used_in.setdefault(tensor.untyped_storage()._cdata, set()).add(run)
-        kind, ordered, attributes = describe(name, args, inputs, outputs)
-        if module is not None:
-            attributes["module"] = type(module).__name__
-            if kind is OpKind.ATTENTION:
-                window = next(
-                    (getattr(m, "window", None) for _, m in reversed(self._stack) if hasattr(m, "window")),
-                    None,
-                )
-                if isinstance(window, int) and window > 0:
-                    attributes["window"] = window
-        elif forward >= 0:
-            source = self.records[forward]
-            scope = source.operator.scope
-            self._progress.backward(forward / self._num_forward)
-            attributes |= {k: v for k, v in source.operator.attributes.items() if k in ("module", "window")}
-        operator = Operator(
-            name=name,
-            kind=kind,
-            phase=phase,
-            scope=scope,
-            inputs=tuple(self.spec(t) for t in ordered),
-            outputs=tuple(self.spec(t) for t in outputs),
-            parameters=tuple(self.spec(t) for t in inputs if t.untyped_storage()._cdata in self._parameters),
-            attributes=attributes,
-        )
-        self.records.append(Record(operator=operator, producers=tuple(sorted(producers)), forward=forward))
-        for tensor in outputs:
-            self._producer[tensor.untyped_storage()._cdata] = index
-
-    def _maker_of(self, inputs: list[torch.Tensor]) -> int:
-        made = [self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer]
-        return max(made, default=len(self.records) - 1)
-
-    def _run_of(self, scope: str) -> tuple[int, int] | None:
-        """The traced repetition that ``scope`` lies in."""
-        while scope and scope not in self._repeat_scopes:
-            scope = scope.rpartition(".")[0]
-        return self._repeat_scopes.get(scope)
-
-    def attach_saved(self) -> None:
-        """Give each forward operator the tensors it was the first to keep for backward."""
-        from dataclasses import replace
-
-        ordered = sorted(self._by_sequence)
-        for sequence, kept in self._saved_by.items():
-            index = self._by_sequence.get(sequence)
-            if index is None:
-                later = next((s for s in ordered if s >= sequence), ordered[-1])
-                index = self._by_sequence[later]
-            for spec, storage in kept:
-                keeper = self._keeper(storage, index)
-                operator = self.records[keeper].operator
-                operator = replace(operator, saved=(*operator.saved, spec))
-                self.records[keeper] = replace(self.records[keeper], operator=operator)
-
-    def _keeper(self, storage: int, first: int) -> int:
-        """Who keeps a tensor: the operator that saved it first, unless every repetition of a block saves the same.
-
-        Rotary tables and masks that are made once and given to all layers are kept by whoever made them: the first
-        layer is no different from the others.
-        """
-        run = self._run_of(self.records[first].operator.scope)
-        if run is None or not {(run[0], 0), (run[0], 1)} <= self._used_in.get(storage, set()):
-            return first
-        maker = self._producer.get(storage, 0)
-        inside = self._run_of(self.records[maker].operator.scope)
-        return first if inside is not None and inside[0] == run[0] else maker
-
-
-def gpu_kernels() -> Any:
-    """Functions that run as one kernel on a GPU and as several on the CPU, where tracing happens: as one."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    class AsOnGpu(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if func is torch.nn.functional.dropout:
-                names = ("input", "p", "training", "inplace")
-                given = {"p": 0.5, "training": True, **dict(zip(names, args, strict=False)), **kwargs}
-                if given["training"] and given["p"] > 0:
-                    return torch.native_dropout(given["input"], given["p"], True)[0]
-                return given["input"]
-            return func(*args, **kwargs)
-
-    return AsOnGpu()
-
-
-def _dispatch_mode(recorder: _Recorder) -> Any:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            if func.namespace != "prim":
-                recorder.record(func, args, kwargs or {}, out)
-            return out
-
-    return Watch()
-
-
-def describe(
-    name: str, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
-) -> tuple[OpKind, list[torch.Tensor], dict[str, Scalar]]:
-    """Kind, inputs in canonical order, and the attributes that cost depends on."""
-    attributes: dict[str, Scalar] = {}
-    kind = KIND_OF.get(name)
-    if kind is None:
-        kind = OpKind.ELEMENTWISE
-        attributes["unknown"] = True
-    match kind:
-        case OpKind.GEMM if name in ("addmm", "addmv"):
-            inputs = [inputs[1], inputs[2], inputs[0]]
-        case OpKind.BATCHED_GEMM if name == "baddbmm":
-            inputs = [inputs[1], inputs[2], inputs[0]]
-        case OpKind.ATTENTION:
-            flags = [a for a in args if isinstance(a, bool)]
-            attributes["causal"] = bool(flags[0]) if flags else False
-            inputs = [inputs[0], inputs[4], *inputs[1:4]] if name.endswith("backward") else inputs[:3]
-        case OpKind.CONV:
-            backward = name.endswith("backward")
-            offset = 1 if backward else 0
-            weight = inputs[1 + offset]
-            stride, transposed, groups = args[3 + offset], args[6 + offset], args[8 + offset]
-            attributes |= {
-                "stride": int(stride[0]),
-                "kernel": int(weight.shape[-1]),
-                "groups": int(groups),
-                "transposed": bool(transposed),
-            }
-            if backward:
-                attributes["products"] = int(args[10][0]) + int(args[10][1])
-            if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
-                kind = OpKind.DEPTHWISE_CONV
-        case OpKind.LAYER_NORM | OpKind.BATCH_NORM if name.endswith("backward"):
-            inputs = inputs[:3]
-        case OpKind.GATHER | OpKind.COPY if name in ("copy_", "index_put_", "scatter_add_", "index_add_"):
-            inputs = inputs[1:] or inputs
-        case _:
-            pass
-    return kind, inputs, attributes
-
-
-def _record_optimizer(recorder: _Recorder, module: torch.nn.Module, optimizer: str) -> None:
+def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizer: str) -> None:
     """One update per parameter tensor, as a fused optimizer does it."""
     recorder.attach_saved()
     states = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}.get(optimizer)

@@ -19,9 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from traincast.errors import TraincastError
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec, zoo
-from traincast.graph.aten import FREE
-from traincast.graph.capture import describe, gpu_kernels, sum_of
+from traincast.graph.aten import FREE, describe
+from traincast.graph.capture import sum_of
 from traincast.graph.load import load_factory, load_model
+from traincast.graph.recorder import gpu_kernels
 from traincast.graph.repeats import folded
 from traincast.graph.zoo import Traceable
 from traincast.profiling.executors import executor_of
