@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from functools import lru_cache
 from typing import Final
 
-from traincast.cluster import Cluster, find_device, find_node
-from traincast.cluster.interconnect import says_network
-from traincast.cluster.match import open_variants
 from traincast.errors import UnknownNameError
 from traincast.forecast import usual_precision
 from traincast.graph import OperatorGraph, zoo
+from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import model, optimizer_name, zoo_name
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import optimizer_of, precision_name, supported
@@ -105,7 +101,7 @@ def read_row(row: Row) -> Reading:
         raise RowError(f"{text(row, 'parallelism')}: not a data-parallel run")
     assumed: list[str] = []
     devices, batch = whole(row, "n_gpus"), whole(row, "batch_per_gpu")
-    place = _cluster(row, devices, assumed)
+    place = dp_cluster_of(row, assumed)
     graph = _graph(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     runtime = _runtime(row, assumed)
@@ -158,34 +154,6 @@ def _compiled(row: Row) -> bool:
     return stated == "yes" or (
         not stated and "electra" in text(row, "model").lower() and "amp" in text(row, "precision")
     )
-
-
-def _cluster(row: Row, devices: int, assumed: list[str]) -> Cluster:
-    gpu, system, memory = text(row, "gpu_model"), text(row, "system"), figure(row, "gpu_mem_gb")
-    if not gpu:
-        raise RowError("gpu_model is not stated")
-    try:
-        device = find_device(gpu, memory, system or None)
-    except UnknownNameError:
-        raise RowError(f"device {gpu[:60]!r} is not in the catalog") from None
-    nodes, stated = figure(row, "n_nodes"), figure(row, "gpus_per_node")
-    per_node = stated or (devices / nodes if nodes else min(devices, 8))
-    whole_per_node = max(1, min(devices, round(per_node)))
-    if devices % whole_per_node:
-        raise RowError(f"{devices} GPUs do not fill nodes of {whole_per_node}")
-    if len(open_variants(gpu, memory, system or None)) > 1:
-        assumed.append(unstated("GPU variant", device.name))
-    if devices > 1 and not stated and not nodes:
-        assumed.append(unstated("GPUs per node", whole_per_node))
-    node = _node(device.name, whole_per_node, system)
-    if devices > whole_per_node and not says_network(device, "", system=system):
-        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
-    return node.with_nodes(math.ceil(devices / whole_per_node))
-
-
-@lru_cache(maxsize=256)
-def _node(gpu: str, per_node: int, system: str) -> Cluster:
-    return find_node(find_device(gpu), per_node, None, system=system or None)
 
 
 def _graph(row: Row, assumed: list[str]) -> OperatorGraph:
