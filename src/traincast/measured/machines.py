@@ -50,11 +50,11 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     if devices > 1 and figure(row, "gpus_per_node") is None:
         assumed.append(unstated("GPUs per node", per_node))
     elif per_node < most:
-        assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} in each")
+        assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} per node")
     place = _nodes(device, devices, per_node, network, system, assumed)
     power = _POWER.search(" ".join((gpu, system, text(row, "notes"))))
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
-        assumed.append(f"power limit of {power[1]} W not forecast: {device.tdp_w:.0f} W")
+        assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
     return place
 
 
