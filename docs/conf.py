@@ -11,7 +11,10 @@ import inspect
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pygments.lexer import RegexLexer  # type: ignore[import-untyped]
+from pygments.token import Generic, Text  # type: ignore[import-untyped]
 
 import traincast
 
@@ -27,6 +30,7 @@ release = version = traincast.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 root_doc = "index"
+smartquotes = False
 exclude_patterns = ["search.md"]  # Sphinx writes its own search.html: the page is built as project/search.md
 myst_heading_anchors = 4
 myst_disable_syntax = ["myst_line_comment"]  # a line of text may begin with a per cent sign
@@ -182,7 +186,15 @@ def adapt_source(app: Sphinx, name: str, source: list[str]) -> None:
             source[0] += "\n".join(("", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""))
 
 
+class ConsoleLexer(RegexLexer):  # type: ignore[misc]
+    """A command after ``$`` and its output. (The lexer of Pygments also takes ``#`` for a prompt.)"""
+
+    name = "console"
+    tokens: ClassVar = {"root": [(r"^\$ (?:[^\n]*\\\n)*[^\n]*\n", Generic.Prompt), (r"[^\n]*\n", Text)]}
+
+
 def setup(app: Sphinx) -> None:
-    """Register the two steps above with Sphinx."""
+    """Register the steps above with Sphinx."""
+    app.add_lexer("console", ConsoleLexer)
     app.connect("builder-inited", write_pages)
     app.connect("source-read", adapt_source)
