@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from enum import EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -46,7 +47,7 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "undoc-members": True}
+autodoc_default_options = {"members": True}  # a signature already lists the fields of a dataclass
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 88
@@ -150,7 +151,7 @@ def package_page(package: str, names: list[str]) -> str:
     for name in sorted(names, key=lambda name: (inspect.isclass(getattr(traincast, name)), name)):
         value = getattr(traincast, name)
         kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
-        parts += [f".. auto{kind}:: {name}", ""]
+        parts += [f".. auto{kind}:: {name}", *(["   :undoc-members:"] if isinstance(value, EnumType) else []), ""]
     return "\n".join(parts)
 
 
@@ -160,7 +161,7 @@ def index_page(packages: dict[str, list[str]]) -> str:
     parts += [".. toctree::", "   :hidden:", "", *(f"   {package}" for package in packages), ""]
     for package, names in packages.items():
         parts += [f"traincast.{package}", "-" * len(f"traincast.{package}"), ""]
-        parts += [".. list-table::", "   :widths: 30 70", ""]
+        parts += [".. list-table::", "   :widths: 30 70", "   :width: 100%", ""]
         for name in names:
             parts += [f"   * - :obj:`~traincast.{name}`", f"     - {first_sentence(getattr(traincast, name))}"]
         parts.append("")

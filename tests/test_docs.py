@@ -245,8 +245,8 @@ def test_shown_outputs_are_those_of_today(
 def test_an_output_that_is_not_of_today_is_found() -> None:
     speed = "10.2 s, 1,764 strategies per CPU second, branch-and-bound, local"
     assert not difference(f"step 3 ms\n{speed}\n", f"step 3 ms  \n{speed.replace('10.2', '9.9')}")
-    assert difference("step 3 ms", "step 4 ms") == "shows 'step 3 ms', and prints 'step 4 ms'"
-    assert difference("one", "one\ntwo") == "shows 'nothing', and prints 'two'"
+    assert difference("step 3 ms", "step 4 ms") == "the document shows 'step 3 ms', the command prints 'step 4 ms'"
+    assert difference("one", "one\ntwo") == "the document shows 'nothing', the command prints 'two'"
 
 
 def test_every_console_fence_shows_an_output() -> None:
