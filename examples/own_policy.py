@@ -1,4 +1,4 @@
-"""Defines a scheduling policy: the job with the highest response ratio is next. Short jobs pass, long ones do not starve.
+"""Defines a scheduling policy: the highest response ratio is next, so that short jobs pass and long jobs do not starve.
 
 On the command line, from this folder: ``traincast schedule jobs.csv --nodes 2x8 --policy own_policy:ResponseRatio``.
 """
