@@ -1,9 +1,9 @@
-"""Outputs shown in the documents, made anew: every ``console`` fence holds a command and what it prints.
+"""Rewrites the outputs shown in the documents: every ``console`` fence holds a command and its output.
 
 python -m benchmarks.outputs [--check] [FILE...]
 
-With ``--check`` nothing is written: fences that no longer show what their command prints are listed, and the exit code
-is 1 if there are any. What a search says of its own speed may differ.
+With ``--check`` nothing is written. Fences whose command prints something else today are listed, and the exit code is 1
+if there are any. The line in which a search reports its own speed may differ.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ ROOT: Final = Path(__file__).parents[1]
 FENCE: Final = re.compile(r"^```console\n\$ (?P<command>[^\n]*(?:\\\n[^\n]*)*)\n(?P<output>.*?)^```$", re.M | re.S)
 
 SPEED: Final = re.compile(r"^[\d.,]+ \w+, [\d.,]+( [kM])? strategies per CPU second", re.M)
-"""What a search says of its own speed: of the machine, not of the answer."""
+"""The line in which a search reports its speed, which depends on the machine."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Rewrite, or check, the outputs in the files given, or in README.md and docs/."""
+    """Rewrite or check the outputs in the given files; by default, in README.md and docs/."""
     given = sys.argv[1:] if arguments is None else arguments
     paths = [Path(name) for name in given if name != "--check"]
     paths = paths or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     if "--check" in given:
         stale = [line for path in paths for line in stale_outputs(path)]
-        print("\n".join(stale) or "all outputs are those of today")
+        print("\n".join(stale) or "all outputs are up to date")
         sys.exit(1 if stale else 0)
     for path in paths:
         text = path.read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def stale_outputs(path: Path) -> list[str]:
-    """A line for every fence of ``path`` whose command prints something else today."""
+    """Return a line for every fence of ``path`` whose command prints something else today."""
     found = []
     for match in FENCE.finditer(path.read_text(encoding="utf-8")):
         wrong = difference(match["output"], output_of(match["command"]))
@@ -51,15 +51,15 @@ def stale_outputs(path: Path) -> list[str]:
 
 
 def difference(shown: str, printed: str) -> str:
-    """The first line in which what is shown differs from what is printed; empty if none does."""
+    """Describe the first line that differs between the shown and the printed output; return "" if none does."""
     for old, new in zip_longest(_settled(shown), _settled(printed), fillvalue="nothing"):
         if old != new:
-            return f"shows {old.strip()!r}, and prints {new.strip()!r}"
+            return f"the document shows {old.strip()!r}, the command prints {new.strip()!r}"
     return ""
 
 
 def _settled(text: str) -> list[str]:
-    """The lines of an output without its speed and without blanks at their ends and its own."""
+    """Split an output into lines, without the reported speed, trailing blanks and empty lines at both ends."""
     return "\n".join(line.rstrip() for line in SPEED.sub("", text).splitlines()).strip("\n").splitlines()
 
 
@@ -68,10 +68,10 @@ def _with_output(match: re.Match[str]) -> str:
 
 
 def output_of(command: str) -> str:
-    """What ``command``, a call of ``traincast``, prints to a file, without blanks at the ends of lines."""
+    """Run ``command``, a call of ``traincast``, and return its output without trailing blanks."""
     words = shlex.split(command)
     if words[:1] != ["traincast"]:
-        raise ValueError(f"{command!r} is no call of traincast")
+        raise ValueError(f"{command!r} does not call traincast")
     run = subprocess.run(
         [sys.executable, "-m", "traincast", *words[1:]],
         check=False,

@@ -10,8 +10,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from enum import EnumType
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pygments.lexer import RegexLexer  # type: ignore[import-untyped]
+from pygments.token import Generic, Text  # type: ignore[import-untyped]
 
 import traincast
 
@@ -27,6 +31,7 @@ release = version = traincast.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 root_doc = "index"
+smartquotes = False
 exclude_patterns = ["search.md"]  # Sphinx writes its own search.html: the page is built as project/search.md
 myst_heading_anchors = 4
 myst_disable_syntax = ["myst_line_comment"]  # a line of text may begin with a per cent sign
@@ -42,7 +47,7 @@ pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "undoc-members": True}
+autodoc_default_options = {"members": True}  # a signature already lists the fields of a dataclass
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 88
@@ -146,7 +151,7 @@ def package_page(package: str, names: list[str]) -> str:
     for name in sorted(names, key=lambda name: (inspect.isclass(getattr(traincast, name)), name)):
         value = getattr(traincast, name)
         kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
-        parts += [f".. auto{kind}:: {name}", ""]
+        parts += [f".. auto{kind}:: {name}", *(["   :undoc-members:"] if isinstance(value, EnumType) else []), ""]
     return "\n".join(parts)
 
 
@@ -156,7 +161,7 @@ def index_page(packages: dict[str, list[str]]) -> str:
     parts += [".. toctree::", "   :hidden:", "", *(f"   {package}" for package in packages), ""]
     for package, names in packages.items():
         parts += [f"traincast.{package}", "-" * len(f"traincast.{package}"), ""]
-        parts += [".. list-table::", "   :widths: 30 70", ""]
+        parts += [".. list-table::", "   :widths: 30 70", "   :width: 100%", ""]
         for name in names:
             parts += [f"   * - :obj:`~traincast.{name}`", f"     - {first_sentence(getattr(traincast, name))}"]
         parts.append("")
@@ -182,7 +187,15 @@ def adapt_source(app: Sphinx, name: str, source: list[str]) -> None:
             source[0] += "\n".join(("", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""))
 
 
+class ConsoleLexer(RegexLexer):  # type: ignore[misc]
+    """A command after ``$`` and its output. (The lexer of Pygments also takes ``#`` for a prompt.)"""
+
+    name = "console"
+    tokens: ClassVar = {"root": [(r"^\$ (?:[^\n]*\\\n)*[^\n]*\n", Generic.Prompt), (r"[^\n]*\n", Text)]}
+
+
 def setup(app: Sphinx) -> None:
-    """Register the two steps above with Sphinx."""
+    """Register the steps above with Sphinx."""
+    app.add_lexer("console", ConsoleLexer)
     app.connect("builder-inited", write_pages)
     app.connect("source-read", adapt_source)

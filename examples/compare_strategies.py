@@ -1,4 +1,4 @@
-"""Several strategies for one model on one cluster, the fastest that fits first."""
+"""Compares strategies for one model on one cluster, and lists those that fit first, by step time."""
 
 from traincast import RequestError, capture, predict
 

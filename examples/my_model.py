@@ -1,4 +1,4 @@
-"""A model of one's own. From the command line, in the root of the repository:
+"""Forecasts your own model. On the command line, from the root of the repository:
 
 traincast predict examples.my_model:make --cluster dgx-a100 --strategy dp=4,tp=2 --global-batch 64
 """
@@ -23,7 +23,7 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 def make() -> tuple[nn.Module, torch.Tensor]:
-    """The module, and example inputs whose first dim is the batch."""
+    """Return the module, and example inputs whose first dim is the batch."""
     layers = [Block() for _ in range(LAYERS)]
     module = nn.Sequential(nn.Embedding(VOCAB, WIDTH), *layers, nn.Linear(WIDTH, VOCAB))
     return module, torch.zeros(1, TOKENS, dtype=torch.long)

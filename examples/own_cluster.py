@@ -1,4 +1,4 @@
-"""A cluster of one's own from a TOML file, beside the machine it resembles."""
+"""Compares your own cluster, described in a TOML file, with the machine that it resembles."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A policy of one's own: the highest response ratio next, so that short jobs pass and long ones do not starve.
+"""Defines a scheduling policy: the highest response ratio is next, so that short jobs pass and long jobs do not starve.
 
 On the command line, from this folder: ``traincast schedule jobs.csv --nodes 2x8 --policy own_policy:ResponseRatio``.
 """
@@ -14,7 +14,7 @@ JOBS = Path(__file__).with_name("jobs.csv")
 
 class ResponseRatio(Policy):
     def decide(self, state: State) -> None:
-        """Start jobs in order of (time since submission + believed rest) / believed rest, until one finds no room."""
+        """Start jobs in order of (time since submission + remaining time) / remaining time, until one does not fit."""
 
         def ratio(run: JobRun) -> float:
             left = run.remaining_s(state.now)

@@ -1,4 +1,4 @@
-"""One forecast in ten lines: Llama 3 8B on four DGX H100 machines."""
+"""Makes one forecast in ten lines: Llama 3 8B on four DGX H100 machines."""
 
 from traincast import predict
 

@@ -1,4 +1,4 @@
-"""The timeline of every rank as a trace for Perfetto, and the report as one HTML page."""
+"""Writes the timeline of every rank as a trace for Perfetto, and the report as one HTML page."""
 
 import sys
 from pathlib import Path
