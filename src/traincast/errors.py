@@ -59,7 +59,7 @@ class UnknownNameError(RequestError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Returns "did you mean …" with the choices most like ``name``; if none is like it, "known are …" with a dozen."""
+    """Returns "did you mean …" with the choices most like ``name``, or "known are …" with a dozen if none is."""
     known = sorted(choices)
     close = _close(name, known)
     if close:
@@ -71,8 +71,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def _close(name: str, known: list[str]) -> list[str]:
     """Up to three names that were likely meant, the likeliest first.
 
-    Long names are also compared by their beginning, and by what they contain: it may be all that was written. But
-    ``tpu`` is no slip of the pen for ``cpu``: unless nearly all letters agree, the first must, or all in another order.
+    Long names are also compared by their beginning and by any part, because a user may write only that. ``tpu`` is not
+    a typing error for ``cpu``: the first letter must agree, or nearly all letters, or all of them in another order.
     """
     asked = name.lower()
 
@@ -89,7 +89,7 @@ def _close(name: str, known: list[str]) -> list[str]:
 
 
 def _beginning(one: str, other: str) -> int:
-    """How many letters two texts begin with in common."""
+    """The number of letters at the beginning that two texts have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

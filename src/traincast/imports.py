@@ -1,4 +1,4 @@
-"""A user's own Python objects, named ``package.module:name``, and where their code failed."""
+"""Imports a user's Python objects by ``package.module:name``, and finds the line where their code failed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _LIBRARIES: Final = ("traincast", "torch", "numpy")
 
 
 def refuse_code(spec: str, what: str) -> None:
-    """Refuse a name in a data file that would import and run Python code."""
+    """Raise ``RequestError``: a name in a data file would import and run Python code."""
     raise RequestError(
-        f"{what} {spec[:80]!r} stands in a data file and would run Python code: give --allow-code if you trust the file"
+        f"{what} {spec[:80]!r} is in a data file and would run Python code: add --allow-code if you trust the file"
     )
 
 
 def import_callable(spec: str, what: str, *, role: str) -> Callable[..., Any]:
-    """The callable at ``spec``; modules in the current folder are found too.
+    """Returns the callable at ``spec``; modules in the current folder are found too.
 
-    Messages say ``what`` it is for, and the ``role`` of the name behind the colon.
+    Error messages begin with ``what`` the callable is for, and call the name behind the colon a ``role``.
     """
     module, _, name = spec.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:

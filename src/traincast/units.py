@@ -1,4 +1,4 @@
-"""Units at the edge: SI inside (seconds, bytes, FLOP), people's units only when reading and showing."""
+"""Reads and formats quantities with units. Everywhere else, values are in seconds, bytes and FLOP."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _amount(text: str, units: Mapping[str, float], *, what: str, example: str) -
 
 
 def parse_seconds(text: str, *, what: str) -> float:
-    """Read a time from 0 such as ``90``, ``90s``, ``15min``, ``4h``, ``30d`` or ``1y``; without a unit, seconds."""
+    """Read a time of 0 or more such as ``90`` (seconds), ``90s``, ``15min``, ``4h``, ``30d`` or ``1y``."""
     match = _TIME.match(text)
     value = float(match.group(1)) * _TIME_UNITS[match.group(2).lower()] if match else math.nan
     if not math.isfinite(value):
@@ -72,7 +72,7 @@ def parse_seconds(text: str, *, what: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three significant digits with the unit a person would use: ``12.3 ms``, ``4.56 s``, ``3.2 d``."""
+    """Format seconds with three significant digits and a fitting unit: ``12.3 ms``, ``4.56 s``, ``3.2 d``."""
     if not math.isfinite(seconds):
         return str(seconds)
     steps = ((1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (180.0, 1.0, "s"), (2 * HOUR, 60.0, "min"), (2 * DAY, HOUR, "h"))
@@ -80,7 +80,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Binary multiples, as memory is sold and reported: ``79.2 GiB``."""
+    """Format bytes in binary multiples: ``79.2 GiB``."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         digits = 0 if unit == "B" else 1
@@ -91,24 +91,24 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """Decimal multiples: ``8.03 B`` parameters, ``1.25 M`` tokens/s."""
+    """Format a count in decimal multiples: ``8.03 B`` parameters, ``1.25 M`` tokens/s."""
     return _in_units(value, ((1e3, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (1e12, 1e9, "B")), (1e12, "T"))
 
 
 def format_parameters(total: float, trained: float) -> str:
-    """``8.03 B parameters``; where some are frozen, ``70.6 B parameters (41.9 M trained)``."""
+    """Format as ``8.03 B parameters`` or, if some are frozen, ``70.6 B parameters (41.9 M trained)``."""
     some = f" ({format_count(trained)} trained)" if trained != total else ""
     return f"{format_count(total)} parameters{some}"
 
 
 def format_flops(flops: float) -> str:
-    """Floating-point work: ``41.3 TFLOP``."""
+    """Format floating-point work: ``41.3 TFLOP``."""
     steps = ((1e9, 1e6, "MFLOP"), (1e12, 1e9, "GFLOP"), (1e15, 1e12, "TFLOP"), (1e18, 1e15, "PFLOP"))
     return _in_units(flops, steps, (1e18, "EFLOP"))
 
 
 def _in_units(value: float, steps: Sequence[tuple[float, float, str]], last: tuple[float, str]) -> str:
-    """Three digits in the first unit whose limit the value, as rounded, is below; four in the last unit, at least.
+    """Format with three digits in the first unit whose limit the rounded value stays below, else in the last unit.
 
     A step is (limit, size of the unit, name of the unit).
     """
@@ -126,5 +126,5 @@ def _plain(number: str) -> str:
 
 
 def format_money(dollars: float) -> str:
-    """US dollars, whole ones from a hundred on: ``$1,234``, ``$0.352``."""
+    """Format US dollars, from 100 on without cents: ``$1,234``, ``$0.352``."""
     return f"${dollars:,.0f}" if abs(dollars) >= 100.0 else f"${dollars:.3g}"

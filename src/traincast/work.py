@@ -1,7 +1,7 @@
-"""Works: the things that take time. A strategy makes them, a cost model estimates them.
+"""Works: everything that takes time. A strategy creates works, a cost model estimates them.
 
-They stand below both, so that neither needs to know the other. Works are values: two tasks that do
-the same thing share one work, and it is estimated once.
+This module is below both, so that neither imports the other. Works are values: tasks that do the same thing share one
+work, which is estimated once.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What the host does before a device can start, in launches' worth of time, by what it does it for.
+    """The host's work before a device can start, in units of one kernel launch, by its purpose.
 
-    ``kernels`` are those of operators, ``blocks`` what a layer or a pass costs beside them, ``collectives`` and
-    ``sends`` what communication does: a host may be quick at one and slow at another. ``waits`` are those of a
-    collective whose ranks wait for one another's hosts, which they do where these are ``crowded``.
+    ``kernels`` are launches of operators, ``blocks`` the bookkeeping of a layer or a pass, ``collectives`` and
+    ``sends`` the host's part in communication. They are separate because a host may be fast at one and slow at
+    another. ``waits`` is the time in which the hosts of a collective's ranks wait for one another; it counts only if
+    they are ``crowded``.
     """
 
     kernels: float = 0.0
@@ -72,20 +73,20 @@ class Launch:
 
     @property
     def launches(self) -> float:
-        """All of them."""
+        """The sum of all launches."""
         return self.kernels + self.blocks + self.collectives + self.sends + (self.waits if self.crowded else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopy:
-    """Bytes that move between a device and its host's memory: what is offloaded."""
+    """Offloaded bytes that move between a device and its host's memory."""
 
     nbytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUpdate:
-    """An optimizer's update on the host of states that are offloaded: bytes it reads and writes there."""
+    """An optimizer's update of offloaded states on the host; ``nbytes`` are read and written there."""
 
     nbytes: float
 
@@ -95,7 +96,7 @@ Work: TypeAlias = Operator | Collective | Transfer | Launch | HostCopy | HostUpd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What works ask of the hardware: DeletePop's split into computation, memory access and communication."""
+    """The demand of works on hardware, split as DeletePop does: computation, memory access and communication."""
 
     computation_flop: float
     memory_access_bytes: float
@@ -103,7 +104,7 @@ class Demand:
 
 
 def demand_of(work: Work) -> Demand:
-    """The split of one work; ``communication_bytes`` are those of its message, as :class:`Collective` counts them."""
+    """Returns the demand of one work; ``communication_bytes`` are counted as :class:`Collective` counts ``nbytes``."""
     match work:
         case Operator():
             return Demand(computation_flop=work.flops, memory_access_bytes=work.nbytes, communication_bytes=0.0)

@@ -126,7 +126,7 @@ def test_a_file_that_extends_a_calibrated_one_is_calibrated_until_it_says_otherw
         ("runtimes = 'megatron'", "runtimes"),
         ("low = 1.3\nhigh = 1.2", "low = 1.3 is above high = 1.2"),
         ("nodes = [4]", "expected a list of 2 whole numbers from 1 to 1000000"),
-        ("nodes = [8, 2]", "the fewest and the most"),
+        ("nodes = [8, 2]", "the fewest nodes, then the most"),
         ("nodes = [0, 2]", "nodes"),
         ("[calibration.stall]\nseconds = 1.0", "stall.base is missing"),
         ("[calibration.stall]\nbase = 1.0", "stall.seconds is missing"),

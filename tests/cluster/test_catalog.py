@@ -219,12 +219,12 @@ BASE = 'extends = "dgx-h100"\n'
         ("extends = 3\n", "expected a text"),
         ('extends = "dgx-h1000"\n', "did you mean dgx-h100"),
         ('extends = "other.toml"\n', "does not exist"),
-        ('extends = "bad.toml"\n', "is there a circle"),
+        ('extends = "bad.toml"\n', "extend one another in a circle"),
         ('device = "h100"\n', "unknown device 'h100': did you mean"),
         ('device = "h100-sxm5-80gb"\n', "describes no node"),
         ("[cluster]\nnum_nodes = 2\n", "describes no node"),
         ('[node]\ndevice = "t4"\ndevices_per_node = 2\n', "intra_node is missing"),
-        ("[node]\ndevices_per_node = 2\n", "lacks device"),
+        ("[node]\ndevices_per_node = 2\n", r"\[node\]\.device is missing"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line_that_says_what_to_do(tmp_path: Path, text: str, message: str) -> None:

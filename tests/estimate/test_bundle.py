@@ -99,7 +99,11 @@ def of_model(change: Change) -> Change:
         ("operators", entry(lambda e: e["vocabulary"].pop("layout")), "vocabulary.layout is missing or empty"),
         ("operators", entry(lambda e: e.pop("domain")), f"cells.{CELL}.domain is missing"),
         ("operators", entry(lambda e: e.update(domain={"a": [[1.0], [2.0]]})), "domain.a has 1 sizes: product has"),
-        ("operators", entry(lambda e: e.update(base="nowhere")), "rests on the cell 'nowhere', which is not in the card"),
+        (
+            "operators",
+            entry(lambda e: e.update(base="nowhere")),
+            "rests on the cell 'nowhere', which is not in the card",
+        ),
         ("operators", lambda card: card.update(cells=[1]), "cells is [1]: expected a table"),
         ("operators", lambda card: card.pop("cells"), "cells is missing"),
         ("operators", lambda card: card.update(devices={"x": {"name": "x"}}), "devices.x.vendor is missing"),

@@ -257,5 +257,5 @@ def test_damaged_weights_are_refused(model: CollectiveModel) -> None:
     with pytest.raises(FileFormatError, match="damaged"):
         CollectiveModel(weights={**weights, "curve_start": weights["curve_start"][:-1]}, card=model.card)
     broken = {**weights, "knot_log_seconds": np.full_like(weights["knot_log_seconds"], np.nan)}
-    with pytest.raises(FileFormatError, match="no numbers"):
+    with pytest.raises(FileFormatError, match="knots that are not finite"):
         CollectiveModel(weights=broken, card=model.card)

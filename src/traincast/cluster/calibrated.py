@@ -1,4 +1,4 @@
-"""Clusters that measured runs calibrated: which one speaks for a run, and how one is written to a file."""
+"""Calibrated clusters: finds the one most like a given cluster, and writes calibrations to files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _DIGITS: Final = 5
 
 @lru_cache(maxsize=1)
 def calibrated_clusters() -> tuple[Cluster, ...]:
-    """Clusters of the catalog that have a calibration."""
+    """All clusters of the catalog that have a calibration."""
     found = (load_cluster(name) for name in cluster_names())
     return tuple(cluster for cluster in found if cluster.calibration is not None)
 
 
 def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
-    """The calibrated cluster most like ``cluster`` under ``runtime``, if one is like it at all.
+    """Returns the calibrated cluster most like ``cluster`` under ``runtime``, or ``None``.
 
-    It must have the same device and the same runtime; of several, the one whose number of nodes is nearest speaks.
+    It must have the same device and the same runtime. Of several, the one with the nearest number of nodes is taken.
     """
     best: tuple[float, Cluster] | None = None
     for known in calibrated_clusters():
@@ -42,13 +42,13 @@ def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
 
 
 def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
-    """What was learned on the calibrated cluster most like ``cluster`` under ``runtime``."""
+    """Returns the calibration of the cluster that :func:`find_calibrated` finds, or ``None``."""
     known = find_calibrated(cluster, runtime)
     return known.calibration if known else None
 
 
 def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | None = None) -> str:
-    """The ``[calibration]`` table of a cluster file; ``comments`` stand behind the parameters they name."""
+    """Returns the ``[calibration]`` table of a cluster file; ``comments`` are added to the parameters they name."""
     said = comments or {}
     default = Calibration()
     lines = ["[calibration]"]
@@ -84,7 +84,7 @@ def write_calibrated(
     num_nodes: int = 0,
     comments: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a cluster file that has ``calibration`` and all else from the cluster or file it ``extends``."""
+    """Write a cluster file that ``extends`` another cluster or file and adds ``calibration``."""
     lines = [f"extends = {_quoted(extends)}", *([f"device = {_quoted(device)}"] if device else [])]
     lines += ["", "[cluster]", f"name = {_quoted(name or path.stem)}"]
     if num_nodes:

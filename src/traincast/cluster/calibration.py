@@ -1,4 +1,4 @@
-"""What measured runs taught about a cluster beyond its datasheets: the parameters that calibration fits."""
+"""The parameters of a cluster that calibration fits to measured runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FACTORS: Final = (
     "intra", "inter", "send",
     "kernels", "blocks", "collectives", "handshakes", "waits",
 )  # fmt: skip
-"""Parameters that multiply times; all others add to them."""
+"""Parameters that multiply times. All others are added to them."""
 FEATURES: Final = (
     "nodes", "tensor ranks", "stages", "replicas", "microbatches", "tokens of a microbatch", "work of a device",
     "exposed communication", "bubble", "host", "products",
@@ -30,16 +30,16 @@ FEATURES: Final = (
 The last is the share of matrix products in the time of all operators.
 """
 MOST_LIKELY: Final = 0.7
-"""How likely a slow mode must be before a step is forecast to be in it: being wrong about it costs more."""
+"""The probability from which a step is forecast in the slow mode; above 0.5, because a false alarm costs more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """A slow mode that some runs of a cluster fall into, for no reason that their configuration shows.
+    """A slow mode of some runs that their configuration does not explain.
 
-    Every message between stages then takes ``seconds`` more, and hosts wait for one another at every collective. The
-    odds of it are logistic: ``base``, and what is added for every node beyond the first, for a pipeline, and beside a
-    pipeline for every node beyond the first that a tensor-parallel group spans.
+    In this mode every message between stages takes ``seconds`` longer, and hosts wait for one another at every
+    collective. Its log-odds are ``base``, plus ``per_node`` for every node beyond the first; with a pipeline, also plus
+    ``pipeline``, and plus ``per_tensor_node`` for every node beyond the first that a tensor-parallel group spans.
     """
 
     seconds: Seconds
@@ -49,7 +49,7 @@ class Stall:
     per_tensor_node: LogOdds = 0.0
 
     def probability(self, *, nodes: int, tensor_nodes: int, stages: int) -> float:
-        """How likely a run is to be in the slow mode."""
+        """The probability that a run is in the slow mode."""
         odds = self.base + self.per_node * (nodes - 1)
         if stages > 1:
             odds += self.pipeline + self.per_tensor_node * (tensor_nodes - 1)
@@ -58,10 +58,10 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """A smooth function of what a simulation says, fitted to what it left over; it fades far from its points.
+    """A smooth factor on the simulated step, fitted to its remaining errors; it tends to 1 far from its points.
 
-    The logarithm of the factor at x is Σ weights · exp(−|x − points|²/2), in units of ``scales``. The points are also
-    where something was measured at all.
+    The logarithm of the factor at x is Σ weights · exp(−|x − points|²/2), with x and ``points`` in units of ``scales``.
+    The points are the measured runs.
     """
 
     points: tuple[tuple[Annotated[float, Meta(ge=-1e3, le=1e3)], ...], ...]
@@ -71,18 +71,18 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Parameters of a cluster fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` from fewest to most.
+    """Parameters fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` (fewest, most) nodes.
 
-    Factors multiply the time of: products (``gemm``; ``narrow_gemm`` in fp8 and below; ``grouped`` those of experts),
-    ``attention``, memory-bound operators (``memory``), convolutions, collectives within and between nodes
-    (``intra``, ``inter``), messages between stages (``send``), and what the host does for operators, blocks,
-    collectives, handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or
-    ``inter_latency_s`` is added to a collective for every hop of its messages, and ``interference`` multiplies what
-    kernels are slowed down by while traffic runs beside them. A step takes ``jitter`` of itself longer
-    for every doubling of nodes, and ``step_s`` in any case. ``memory_share`` is real memory over forecast memory.
+    Factors multiply the time of matrix products (``gemm``; ``narrow_gemm`` in fp8 and below; ``grouped`` for experts),
+    ``attention``, memory-bound operators (``memory``), convolutions (``conv``), collectives within and between nodes
+    (``intra``, ``inter``), messages between stages (``send``), and the host's work for operators, blocks, collectives,
+    handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or ``inter_latency_s`` is added to a
+    collective for every hop of its messages. ``interference`` multiplies the device's. A step takes the share
+    ``jitter`` longer for every doubling of nodes, and ``step_s`` longer in any case. ``memory_share`` is real memory
+    over forecast memory.
 
-    A run ends between ``low`` and ``high`` times its forecast in 90 % of cases where all is as it was measured, and
-    the further from there the wider, by ``unknown`` (the standard deviation of the logarithm where nothing is known).
+    In 90 % of cases like the measured ones, a run takes between ``low`` and ``high`` times its forecast. The interval
+    widens with the distance from measured runs, up to ``unknown``, the standard deviation of the logarithm there.
     """
 
     gemm: Factor = 1.0
@@ -115,7 +115,7 @@ class Calibration:
     correction: Correction | None = None
 
     def step(self, simulated_s: float, *, nodes: int) -> float:
-        """Seconds of a step whose simulation takes ``simulated_s``."""
+        """Calibrated seconds of a step that takes ``simulated_s`` in the simulation."""
         return simulated_s * (1.0 + self.jitter * math.log2(nodes)) + self.step_s
 
 

@@ -1,16 +1,16 @@
-"""The catalog of known hardware, and how a user's own file joins it.
+"""The catalog of known hardware, and the user's own files.
 
-A cluster is asked for as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (a node type and how many), ``dgx-h100:1x2``
-(two devices of a node), ``dgx-a100:2+dgx-h100:2`` (nodes of two kinds), ``selene`` (a known cluster), ``my.toml`` or
-``my.toml:8`` (a file of one's own). Catalog files and a user's files have one schema: SI units throughout (bytes,
-bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
+A request names a cluster as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (four nodes of a type), ``dgx-h100:1x2`` (two
+devices of one node), ``dgx-a100:2+dgx-h100:2`` (nodes of two kinds), ``selene`` (a known cluster), ``my.toml`` or
+``my.toml:8`` (the user's own file). Catalog files and users' files have the same schema. Units are SI (bytes, bytes/s,
+FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
 
 ::
 
     extends = "dgx-h100"              # optional: start from a cluster, a node type or another file
     device = "h200-sxm"               # or a [device] table; likewise node and cluster
 
-    [device]                          # whatever is left out comes from what the file extends
+    [device]                          # keys that are left out come from the device that the file extends
     extends = "h100-sxm5-80gb"        # a catalog name or the path of a file with a [device] table
     name = "my-gpu"                   # vendor, architecture, source: texts
     memory_bytes = 85.0e9             # what the device reports, not what the box says
@@ -40,15 +40,15 @@ bytes/s, FLOP/s, s, Hz, W, USD/h), bandwidths per direction.
     num_nodes = 16                    # default 1
     oversubscription = 2.0            # also name, inter_topology, group_nodes, source
 
-    [calibration]                     # what measured runs taught, as ``traincast calibrate`` writes it
-    gemm = 1.08                       # see Calibration; whatever is left out is as datasheets have it
+    [calibration]                     # as ``traincast calibrate`` writes it
+    gemm = 1.08                       # see Calibration; keys that are left out change nothing
 
-``peak_flops`` are those of the fastest unit that multiplies matrices in that dtype (tensor or matrix cores;
-for fp32 on NVIDIA, the CUDA cores). ``price_per_hour`` in the catalog is a public on-demand price, with its
-date beside it, good for an order of magnitude. ``latency_s`` is what a small message takes from one device's
-memory to another's, network card included and library excluded. A changed [device] without a name of its own
-is called ``BASE~FILE``, so that nothing fitted to the real one is taken for it; changing only price, power or
-``achievable`` keeps the name.
+``peak_flops`` is the rate of the fastest unit that multiplies matrices in that dtype (tensor or matrix cores; for fp32
+on NVIDIA, the CUDA cores). ``price_per_hour`` in the catalog is a public on-demand price of the date beside it, good
+for an order of magnitude. ``latency_s`` is the time of a small message from one device's memory to another's, with the
+network card and without the library. A [device] that changes another one and has no name of its own is called
+``BASE~FILE``, so that nothing fitted to the original is used for it. A change of price, power or ``achievable`` alone
+keeps the name.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _POWER_PER_TDP: Final = 1.6
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What the files read so far say of the device, the node and the cluster."""
+    """The merged tables of the files read so far."""
 
     device: Table
     node: Table
@@ -104,16 +104,17 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def load_device(name: str) -> Device:
-    """The device called ``name`` in the catalog, or that of the TOML file at the path ``name``."""
+    """Returns the device called ``name`` in the catalog, or the one in the TOML file at the path ``name``."""
     return _build_device(_resolve(name, "device", Path(), _MAX_DEPTH).device, name)
 
 
 def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
-    """The cluster asked for as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, a node type or a TOML file.
+    """Returns the cluster that ``spec`` names as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, node type or TOML file.
 
-    Several, joined by ``+``, make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
-    may have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors, or of processes
-    that each count as one: ``cpu-server:1x2``.
+    Names joined by ``+`` make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them may
+    have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes:
+    ``cpu-server:1x2``. Raises ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and
+    ``FileFormatError`` for a bad file.
     """
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
     return joined([_one_cluster(part) for part in parts], hosts=hosts)
@@ -125,20 +126,20 @@ def _one_cluster(spec: str) -> Cluster:
     if devices is not None:
         if devices > cluster.devices_per_node and cluster.device.architecture != PROCESSOR:
             raise RequestError(
-                f"cluster {spec!r} asks for {devices} devices in a node, but {name} has {cluster.devices_per_node}"
+                f"cluster {spec!r} asks for {devices} devices in a node: {name} has {cluster.devices_per_node}"
             )
         cluster = part_of_node(cluster, cluster.device, devices)
     return cluster if nodes is None else cluster.with_nodes(nodes)
 
 
 def load_node(name: str) -> tuple[Cluster, tuple[str, ...]]:
-    """One node of a catalog type, and the names of machines that are built of it."""
+    """Returns one node of a catalog type, and the names of machines that consist of it."""
     layers = _resolve(name, "node", Path(), _MAX_DEPTH)
     return _build_cluster(layers, name), layers.node.get("aliases", ())
 
 
 def device_table(name: str) -> Table:
-    """The checked ``[device]`` table of a catalog device, aliases included."""
+    """Returns the checked ``[device]`` table of a catalog device, with its aliases."""
     return _resolve(name, "device", Path(), _MAX_DEPTH).device
 
 
@@ -148,7 +149,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 
 def _split_spec(spec: str) -> tuple[str, int | None, int | None]:
-    """Name, nodes and devices of each node that ``spec`` asks for."""
+    """The name, the nodes and the devices per node in ``spec``."""
     shown = repr(spec if len(spec) <= 80 else spec[:79] + "…")
     name, colon, numbers = spec.strip().rpartition(":")
     if not colon:
@@ -173,16 +174,18 @@ def _is_path(name: str) -> bool:
 
 
 def _resolve(name: str, kind: str, directory: Path, depth: int) -> _Layers:
-    """Everything the file behind ``name`` says, what it extends included; ``kind`` is where to look."""
+    """The merged tables of the file called ``name`` and of those it extends; ``kind`` says which folder to search."""
     if depth == 0:
-        raise FileFormatError(f"{name!r} extends more than {_MAX_DEPTH} files in a row: is there a circle?")
+        raise FileFormatError(
+            f"{name!r} extends more than {_MAX_DEPTH} files in a row: check whether they extend one another in a circle"
+        )
     if _is_path(name):
         path = directory / name
         layers = _layers(read_file(path), path, depth)
     else:
         layers = _from_catalog(name, kind)
     if kind == "device" and not layers.device:
-        raise FileFormatError(f"{name!r} describes no device: name one of the catalog, or add a [device] table")
+        raise FileFormatError(f"{name!r} describes no device: name a device of the catalog, or add a [device] table")
     if kind != "device" and not layers.node:
         raise FileFormatError(f'{name!r} describes no node: add extends = "dgx-h100" or a [node] table')
     return layers
@@ -203,7 +206,7 @@ def _from_catalog(name: str, kind: str) -> _Layers:
 
 
 def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers:
-    """Lay the tables of one file over what they extend."""
+    """Merge the tables of one file into those of the files that it extends."""
     folder, stem = path.parent, path.name.removesuffix(".toml")
     layers = _Layers({}, {}, {}, {})
     cluster, node, device = (_as_table(document.get(key)) for key in ("cluster", "node", "device"))
@@ -236,7 +239,7 @@ def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers
 
 
 def _other_device(base: Table, changed: Table) -> bool:
-    """Whether a file changes the device, so that what was learned of the old one does not hold."""
+    """Whether a file changes the device, so that a calibration of the original no longer holds."""
     return bool(changed) and not changed.keys() <= _KEEPS_NAME and changed.get("name") != base.get("name")
 
 
@@ -258,13 +261,15 @@ def _overlay(base: Table, top: Table) -> Table:
 def _build_device(table: Table, where: str) -> Device:
     device = convert(table, Device, f"{where}: [device]", remedy=_ADD)
     if "fp32" not in device.peak_flops:
-        raise FileFormatError(f"{where}: [device.peak_flops] lacks fp32, which every other dtype falls back to: add it")
+        raise FileFormatError(f"{where}: [device.peak_flops].fp32 is missing: add it; other dtypes fall back to it")
     return device
 
 
 def _build_cluster(layers: _Layers, where: str) -> Cluster:
     if not layers.device:
-        raise FileFormatError(f"{where}: [node] lacks device: name one of the catalog, or add a [device] table")
+        raise FileFormatError(
+            f"{where}: [node].device is missing: name a device of the catalog, or add a [device] table"
+        )
     device = _build_device(layers.device, where)
     if layers.calibration:
         _check_calibration(convert(layers.calibration, Calibration, f"{where}: [calibration]", remedy="add it"), where)
@@ -280,7 +285,9 @@ def _check_calibration(calibration: Calibration, where: str) -> None:
     """Refuse a calibration whose fields contradict one another."""
     low, high, nodes = calibration.low, calibration.high, calibration.nodes
     if nodes[0] > nodes[1]:
-        raise FileFormatError(f"{where}: [calibration] nodes are {list(nodes)}: expected the fewest and the most")
+        raise FileFormatError(
+            f"{where}: [calibration].nodes is {list(nodes)}: expected the fewest nodes, then the most"
+        )
     if low > high:
         raise FileFormatError(f"{where}: [calibration] low = {low:g} is above high = {high:g}: exchange them")
     correction = calibration.correction

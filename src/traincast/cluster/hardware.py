@@ -25,26 +25,26 @@ IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none
 InterTopology: TypeAlias = Literal["fat-tree", "rail-optimized", "dragonfly", "torus", "none"]
 
 INTERFERENCE: Final = 0.05
-"""How much longer a kernel takes beside a collective, where nobody measured it."""
+"""By what share a kernel slows down while a collective runs, if it was not measured."""
 HOST_BANDWIDTH: Final = 25e9
-"""Bytes/s between a device and its host, where nothing is said: PCIe 4."""
+"""Default bytes/s between a device and its host: PCIe 4."""
 HOST_MEMORY_BANDWIDTH: Final = 200e9
-"""Bytes/s of a host's memory, where nothing is said: eight channels of DDR4."""
+"""Default bytes/s of a host's memory: eight channels of DDR4."""
 
 
 PROCESSOR: Final = "cpu"
-"""The architecture of processors: as many as one likes share a server, joined by its memory."""
+"""The architecture name of processors. A server may have any number of them, joined by its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One kind of accelerator, as its datasheet has it.
+    """One kind of accelerator, with the figures of its datasheet.
 
-    Rates are dense (no structured sparsity), in FLOP/s per dtype name; ``memory_bandwidth`` in
-    bytes/s. ``achievable`` holds fractions of those rates that were measured on this device, by the
-    name the analytical cost model gives them; what is absent follows the architecture. ``interference`` is how much
-    longer a kernel takes while a collective runs beside it and takes processors and bandwidth from it. ``source``
-    names the documents behind the figures.
+    ``peak_flops`` are dense rates (no structured sparsity) in FLOP/s, by dtype; ``memory_bandwidth`` is in bytes/s.
+    ``achievable`` holds fractions of these rates that were measured on this device, under the names that
+    :mod:`traincast.estimate.efficiency` lists; absent ones follow the architecture. A kernel takes ``interference``
+    of its time longer while a collective runs and takes processors and bandwidth from it. ``source`` names the
+    documents that the figures come from.
     """
 
     name: Text
@@ -106,21 +106,21 @@ class Link:
 class Cluster:
     """Nodes of one kind, joined by a network.
 
-    ``launch_s`` is what the host pays to launch one kernel, ``host_memory_bytes`` a node's memory beside that of its
-    devices (0: not known), ``host_bandwidth`` what each device reads from it, ``host_memory_bandwidth`` its own, for
-    all devices of a node. ``oversubscription`` is how much less bandwidth the network's upper tier has than its edge
-    (1 = none). ``inter_node`` is one NIC of ``nics_per_node``.
+    ``launch_s`` is the host's time to launch one kernel. ``host_memory_bytes`` is the memory of a node's host (0:
+    unknown), ``host_bandwidth`` the bytes/s between it and each device, ``host_memory_bandwidth`` its own bytes/s,
+    which all devices of a node share. ``oversubscription`` is the bandwidth at the network's edge over that of its
+    upper tier (1: none). ``inter_node`` is one NIC of ``nics_per_node``.
 
     ``domain_nodes`` consecutive nodes share one domain of ``intra_node`` links (18 trays of four in an
     NVL72 rack; 1 for a plain server). ``group_nodes`` nodes share the network's first tier (a leaf
-    switch, a dragonfly group). ``subset_bandwidth`` has, for the first 2, 3, … devices of a node, the
-    bytes/s per direction that each can send to the others where that depends on how many take part
-    (meshes, NVLink bridges); beyond its end ``intra_node.bandwidth`` holds.
+    switch, a dragonfly group). In meshes and with NVLink bridges, bandwidth depends on how many devices take part:
+    ``subset_bandwidth`` lists the bytes/s per direction that each of the first 2, 3, … devices of a node can send to
+    the others. For more devices than it lists, ``intra_node.bandwidth`` holds.
 
-    ``calibration`` is what measured runs taught beyond all this; without one, a forecast assumes what other clusters
-    taught. A cluster of unlike nodes has them in ``parts``, in the order of ranks; its own fields are then those of the
-    slowest of them, what a step that waits for everyone is bound by (see :func:`joined`). ``hosts`` are nodes without
-    accelerators beside all others: parameter servers may stand there, ranks may not, and no count includes them.
+    ``calibration`` holds parameters fitted to measured runs; without it, a forecast assumes those of other clusters. A
+    cluster of unlike nodes lists them in ``parts``, in the order of ranks. Its own fields are then those of the slowest
+    part, which bounds a step that waits for everyone (see :func:`joined`). ``hosts`` are further nodes without
+    accelerators: parameter servers may run there, ranks may not, and no count includes them.
     """
 
     name: Text
@@ -160,7 +160,7 @@ class Cluster:
 
     @property
     def interference(self) -> float:
-        """How much longer a kernel takes beside a collective: the device's, as it was calibrated."""
+        """By what share a kernel slows down while a collective runs: the device's, times the calibration's factor."""
         return self.device.interference * (self.calibration.interference if self.calibration else 1.0)
 
     def with_nodes(self, num_nodes: int) -> Cluster:
@@ -168,12 +168,12 @@ class Cluster:
         return replace(self, num_nodes=num_nodes)
 
     def split(self, last: int) -> tuple[Cluster, tuple[Cluster, ...]]:
-        """The cluster without its ``last`` nodes, and these, by kind and in order; ``hosts`` are the very last."""
+        """Returns the cluster without its ``last`` nodes, and those nodes by kind; ``hosts`` count as the very last."""
         last -= sum(host.num_nodes for host in self.hosts)
         if not 0 <= last < self.num_nodes:
             raise RequestError(
-                f"{last} of the {self.num_nodes} nodes of {self.name} are taken beside those without accelerators: "
-                f"expected from 0 to {self.num_nodes - 1}"
+                f"{last} of the {self.num_nodes} nodes of {self.name} with accelerators are taken away: expected from "
+                f"0 to {self.num_nodes - 1}"
             )
         if not last:
             return replace(self, hosts=()) if self.hosts else self, self.hosts
@@ -187,7 +187,7 @@ class Cluster:
         return joined(stay), (*leave, *self.hosts)
 
     def kinds(self) -> tuple[Cluster, ...]:
-        """One cluster for each kind of node, as large as the whole and on its common network."""
+        """One cluster for each kind of node, each as large as this cluster and on its network."""
         return tuple(
             replace(
                 self,
@@ -203,7 +203,7 @@ class Cluster:
         ) or (self,)
 
     def kind_of_device(self) -> list[int]:
-        """For every device, in the order of ranks, which of :meth:`kinds` it is."""
+        """For every device, in the order of ranks, the index of its kind in :meth:`kinds`."""
         if not self.parts:
             return [0] * self.num_devices
         return [number for number, part in enumerate(self.parts) for _ in range(part.num_devices)]
@@ -215,9 +215,10 @@ class Cluster:
 
 
 def joined(parts: Sequence[Cluster], *, hosts: bool = False) -> Cluster:
-    """One cluster of the nodes of all ``parts``, in this order; each may have only nodes of as many devices.
+    """Returns one cluster with the nodes of all ``parts``, in this order.
 
-    With ``hosts``, nodes without accelerators beside others that have them are put aside as such.
+    Raises ``RequestError`` if nodes differ in their number of devices. With ``hosts``, nodes without accelerators
+    become the ``hosts`` of the others.
     """
     aside = [part for part in parts if part.device.architecture == "cpu"] if hosts else []
     if 0 < len(aside) < len(parts):
@@ -227,8 +228,8 @@ def joined(parts: Sequence[Cluster], *, hosts: bool = False) -> Cluster:
     sizes = sorted({part.devices_per_node for part in parts})
     if len(sizes) > 1:
         raise RequestError(
-            f"nodes of {' and '.join(map(str, sizes))} devices cannot be joined: groups of ranks would be cut by nodes "
-            f"unevenly; use as many of each, such as {parts[0].name}:1x{sizes[0]}"
+            f"nodes with {' and '.join(map(str, sizes))} devices cannot be joined, because groups of ranks would span "
+            f"them unevenly; use the same number of devices in each node, such as {parts[0].name}:1x{sizes[0]}"
         )
     slowest = min(parts, key=lambda part: part.device.peak("bf16"))
     device = replace(slowest.device, memory_bytes=min(part.device.memory_bytes for part in parts))

@@ -1,4 +1,4 @@
-"""Which node a measured row ran on, from its device, its devices per node and what it says of its network."""
+"""Finds the node that a measured row ran on, from its device, its devices per node and its network's description."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from traincast.errors import RequestError, UnknownNameError
 
 _GBIT: Final = 1e9 / 8
 _WHOLE_NODE_GBIT: Final = 800
-"""A rate without a count and at least this high is taken for the whole node's, in Gb/s."""
+"""In Gb/s: a rate without a count that is at least this high is that of the whole node."""
 _FALLBACK_NODE: Final = "pcie-a100"
 _MAX_DEVICES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Fabric:
-    """A kind of network: how it is written, Gb/s of one card if its name says so, and its latency."""
+    """A kind of network: the pattern of its name, Gb/s of one card if the name implies them, and its latency."""
 
     pattern: str
     name: str
@@ -69,21 +69,21 @@ _PCIE_OF_ARCHITECTURE: Final = {
 def find_node(
     device: Device, devices_per_node: int, interconnect: str | None = None, *, system: str | None = None
 ) -> Cluster:
-    """One node with ``devices_per_node`` of ``device``, as like the measured one as the texts allow.
+    """Returns one node with ``devices_per_node`` of ``device``, as similar to the measured node as the texts allow.
 
-    The node type is one of the catalog that carries the device: the one whose machines ``system`` or
-    ``interconnect`` name (``DGX-2``, ``Perlmutter``, ``EFA``), else the device's usual one. Of a mesh, and
-    of the NICs, fewer devices get their part. Rates that ``interconnect`` states (``8x HDR200 IB``,
-    ``1600Gbps RoCE``) replace the type's own.
+    The node type comes from the catalog and carries the device. It is the type of a machine that ``system`` or
+    ``interconnect`` names (``DGX-2``, ``Perlmutter``, ``EFA``), otherwise the device's usual type. If the node has
+    fewer devices than the type, it has their share of a mesh and of the NICs. Rates stated in ``interconnect``
+    (``8x HDR200 IB``, ``1600Gbps RoCE``) replace those of the type.
     """
     if not 1 <= devices_per_node <= _MAX_DEVICES or devices_per_node != int(devices_per_node):
-        raise RequestError(f"{devices_per_node} devices per node: expected a whole number from 1 to {_MAX_DEVICES}")
+        raise RequestError(f"devices per node are {devices_per_node}: expected a whole number from 1 to {_MAX_DEVICES}")
     return _find_node(device, int(devices_per_node), (interconnect or "")[:1000], (system or "")[:1000])
 
 
 @lru_cache(maxsize=1024)
 def says_network(device: Device, interconnect: str, *, system: str = "") -> bool:
-    """Whether the texts tell which network joins the nodes: by its kind, its rate, or a machine that is known."""
+    """Whether the texts identify the network between nodes: by its kind, its rate, or the name of a known machine."""
     said = normalise(f"{system} {interconnect}")
     for name in node_names():
         node, aliases = _node(name)
@@ -96,7 +96,7 @@ def says_network(device: Device, interconnect: str, *, system: str = "") -> bool
 
 
 def usual_count(device: Device) -> int:
-    """Devices of the node type that is assumed for a measurement that names only the device."""
+    """Devices per node of the type that is assumed if a measurement names only the device."""
     return load_node(_usual_node(device))[0].devices_per_node
 
 
@@ -129,7 +129,7 @@ def _node(name: str) -> tuple[Cluster, tuple[str, ...]]:
 
 
 def _family(name: str) -> str:
-    """A device's name without its memory size and without the mark of a user's change."""
+    """A device's name without its memory size and without the suffix of a user's file."""
     return re.sub(r"-\d+gb.*$", "", name.partition("~")[0])
 
 
@@ -139,7 +139,7 @@ def _usual_node(device: Device) -> str:
 
 
 def _with_intra(node: Cluster, text: str) -> Cluster:
-    """Change the link inside the node where ``text`` contradicts the node type."""
+    """Change the link inside the node if ``text`` contradicts the node type."""
     lower = text.lower()
     if "nvswitch" in lower and node.intra_topology == "nvlink-mesh":
         return replace(node, intra_topology="nvswitch", subset_bandwidth=())
@@ -156,7 +156,7 @@ def _with_intra(node: Cluster, text: str) -> Cluster:
 
 
 def _with_inter(node: Cluster, base: Cluster, text: str) -> Cluster:
-    """Change the network where ``text`` names one or states its rate."""
+    """Change the network between nodes if ``text`` names one or states its rate."""
     for part in _parts(text):
         fabric = _fabric(part)
         rate = _stated_gbit(part)
@@ -169,17 +169,17 @@ def _with_inter(node: Cluster, base: Cluster, text: str) -> Cluster:
 
 
 def _fabric(part: str) -> _Fabric | None:
-    """The kind of network that a text names."""
+    """The kind of network that a text names, or ``None``."""
     return next((f for f in _FABRICS if re.search(rf"(?<![a-z])(?:{f.pattern})(?![a-z])", part.lower())), None)
 
 
 def _parts(text: str) -> list[str]:
-    """The text cut where it goes from one network to the next, with ``Gb/s`` as ``Gbps``."""
+    """``text`` split into the descriptions of single networks, with ``Gb/s`` as ``Gbps``."""
     return re.split(r"[/,;+&|]", re.sub(r"([bB])(?:it)?/s(?:ec)?\b", r"\1ps", text))
 
 
 def _stated_gbit(part: str) -> float | None:
-    """Gb/s that the text states; ``GB/s`` are bytes, and ``80GB`` or ``80gb`` alone is a memory."""
+    """The Gb/s that the text states. ``GB/s`` are bytes; ``80GB`` or ``80gb`` alone is a memory size."""
     match = _RATE.search(part)
     if match is not None and (match.group(2) + match.group(3)) not in {"gb", "tb"}:
         scale = 1000.0 if match.group(2) in "tT" else 1.0

@@ -1,4 +1,4 @@
-"""Which device of the catalog a text means, however its author spelt it."""
+"""Finds the device of the catalog that a text means, however its author spelt it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traincast.cluster.hardware import Device
 from traincast.errors import RequestError, UnknownNameError
 
 GENERIC: Final = "cpu"
-"""The device of the catalog that stands for any processor."""
+"""The catalog's device for all processors."""
 _GIB: Final = 1024**3
 _MEMORY_TOLERANCE: Final = 0.12
 _MAX_TEXT: Final = 1000
@@ -21,14 +21,14 @@ _AFTER: Final = r"(?=$|[^a-z0-9]|sxm|pcie|pci|hbm|nvl|x\d|\d+\s*gi?b)"
 _OTHERS: Final = re.compile(
     r"\b(?:bi v\d|iluvatar|ascend|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame|gaudi|trainium|tpu)"
 )
-"""Makers and series that the catalog has no device of, some with names that contain one of ours (``BI-V100``)."""
+"""Makers and series that the catalog does not have; some of their names contain one of ours (``BI-V100``)."""
 _CORES: Final = re.compile(r"\b\d+ of \d+ cores$")
 _RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)
 _MEMORY: Final = re.compile(r"(?<![0-9.])(\d+(?:\.\d+)?)\s*gi?b?(?![a-z0-9])", re.IGNORECASE)
 
 
 class _Entry(NamedTuple):
-    """What a device answers to: words for its model, words for its form, and its place among equals."""
+    """The texts that mean a device: words for its model, words for its form, and its rank among equal matches."""
 
     name: str
     memory_bytes: float
@@ -38,20 +38,21 @@ class _Entry(NamedTuple):
 
 
 def find_device(text: str, memory_gb: float | None = None, form: str | None = None) -> Device:
-    """The device that ``text`` means, for instance ``NVIDIA_H100_80GB_HBM3`` or ``Tesla V100``.
+    """Returns the device that ``text`` means, for instance ``NVIDIA_H100_80GB_HBM3`` or ``Tesla V100``.
 
-    ``memory_gb`` and ``form`` (``PCIe``, ``SXM4``, or a machine such as ``DGX-2``) settle what the text
-    leaves open; what stays open falls to the variant seen most (A100: SXM4 80 GB; V100: SXM2 16 GB).
+    If several variants match, ``memory_gb`` and ``form`` (``PCIe``, ``SXM4``, or a machine such as ``DGX-2``) choose
+    among them, and then the most common variant is taken (A100: SXM4 80 GB; V100: SXM2 16 GB). Raises
+    ``UnknownNameError`` if none matches.
     """
     if len(text) > _MAX_TEXT or len(form or "") > _MAX_TEXT:
-        raise RequestError(f"a device name of {len(text)} characters: give at most {_MAX_TEXT}")
+        raise RequestError(f"a device name has {len(text)} characters: give at most {_MAX_TEXT}")
     return _find(text, memory_gb, form or "")
 
 
 def open_variants(text: str, memory_gb: float | None = None, form: str | None = None) -> tuple[str, ...]:
-    """Names of the devices that the texts mean equally well, the one that `find_device` takes first.
+    """Returns the names of all variants that match the texts equally well, first the one that `find_device` returns.
 
-    One name if they leave nothing open; two or more where memory or form is not stated (``A100``: four).
+    There are two or more if the texts state neither memory nor form (``A100``: four).
     """
     found = find_device(text, memory_gb, form)
     return (found.name, *(name for name in _equals(text, memory_gb, form or "") if name != found.name))
@@ -60,8 +61,8 @@ def open_variants(text: str, memory_gb: float | None = None, form: str | None = 
 def measured_name(text: str) -> str:
     """The name of the device that a table of measurements calls ``text``: the catalog's, or that of a processor.
 
-    All processors are one device in the catalog, and unlike in fact. So each has a name of its own: its text in small
-    letters, joined by hyphens. Operators and collectives of one profile agree in it.
+    The catalog has one device for all processors, though they differ. So a measured processor has a name of its own:
+    its text in lower case, joined by hyphens. Operators and collectives of one profile use the same name.
     """
     try:
         found = find_device(text).name
@@ -73,12 +74,12 @@ def measured_name(text: str) -> str:
 
 
 def own_name(text: str) -> str:
-    """A device's text as a name: small letters and digits, joined by hyphens."""
+    """A device's text as a name: lower-case letters and digits, joined by hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def is_processor(name: str) -> bool:
-    """Whether a device is a processor by its name: as the catalog knows it, or so many of its cores as a profile has.
+    """Whether a name is that of a processor: one that the catalog recognises, or one with a count of cores.
 
     >>> is_processor("apple-m2-1-of-8-cores"), is_processor("intel-xeon-gold-6148"), is_processor("npu-1")
     (True, True, False)
@@ -95,7 +96,7 @@ def _find(text: str, memory_gb: float | None, form: str) -> Device:
 
 @lru_cache(maxsize=4096)
 def _equals(text: str, memory_gb: float | None, form: str) -> tuple[str, ...]:
-    """The devices that fit the texts best, the variant seen most first."""
+    """The devices that match the texts best, the most common variant first."""
     plain = normalise(text)
     if plain.replace(" ", "-") in device_names():
         return (plain.replace(" ", "-"),)
@@ -119,7 +120,7 @@ def _equals(text: str, memory_gb: float | None, form: str) -> tuple[str, ...]:
 
 
 def normalise(text: str) -> str:
-    """Lower case, without trade marks, with single spaces for all punctuation."""
+    """``text`` in lower case, without trade marks, with single spaces in place of punctuation."""
     lower = re.sub(r"\((?:r|tm|c)\)|[®™]", " ", text.lower())
     return re.sub(r"[^a-z0-9]+", " ", lower).strip()
 

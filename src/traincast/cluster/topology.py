@@ -1,4 +1,4 @@
-"""What a network's shape does to bandwidth and latency, as pure functions of a cluster.
+"""The effect of a network's topology on bandwidth and latency, as pure functions of a cluster.
 
 ``g`` is ``cluster.group_nodes`` (nodes below one leaf switch or in one dragonfly group), ``n`` the nodes that
 take part, ``s`` the oversubscription, ``d`` = 3 the dims of a torus and ``k`` = n^(1/d) its side.
@@ -15,7 +15,7 @@ from traincast.cluster.hardware import Cluster, Device, IntraTopology
 _TORUS_DIMS: Final = 3
 _BRIDGE_LATENCY_S: Final = 1.5e-6
 _SWITCH_SHARE: Final = 0.1
-"""What one more switch adds to a latency, as a share of ``inter_node.latency_s``: 0.2 to 0.4 µs of 3."""
+"""Latency of one more switch, as a share of ``inter_node.latency_s``: 0.2 to 0.4 µs of 3."""
 
 
 def effective_intra_bandwidth(cluster: Cluster, num_devices: int) -> float:
@@ -52,7 +52,7 @@ def effective_inter_bandwidth(cluster: Cluster, num_nodes_spanned: int) -> float
 
 
 def hops(cluster: Cluster, nodes: int) -> float:
-    """What ``inter_node.latency_s`` is multiplied by between two far ones of ``nodes`` nodes; 1 in a group.
+    """The factor on ``inter_node.latency_s`` between two distant nodes out of ``nodes``; 1 within a group.
 
     1 + 0.1 (switches − 1). Fat tree and rail-optimized: 2 t − 1 switches for t = ⌈log_g n⌉ tiers, at most
     three tiers; dragonfly: 3 between groups; torus: d k / 4 on average.
@@ -72,7 +72,7 @@ def hops(cluster: Cluster, nodes: int) -> float:
 
 
 def part_of_node(base: Cluster, device: Device, count: int) -> Cluster:
-    """``base`` with ``count`` devices in every node, and their share of links, NICs, host memory, price and power."""
+    """Returns ``base`` with ``count`` devices per node and their share of links, NICs, host memory, price and power."""
     share = count / base.devices_per_node
     topology: IntraTopology = base.intra_topology
     link = replace(base.intra_node, bandwidth=effective_intra_bandwidth(base, count))

@@ -1,4 +1,4 @@
-"""From traced records to a graph: blocks found, repetitions merged, indices made dense."""
+"""Turns traced records into a graph: finds blocks, merges repetitions, and renumbers operators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _Place: TypeAlias = tuple[int, int] | None
 
 
 class NotRepeatableError(Exception):
-    """Two traced repetitions of a block differ in a way that keeps one from standing for all."""
+    """Two traced repetitions of a block differ, so that one cannot stand for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One traced operator: who made its inputs, and which forward record it differentiates."""
+    """One traced operator, the records that made its inputs, and the forward record that it differentiates."""
 
     operator: Operator
     producers: tuple[int, ...]
@@ -30,7 +30,7 @@ class Record:
 
 @dataclass(slots=True)
 class _Draft:
-    """A block under construction; record indices per phase."""
+    """A block under construction: the numbers of its records, by phase."""
 
     scope: str
     count: int
@@ -49,7 +49,7 @@ def assemble(
     tokens_per_sample: int,
     fixed: Sequence[FixedTensor] = (),
 ) -> OperatorGraph:
-    """Group ``records`` into blocks and merge the two traced repetitions of each run where they are equal."""
+    """Group ``records`` into blocks, and merge the two traced repetitions of each run if they are equal."""
     crossing = _crossing(records)
     places = _places(records, repeats, list(crossing))
     _drop_given(records, places, crossing)
@@ -110,8 +110,8 @@ def _crossing(records: Sequence[Record]) -> dict[int, set[int]]:
 def _places(records: Sequence[Record], repeats: Sequence[Repeat], forward: list[int]) -> dict[int, _Place]:
     """The traced repetition that each forward record lies in, if any.
 
-    What the parent runs between two repetitions (``for layer in layers: x = relu(layer(x))``) belongs to the one
-    before, if it runs the same after the second; else one repetition cannot stand for all.
+    Operators that the parent runs between two repetitions (``for layer in layers: x = relu(layer(x))``) belong to the
+    repetition before them, if they also run after the second one. Otherwise one repetition cannot stand for all.
     """
     places = {i: _repetition(records[i].operator.scope, repeats) for i in forward}
     for run in range(len(repeats)):
@@ -127,13 +127,13 @@ def _places(records: Sequence[Record], repeats: Sequence[Repeat], forward: list[
 
 
 def _alike(record: Record, place: _Place) -> object:
-    """What tells operators between repetitions apart."""
+    """The properties in which operators between repetitions must agree."""
     op = record.operator
     return op.name, op.inputs, op.outputs, place
 
 
 def _drop_given(records: Sequence[Record], where: dict[int, _Place], crossing: dict[int, set[int]]) -> None:
-    """Take out of ``crossing`` what every repetition is given from before the first and sends no gradient to.
+    """Remove from ``crossing`` what all repetitions receive from before the first one and send no gradient to.
 
     Masks and rotary tables do not travel from stage to stage of a pipeline: each makes its own.
     """
@@ -204,7 +204,7 @@ def _place_backward(records: Sequence[Record], drafts: list[_Draft], block_of: d
 
 
 def _homes(records: Sequence[Record], drafts: list[_Draft], block_of: dict[int, int]) -> Callable[[str], _Draft | None]:
-    """Where a module's tensors belong: to the block of the first forward operator that runs in it, or in its parent."""
+    """The block of each module's tensors: that of the first forward operator that runs in the module or its parent."""
     home: dict[str, int] = {}
     for i, block in block_of.items():
         scope = records[i].operator.scope

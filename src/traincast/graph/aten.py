@@ -1,4 +1,4 @@
-"""What each PyTorch operator is to a forecast: its kind, or nothing at all.
+"""The kind of each PyTorch operator, and the operators that cost nothing.
 
 Names are those of ``torch.ops.aten`` without overload. Views and metadata cost nothing and are left
 out of the graph; an operator that is in neither table counts as element-wise, with a warning.
@@ -113,7 +113,7 @@ KIND_OF: Final[dict[str, OpKind]] = {name: kind for kind, text in _NAMES.items()
 def describe(
     name: str, args: tuple[Any, ...], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> tuple[OpKind, list[torch.Tensor], dict[str, Scalar]]:
-    """Kind, inputs in canonical order, and the attributes that cost depends on."""
+    """Returns the kind of an operator, its inputs in canonical order, and the attributes that its cost depends on."""
     attributes: dict[str, Scalar] = {}
     kind = KIND_OF.get(name)
     if kind is None:

@@ -1,4 +1,4 @@
-"""Captured graphs kept between runs, by content: what was asked for, and the code that captures it."""
+"""A cache of captured graphs on disk. The key is a digest of the request and of the capturing code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from traincast.graph.operator import OperatorGraph
 
 
 def cache_directory() -> Path:
-    """``TRAINCAST_CACHE``, or ``traincast`` under the user's cache folder."""
+    """The folder of the cache: ``TRAINCAST_CACHE``, or ``traincast`` in the user's cache folder."""
     chosen = os.environ.get("TRAINCAST_CACHE")
     if chosen:
         return Path(chosen)
@@ -27,7 +27,7 @@ def cache_directory() -> Path:
 
 @cache
 def code_digest() -> bytes:
-    """A digest of the code that decides what a captured graph looks like."""
+    """A digest of the code that determines captured graphs."""
     digest = hashlib.sha256()
     root = resources.files("traincast.graph")
     for folder in (root, root.joinpath("zoo")):
@@ -38,13 +38,13 @@ def code_digest() -> bytes:
 
 
 def cache_key(content: Mapping[str, object]) -> str:
-    """The name under which the graph of ``content`` is kept."""
+    """The name of the file that holds the graph of ``content``."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(code_digest() + text.encode()).hexdigest()[:32]
 
 
 def cached(key: str) -> OperatorGraph | None:
-    """The graph kept under ``key``, if there is one and it is sound."""
+    """Returns the graph stored under ``key``, or ``None`` if there is none or it is damaged."""
     path = cache_directory() / f"{key}.json"
     if not path.exists():
         return None
@@ -55,7 +55,7 @@ def cached(key: str) -> OperatorGraph | None:
 
 
 def keep(key: str, graph: OperatorGraph) -> None:
-    """Keep ``graph`` for the next run; a folder that cannot be written to only costs that run its speed."""
+    """Store ``graph`` for later runs. If the folder cannot be written, nothing is stored and later runs trace again."""
     try:
         make_folder(cache_directory())
         save_graph(graph, cache_directory() / f"{key}.json")

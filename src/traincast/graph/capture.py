@@ -1,12 +1,12 @@
-"""Capture: the operators of one training step of a PyTorch module, without weights and without a GPU.
+"""Captures the operators of one training step of a PyTorch module, without weights and without a GPU.
 
 The module runs once, forward, backward and optimizer, on fake tensors under a dispatch mode that sees
 every operator. Three tricks make it exact and fast:
 
-* the batch is a large prime, so that a dim divisible by it is one that grows with the batch;
-* autograd's sequence numbers tie each backward operator to the forward one it differentiates;
-* runs of equal blocks are cut to two before tracing (:mod:`traincast.graph.repeats`), compared, and
-  stored once with a count.
+* the batch is a large prime: a dim that is divisible by it grows with the batch;
+* autograd's sequence numbers tie each backward operator to the forward operator that it differentiates;
+* of a run of equal blocks, only two are traced (:mod:`traincast.graph.repeats`) and compared, and the run is stored
+  once with a count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def require_torch(purpose: str = "tracing a model") -> None:
-    """Say how to install PyTorch where it is missing and ``purpose`` needs it."""
+    """Raise ``MissingDependencyError`` if PyTorch, which ``purpose`` needs, is not installed."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -42,7 +42,10 @@ def require_torch(purpose: str = "tracing a model") -> None:
 
 
 def capture(traceable: Traceable, *, name: str, progress: Progress | None = None) -> OperatorGraph:
-    """Trace one training step of ``traceable`` and return its operators for one sample."""
+    """Trace one training step of ``traceable`` and return its operators for one sample.
+
+    Raises ``CaptureError`` if the module cannot be traced.
+    """
     require_torch()
     failure: Exception | None = None
     # Repeated blocks may be indexed by number, and some operators exist in half precision only.
@@ -65,7 +68,7 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging at length what is about to be said in one line."""
+    """Silence PyTorch's log of errors that we report in one line."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -115,7 +118,7 @@ def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool, progress:
 
 
 def _make_fake(module: torch.nn.Module, *, half: bool) -> None:
-    """Give ``module`` fake tensors for parameters and buffers; what is shared stays shared."""
+    """Replace parameters and buffers of ``module`` by fake tensors; shared tensors stay shared."""
     import torch
 
     made: dict[int, torch.Tensor] = {}
@@ -141,7 +144,7 @@ def _updated(module: torch.nn.Module) -> set[str]:
 
 
 def sum_of(output: Any) -> torch.Tensor:
-    """A stand-in loss for modules that come without one: the sum of all floating-point outputs."""
+    """The loss of a module that has none: its first scalar output, or the sum of all floating-point outputs."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -156,7 +159,7 @@ def sum_of(output: Any) -> torch.Tensor:
 
 
 def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizer: str) -> None:
-    """One update per parameter tensor, as a fused optimizer does it."""
+    """Record one update per parameter tensor, as a fused optimizer runs it."""
     recorder.attach_saved()
     states = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}.get(optimizer)
     if states is None:

@@ -1,4 +1,4 @@
-"""Graph files: an operator graph as JSON, read with suspicion."""
+"""Reads and writes operator graphs as JSON. A file is checked completely before it is used."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class _GraphFile:
 
 
 def save_graph(graph: OperatorGraph, path: Path) -> None:
-    """Write ``graph`` to ``path``, whole or not at all."""
+    """Write ``graph`` to ``path``, completely or not at all."""
     write_json(path, graph_to_dict(graph))
 
 
 def load_graph(path: Path) -> OperatorGraph:
-    """Read a graph file."""
+    """Returns the graph in the file at ``path``; raises ``FileFormatError`` if it is damaged."""
     return graph_from_dict(read_json(path), where=str(path))
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON file, or say in one line why it cannot be."""
+    """Returns the content of a JSON file; raises ``FileFormatError`` with the reason in one line."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise FileFormatError(f"{path} is larger than {_MAX_BYTES // 1024**2} MiB: not a graph or a configuration")
@@ -78,7 +78,7 @@ def read_json(path: Path) -> Any:
 
 
 def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
-    """``graph`` as plain values; tensors are kept once and referred to by number."""
+    """Returns ``graph`` as plain values. Each distinct tensor is stored once and referred to by number."""
     tensors: dict[TensorSpec, int] = {}
 
     def numbers(specs: tuple[TensorSpec, ...]) -> list[int]:

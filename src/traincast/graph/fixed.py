@@ -1,6 +1,6 @@
-"""What a module holds and a step does not change: frozen parameters, and buffers.
+"""Frozen parameters and buffers: tensors of a module that a step does not change.
 
-They take memory like any other tensor. Nobody computes, exchanges or stores gradients of them.
+They take memory like any other tensor, but have no gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DTYPES: Final = {
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:
-    """The dtype of a tensor, as a forecast knows it."""
+    """The :class:`DType` of a tensor."""
     return _DTYPES.get(str(tensor.dtype).removeprefix("torch."), DType.FP32)
 
 
@@ -75,7 +75,7 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 
 def fixed_tensors(owned: Sequence[Owned], *, updated: Collection[str]) -> list[FixedTensor]:
-    """Those of ``owned`` that no update changes: all but the parameters named in ``updated``."""
+    """Returns the tensors of ``owned`` that no update changes: all but the parameters named in ``updated``."""
     trained = {tensor.storage for tensor in owned if tensor.path in updated}
     fixed = [tensor for tensor in owned if tensor.storage not in trained and tensor.spec.numel]
     owners = Counter(tensor.storage for tensor in fixed)

@@ -1,4 +1,4 @@
-"""PyTorch without its compiler: tracing a model of the zoo needs none of it, and its import takes a second.
+"""PyTorch without its compiler, whose import takes a second and which tracing a model of the zoo does not need.
 
 PyTorch imports ``torch._dynamo`` the first time a dispatch mode runs, only to mark functions as not to be
 compiled. Inside :func:`without_compiler` a stand-in takes the marks; outside nothing of it is left, and the
@@ -20,7 +20,7 @@ _MARK: Final = "__dynamo_disable"
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Run PyTorch code that compiles nothing; does nothing where the compiler is loaded already."""
+    """A context for PyTorch code that compiles nothing. It does nothing if the compiler is already loaded."""
     import torch
 
     spec = importlib.util.find_spec(_NAME)

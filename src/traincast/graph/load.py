@@ -1,4 +1,4 @@
-"""From what a user writes for MODEL to an operator graph."""
+"""Loads the operator graph of the MODEL that a user names."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def load_model(
     progress: Progress | None = None,
     allow_code: bool = True,
 ) -> OperatorGraph:
-    """The operator graph of ``spec``.
+    """Returns the operator graph of ``spec``.
 
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
     Hugging Face ``config.json`` (or its folder), a saved graph, or ``package.module:factory``. ``seq``
-    sets the tokens per sample, and is refused where the model has no such thing. ``progress`` is told how far tracing
-    has come, if the model is traced. A factory is Python code: where ``spec`` comes from a data file, ``allow_code``
-    says whether the user lets it run.
+    sets the tokens per sample; it is refused if the model has no sequence. ``progress`` is called during tracing, if
+    the model is traced. A factory is Python code: if ``spec`` comes from a data file, ``allow_code`` says whether the
+    user allows it to run.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
@@ -85,7 +85,7 @@ def _plain(value: object) -> str:
 
 
 class _Wanted(NamedTuple):
-    """A model of a family: the name of its graph, how to build it, and what it is."""
+    """A requested model: the name of its graph, the spec that builds it, its family and its dimensions."""
 
     name: str
     spec: str
@@ -100,7 +100,7 @@ class _Wanted(NamedTuple):
 
 
 def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> OperatorGraph:
-    """The graph that ships with the package, else the one kept in the cache, else a captured one."""
+    """The graph that ships with the package, else the one in the cache, else a new capture."""
     if wanted.seq is not None and shipped.index().lacks_sequence(wanted.family):
         raise zoo.no_sequence(wanted.spec, wanted.seq)
     found = shipped.shipped_graph(wanted.family, wanted.dimensions)
@@ -125,7 +125,7 @@ def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> O
 
 
 def _traced(wanted: _Wanted, progress: Progress | None) -> OperatorGraph:
-    """Capture what is wanted; where PyTorch is missing, say why it is needed."""
+    """Capture the requested model; if PyTorch is missing, the error says why it is needed."""
     reason = (
         "while the shipped graphs are of other code (`make graphs` writes them anew),"
         if shipped.index().is_stale
@@ -145,11 +145,11 @@ def capture_of_zoo(name: str, layers: int | None = None) -> OperatorGraph:
 
 
 def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
-    """Call ``package.module:factory`` and make of its result something to trace.
+    """Call ``package.module:factory`` and return its result as something that can be traced.
 
     The factory returns the module and example inputs, a :class:`Traceable`, or a module that declares
     ``example_inputs``. It is called with the ``meta`` device as default, so that no weights are made. A sequence length
-    is handed to it as its argument ``seq``; a factory without one is refused.
+    is passed as its argument ``seq``; without such an argument, the request is refused.
     """
     require_torch()
     import torch
@@ -171,7 +171,7 @@ def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
 
 
 def takes_seq(factory: Callable[..., object]) -> bool:
-    """Whether a function that makes a model has an argument ``seq``."""
+    """Whether a factory has an argument ``seq``."""
     try:
         return "seq" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # not every built-in function tells its arguments

@@ -1,4 +1,4 @@
-"""One tensor operation of a model, and the graph they form."""
+"""Operators: the tensor operations of a model, and the graph that they form."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class OpKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One tensor operation, with all that its cost depends on.
+    """One tensor operation, with everything that its cost depends on.
 
     ``inputs`` are in canonical order for its kind (GEMM: a, b; convolution: input, weight;
     attention: q, k, v; their backwards put the incoming gradient first). ``parameters`` are the
-    model's weights among the inputs, ``saved`` the tensors this operator first keeps for backward.
+    model's weights among the inputs, ``saved`` the tensors that this operator is the first to keep for backward.
     """
 
     name: str
@@ -111,10 +111,10 @@ class Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedTensor:
-    """A tensor of the module that no update changes: a buffer, or a parameter that gets no gradient.
+    """A tensor of a module that no update changes: a buffer, or a parameter without a gradient.
 
-    ``scope`` is the module that owns it. Where several modules own the same tensor, ``shared`` is its name: a rank
-    holds it once, however many of its blocks use it.
+    ``scope`` is the module that owns it. If several modules own the same tensor, ``shared`` is its name, and a rank
+    holds it once.
     """
 
     scope: str
@@ -125,7 +125,7 @@ class FixedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A run of operators that stands ``count`` times in a row in the model.
+    """A group of operators that the model repeats ``count`` times in a row.
 
     Indices point into :attr:`OperatorGraph.operators`; each phase in its own execution order.
     ``boundary`` are the activations that cross to the next block, ``fixed`` the frozen parameters and buffers of its
@@ -165,7 +165,7 @@ class OperatorGraph:
     attributes: Mapping[str, Scalar] = field(default_factory=lambda: NO_ATTRIBUTES, hash=False)
 
     def __hash__(self) -> int:
-        """Of what tells graphs apart at a glance: hashing every operator would cost more than most lookups save."""
+        """A hash of a few properties. Hashing every operator would cost more than most lookups save."""
         return hash((self.name, len(self.operators), len(self.edges), self.tokens_per_sample))
 
     def __iter__(self) -> Iterator[tuple[Operator, int]]:

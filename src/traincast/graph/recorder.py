@@ -30,7 +30,7 @@ BATCH: Final = 10007
 
 
 class Recorder:
-    """Turns dispatched operators into records; knows which storage is a parameter and who wrote it."""
+    """Turns dispatched operators into records; tracks which storages are parameters and which operator wrote each."""
 
     def __init__(self, module: torch.nn.Module, repeats: list[Repeat], progress: Progress | None = None) -> None:
         self.records: list[Record] = []
@@ -52,19 +52,19 @@ class Recorder:
         self._block_inputs: dict[tuple[int, int], list[tuple[tuple[int, ...], ...]]] = {}
 
     def mark_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
-        """The batch itself is given, not produced, and stays in memory anyway."""
+        """Mark the input batch: no operator produces it, and it does not count as saved for backward."""
         for tensor in inputs:
             self._keep_alive.append(tensor)
             self._saved.add(tensor.untyped_storage()._cdata)
 
     def differentiate(self) -> None:
-        """From here on operators are those of the backward pass."""
+        """Start the backward pass: operators from here on belong to it."""
         self.phase = Phase.BACKWARD
         self._num_forward = max(1, len(self.records))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record every operator that runs inside."""
+        """A context in which every operator is recorded."""
         from torch.autograd.graph import saved_tensors_hooks
         from torch.nn.modules.module import (
             register_module_forward_hook,
@@ -216,10 +216,10 @@ class Recorder:
                 self.records[keeper] = replace(self.records[keeper], operator=operator)
 
     def _keeper(self, storage: int, first: int) -> int:
-        """Who keeps a tensor: the operator that saved it first, unless every repetition of a block saves the same.
+        """The operator that keeps a tensor: the first that saved it, unless all repetitions of a block save the same.
 
-        Rotary tables and masks that are made once and given to all layers are kept by whoever made them: the first
-        layer is no different from the others.
+        Rotary tables and masks that are made once and given to all layers are kept by the operator that made them, so
+        that the first layer does not differ from the others.
         """
         run = self._run_of(self.records[first].operator.scope)
         if run is None or not {(run[0], 0), (run[0], 1)} <= self._used_in.get(storage, set()):
@@ -230,7 +230,7 @@ class Recorder:
 
 
 def gpu_kernels() -> Any:
-    """Functions that run as one kernel on a GPU and as several on the CPU, where tracing happens: as one."""
+    """A mode in which functions that are one kernel on a GPU are traced as one operator, not as several."""
     import torch
     from torch.overrides import TorchFunctionMode
 

@@ -1,9 +1,9 @@
-"""Recurrent layers as the one operator that they are on a GPU.
+"""Traces a recurrent layer as one operator, as a GPU runs it.
 
 On the CPU, where tracing happens, PyTorch has one operator for a layer of an LSTM in one direction, but runs a GRU or
-a plain RNN as a handful of operators per token. While a model is traced, such a layer is one operator as well, with
-the inputs of the LSTM's: FLOPs, costs and memory follow from them in the same way. It has shapes only and is never
-computed.
+a plain RNN as several operators per token. While a model is traced, such a layer is one operator as well, with the
+inputs of the LSTM's. FLOPs, costs and memory follow from these in the same way. The operator only has shapes and
+computes nothing.
 """
 
 from __future__ import annotations

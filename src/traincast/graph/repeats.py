@@ -1,4 +1,4 @@
-"""Repeated blocks: found in a module before it is traced, so that each is traced twice, not ninety-six times."""
+"""Finds repeated blocks of a module before it is traced, so that two are traced instead of ninety-six."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """A run in a container: ``period`` children from ``start`` on stand ``count`` times in a row.
+    """A run in a container: from ``start`` on, a group of ``period`` children is repeated ``count`` times.
 
     Two repetitions stay in the module and are traced; ``scopes`` are the paths of those children,
     first repetition and second.
@@ -64,7 +64,7 @@ def find_runs(signatures: Sequence[T]) -> list[tuple[int, int, int]]:
 
 @contextmanager
 def folded(module: torch.nn.Module) -> Iterator[list[Repeat]]:
-    """Inside, every run of structurally equal children of ``module`` is cut down to two repetitions."""
+    """A context in which every run of structurally equal children of ``module`` is cut to two repetitions."""
     repeats: list[Repeat] = []
     whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]] = []
     _fold(module, "", repeats, whole)
@@ -81,7 +81,7 @@ def _fold(
     repeats: list[Repeat],
     whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]],
 ) -> None:
-    """Cut the runs below ``parent``; ``repeats`` gets what was found, ``whole`` what to put back."""
+    """Cut the runs below ``parent``; add each run to ``repeats``, and what to restore to ``whole``."""
     import torch
 
     children = list(parent.named_children())
@@ -114,7 +114,7 @@ def _fold(
 
 
 def _signature(module: torch.nn.Module) -> object:
-    """Everything that could make two modules trace differently: classes, shapes, what is frozen, plain settings."""
+    """Everything that could make two modules trace differently: classes, shapes, frozen parameters, plain settings."""
     settings = tuple(
         sorted(
             (name, value)

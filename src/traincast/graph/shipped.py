@@ -1,4 +1,4 @@
-"""The captured graphs of the zoo that ship with the package: a forecast by name needs no PyTorch.
+"""The captured graphs of the zoo that ship with the package, so that a forecast by name needs no PyTorch.
 
 ``zoo/graphs`` holds one compressed graph file per model and ``index.json``, which has
 
@@ -9,8 +9,8 @@
 * ``stacks``: the digest of a family and all of its dimensions but ``layers``, to the name of the file and its layers,
   for models in which another number of layers changes nothing but the counts of repeated blocks.
 
-A graph is read only if the family, every dimension (but the layers of a stack) and the capturing code are those it was
-made from. Otherwise the model is traced. ``make graphs`` writes the folder anew.
+A graph is read only if the family, every dimension (except the layers of a stack) and the capturing code are those it
+was made from. Otherwise the model is traced. ``make graphs`` rewrites the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from traincast.graph.operator import OperatorGraph
 
 FOLDER: Final = "graphs"
 FEWEST_LAYERS: Final = 3
-"""A stack with fewer layers is traced: its blocks may not be told apart from those that are not repeated."""
+"""Stacks with fewer layers are traced, because their repeated blocks may not be recognised as such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Index:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the code that captures has changed since: none of the graphs is used then."""
+        """Whether the capturing code has changed since the graphs were made; none of them is used then."""
         return self.code != code_digest().hex()
 
     def find(self, family: str, parameters: Mapping[str, Any]) -> tuple[str, int] | None:
-        """The file to read for these dimensions, and the layers to add to it; None if they must be traced.
+        """Returns the file for these dimensions and the layers to add to it, or ``None`` if the model must be traced.
 
         Dimensions that are left out have the family's default.
         """
@@ -86,7 +86,7 @@ def index() -> Index:
 
 
 def shipped_graph(family: str, parameters: Mapping[str, Any]) -> OperatorGraph | None:
-    """The graph that a capture of these dimensions would give, but for its name; None if it does not ship."""
+    """Returns the graph that a capture of these dimensions gives, except its name; ``None`` if it does not ship."""
     found = index().find(family, parameters)
     if found is None:
         return None
@@ -97,7 +97,7 @@ def shipped_graph(family: str, parameters: Mapping[str, Any]) -> OperatorGraph |
 
 
 def deeper(graph: OperatorGraph, more: int) -> OperatorGraph:
-    """``graph`` with every repeated block repeated ``more`` times more (fewer, if negative)."""
+    """Returns ``graph`` with ``more`` added to the count of every repeated block."""
     blocks = (replace(block, count=block.count + more) if block.count > 1 else block for block in graph.blocks)
     return replace(graph, blocks=tuple(blocks))
 

@@ -1,4 +1,4 @@
-"""What a user sees of tracing: how far it has come, and in which module it failed."""
+"""Progress of tracing, and the module in which it failed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the modules traced so far, forward and backward, and with how many there are both ways."""
+"""Called with the number of modules traced so far, and the total; forward and backward both count."""
 
 
 class Steps:
@@ -25,7 +25,7 @@ class Steps:
             self._tell(len(self._seen))
 
     def backward(self, left: float) -> None:
-        """This share of the forward operators is left to be differentiated: they come in reverse."""
+        """``left`` is the share of forward operators that are not yet differentiated."""
         if self._progress is not None:
             self._tell(2 * self._modules - int(self._modules * left))
 

@@ -1,7 +1,7 @@
-"""FLOPs and bytes of an operator, from its shapes alone: one place for each formula.
+"""FLOPs and bytes of an operator, from its shapes alone.
 
 A multiply-add counts two FLOPs. Bytes are the compulsory traffic of a kernel that reads every input
-once and writes every output once; what a real kernel moves beyond that is the cost model's business.
+once and writes every output once. Cost models account for what a real kernel moves beyond that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def attention_dims(op: Operator) -> tuple[int, int, int, int, int, int]:
 
 
 def attention_fraction(op: Operator) -> float:
-    """Share of the score matrix that is really computed: causal and sliding-window masks skip the rest."""
+    """Share of the score matrix that is computed; causal and sliding-window masks skip the rest."""
     _, _, queries, keys, _, _ = attention_dims(op)
     if not op.attributes.get("causal", False):
         return 1.0
@@ -137,7 +137,7 @@ def flops(op: Operator) -> float:
 
 
 def model_flops(op: Operator) -> float:
-    """FLOPs of ``op`` that count towards MFU: those of the model's products, and nothing that is computed again.
+    """FLOPs of ``op`` that count towards MFU: those of the model's products, without recomputation.
 
     A fused attention computes its scores a second time in backward: five products for the four that the gradients are.
     """

@@ -1,4 +1,4 @@
-"""The habits of a training framework: what it fuses, overlaps, buckets and holds in memory. One TOML each."""
+"""Runtimes: what a training framework fuses, overlaps, buckets and holds in memory. One TOML file each."""
 
 from __future__ import annotations
 
@@ -28,35 +28,37 @@ Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a framework does with a strategy.
+    """How a framework carries out a strategy.
 
-    ``kernels`` names the framework whose measured operators to prefer, as tables of measurements spell it.
-    ``attention`` is fused with kernels made for the device (``flash``) or for Ampere (``flash-2``), or leaves its
-    scores in memory.
+    ``kernels`` names the framework whose measured operators are preferred, spelt as in tables of measurements.
+    ``attention`` is fused, with kernels made for the device (``flash``) or for Ampere (``flash-2``), or it writes its
+    scores to memory (``unfused``, ``eager``).
 
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
-    ``backward_launches`` per backward one (autograd's are cheaper), ``collective_launches`` per
-    collective, ``send_launches`` per send of a pipeline whose sides agree first on what is sent (the host then waits
-    for the device), ``block_launches`` of bookkeeping per block and pass, ``microbatch_launches`` per
-    microbatch and pass; with ``cuda_graphs`` a block's pass is one launch. Where a pipeline crosses nodes, hosts keep
-    one another waiting: ``wait_launches`` per rank of a collective that compute waits for. With ``sync_passes`` the
-    host begins a pass when the device has ended the one before. ``overlap_tensor`` and ``overlap_experts``
-    are the parts of the products beside them that tensor-parallel and expert traffic can hide behind. Gradients travel
-    in ``reduce_dtype`` ('': as they are kept, or with sharded parameters as these are gathered).
+    ``backward_launches`` per backward operator (autograd's are cheaper), ``collective_launches`` per collective,
+    ``block_launches`` of bookkeeping per block and pass, and ``microbatch_launches`` per microbatch and pass.
+    ``send_launches`` are paid per send in a pipeline whose two sides first agree on what is sent; the host then waits
+    for the device. With ``cuda_graphs``, the pass of a block is one launch. If a pipeline crosses nodes, hosts wait for
+    one another: ``wait_launches`` per rank of a collective that compute waits for. With ``sync_passes``, the host
+    begins a pass only when the device has ended the one before.
 
-    Pipelines are cut by counting layers or by their weights (``stage_cut``); one that ``fills_pipeline`` refuses fewer
-    microbatches than its warm-up has.
+    ``overlap_tensor`` and ``overlap_experts`` are the shares of the neighbouring products that tensor-parallel and
+    expert traffic can overlap with. Gradients are sent in ``reduce_dtype``. If it is empty, they are sent as they are
+    stored or, with sharded parameters, in the dtype in which these are gathered.
 
-    Memory: ``lean_kernels`` for attention and routing keep only what their backward reads. Beside sums of gradients in
-    a wider dtype there are ``gradient_copies`` as backward wrote them: none for longer than their own product, one of
-    each shape, or all of a stage. The loss has ``logits_copies`` of the logits in fp32 beside those it keeps,
-    ``tensor_buffers`` whole tensors are in use around tensor-parallel collectives, and ``held_collectives`` more
-    cannot be reused while the host runs ahead of the device. ``workspace_bytes`` are the libraries'.
-    ``context_bytes`` is what the driver holds, ``allocator_overhead`` the fraction of tensors lost to fragmentation,
-    ``buffer_bytes`` what each communicator holds. Its log ``reports`` the first rank or the fullest, by a ``counter``
-    of what its allocator has given out or has reserved. What a rank holds beyond weights, gradients and optimizer
-    states is between ``memory_low`` and ``memory_high`` times its forecast in 90 % of runs (see
-    :mod:`traincast.strategy.fits`); the defaults are for frameworks whose memory nobody measured.
+    ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
+    ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline has.
+
+    Memory: ``lean_kernels`` for attention and routing keep only what their backward reads. If gradients are summed in a
+    wider dtype, there are also ``gradient_copies`` in the narrow one: ``none`` outlives its own product, one of each
+    of the ``shapes``, or ``all`` of a stage. The loss holds ``logits_copies`` of the logits in fp32 in addition to
+    those that it keeps for backward. ``tensor_buffers`` whole tensors are in use around tensor-parallel collectives, and
+    ``held_collectives`` more cannot be reused while the host runs ahead of the device. ``workspace_bytes`` belong to
+    libraries, ``context_bytes`` to the driver, and ``buffer_bytes`` to each communicator. ``allocator_overhead`` is the
+    fraction of tensors lost to fragmentation. The framework's log ``reports`` the first rank or the fullest one, by a
+    ``counter`` of allocated or reserved memory. In 90 % of runs, the memory of a rank beyond weights, gradients and
+    optimizer states is between ``memory_low`` and ``memory_high`` times its forecast (see
+    :mod:`traincast.strategy.fits`); the defaults are for frameworks that nobody measured.
     """
 
     name: str
@@ -108,13 +110,13 @@ _DIRECTORY: Final = "runtimes"
 
 @cache
 def runtime_names() -> tuple[str, ...]:
-    """Names of the bundled runtimes."""
+    """Names of the runtimes that ship with Traincast."""
     entries = resources.files("traincast.strategy").joinpath(_DIRECTORY).iterdir()
     return tuple(sorted(e.name.removesuffix(".toml") for e in entries if e.name.endswith(".toml")))
 
 
 def load_runtime(spec: str) -> Runtime:
-    """A bundled runtime by name, or a user's own from a ``.toml`` file (which may ``extends`` a bundled one)."""
+    """Returns a bundled runtime by name, or the one in a ``.toml`` file, which may extend a bundled one."""
     if spec.endswith(".toml"):
         path = Path(spec)
         return _read(read_toml(path, "runtime file"), name=path.stem, where=f"{path.name}:")
@@ -130,7 +132,7 @@ def _bundled(name: str) -> Runtime:
 
 
 def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
-    """The runtime that a file describes: what it sets, over what the bundled runtime that it extends says."""
+    """The runtime of a file: the bundled runtime that it extends, with the settings of the file."""
     values = read_table(data, table_of(Runtime, extends=Text), where)
     parent = values.pop("extends", None)
     base = _bundled(parent) if parent is not None else Runtime(name=name, description="")
@@ -138,14 +140,15 @@ def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
 
 
 _HOSTS: Final = frozenset({"pytorch", "pytorch1", "accelerate"})
-"""Spellings that only say what a framework is built on or started by: any other one in the same text says more."""
+"""Spellings that only name what a framework is built on or started by. Any other spelling in a text decides first."""
 
 
 @lru_cache(maxsize=256)
 def find_runtime(framework: str) -> Runtime:
-    """The bundled runtime that says it covers ``framework``, as a measured table spells it.
+    """Returns the bundled runtime for ``framework``, spelt as in tables of measurements.
 
-    Of several spellings in the text the longest decides, those of a mere host (``PyTorch FSDP 2.4``) last.
+    If the text contains several known spellings, the longest decides. Spellings of what a framework is built on come
+    last: ``PyTorch FSDP 2.4`` is ``fsdp``.
     """
     best: tuple[bool, int, str] | None = None
     for name in runtime_names():
@@ -161,6 +164,6 @@ def find_runtime(framework: str) -> Runtime:
 
 @cache
 def _spelt(spelling: str) -> re.Pattern[str]:
-    """Finds a spelling in lower-case text, whatever stands between its words; a release must end where it ends."""
+    """A pattern that finds a spelling in lower-case text, with anything between words; a version must match fully."""
     words = re.findall(r"[a-z0-9]+", spelling.lower())
     return re.compile(r"[^a-z0-9]*".join(words) + (r"(?!\d)" if words[-1][-1].isdigit() else ""))
