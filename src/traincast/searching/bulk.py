@@ -23,7 +23,7 @@ from traincast.searching.member_memory import MemberMemory
 from traincast.searching.outline import Outline, Outliner, stand_ins
 from traincast.searching.rounds import slots_of_way, stages_of, step_of
 from traincast.searching.space import OFFLOADS, Axes, Family, Way, ways
-from traincast.searching.steps import step_seconds
+from traincast.searching.steps import step_seconds, timed
 from traincast.searching.works import Works
 from traincast.strategy import Request
 from traincast.strategy.lower import Layout
@@ -211,7 +211,7 @@ class Bulk:
         for look, batches, at, outline, messages in todo:
             assert look.runs is not None
             durations = outline.durations(look.runs, seconds, seconds[messages])
-            simulate = partial(step_seconds, outline=outline, durations=durations)
+            simulate = partial(step_seconds, outline=outline, templates=timed(outline, durations))
             for batch in batches:
                 found = step_of(simulate, batch.way, look.family)
                 batch.seconds[at : at + len(found)] = found

@@ -15,9 +15,9 @@ from traincast.searching.rounds import extrapolated
 from traincast.searching.space import OFFLOADS, Axes, Way
 from traincast.searching.steps import activations
 from traincast.strategy import Request
-from traincast.strategy.fits import HOST_SHARE, MARGIN, factor, fullest_node
+from traincast.strategy.fits import HOST_SHARE, MARGIN, factor, fullest_node, total_at
 from traincast.strategy.host_memory import updates_of
-from traincast.strategy.memory import other_of, passes_of, runs_ahead, states_of
+from traincast.strategy.memory import buffers_of, measured_other, other_of, passes_of, runs_ahead, states_of
 from traincast.strategy.precision import Precision
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
@@ -66,27 +66,30 @@ class MemberMemory:
         held = np.stack([look.held[kind] for kind in arrangement.kinds])[arrangement.chunks]
         passes = held[..., :3].reshape(len(held), -1, 3)
         runtime = look.request.runtime
-        gathered = np.where(arrangement.ahead, runtime.held_collectives * held[:, :, 0, 3].max(axis=1), 0.0)
-        fixed = gathered + runtime.workspace_bytes
+        buffers = buffers_of(held[:, :, 0, 3].max(axis=1), ahead=arrangement.ahead, runtime=runtime)
         zeros, hosted = [s.zero for s in look.sharings], ["optimizer" in s.offload for s in look.sharings]
         states = arrangement.states[zeros, [int(host) for host in hosted]]
         updates = np.where(np.array(hosted)[:, None], arrangement.updates[zeros], 0.0)
         found = []
         for way in group:
             peaks = extrapolated(partial(activations, passes=passes), way, look.family)
-            memory = self._device_bytes(look.request, states + peaks + fixed)
-            load = self._load(memory, states)
+            beyond = sum(buffers.values(), start=peaks)
+            other = self._other(look.request, states + beyond)
+            memory = states + beyond + other
+            load = self._load(memory, total_at(states, beyond, other, self._factor))
             if any(hosted) or look.family.offloads_activations:
                 load = np.maximum(load, self._host_load(look, way, updates, held[..., 4]))
             seconds = np.full(len(load), NOT_RUN)
             found.append(Batch(way=way, cut=len(look.cuts) - 1, memory=memory.max(axis=1), load=load, seconds=seconds))
         return found
 
-    def _load(self, memory: Floats, states: Floats) -> Floats:
-        """What members need of a device over what there is, with the margin; ``memory`` and ``states`` by stage."""
-        sure = (states + (memory - states) * self._factor).max(axis=1)
+    def _load(self, memory: Floats, sure: Floats) -> Floats:
+        """The need of members over the capacity of a device.
+
+        ``memory`` is the forecast and ``sure`` what suffices with the margin, both in bytes by member and stage.
+        """
         found: Floats = np.maximum(
-            sure / self.request.cluster.device.memory_bytes, memory.max(axis=1) / self.most_memory
+            sure.max(axis=1) / self.request.cluster.device.memory_bytes, memory.max(axis=1) / self.most_memory
         )
         return found
 
@@ -170,11 +173,10 @@ class MemberMemory:
         needed = [updates_of(chunks, strategy=s, runtime=runtime, precision=self._precision) for s in strategies]
         return np.array([sum(parts.values()) for parts in needed])
 
-    def _device_bytes(self, request: Request, tensors: Floats) -> Floats:
-        """All that a device of each stage holds: ``tensors``, and what else there is."""
-        fixed = sum(other_of(0.0, strategy=request.strategy, runtime=request.runtime).values())
-        other = fixed + request.runtime.allocator_overhead * tensors
+    def _other(self, request: Request, tensors: Floats) -> Floats:
+        """Bytes that a device of each stage holds beside its ``tensors``."""
+        other: Floats = sum(other_of(tensors, strategy=request.strategy, runtime=request.runtime).values())  # type: ignore[assignment]
         calibration = request.cluster.calibration
         if calibration is not None:
-            other = np.maximum(0.0, other + (calibration.memory_share - 1.0) * (tensors + other))
-        return tensors + other
+            other = measured_other(other, tensors + other, calibration.memory_share)
+        return other

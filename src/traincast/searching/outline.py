@@ -23,7 +23,7 @@ from traincast.searching.blocks import PASSES
 from traincast.searching.works import Works
 from traincast.strategy.costs import in_line, overlap_seconds, ragged, tail_seconds
 from traincast.strategy.lower import Layout
-from traincast.strategy.plan import NUM_STREAMS, Category, Stream
+from traincast.strategy.plan import Category, Stream
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
@@ -34,21 +34,28 @@ from traincast.work import Launch, Transfer, Work
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-ARRIVAL, TURN, ISSUED = range(NUM_STREAMS, NUM_STREAMS + 3)
-"""Gates: lanes beside those of a rank, held by the tasks that wait for another slot.
+_LANES: Final[dict[int, int]] = {
+    stream: n
+    for n, stream in enumerate(
+        (Stream.HOST, Stream.COMPUTE, Stream.DATA, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
+    )
+}  # fmt: skip
+"""Lanes of a stage in an outline: the streams that tasks of segments use."""
+ARRIVAL, RESULT, ISSUED = range(len(_LANES), len(_LANES) + 3)
+"""Gates: lanes beside those of a stage, which carry times from one slot to another.
 
 The first task of a slot waits for the result that arrives. With runtimes that run passes in turn, its very first task
-waits for the slot before. The end of what was issued last is the time of the third gate.
+waits for the result of the slot before. The optimizer waits for the collective that was issued last.
 """
-NUM_LANES: Final = NUM_STREAMS + 3
+NUM_LANES: Final = len(_LANES) + 3
 _BLOCK, _ITEM, _BESIDE, _WORK, _MESSAGE = range(5)
 """What costs are made of: a pass of a block, a work with its launch, what traffic beside a run adds to it, a work that
 stands alone, a message between stages."""
 _MARK: Final = "pass"
 _Atom: TypeAlias = tuple[int, int, int, float]
 """What it is, two numbers (a row of the table of blocks; launch and work; a link) and a factor."""
-_COUNTED: Final[dict[int, int]] = {Stream.HOST: 0, Stream.COMPUTE: 1, Stream.DATA: 2}
-"""Lanes whose busy seconds are counted."""
+_COUNTED: Final = 3
+"""Lanes whose busy seconds are counted: host, compute, data."""
 
 
 def stand_ins(programs: Sequence[BlockProgram]) -> tuple[BlockProgram, ...]:
@@ -100,7 +107,7 @@ class _Sketcher(TemplateMaker):
         self._atoms: list[_Atom] = []
 
     def work(self, work: Work) -> int:
-        """The cost of a work that stands alone; a transfer stands for a message, and its bytes for the link's number."""
+        """The cost of a work that stands alone; a transfer stands for a message, its bytes for a link."""
         if isinstance(work, Transfer):
             return self._add([(_MESSAGE, int(work.nbytes), -1, 0.0)]) + 1
         return self._add([(_WORK, -1, self._works.number(work), 0.0)]) + 1
@@ -127,13 +134,14 @@ class _Sketcher(TemplateMaker):
         """The sketch of a message on a link; only what the host does for it is counted as busy."""
         stand_in = Transfer(nbytes=float(link), crosses_nodes=False)
         sketch = self._sketch(self.templates[self.send(stand_in, backward=backward)])
-        return replace(sketch, counted=np.where(sketch.counted == _COUNTED[Stream.HOST], sketch.counted, len(_COUNTED)))
+        return replace(sketch, counted=np.where(sketch.counted == _LANES[Stream.HOST], sketch.counted, _COUNTED))
 
     def _sketch(self, template: Template) -> _Sketch:
-        lanes = [[int(stream) for stream in streams] for streams in template.streams]
+        lanes = [[_LANES[stream] for stream in streams] for streams in template.streams]
+        counted = [min(held[0], _COUNTED) for held in lanes]
         lanes[template.first].append(ARRIVAL)
         if self._runtime.sync_passes:
-            lanes[0].append(TURN)
+            lanes[0].append(RESULT)
         for task in template.issued:
             lanes[task].append(ISSUED)
         waits: list[list[int]] = [[] for _ in lanes]
@@ -148,7 +156,7 @@ class _Sketcher(TemplateMaker):
             lanes=held,
             wait_count=np.diff(wait_start),
             waits=waited,
-            counted=np.array([_COUNTED.get(streams[0], len(_COUNTED)) for streams in template.streams]),
+            counted=np.array(counted),
             sizes=np.array(self._sizes, dtype=np.int64),
             atoms=np.array(self._atoms, dtype=np.float64).reshape(-1, 4),
         )
@@ -168,8 +176,8 @@ class Outline:
     crosses, whether it crosses nodes, and how many pairs share their NICs. ``message`` has the templates of messages,
     by 2 · link + backward.
 
-    Template i has the tasks from ``task_start[i]`` to ``task_start[i+1]``; its result is the end of task ``last[i]``,
-    which is counted from its first, as are ``waits``. ``cost`` is an index into costs, three for each entry of
+    Template i has the tasks from ``task_start[i]`` to ``task_start[i+1]``; its result is the end of task ``last[i]``.
+    Tasks hold ``lanes`` and wait for other tasks as in a plan. ``cost`` is an index into costs, three for each entry of
     ``atom_start``. ``counted`` says which busy seconds a task adds to: host, device, data stream or none.
     """
 
@@ -209,6 +217,7 @@ class Outliner:
 
     def __init__(self, works: Works, runtime: Runtime) -> None:
         self._sketcher = _Sketcher(works, runtime)
+        self._keys: dict[tuple[object, ...], int] = {}
         self._known: dict[tuple[object, ...], _Sketch | None] = {}
 
     def outline(self, layout: Layout, key: tuple[object, ...], hosts: Sequence[bool], *, split: bool) -> Outline:
@@ -220,13 +229,14 @@ class Outliner:
         pieces = layout.prepared.pieces
         strategy = layout.request.strategy
         keeps = strategy.zero == 3 and not strategy.reshard
+        same_key = self._keys.setdefault(key, len(self._keys))  # long to hash: once is enough
         chosen: dict[tuple[object, ...], int] = {}
         templates: list[_Sketch] = []
 
         def number(kind: tuple[object, ...], make: Callable[[], _Sketch | None]) -> int:
             """The number of a kind of template in this outline; −1 where a stage ends without one."""
             if kind not in chosen:
-                whole = (*key, *kind)
+                whole = (same_key, *kind)
                 if whole not in self._known:
                     self._known[whole] = make()
                 known = self._known[whole]
@@ -292,12 +302,12 @@ def _joined(templates: Sequence[_Sketch], **columns: Any) -> Outline:
     return Outline(
         **columns,
         task_start=_starts(tasks),
-        last=np.array([t.last for t in templates]),
+        last=np.array([t.last for t in templates]) + _starts(tasks)[:-1],
         cost=every("cost") + 3 * _starts(costs)[of],
         lane_start=_starts(every("lane_count")),
         lanes=every("lanes"),
         wait_start=_starts(every("wait_count")),
-        waits=every("waits"),
+        waits=every("waits") + np.repeat(_starts(tasks)[of], every("wait_count")),
         counted=every("counted") + 4 * of,
         atom_start=_starts(every("sizes")),
         atoms=atoms[:, :3].astype(np.int64),

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from traincast.compiled import Compiled
 from traincast.searching.blocks import PASSES
-from traincast.searching.outline import ARRIVAL, ISSUED, NUM_LANES, TURN, Outline
+from traincast.searching.outline import ARRIVAL, ISSUED, NUM_LANES, RESULT, Outline
 from traincast.simulate.executor import execute_tasks
+from traincast.strategy.memory import kept_in_slots
 from traincast.strategy.schedules.skeleton import Skeleton, skeleton
 
 Floats = npt.NDArray[np.float64]
@@ -83,21 +84,42 @@ def shortened(stages: int, microbatches: int) -> tuple[int, int]:
     return (first, first + stages) if first + stages < microbatches else (microbatches, microbatches)
 
 
-def step_seconds(slots: Slots, outline: Outline, durations: Floats) -> tuple[Floats, Floats]:
-    """Seconds of a step for each way to end it, and those in which each stage's host, device and stream are busy.
+class Timed(NamedTuple):
+    """Templates of an outline with durations.
 
-    ``durations`` are those of the outline's tasks.
+    Template n moves the times from which the lanes of a stage are free: lane b is free after it at
+    max over a of ``moves[n, a, b]`` + the time at which lane a was free before. ``busy[n]`` are the seconds in which it
+    keeps host, device and data stream busy. Behind the templates there is room for each of them with each message.
     """
-    totals, busy = np.zeros(len(outline.finishing)), np.zeros((slots.stages, 3))
-    templates = _Templates(
-        task_start=outline.task_start,
-        last=outline.last,
-        duration=durations,
-        lane_start=outline.lane_start,
-        lanes=outline.lanes,
-        wait_start=outline.wait_start,
-        waits=outline.waits,
+
+    moves: Floats
+    busy: Floats
+
+
+def timed(outline: Outline, durations: Floats) -> Timed:
+    """The templates of ``outline`` with the durations of their tasks.
+
+    Lanes are first in, first out, so tasks are a max-plus system, and a template is a matrix of it. The executor runs
+    each template once for every lane; slots of that template need no more than the matrix.
+    """
+    count = len(outline.last)
+    moves = np.empty((count * (1 + len(outline.message)), NUM_LANES, NUM_LANES))
+    _moves_compiled(
+        outline.task_start,
+        outline.last,
+        durations,
+        outline.lane_start,
+        outline.lanes,
+        outline.wait_start,
+        outline.waits,
+        moves,
     )
+    return Timed(moves=moves, busy=outline.busy(durations))
+
+
+def step_seconds(slots: Slots, outline: Outline, templates: Timed) -> tuple[Floats, Floats]:
+    """Seconds of a step for each way to end it, and those in which each stage's host, device and stream are busy."""
+    totals, counts = np.zeros(len(outline.finishing)), np.zeros((slots.stages, len(outline.last)))
     _step_compiled(
         slots.stage,
         slots.source,
@@ -108,12 +130,11 @@ def step_seconds(slots: Slots, outline: Outline, durations: Floats) -> tuple[Flo
         outline.link,
         outline.message,
         outline.finishing,
-        templates,
-        outline.busy(durations),
+        templates.moves,
         totals,
-        busy,
+        counts,
     )
-    return totals, busy
+    return totals, counts @ templates.busy
 
 
 def activations(slots: Slots, passes: Floats) -> Floats:
@@ -128,43 +149,61 @@ def activations(slots: Slots, passes: Floats) -> Floats:
 
 def _walk(code_start: Any, codes: Any, passes: Any, peaks: Any) -> None:
     for stage in range(len(peaks)):
-        alive, peak = 0.0, 0.0
-        for i in range(code_start[stage], code_start[stage + 1]):
-            row = passes[stage, codes[i]]
-            peak = max(peak, alive + row[0] + row[1])
-            alive += row[2]
-        peaks[stage] = peak
+        slots = passes[stage][codes[code_start[stage] : code_start[stage + 1]]]
+        if len(slots):
+            peaks[stage] = max(0.0, (kept_in_slots(slots[:, 0], slots[:, 2]) + slots[:, 1]).max())
 
 
-class _Templates(NamedTuple):
-    """Columns of an outline's templates, and the durations of their tasks."""
+def _moves(  # noqa: PLR0917  (Numba takes positional arguments)
+    task_start: Any,
+    last: Any,
+    duration: Any,
+    lane_start: Any,
+    lanes: Any,
+    wait_start: Any,
+    waits: Any,
+    moves: Any,
+) -> None:
+    """Fill the matrices of all templates: run each with one lane free at 0 and all others long before."""
+    start, end = np.empty(len(duration)), np.empty(len(duration))
+    for number in range(len(last)):
+        first, until = task_start[number], task_start[number + 1]
+        for lane in range(NUM_LANES):
+            free = moves[number, lane]
+            free[:] = -np.inf
+            free[lane] = 0.0
+            execute_tasks(
+                first, until, -np.inf, duration, lane_start, lanes, wait_start, waits, free, start, end
+            )  # fmt: skip
+            free[RESULT] = end[last[number]]
 
-    task_start: Any
-    last: Any
-    duration: Any
-    lane_start: Any
-    lanes: Any
-    wait_start: Any
-    waits: Any
+
+def _place(moves: Any, number: Any, arrival: Any, free: Any, stage: Any, after: Any) -> Any:  # noqa: PLR0917
+    """Run template ``number`` on a stage whose lanes are ``free``, once its input arrives; returns when it is done.
+
+    ``after`` is scratch, one entry per lane.
+    """
+    free[stage, ARRIVAL] = arrival
+    for lane in range(NUM_LANES):
+        after[lane] = moves[number, 0, lane] + free[stage, 0]
+    for before in range(1, NUM_LANES):
+        since = free[stage, before]
+        for lane in range(NUM_LANES):
+            after[lane] = max(after[lane], moves[number, before, lane] + since)
+    for lane in range(NUM_LANES):
+        free[stage, lane] = after[lane]
+    return after[RESULT]
 
 
-def _place(templates: Any, number: Any, arrival: Any, free: Any, times: Any) -> Any:
-    """Run template ``number`` on a stage whose lanes are ``free``, once its input arrives; returns when it is done."""
-    first, last = templates.task_start[number], templates.task_start[number + 1]
-    free[ARRIVAL] = arrival
-    execute_tasks(
-        templates.duration[first:last],
-        templates.lane_start[first : last + 1],
-        templates.lanes,
-        templates.wait_start[first : last + 1],
-        templates.waits,
-        free,
-        times[0],
-        times[1],
-    )
-    done = times[1, templates.last[number]]
-    free[TURN] = done
-    return done
+def _in_turn(moves: Any, first: Any, second: Any, both: Any) -> None:
+    """Fill matrix ``both`` with template ``first`` and template ``second``, which waits for its result, in one."""
+    for before in range(NUM_LANES):
+        for lane in range(NUM_LANES):
+            moves[both, before, lane] = -np.inf
+        for between in range(NUM_LANES):
+            here = moves[first, before, RESULT if between == ARRIVAL else between]
+            for lane in range(NUM_LANES):
+                moves[both, before, lane] = max(moves[both, before, lane], here + moves[second, between, lane])
 
 
 def _step(  # noqa: PLR0917  (Numba takes positional arguments)
@@ -177,35 +216,39 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
     links: Any,
     message: Any,
     finishing: Any,
-    templates: Any,
-    template_busy: Any,
+    moves: Any,
     totals: Any,
-    busy: Any,
+    counts: Any,
 ) -> None:
-    """Run all slots in order, each followed by its message; then, for each way to end the step, every stage's end."""
-    stages = len(busy)
-    free = np.zeros((stages, NUM_LANES))
-    times = np.empty((2, len(templates.duration)))
+    """Run all slots in order, each with its message; then, for each way to end the step, every stage's end.
+
+    ``totals`` are the seconds of the step, ``counts`` says how often each stage runs each template.
+    ``moves`` has room behind the templates for each of them with each message, which is filled when it is needed.
+    """
+    free = np.zeros((len(counts), NUM_LANES))
     done = np.zeros(len(stage_of))
+    scratch = np.empty(NUM_LANES)
+    known = np.zeros(len(moves), dtype=np.bool_)
     for slot in range(len(stage_of)):
         stage = stage_of[slot]
-        number = template[codes[slot]]
-        result = _place(templates, number, done[source[slot]] if source[slot] >= 0 else 0.0, free[stage], times)
-        for lane in range(3):
-            busy[stage, lane] += template_busy[number, lane]
+        number = run = template[codes[slot]]
+        counts[stage, number] += 1
         if link_of[slot] >= 0:
-            number = message[2 * links[link_of[slot]] + backward[slot]]
-            result = _place(templates, number, result, free[stage], times)
-            for lane in range(3):
-                busy[stage, lane] += template_busy[number, lane]
-        done[slot] = result
+            kind = 2 * links[link_of[slot]] + backward[slot]
+            run = counts.shape[1] + number * len(message) + kind
+            if not known[run]:
+                _in_turn(moves, number, message[kind], run)
+                known[run] = True
+            counts[stage, message[kind]] += 1
+        done[slot] = _place(moves, run, done[source[slot]] if source[slot] >= 0 else 0.0, free, stage, scratch)
     for ending in range(len(totals)):
-        for stage in range(stages):
-            number, end = finishing[ending, stage], free[stage].copy()
-            if number >= 0:
-                _place(templates, number, end[ISSUED], end, times)
-            totals[ending] = max(totals[ending], end.max())
+        after = free.copy()
+        for stage in range(len(free)):
+            if finishing[ending, stage] >= 0:
+                _place(moves, finishing[ending, stage], after[stage, ISSUED], after, stage, scratch)
+        totals[ending] = after.max()
 
 
+_moves_compiled = Compiled(_moves)
 _step_compiled = Compiled(_step)
 _walk_compiled = Compiled(_walk)

@@ -29,5 +29,5 @@ class Evaluator:
         """Seconds of the step; ``interference`` multiplies the slowdown of every work that traffic runs beside."""
         costs = cost_table(*self._composition.fill(seconds, compiled=True, interference=interference))
         self._free[:] = 0.0
-        execute_compiled(costs[self._cost], *self._tasks, self._free, self._start, self._end)
+        execute_compiled(0, len(self._cost), 0.0, costs[self._cost], *self._tasks, self._free, self._start, self._end)
         return float(self._end.max(initial=0.0))

@@ -22,6 +22,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def execute_tasks(  # noqa: PLR0917  (Numba takes positional arguments)
+    first: Any,
+    last: Any,
+    earliest: Any,
     duration: Any,
     lane_start: Any,
     lanes: Any,
@@ -31,12 +34,12 @@ def execute_tasks(  # noqa: PLR0917  (Numba takes positional arguments)
     start: Any,
     end: Any,
 ) -> None:
-    """Fill ``start`` and ``end``.
+    """Fill ``start`` and ``end`` of the tasks from number ``first`` up to, and without, ``last``.
 
-    ``free`` has the time from which each lane is free, before and after: tasks can be run in several calls.
+    No task starts before ``earliest``. ``free`` has the time from which each lane is free, before and after: tasks can be run in several calls.
     """
-    for task in range(len(duration)):
-        ready = 0.0
+    for task in range(first, last):
+        ready = earliest
         for at in range(lane_start[task], lane_start[task + 1]):
             ready = max(ready, free[lanes[at]])
         for at in range(predecessor_start[task], predecessor_start[task + 1]):
@@ -65,10 +68,15 @@ def execute(
     size = len(duration)
     if execute_compiled.pays(size):
         start, end = np.empty(size), np.empty(size)
-        execute_compiled(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
+        execute_compiled(
+            0, size, 0.0, duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end
+        )
         return start, end
     starts, ends = [0.0] * size, [0.0] * size
     execute_tasks(
+        0,
+        size,
+        0.0,
         duration.tolist(),
         lane_start.tolist(),
         lanes.tolist(),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,12 @@ def at_share(memory: Memory, share: float) -> Memory:
 
 def bytes_with(memory: Memory, runtime: Runtime, probability: float) -> float:
     """Bytes that a rank needs at most, with ``probability``."""
-    return at_share(memory, factor(runtime, probability)).total
+    return total_at(memory.states, memory.activations, memory.other, factor(runtime, probability))
+
+
+def total_at(states: Any, activations: Any, other: Any, share: float) -> Any:
+    """Bytes of a rank that holds ``share`` times what is forecast beyond its states; for numbers and for arrays."""
+    return states + activations * share + other * share
 
 
 def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:

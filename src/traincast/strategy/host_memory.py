@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.strategy.memory import Ints, footprints_of, passes_of, states_of
+from traincast.strategy.memory import Ints, footprints_of, kept_in_slots, passes_of, states_of
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.runtime import Runtime
@@ -35,7 +35,8 @@ def host_of(
         found |= updates_of(chunks, strategy=strategy, runtime=runtime, precision=precision)
     if "activations" in strategy.offload and len(codes):
         leaves = np.array([kept_by(chunk) for chunk in chunks]).reshape(-1)
-        found["activations"] = float(np.cumsum(leaves[codes]).max(initial=0.0))
+        moved = leaves[codes]
+        found["activations"] = float(kept_in_slots(np.maximum(moved, 0.0), moved).max(initial=0.0))
     return found
 
 

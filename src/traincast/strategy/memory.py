@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from traincast.strategy.strategy import Strategy
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+_Number: TypeAlias = float | Floats
 
 COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other")
 
@@ -58,11 +59,10 @@ class Memory:
         return self.tensors + self.other
 
     def measured(self, share: float) -> Memory:
-        """The same where real memory is ``share`` of it: what is beyond, or short of it, is the allocator's."""
-        beyond = (share - 1.0) * self.total
-        if not beyond:
+        """The memory of a run that holds ``share`` times the forecast; the difference counts as ``other``."""
+        if share == 1.0:
             return self
-        other = max(0.0, self.other + beyond)
+        other = float(measured_other(self.other, self.total, share))
         parts = {**self.parts, "other: beyond the forecast, as measured": other - self.other}
         return replace(self, other=other, parts=parts)
 
@@ -115,7 +115,7 @@ def memory_of(
     activations = {
         "kept for backward": kept,
         "working": working,
-        **_buffers(chunks, ahead=ahead, runtime=runtime),
+        **buffers_of(_largest(chunks), ahead=ahead, runtime=runtime),
     }
     tensors = sum(sum(part.values()) for part in (*states.values(), activations))
     other = other_of(tensors, strategy=strategy, runtime=runtime)
@@ -222,21 +222,33 @@ def runs_ahead(stages: Sequence[Sequence[Sequence[BlockProgram]]], *, inside_nod
     return [inside_node and (n < most or layers.count(most) > 1) for n in layers]
 
 
-def _buffers(chunks: Sequence[Sequence[BlockProgram]], *, ahead: bool, runtime: Runtime) -> dict[str, float]:
-    """What a framework's allocator counts beside the tensors of the graph.
+def _largest(chunks: Sequence[Sequence[BlockProgram]]) -> float:
+    """Bytes of the largest tensor that a tensor-parallel collective of ``chunks`` carries."""
+    return max((p.footprint.gathered for chunk in chunks for p in chunk), default=0.0)
 
-    A host ahead of its device has as many launches in the queue as fit there. What the collectives among them read or
-    write, on a stream of their own, cannot be given out again before they have run.
+
+def buffers_of(largest: _Number, *, ahead: Any, runtime: Runtime) -> dict[str, Any]:
+    """Bytes that a framework's allocator counts beside the tensors of the graph, of one stage or of an array of stages.
+
+    A host that is ``ahead`` of its device has as many launches in the queue as fit there. The tensors that the
+    collectives among them read or write, up to ``largest`` bytes each, cannot be reused before these have run.
     """
-    largest = max((p.footprint.gathered for chunk in chunks for p in chunk), default=0.0)
     return {
-        "held for collectives": runtime.held_collectives * largest if ahead else 0.0,
+        "held for collectives": runtime.held_collectives * largest * ahead,
         "workspace": runtime.workspace_bytes,
     }
 
 
-def other_of(tensors: float, *, strategy: Strategy, runtime: Runtime) -> dict[str, float]:
-    """What the device holds that the framework's allocator does not count, or counts and cannot use."""
+def measured_other(other: _Number, total: _Number, share: float) -> Any:
+    """The ``other`` bytes of a run that holds ``share`` times the ``total`` forecast, never below zero."""
+    return np.maximum(0.0, other + (share - 1.0) * total)
+
+
+def other_of(tensors: _Number, *, strategy: Strategy, runtime: Runtime) -> dict[str, Any]:
+    """Bytes that the device holds and the framework's allocator does not count, or counts and cannot use.
+
+    ``tensors`` is what it does count: a number, or an array of them.
+    """
     axes = (strategy.dp, strategy.tp, strategy.pp, strategy.cp, strategy.ep)
     return {
         "context": runtime.context_bytes,
@@ -259,36 +271,46 @@ class PassMemory:
 
 
 def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: Strategy) -> tuple[float, float]:
-    """Activations kept, and needed on top, in the slot in which a stage holds most: what :func:`walk` would find."""
+    """Activations kept, and needed on top, in the slot in which a stage holds most."""
     if not len(codes):
         return 0.0, 0.0
     nothing = PassMemory(kept=0.0, working=0.0, block=0, leaves=0.0)
     passes = [passes_of(footprints_of(chunk), offloaded="activations" in strategy.offload) for chunk in chunks]
     rows = [found.get(what, nothing) for found in passes for what in Pass]
     kept, working, leaves = np.array([(row.kept, row.working, row.leaves) for row in rows]).T[:, codes]
-    kept += np.concatenate([[0.0], np.cumsum(leaves)[:-1]])
+    kept = kept_in_slots(kept, leaves)
     fullest = int(np.argmax(kept + working))
     return float(kept[fullest]), float(working[fullest])
 
 
+def kept_in_slots(kept: Any, leaves: Any) -> Any:
+    """Bytes kept at the fullest moment of each slot of a stage: what the slots before left behind, and its own.
+
+    ``kept`` is what each slot's pass keeps by then, ``leaves`` what it leaves behind (less than zero if it frees more).
+    Plain Python and Numba both run this.
+    """
+    before = np.zeros(len(kept))
+    before[1:] = np.cumsum(leaves)[:-1]
+    return before + kept
+
+
 def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy) -> Iterator[Step]:
-    """Activations along a stage's slots."""
+    """Activations along a stage's slots, in order."""
     passes = [passes_of(footprints_of(chunk), offloaded="activations" in strategy.offload) for chunk in chunks]
-    alive = 0.0
+    every = [passes[slot.chunk][slot.what] for slot in slots]
+    kept = kept_in_slots(np.array([now.kept for now in every]), np.array([now.leaves for now in every]))
     in_flight, waiting = [0] * len(chunks), [0] * len(chunks)
-    for index, slot in enumerate(slots):
-        now = passes[slot.chunk][slot.what]
+    for index, (slot, now) in enumerate(zip(slots, every, strict=True)):
         in_flight[slot.chunk] += slot.what is Pass.FORWARD
         yield Step(
             index=index,
             slot=slot,
-            kept=alive + now.kept,
+            kept=float(kept[index]),
             working=now.working,
             block=now.block,
             in_flight=tuple(in_flight),
             waiting=tuple(waiting),
         )
-        alive += now.leaves
         in_flight[slot.chunk] -= slot.what in (Pass.BACKWARD, Pass.INPUT)
         waiting[slot.chunk] += (slot.what is Pass.INPUT) - (slot.what is Pass.WEIGHT)
 
