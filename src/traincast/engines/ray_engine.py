@@ -85,9 +85,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[None]:
                 ray.init(address, **_QUIET)
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at {address}"
-        raise RequestError(
-            f"cannot reach Ray {where}: {one_line(error)}; start it with ray start --head"
-        ) from error
+        raise RequestError(f"cannot reach Ray {where}: {one_line(error)}; start it with ray start --head") from error
     try:
         yield
     finally:
