@@ -134,6 +134,8 @@ def test_the_worst_case_comes_first_and_says_why(study: dict[str, Any]) -> None:
     steps = [r for r in study["rows"] if r["table"] == "steps"]
     first = worst(steps, 1)[0]
     assert first["index"] == 3
-    assert Reasons(study).of(first) == ["stalled, but no stall was forecast (probability of a stall 20 %; in its own mode +3 %)"]
+    assert Reasons(study).of(first) == [
+        "stalled, but no stall was forecast (probability of a stall 20 %; in its own mode +3 %)"
+    ]
     net = next(r for r in study["rows"] if r["table"] == "dp-steps")
     assert "mostly convolutions (75 % of all work)" in Reasons(study).of(net)
