@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from traincast.errors import FileFormatError
-from traincast.tables import RowError, number, read_rows, text, whole
+from traincast.tables import RowError, dtype_in, figure, flag, number, read_rows, text, whole
 
 
 def test_csv_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
@@ -59,3 +59,21 @@ def test_a_count_that_is_missing_is_a_reason() -> None:
 
 def test_blanks_are_no_text() -> None:
     assert [text({"x": v}, "x") for v in (None, "?", "nan", " A ", float("nan"))] == ["", "", "", "A", ""]
+
+
+@pytest.mark.parametrize(("value", "found"), [("yes", True), ("Off", False), (1, True), ("0", False), ("?", None)])
+def test_yes_and_no_are_words_or_numbers(value: object, found: bool | None) -> None:
+    assert flag({"sp": value}, "sp") is found
+
+
+def test_words_that_are_no_figures_are_a_reason() -> None:
+    assert figure({"dp": " ? "}, "dp") is None
+    with pytest.raises(RowError, match="dp is 'four': expected a number"):
+        figure({"dp": "four"}, "dp")
+    with pytest.raises(RowError, match="sp is 'maybe': expected 0 or 1"):
+        flag({"sp": "maybe"}, "sp")
+
+
+def test_dtypes_have_one_name() -> None:
+    written = ("torch.bfloat16", "Half", "float", "float64", "fp4", "int8")
+    assert [dtype_in(word) for word in written] == ["bf16", "fp16", "fp32", "fp64", "nvfp4", "int8"]

@@ -12,8 +12,6 @@ from traincast.calibrating.read import read_runs
 from traincast.cli.main import main
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError
-from traincast.measured.steps import read_timed_run
-from traincast.tables import RowError
 
 HEADER = "model,n_gpus,strategy,global_batch,seq,framework,step_time_s,gpu,status,mem_gb\n"
 GOOD = 'bert-base,8,"dp=8,micro_batch=4",64,128,PyTorch,0.05,A100,ok,11.5\n'
@@ -159,11 +157,6 @@ def test_a_table_of_ones_own_is_judged_on_its_cluster(tmp_path: Path, capsys: py
     assert code == 2 and "lacks the columns source" in err
 
 
-def test_a_failed_run_has_no_time() -> None:
-    with pytest.raises(RowError, match="failed"):
-        read_timed_run(0, {"status": "failed", "step_time_s": 1.0})
-
-
 def test_a_forecast_points_to_what_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["predict", "bert-base", "--global-batch", "64", "--strategy", "dp=8,micro_batch=4", "--seq", "128"]
     place = ["--cluster", "dgx-a100", "--runtime"]
@@ -171,3 +164,30 @@ def test_a_forecast_points_to_what_is_calibrated(capsys: pytest.CaptureFixture[s
     assert "not calibrated; a100-sxm4-80gb-pytorch-1-deep-learning-examples is" in out
     _, out, _ = run([*asked, *place, "nanotron"], capsys)
     assert "calibrated" not in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("0.05,A100", "50,A100", "step_time_s looks like milliseconds: a row states 50 s, its forecast is 0.0"),
+        ("0.05,A100", "0.00005,A100", "step_time_s looks like thousands of seconds"),
+        ("11.5", "11776", "mem_gb looks like MiB"),
+        ("11.5", "12348030976", "mem_gb looks like bytes"),
+    ],
+)
+def test_calibrate_refuses_a_table_in_another_unit_with_the_guess(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path, GOOD.replace(old, new), GOOD.replace(old, new))
+    code, out, err = run(["calibrate", str(path), "--cluster", "dgx-a100", "-o", str(tmp_path / "out.toml")], capsys)
+    assert code == 2 and not out and said in err and err.count("\n") == 1
+    assert not (tmp_path / "out.toml").exists()
+    with pytest.raises(FileFormatError, match="convert the column"):
+        read_runs(path, load_cluster("dgx-a100"))
+
+
+def test_single_rows_in_another_unit_are_left_out_with_the_guess(tmp_path: Path) -> None:
+    path = table(tmp_path, GOOD, GOOD.replace("0.05,A100", "47,A100"), GOOD)
+    runs, skipped = read_runs(path, load_cluster("dgx-a100"))
+    assert [run.measured.index for run in runs] == [0, 2]
+    assert list(skipped) == [1] and "it looks like milliseconds" in skipped[1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from traincast.cluster import load_cluster
 from traincast.measured.models import zoo_name
 from traincast.measured.spellings import precision_name
-from traincast.measured.steps import read_row, request_of
+from traincast.measured.steps import read_row, read_run, read_timed_run, request_of
 from traincast.tables import Row, RowError
 
 ROW: Row = {
@@ -135,3 +136,29 @@ def test_devices_that_do_not_fill_their_nodes_are_spread_evenly() -> None:
         {**ROW, "n_gpus": 12.0, "dp": 3.0, "tp": 4.0, "pp": 1.0, "grad_accum": 1.0, "global_batch": 6.0}
     )
     assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (2, 6)
+
+
+def test_a_run_has_its_time_its_memory_and_its_source() -> None:
+    run = read_run(7, ROW)
+    assert (run.index, run.source, run.seconds, run.memory_bytes, run.ran) == (7, "mine", 0.05, 3 * 2**30, True)
+    assert read_timed_run(7, ROW) == run
+
+
+def test_a_failed_run_has_no_time() -> None:
+    failed = {**ROW, "status": "failed"}
+    assert (read_run(0, failed).seconds, read_run(0, failed).ran) == (None, False)
+    with pytest.raises(RowError, match="the run failed"):
+        read_timed_run(0, failed)
+
+
+def test_seconds_follow_from_tokens_per_second_unless_a_time_is_asked_for() -> None:
+    row = {**ROW, "step_time_s": None, "tokens_per_s_per_gpu": 1000.0}
+    assert read_run(0, row).seconds == pytest.approx(16 * 128 / (1000 * 16))
+    with pytest.raises(RowError, match="step_time_s is None: expected seconds above 0"):
+        read_timed_run(0, row)
+
+
+def test_a_row_of_another_device_did_not_run_on_the_given_cluster() -> None:
+    with pytest.raises(RowError, match="ran on h100-sxm5-80gb, but dgx-a100 has a100"):
+        read_timed_run(0, ROW, cluster=load_cluster("dgx-a100"))
+    assert read_timed_run(0, ROW, cluster=load_cluster("dgx-h100")).request.cluster.num_nodes == 2

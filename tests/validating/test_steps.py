@@ -9,10 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.calibrating.test_read import GOOD, run, table
 from tests.measured.test_assumed import DP, STATED
 from tests.measured.test_dp_steps import ROW as DP_ROW
 from tests.measured.test_steps import ROW
 from traincast.cli.main import main
+from traincast.cluster import load_cluster
 from traincast.measured import dp_steps
 from traincast.tables import Row
 from traincast.validating.steps import validate_dp_steps, validate_steps
@@ -131,3 +133,11 @@ def test_where_accumulation_is_not_stated_a_microbatch_is_compared(tmp_path: Pat
     one, two = result.rows[0].predicted, result.rows[1].predicted
     assert one is not None and two is not None
     assert 1.5 * one < two < 2.5 * one
+
+
+def test_validate_warns_of_another_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(tmp_path, GOOD.replace("0.05,A100", "50,A100"))
+    (warning,) = validate_steps(path, cluster=load_cluster("dgx-a100")).warnings()
+    assert warning.startswith("unknown: step_time_s looks like milliseconds")
+    _, out, _ = run(["validate", "steps", str(path), "--cluster", "dgx-a100"], capsys)
+    assert "step_time_s looks like milliseconds" in out

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @ALLOW_CODE
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool, as_json: bool) -> None:
-    """Fit what datasheets do not say of a cluster to measured runs (.csv or .parquet), and write it as a cluster file.
+    """Fit the parameters that datasheets do not give to measured runs (.csv or .parquet), and write a cluster file.
 
-    A row has at least model, n_gpus and step_time_s; see the reference for all columns. A calibration that was
-    stopped goes on where it was when it is called again.
+    A row states at least model, n_gpus and step_time_s; see the reference for all columns. If the command is stopped,
+    the same command resumes from the fits that it had finished.
     """
     from traincast.calibrating.calibrate import calibrate as learn
     from traincast.measured import count_assumptions
