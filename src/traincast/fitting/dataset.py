@@ -102,6 +102,25 @@ _ROW_COLUMNS: Final = (
 )  # fmt: skip
 
 
+FILTERS: Final = {
+    "op": "ops",
+    "phase": "phases",
+    "dtype": "dtypes",
+    "source": "sources",
+    "device": "devices",
+    "framework": "frameworks",
+}
+"""Columns that rows can be chosen by, and the argument of :func:`read_operators` for each."""
+
+
+def filters_of(where: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Return the arguments of :func:`read_operators` that keep rows with these values; refuse an unknown column."""
+    unknown = sorted(set(where) - set(FILTERS))
+    if unknown:
+        raise RequestError(f"cannot choose rows by {', '.join(unknown)}: known are {', '.join(FILTERS)}")
+    return {FILTERS[name]: values for name, values in where.items()}
+
+
 def read_operators(
     path: Path,
     *,

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster, Device, Link
-from traincast.errors import RequestError
 from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.coverage import check_used
-from traincast.fitting.dataset import OperatorTable, read_operators
+from traincast.fitting.dataset import OperatorTable, filters_of, read_operators
 from traincast.fitting.parts import parts_of
 from traincast.fitting.problems import RowProblem
 from traincast.graph import Operator
@@ -28,15 +27,6 @@ from traincast.validating.outcome import RowOutcome
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-FILTERS: Final = {
-    "op": "ops",
-    "phase": "phases",
-    "dtype": "dtypes",
-    "source": "sources",
-    "device": "devices",
-    "framework": "frameworks",
-}
-"""Columns that rows can be chosen by, and the argument of :func:`read_operators` for each."""
 _BATCH: Final = 50_000
 
 
@@ -135,14 +125,10 @@ def validate_operators(
     ``knows(operators, cluster)``, which says of which measured operators it has learned the whole; all others are
     estimated as the sum of their parts.
     ``rows`` takes an even sample of so many rows, ``where`` those with one of the given values in a column of
-    :data:`FILTERS`.
+    :data:`traincast.fitting.dataset.FILTERS`.
     """
-    unknown = sorted(set(where or {}) - set(FILTERS))
-    if unknown:
-        raise RequestError(f"cannot choose rows by {', '.join(unknown)}: known are {', '.join(FILTERS)}")
-    chosen: dict[str, Any] = {FILTERS[name]: values for name, values in (where or {}).items()}
     learned = learned_cost_model(bundles)
-    table = read_operators(path, rows=rows, known=learned.devices, **chosen)
+    table = read_operators(path, rows=rows, known=learned.devices, **filters_of(where or {}))
     _check_bundles(learned, table)
     predicted = _predictions(table, model_for or (lambda framework: replace(learned, framework=framework)), progress)
     return OperatorValidation(table=table, predicted=predicted[0], low=predicted[1], high=predicted[2])
