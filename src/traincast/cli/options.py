@@ -8,7 +8,7 @@ per kind: :class:`Count`, :class:`Time`, :class:`Seed`. Spellings of earlier ver
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 
@@ -52,7 +52,14 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
 """Old option to what replaces it, by verb."""
 
 
-class Count(click.ParamType[int]):
+if TYPE_CHECKING:
+    _Whole = click.ParamType[int]
+    _Seconds = click.ParamType[float]
+else:  # generic only in later releases of click
+    _Whole = _Seconds = click.ParamType
+
+
+class Count(_Whole):
     """A whole number from 1, such as ``256``, ``4k`` or ``1e12``: see :func:`traincast.units.parse_count`."""
 
     name = "count"
@@ -62,7 +69,7 @@ class Count(click.ParamType[int]):
         return parse_count(value, what=_name(param)) if isinstance(value, str) else int(value)
 
 
-class Time(click.ParamType[float]):
+class Time(_Seconds):
     """A time above zero with its unit, such as ``30min`` or ``14d``: see :func:`traincast.units.parse_seconds`."""
 
     name = "time"
@@ -72,7 +79,7 @@ class Time(click.ParamType[float]):
         return parse_seconds(value, what=_name(param), zero=False) if isinstance(value, str) else float(value)
 
 
-class Seed(click.ParamType[int]):
+class Seed(_Whole):
     """A whole number from 0 to 2147483647."""
 
     name = "seed"

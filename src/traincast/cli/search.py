@@ -14,7 +14,14 @@ from traincast.cli import options
 from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, input_files, print_json, progress_bar, traced
 from traincast.cli.search_tables import show
-from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
+from traincast.errors import (
+    EmptyAxisError,
+    FileFormatError,
+    NoneAcceptedError,
+    RequestError,
+    StrategyError,
+    UnknownNameError,
+)
 from traincast.files import check_outputs
 
 if TYPE_CHECKING:
@@ -128,9 +135,9 @@ def search(
     no_cache: bool,
     as_json: bool,
 ) -> None:
-    """Find the best strategies for MODEL on a cluster: all that is legal, as far as it fits in memory.
+    """Find the best strategies for MODEL on a cluster, among all legal ones that fit in memory.
 
-    MODEL is what `traincast predict` takes. With --nodes or --devices the cluster is chosen as well.
+    MODEL is what `traincast predict` takes. With --nodes or --devices, the search chooses the cluster as well.
     """
     from traincast.cluster import load_cluster
     from traincast.engines import load_engine
@@ -174,17 +181,17 @@ def search(
 
 
 def _check_outputs(*, output: str | None, html: str | None, resume: str | None, inputs: Mapping[str, Path]) -> None:
-    """Refuse what cannot be written before anything is searched."""
+    """Refuse outputs that cannot be written before anything is searched."""
     if output is not None and not output.endswith(".parquet"):
         raise RequestError(f"cannot write {output}: a table of candidates is Parquet, so its name must end in .parquet")
     outputs = {"--output": output, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs=inputs)
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
-        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is no folder; name another one")
+        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is not a folder; name another one")
 
 
 def _objective(said: str | None, deadline: float | None) -> Objective:
-    """What was said, or what a deadline leaves to ask for: the cheapest way to meet it."""
+    """Return the objective that was given; without one, cost if there is a deadline, else time."""
     from traincast.searching.problem import OBJECTIVES
 
     if said is None:
@@ -196,7 +203,7 @@ def _objective(said: str | None, deadline: float | None) -> Objective:
 
 
 def _chance(text: str) -> float:
-    """``0.9`` or ``90%``, strictly between 0 and 1."""
+    """Read ``0.9`` or ``90%``, strictly between 0 and 1."""
     try:
         chance = float(text.removesuffix("%")) * (0.01 if text.endswith("%") else 1.0)
     except ValueError:
@@ -215,19 +222,21 @@ def _names(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def _limited_to(framework: str | None, refusals: list[str]) -> Iterator[None]:
-    """Say so where nothing is left because of what a framework can express; ``refusals`` are its own words."""
+    """Name the framework in an error if its limits leave no strategy; ``refusals`` are its own reasons."""
     try:
         yield
-    except StrategyError as error:
-        if framework is not None and str(error).startswith("no value of"):
-            raise StrategyError(f"{error}, as far as {framework} has them") from error
-        if refusals and "accepted" in str(error):
-            raise StrategyError(f"{framework} runs none of the strategies that were found: {refusals[0]}") from error
-        raise
+    except EmptyAxisError as error:
+        if framework is None:
+            raise
+        raise StrategyError(f"{error}, as far as {framework} has them") from error
+    except NoneAcceptedError as error:
+        if not refusals:
+            raise
+        raise StrategyError(f"{framework} runs none of the strategies that were found: {refusals[0]}") from error
 
 
 def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
-    """Whether a strategy can be written for a framework; why the first one cannot is kept."""
+    """Return a test whether a framework can express a strategy; the first reason why not goes to ``refusals``."""
     from traincast.export import export
 
     def accepts(request: Request) -> bool:
@@ -243,14 +252,14 @@ def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
 
 
 def _expressible(framework: str | None, model: str) -> list[str]:
-    """What a framework can express, axis by axis; what it can of their products is asked candidate by candidate."""
+    """Return the framework's limits on single axes; :func:`_accepts` tests combinations of axes."""
     from traincast.export import axes_of
 
     return [] if framework is None else [axes_of(framework, model)]
 
 
 def _write(answer: Answer, *, output: str | None, html: str | None) -> list[tuple[str, str]]:
-    """Write the files asked for."""
+    """Write the requested files; return what each holds, and its path."""
     written = []
     if output is not None:
         from traincast.searching.table import write_table
@@ -274,7 +283,7 @@ def _tell(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Write the files asked for, then print the answer as tables or as one JSON document."""
+    """Write the requested files, then print the answer as tables or as one JSON document."""
     text = exported(answer.best.request, export)
     written = _write(answer, output=output, html=html)
     if as_json:
@@ -288,7 +297,7 @@ def _tell(
 
 
 def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
-    """The command that forecasts the first in full."""
+    """Print the command that forecasts the first strategy in detail."""
     given = context.params
     place = answer.best.request.cluster
     cluster = given["cluster"]
