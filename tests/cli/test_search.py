@@ -134,7 +134,7 @@ def test_cluster_choices_are_named_with_the_job_and_its_cost(capsys: pytest.Capt
 
 def test_every_candidate_is_kept_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "all.parquet"
-    answer = run_json(capsys, *SEARCH, "--constraint", "memory<=1.04GB", "--all-out", str(path))
+    answer = run_json(capsys, *SEARCH, "--constraint", "memory<=1.04GB", "-o", str(path))
     table = pq.read_table(path)
     assert table.num_rows == answer["evaluated"]
     assert table.column_names == [
@@ -327,8 +327,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "tokens that are a word": (_with("--tokens", "many"), "--tokens"),
     "a negative seed": (_with("--seed", "-1"), "--seed"),
     "a seed that is a word": (_with("--seed", "x"), "--seed"),
-    "a table that is no Parquet": (_with("--all-out", "all.csv"), ".parquet"),
-    "a table in a folder that is not there": (_with("--all-out", "no/all.parquet"), "no"),
+    "a table that is no Parquet": (_with("-o", "all.csv"), ".parquet"),
+    "a table in a folder that is not there": (_with("-o", "no/all.parquet"), "no"),
     "a page in a folder that is not there": (_with("--html", "no/page.html"), "no"),
     "a page that is a folder": (_with("--html", "."), "folder"),
     "a bundle that is not there": (_with("--bundle", "missing"), "missing"),

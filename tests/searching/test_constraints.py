@@ -56,7 +56,7 @@ def test_the_lowest_limit_of_memory_holds() -> None:
         ("schedule<1f1b", RequestError, "< compares one number"),
         ("sp=maybe", RequestError, "constraint 'sp=maybe': expected true or false"),
         ("memory>=10GB", RequestError, "memory has an upper limit, as in memory<=70GB"),
-        ("memory<=lots", RequestError, "constraint memory is 'lots': expected an amount such as 70GB or 64GiB"),
+        ("memory<=lots", RequestError, "constraint memory is 'lots': expected a size above zero, such as 70GB"),
         ("colour=red", UnknownNameError, "unknown constraint 'colour'"),
         ("tpp<=8", UnknownNameError, "unknown constraint 'tpp': did you mean tp"),
         ("tp=3", StrategyError, "no value of tp is left: this model, cluster and batch allow 1, 2, 4"),

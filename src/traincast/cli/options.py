@@ -7,6 +7,7 @@ per kind: :class:`Count`, :class:`Time`, :class:`Seed`. Spellings of earlier ver
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -60,13 +61,19 @@ else:  # generic only in later releases of click
 
 
 class Count(_Whole):
-    """A whole number from 1, such as ``256``, ``4k`` or ``1e12``: see :func:`traincast.units.parse_count`."""
+    """A whole number from 1 to ``most``, such as ``256``, ``4k`` or ``1e12``."""
 
     name = "count"
 
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read what the user wrote; a default is a number already."""
-        return parse_count(value, what=_name(param)) if isinstance(value, str) else int(value)
+        """Read what the user wrote with :func:`traincast.units.parse_count`; a default is a number already."""
+        count = parse_count(value, what=_name(param)) if isinstance(value, str) else int(value)
+        if count > self.most:
+            raise RequestError(f"{_name(param)} is {value!r}: expected a whole number from 1 to {self.most}")
+        return count
 
 
 class Time(_Seconds):
@@ -102,6 +109,7 @@ CATALOG_CLUSTER: Final = (
 )
 PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4."
 COUNT: Final = Count()
+WORKERS: Final = Count(most=1024)
 TIME: Final = Time()
 SEED: Final = Seed()
 
@@ -270,7 +278,7 @@ def workers(more: str, *, default: int | None = None) -> Decorator:
     """``--workers``; without a ``default``, as many as this machine has processors."""
     return click.option(
         "--workers",
-        type=COUNT,
+        type=WORKERS,
         default=default,
         show_default=default is not None,
         metavar="N",
