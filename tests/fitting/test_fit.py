@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.fitting.test_collectives import grid, write
 from tests.fitting.test_operators import DEVICES, rows
 from traincast import RequestError, UnknownNameError, fit
 from traincast.estimate.bundle import load_bundle
