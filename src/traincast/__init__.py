@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from traincast.calibrating.procedure import Calibrated
+    from traincast.calibrating.calibrate import CalibratedCluster, calibrate
     from traincast.cluster import Calibration, Cluster, Device, Link, load_cluster, load_device
     from traincast.engines import Engine, load_engine
     from traincast.errors import (
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
     from traincast.searching.search import search
     from traincast.simulate import Conditions, Timeline
     from traincast.strategy import Request, Runtime, Strategy, load_runtime
-    from traincast.validating import Validation
     from traincast.validating.operators import OperatorValidation
+    from traincast.validating.outcome import RowValidation, Validation
+    from traincast.validating.validate import validate
 
 _HOMES = {
-    "traincast.calibrating.procedure": "Calibrated",
+    "traincast.calibrating.calibrate": "CalibratedCluster calibrate",
     "traincast.cluster": "Calibration Cluster Device Link load_cluster load_device",
     "traincast.engines": "Engine load_engine",
     "traincast.errors": "CaptureError FileFormatError MissingDependencyError RequestError SimulationError "
@@ -80,8 +81,9 @@ _HOMES = {
     "traincast.searching.search": "search",
     "traincast.simulate": "Conditions Timeline",
     "traincast.strategy": "Request Runtime Strategy load_runtime",
-    "traincast.validating": "Validation",
     "traincast.validating.operators": "OperatorValidation",
+    "traincast.validating.outcome": "RowValidation Validation",
+    "traincast.validating.validate": "validate",
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -91,7 +93,7 @@ _RENAMED = {"capture": "load_model"}
 __all__ = [
     "AnalyticalCostModel",
     "Answer",
-    "Calibrated",
+    "CalibratedCluster",
     "Calibration",
     "Candidate",
     "CaptureError",
@@ -126,6 +128,7 @@ __all__ = [
     "Report",
     "Request",
     "RequestError",
+    "RowValidation",
     "Runtime",
     "Schedule",
     "SharedCluster",
@@ -139,6 +142,7 @@ __all__ = [
     "UnknownNameError",
     "Validation",
     "__version__",
+    "calibrate",
     "capture",
     "fit",
     "learned_cost_model",
@@ -152,6 +156,7 @@ __all__ = [
     "save_graph",
     "schedule",
     "search",
+    "validate",
 ]
 
 

@@ -39,7 +39,6 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
         "--any-gpu": "--any-device-type",
         "--jobs-out": "-o FILE.csv",
     },
-    "validate operators": {"--rows": "--limit N"},
     "fit operators": {"--compare": "--rivals", "--jobs": "--workers N"},
     "fit collectives": {"--compare": "--rivals"},
     "profile operators": {
@@ -255,11 +254,6 @@ def where() -> Decorator:
         help="Use only rows with this device, op, phase, dtype, source or framework. "
         "A name given twice takes rows with either value.",
     )
-
-
-def limit(more: str) -> Decorator:
-    """``--limit``."""
-    return click.option("--limit", type=COUNT, metavar="N", help=_text("Use at most N operators.", more))
 
 
 def seed(more: str) -> Decorator:

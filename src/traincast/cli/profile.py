@@ -63,7 +63,12 @@ def profile() -> None:
 )
 @click.option("--alone", is_flag=True, help="Only time each distinct operator by itself.")
 @click.option("--in-context", is_flag=True, help="Only time operators while their model runs.")
-@options.limit("Kinds of operators take turns. It holds for operators alone.")
+@click.option(
+    "--limit",
+    type=options.COUNT,
+    metavar="N",
+    help="Time at most N operators alone; the kinds of operators take turns.",
+)
 @options.time_limit()
 @options.layers_per_type()
 @options.seed("The operator set is drawn with it.")

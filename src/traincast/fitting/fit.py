@@ -12,7 +12,7 @@ from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate.bundle import check_output, save_bundle
 from traincast.fitting.collective_table import CollectiveTable, read_collectives
 from traincast.fitting.collectives import HeldOutScore, compare_collectives, fit_collectives
-from traincast.fitting.dataset import OperatorTable, filters_of, joined, read_operators
+from traincast.fitting.dataset import OperatorTable, filters, joined, read_operators
 
 if TYPE_CHECKING:
     from traincast.fitting.operators import FittedCell
@@ -138,7 +138,7 @@ def _fit_collectives(
 
 def _read_operators(paths: Sequence[Path], where: Mapping[str, Collection[str]]) -> OperatorTable:
     """Read and join tables of operators; refuse them if no row is left."""
-    table = joined([read_operators(path, derive=True, **filters_of(where)) for path in paths])
+    table = joined([read_operators(path, derive=True, **filters(where)) for path in paths])
     if not len(table):
         reasons = "; ".join(table.problems_summary()[:2]) or "it has no rows"
         raise RequestError(f"nothing to fit in {', '.join(map(str, paths))}: {reasons}")
