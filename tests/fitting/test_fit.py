@@ -30,7 +30,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_operators_become_a_bundle_with_its_errors(tables: list[Path], tmp_path: Path) -> None:
     warned: list[str] = []
     said: list[str] = []
-    found = fit(tables, tmp_path / "mine", networks=(), progress=said.append, warn=warned.extend)
+    found = fit(tables, output=tmp_path / "mine", networks=(), progress=said.append, warn=warned.extend)
     (cell,) = found.cells
     assert cell.cell.id == "product/serving/bf16/a100-sxm4-80gb"
     assert cell.scores["all"].mape < 10
@@ -44,14 +44,14 @@ def test_operators_become_a_bundle_with_its_errors(tables: list[Path], tmp_path:
 def test_equal_tables_and_seeds_give_equal_bundles(tables: list[Path], tmp_path: Path) -> None:
     cards = []
     for name, seed in (("one", 1), ("two", 1), ("other", 2)):
-        fit(tables[0], tmp_path / name, networks=(), seed=seed)
+        fit(tables[0], output=tmp_path / name, networks=(), seed=seed)
         cards.append(load_bundle(tmp_path / name).card["sha256"])
     assert cards[0] == cards[1] != cards[2]
 
 
 def test_collectives_become_a_bundle_with_the_errors_on_what_was_held_out(tmp_path: Path) -> None:
     path = write(tmp_path / "c.parquet", grid(noise=0.02))
-    found = fit(path, tmp_path / "mine", kind="collectives")
+    found = fit(path, output=tmp_path / "mine", kind="collectives")
     assert found.held_out["cells"] > 0
     assert 0 < found.held_out["mape"] < 20
     assert found.cells == ()
@@ -62,13 +62,13 @@ def test_collectives_become_a_bundle_with_the_errors_on_what_was_held_out(tmp_pa
 def test_what_cannot_be_is_refused_before_anything_is_written(tables: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "b"
     with pytest.raises(UnknownNameError, match="kind of measurements 'steps'"):
-        fit(tables[0], target, kind="steps")  # type: ignore[arg-type]
+        fit(tables[0], output=target, kind="steps")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="epochs, workers: collectives are fitted to one table"):
-        fit(tables[0], target, kind="collectives", epochs=3, workers=2)
+        fit(tables[0], output=target, kind="collectives", epochs=3, workers=2)
     with pytest.raises(RequestError, match="2 tables: collectives are fitted to one table"):
-        fit(tables, target, kind="collectives")
+        fit(tables, output=target, kind="collectives")
     with pytest.raises(RequestError, match="cannot choose rows by colour"):
-        fit(tables, target, where={"colour": ["red"]})
+        fit(tables, output=target, where={"colour": ["red"]})
     with pytest.raises(RequestError, match="nothing to fit"):
-        fit(tables, target, networks=(), where={"op": ["conv2d"]})
+        fit(tables, output=target, networks=(), where={"op": ["conv2d"]})
     assert list(tmp_path.iterdir()) == []

@@ -18,12 +18,12 @@ COLLECTIVES = CollectiveRequest(collectives=("all_reduce",), sizes=(1024, 4096),
 def test_operators_are_measured_once_and_then_kept(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     said: list[tuple[int, int]] = []
-    first = profile(OPERATORS, path, progress=lambda done, total, what: said.append((done, total)))
+    first = profile(OPERATORS, output=path, progress=lambda done, total, what: said.append((done, total)))
     assert first is not None
     assert (first.measured, first.kept, len(first.rows)) == (3, 0, 3)
     assert said[-1] == (3, 3)
     assert all(row["time_us"] > 0 for row in pq.read_table(path).to_pylist())
-    again = profile(OPERATORS, str(path))
+    again = profile(OPERATORS, output=str(path))
     assert again is not None
     assert (again.measured, again.kept) == (0, 3)
     assert again.rows == first.rows
@@ -31,7 +31,7 @@ def test_operators_are_measured_once_and_then_kept(tmp_path: Path) -> None:
 
 def test_collectives_are_measured_by_processes_of_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
-    found = profile(COLLECTIVES, path, ranks=2)
+    found = profile(COLLECTIVES, output=path, ranks=2)
     assert found is not None
     assert (found.measured, found.kept, found.left, found.failures) == (2, 0, 0, ())
     assert [(row["collective"], row["bytes"], row["n_ranks"], row["system"]) for row in found.rows] == [
@@ -44,13 +44,13 @@ def test_collectives_are_measured_by_processes_of_this_machine(tmp_path: Path) -
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     with pytest.raises(RequestError, match="measured in one process"):
-        profile(OPERATORS, path, ranks=2)
+        profile(OPERATORS, output=path, ranks=2)
     with pytest.raises(RequestError, match="several processes"):
-        profile(COLLECTIVES, path)
+        profile(COLLECTIVES, output=path)
     with pytest.raises(RequestError, match="ranks 1: expected 2 to 1024"):
-        profile(COLLECTIVES, path, ranks=1)
+        profile(COLLECTIVES, output=path, ranks=1)
     with pytest.raises(RequestError, match=r"must end in \.parquet"):
-        profile(OPERATORS, tmp_path / "t.csv")
+        profile(OPERATORS, output=tmp_path / "t.csv")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -69,7 +69,7 @@ def operators(
     with _progress() as say:
         result = fit_times(
             files,
-            output,
+            output=output,
             rivals=rivals,
             networks=() if networks == "none" else tuple(networks.split(",")),
             epochs=epochs,
@@ -193,7 +193,7 @@ def collectives(file: str, output: str, rivals: bool, seed: int, as_json: bool) 
     """Fit times of collectives and transfers to a table of measured ones."""
     from traincast.fitting.fit import fit as fit_times
 
-    result = fit_times(file, output, kind="collectives", rivals=rivals, seed=seed, warn=_say_problems)
+    result = fit_times(file, output=output, kind="collectives", rivals=rivals, seed=seed, warn=_say_problems)
     if as_json:
         print_json(result.as_dict())
         return

@@ -124,7 +124,7 @@ def operators(
         seed=seed,
     )
     with progress_on_terminal() as progress, saying_what_is_kept(Path(output)):
-        result = measure(request, output, progress=progress)
+        result = measure(request, output=output, progress=progress)
     assert result is not None, "operators are measured in this process"
     summary = summary_of(result.rows)
     if as_json:
@@ -244,7 +244,7 @@ def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bo
     from traincast.profiling.profile import profile as measure
 
     with progress_on_terminal() as progress, saying_what_is_kept(Path(output)):
-        result = measure(request, output, progress=progress)
+        result = measure(request, output=output, progress=progress)
     if result is None:
         return
     summary = summary_of_collectives(result.rows)

@@ -39,6 +39,7 @@ def validate() -> None:
 @options.json()
 def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple[str, ...], as_json: bool) -> None:
     """Compare estimates of single operators on one device with FILE."""
+    from traincast.validating.operators import OperatorValidation
     from traincast.validating.validate import validate as compare
 
     with progress_bar("operators") as progress:

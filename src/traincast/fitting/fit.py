@@ -58,9 +58,9 @@ class Fit:
 
 
 def fit(
-    data: str | Path | Sequence[str | Path],
-    output: str | Path,
+    tables: str | Path | Sequence[str | Path],
     *,
+    output: str | Path,
     kind: Kind = "operators",
     rivals: bool = False,
     networks: Sequence[str] | None = None,
@@ -71,7 +71,7 @@ def fit(
     progress: Callable[[str], None] | None = None,
     warn: Callable[[Sequence[str]], None] | None = None,
 ) -> Fit:
-    """Fit times to the tables ``data`` (``.parquet``, ``.csv`` or ``.csv.gz``), and write the bundle ``output``.
+    """Fit times to tables of measurements (``.parquet``, ``.csv`` or ``.csv.gz``), and write the bundle ``output``.
 
     ``kind`` says what the tables hold. Equal tables, seed and library versions give the same bundle. ``rivals`` also
     fits other models and scores each. ``progress`` is called with one line for each model that was fitted, ``warn``
@@ -83,10 +83,10 @@ def fit(
     take one table.
 
     >>> from traincast import fit
-    >>> fit("mine.parquet", "mine.bundle", networks=()).cells[0].scores["all"].mape  # doctest: +SKIP
+    >>> fit("mine.parquet", output="mine.bundle", networks=()).cells[0].scores["all"].mape  # doctest: +SKIP
     4.7
     """
-    paths = [Path(data)] if isinstance(data, str | Path) else [Path(path) for path in data]
+    paths = [Path(tables)] if isinstance(tables, str | Path) else [Path(path) for path in tables]
     target = Path(output)
     if kind == "collectives":
         given = {"networks": networks, "epochs": epochs, "where": where, "workers": workers}

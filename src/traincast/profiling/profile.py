@@ -20,8 +20,8 @@ MOST_RANKS: Final = 1024
 
 def profile(
     request: OperatorRequest | CollectiveRequest,
-    output: str | Path,
     *,
+    output: str | Path,
     ranks: int | None = None,
     progress: Progress | None = None,
 ) -> Profile | None:
@@ -37,7 +37,7 @@ def profile(
 
     >>> from traincast import OperatorRequest, profile
     >>> tiny = OperatorRequest(models=("gpt:layers=1,hidden=16,heads=2,vocab=50,seq=8",), in_context=False, limit=2)
-    >>> profile(tiny, "mine.parquet").measured  # doctest: +SKIP
+    >>> profile(tiny, output="mine.parquet").measured  # doctest: +SKIP
     2
     """
     path = Path(output)
