@@ -1,6 +1,6 @@
 """A policy of one's own: the highest response ratio next, so that short jobs pass and long ones do not starve.
 
-On the command line, from this folder: ``traincast schedule jobs.csv --nodes 2x8 --policy own_policy:ResponseRatio``.
+On the command line, from this folder: ``traincast schedule jobs.csv --cluster 2x8 --policy own_policy:ResponseRatio``.
 """
 
 from pathlib import Path

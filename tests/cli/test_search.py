@@ -83,7 +83,7 @@ def test_search_shows_people_the_table_the_ties_and_the_front(capsys: pytest.Cap
 
 
 def test_the_first_is_what_predict_forecasts(capsys: pytest.CaptureFixture[str]) -> None:
-    command = re.search(r"the first in full: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
+    command = re.search(r"To see the first strategy in detail, run: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
     assert command
     best = run_json(capsys, *SEARCH)["best"]
     assert run_json(capsys, *command[1].split())["step_s"] == pytest.approx(best["step_s"], rel=1e-6)
