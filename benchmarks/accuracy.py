@@ -18,7 +18,7 @@ from typing import Any, Final
 from benchmarks.page import drawings, page
 from benchmarks.study import make
 from traincast.errors import TraincastError
-from traincast.validating import validate_steps
+from traincast.validating.validate import validate
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "accuracy.md"
 _CURVES: Final = ("llm-foundry",)
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _fits(steps: Path) -> dict[str, dict[str, Any]]:
     """How well runs that do not fit are told from those that do, by source, as a validation's summary has it."""
-    return validate_steps(steps, calibrated=False, progress=_progress("memory")).summary()
+    return validate(steps, calibrated=False, progress=_progress("memory")).summary()
 
 
 def _progress(what: str) -> Callable[[int, int], None]:

@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -24,17 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.markers import write
-from traincast.calibrating.read import measured as measured_step
-from traincast.calibrating.runs import Measured
 from traincast.errors import TraincastError
 from traincast.forecast import Forecast, forecast
+from traincast.measured import Measured, dp_steps, steps
+from traincast.measured.calibrations import with_calibration, without_calibration
 from traincast.report.odds import odds
 from traincast.searching.sureness import Draws
 from traincast.strategy import Request
-from traincast.tables import RowError
-from traincast.validating import dp_steps
-from traincast.validating.steps import with_calibration
-from traincast.validating.tables import Row, read_table, text
+from traincast.tables import Row, RowError, read_rows, text
 
 Floats = npt.NDArray[np.float64]
 PAGE: Final = Path(__file__).parents[1] / "docs" / "search.md"
@@ -103,16 +100,16 @@ def _runs(data: Path) -> Iterator[Run]:
     """Measured runs of all tables that are there, forecast."""
     random = np.random.default_rng(0)
     for name, read in (
-        ("steps", measured_step),
-        ("steps_more", measured_step),
-        ("dp_steps", _measured_dp),
-        ("dp_steps_more", _measured_dp),
+        ("steps", steps.read_timed_run),
+        ("steps_more", steps.read_timed_run),
+        ("dp_steps", dp_steps.read_run),
+        ("dp_steps_more", dp_steps.read_run),
     ):
         path = data / f"{name}.parquet"
         if not path.is_file():
             continue
         groups: dict[Hashable, list[tuple[str, Measured]]] = defaultdict(list)
-        for source, measured in _readable(read_table(path, needs=()), read, name):
+        for source, measured in _readable(read_rows(path, needs=()), read, name):
             request = measured.request
             groups[source, request.cluster.device.name, request.runtime.name].append((source, measured))
         for members in groups.values():
@@ -130,15 +127,12 @@ def _readable(rows: Sequence[Row], read: Callable[[int, Row], Measured], name: s
         except (RowError, TraincastError):
             continue
         if measured.seconds:
-            yield (text(row, "source") if name.startswith("steps") else dp_steps.source_of(row)), measured
-
-
-def _measured_dp(index: int, row: Row) -> Measured:
-    return Measured(index=index, request=dp_steps.request_of(row), seconds=dp_steps.measured_seconds(row))
+            yield (text(row, "source") if name.startswith("steps") else dp_steps.group_of(row)), measured
 
 
 def _forecast(source: str, measured: Measured, *, seen: bool) -> Run | None:
-    request = replace(measured.request, cluster=replace(measured.request.cluster, calibration=None))
+    assert measured.seconds is not None
+    request = without_calibration(measured.request)
     taught = with_calibration(request)
     try:
         plain = forecast(request)

@@ -21,6 +21,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 BANDS = ((1, 1, "1"), (2, 8, "2–8"), (9, 64, "9–64"), (65, 256, "65–256"), (257, 10**9, "257 and more"))
 """Numbers of GPUs that are shown together."""
+TABLES = {
+    "steps": "Language models under a stated strategy",
+    "dp-steps": "Data-parallel training of other models",
+}
+"""The tables of a study, and their titles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,11 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     for row in rows:
         groups[key(row)].append(row)
     return dict(groups)
+
+
+def by_source(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    """Return the rows of each source, in the order of their names."""
+    return sorted(grouped(rows, lambda row: str(row["source"])).items())
 
 
 def log_error(row: Row, forecast: str = "calibrated") -> float:

@@ -187,7 +187,7 @@ def estimates(folder: Path) -> None:
     print(f"{len(whole):,} jobs, of which {len(timed):,} have a measured duration; the first {HISTORY} are the history")
     for number, nodes, loads in ((3000, "66x8:V100", (0.6, 0.75, 1.0)), (0, "36x8:V100", (1.0,))):
         cluster = SharedCluster(nodes=load_nodes(nodes).nodes)
-        trace = check_fit(timed, cluster, any_gpu=True)
+        trace = check_fit(timed, cluster, any_device_type=True)
         at = np.arange(len(trace))
         history, judged = trace.select(at < HISTORY), trace.select((at >= HISTORY) & (at < HISTORY + (number or 10**9)))
         _estimates(history, judged, cluster, nodes, loads, show_errors=not number)

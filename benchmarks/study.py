@@ -22,14 +22,14 @@ from typing import Any, Final
 import numpy as np
 
 from traincast.calibrating.intervals import bounds, crossed
-from traincast.calibrating.procedure import Calibrated, calibrate
-from traincast.calibrating.read import measured as measured_step
-from traincast.calibrating.runs import Measured, MeasuredRun, prepare_runs
+from traincast.calibrating.procedure import Calibrated, calibrate_runs
+from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
+from traincast.measured import Measured, dp_steps
+from traincast.measured import steps as language_steps
 from traincast.report.outlook import UNCALIBRATED
-from traincast.validating import dp_steps
-from traincast.validating.tables import Row, read_table, text
+from traincast.tables import Row, read_rows
 
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
@@ -76,9 +76,10 @@ def make(
     skipped: list[Entry] = []
     runs: list[MeasuredRun] = []
     if steps is not None:
-        _prepare("steps", read_table(steps, needs=()), measured_step, _source, runs, entries, skipped)
+        read, group = language_steps.read_timed_run, language_steps.group_of
+        _prepare("steps", read_rows(steps, needs=()), read, group, runs, entries, skipped)
     if dp is not None:
-        _prepare("dp-steps", read_table(dp, needs=()), _measured_dp, dp_steps.source_of, runs, entries, skipped)
+        _prepare("dp-steps", read_rows(dp, needs=()), dp_steps.read_run, dp_steps.group_of, runs, entries, skipped)
     for run, entry in zip(runs, entries, strict=True):
         entry["zero_shot"] = run.simulated(Calibration())
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
@@ -93,7 +94,7 @@ def make(
         journal = journals / f"{'-'.join(key)}.json".replace("/", "_") if journals else None
         if journals:
             journals.mkdir(parents=True, exist_ok=True)
-        results[key] = calibrate([runs[i] for i in members], curve=sizes, journal=journal)
+        results[key] = calibrate_runs([runs[i] for i in members], curve=sizes, journal=journal)
         _note(entries, members, results[key])
         _note_repeats(entries, members, runs, results[key])
     _note_intervals(entries, groups, results)
@@ -108,15 +109,6 @@ def make(
         ],
     }
     return {"data": data, "calibrated": results, "runs": runs, "groups": dict(groups)}
-
-
-def _source(row: Row) -> str:
-    return text(row, "source") or "unknown"
-
-
-def _measured_dp(index: int, row: Row) -> Measured:
-    reading, seconds = dp_steps.read_row(row), dp_steps.measured_seconds(row)
-    return Measured(index=index, request=reading.request, seconds=seconds, assumed=reading.assumed)
 
 
 def _prepare(  # noqa: PLR0917

@@ -23,11 +23,10 @@ LAYERS: list[set[str]] = [
     {"simulate"},
     {"report", "export"},
     {"forecast"},
-    {"fitting"},
+    {"fitting", "measured"},
     {"searching", "resources"},
     {"scheduling"},
-    {"validating"},
-    {"calibrating"},
+    {"validating", "calibrating"},
     {"cli", "web"},
 ]
 ASIDE = {"profiling", "testbed"}

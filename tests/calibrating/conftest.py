@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from traincast.calibrating.runs import Measured, MeasuredRun, prepare_run
+from traincast.calibrating.runs import MeasuredRun, prepare_run
 from traincast.cluster import Calibration, load_cluster
 from traincast.graph.load import load_model
+from traincast.measured import Measured
 from traincast.strategy import Request, load_precision, load_runtime, parse_strategy
 
 STRATEGIES = (

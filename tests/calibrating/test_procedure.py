@@ -12,7 +12,7 @@ import pytest
 from tests.calibrating.conftest import MakeRuns
 from tests.calibrating.test_fit import TRUE
 from traincast.calibrating import procedure
-from traincast.calibrating.procedure import calibrate
+from traincast.calibrating.procedure import calibrate_runs
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import fold_numbers, learning_curve
 from traincast.cluster import Calibration
@@ -20,7 +20,7 @@ from traincast.errors import FileFormatError, RequestError
 
 
 def test_calibration_helps_on_runs_and_models_not_seen(make_runs: MakeRuns) -> None:
-    result = calibrate(make_runs(TRUE), curve=())
+    result = calibrate_runs(make_runs(TRUE), curve=())
     before = np.abs(result.before).mean()
     assert np.abs(result.held.errors()).mean() < 0.3 * before
     assert np.abs(result.held_by_model.errors()).mean() < 0.6 * before
@@ -37,7 +37,7 @@ def test_the_error_falls_as_runs_are_added(make_runs: MakeRuns) -> None:
 def test_an_odd_run_is_pointed_out(make_runs: MakeRuns) -> None:
     runs = make_runs(TRUE)
     runs[7] = replace(runs[7], measured=replace(runs[7].measured, seconds=3 * runs[7].seconds))
-    odd = calibrate(runs, curve=()).odd
+    odd = calibrate_runs(runs, curve=()).odd
     assert odd and odd[0].index == 7
 
 
@@ -46,29 +46,29 @@ def test_measured_memory_teaches_the_allocator(make_runs: MakeRuns) -> None:
         replace(run, measured=replace(run.measured, memory_bytes=1.2 * run.predicted_memory))
         for run in make_runs(Calibration())
     ]
-    assert calibrate(runs, curve=()).calibration.memory_share == pytest.approx(1.2)
+    assert calibrate_runs(runs, curve=()).calibration.memory_share == pytest.approx(1.2)
 
 
 def test_no_run_is_refused() -> None:
     with pytest.raises(RequestError, match="no run to calibrate with"):
-        calibrate([])
+        calibrate_runs([])
 
 
 def test_one_that_was_stopped_goes_on(make_runs: MakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, journal = make_runs(TRUE)[:10], tmp_path / "my.toml.journal"
-    whole = calibrate(runs, curve=(1,))
+    whole = calibrate_runs(runs, curve=(1,))
 
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(procedure, "learning_curve", stop)
     with pytest.raises(KeyboardInterrupt):
-        calibrate(runs, curve=(1,), journal=journal)
+        calibrate_runs(runs, curve=(1,), journal=journal)
     assert journal.exists()
     monkeypatch.undo()
     monkeypatch.setattr(procedure, "fit", stop)
     monkeypatch.setattr(procedure, "held_out", stop)
-    again = calibrate(runs, curve=(1,), journal=journal)
+    again = calibrate_runs(runs, curve=(1,), journal=journal)
     assert again.calibration == whole.calibration and again.curve == whole.curve
     assert not journal.exists()
 
@@ -80,23 +80,23 @@ def test_finished_stages_stay_until_the_result_is_saved(make_runs: MakeRuns, tmp
         raise FileFormatError("cannot write my.toml: no space left on device")
 
     with pytest.raises(FileFormatError):
-        calibrate(runs, curve=(), journal=journal, save=full)
+        calibrate_runs(runs, curve=(), journal=journal, save=full)
     kept = json.loads(journal.read_text(encoding="utf-8"))
     assert {"fit", "held out runs", "held out models"} <= kept["stages"].keys()
-    calibrate(runs, curve=(), journal=journal, save=lambda result: None)
+    calibrate_runs(runs, curve=(), journal=journal, save=lambda result: None)
     assert not journal.exists()
 
 
 def test_a_journal_of_other_runs_is_not_used(make_runs: MakeRuns, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     journal.write_text(json.dumps({"key": "another", "stages": {"fit": 7}}), encoding="utf-8")
-    assert calibrate(make_runs(TRUE)[:6], curve=(), journal=journal).calibration.runs == 6
+    assert calibrate_runs(make_runs(TRUE)[:6], curve=(), journal=journal).calibration.runs == 6
     journal.write_text("{ not json", encoding="utf-8")
-    assert calibrate(make_runs(TRUE)[:6], curve=(), journal=journal).calibration.runs == 6
+    assert calibrate_runs(make_runs(TRUE)[:6], curve=(), journal=journal).calibration.runs == 6
 
 
 def test_everything_can_be_said_in_json(make_runs: MakeRuns) -> None:
-    data = calibrate(make_runs(TRUE)[:6], curve=(0, 1)).as_dict()
+    data = calibrate_runs(make_runs(TRUE)[:6], curve=(0, 1)).as_dict()
     assert set(data) >= {"calibration", "parameters", "errors", "learning_curve", "odd", "correction"}
     json.dumps(data)
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from traincast.calibrating.explain import explain, uncalibrated
-from traincast.calibrating.read import measured, read_runs
+from traincast.calibrating.explain import explain
+from traincast.calibrating.read import read_runs
 from traincast.cli.main import main
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError
+from traincast.measured.steps import read_timed_run
 from traincast.tables import RowError
 
 HEADER = "model,n_gpus,strategy,global_batch,seq,framework,step_time_s,gpu,status,mem_gb\n"
@@ -76,7 +77,7 @@ def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
 
 def test_what_an_error_depends_on_would_mend_it(tmp_path: Path) -> None:
     runs, _ = read_runs(table(tmp_path, GOOD), load_cluster("dgx-a100"))
-    found = explain(uncalibrated(runs[0].measured))
+    found = explain(runs[0].measured)
     assert found.error == pytest.approx(found.report.step_s / 0.05 - 1)
     steepest = found.sensitivities[0]
     assert steepest.per_tenth > 1.0
@@ -160,7 +161,7 @@ def test_a_table_of_ones_own_is_judged_on_its_cluster(tmp_path: Path, capsys: py
 
 def test_a_failed_run_has_no_time() -> None:
     with pytest.raises(RowError, match="failed"):
-        measured(0, {"status": "failed", "step_time_s": 1.0})
+        read_timed_run(0, {"status": "failed", "step_time_s": 1.0})
 
 
 def test_a_forecast_points_to_what_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:

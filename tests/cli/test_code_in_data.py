@@ -80,7 +80,7 @@ def test_the_user_may_allow_a_table_to_run_code(module: str, capsys: pytest.Capt
 @pytest.mark.parametrize("row", ["1,0,1,10,{}:small,4,", '1,0,2,10,bert-base,4,"pp=2,schedule={}:order"'])
 def test_a_trace_of_jobs_does_not_run_code(row: str, module: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("jobs.csv").write_text(JOBS + row.format(module) + "\n", encoding="utf-8")
-    asked = ["schedule", "jobs.csv", "--nodes", "1x8:H100"]
+    asked = ["schedule", "jobs.csv", "--cluster", "1x8:H100"]
     code, _, err = run(asked, capsys)
     assert code == 2 and "would run Python code: give --allow-code" in err and err.count("\n") == 1
     timed = JOBS.replace("steps", "duration_s,steps") + row.format(module).replace(",10,", ",60,10,") + "\n"
@@ -92,5 +92,5 @@ def test_a_trace_of_jobs_does_not_run_code(row: str, module: str, capsys: pytest
 
 def test_the_user_may_allow_a_trace_to_run_code(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("jobs.csv").write_text(f"{JOBS}1,0,1,10,{module}:small,4,\n", encoding="utf-8")
-    code, _, _ = run(["schedule", "jobs.csv", "--nodes", "1x8:H100", "--allow-code", "--json"], capsys)
+    code, _, _ = run(["schedule", "jobs.csv", "--cluster", "1x8:H100", "--allow-code", "--json"], capsys)
     assert code == 0 and Path("ran").exists()

@@ -83,7 +83,7 @@ def test_search_shows_people_the_table_the_ties_and_the_front(capsys: pytest.Cap
 
 
 def test_the_first_is_what_predict_forecasts(capsys: pytest.CaptureFixture[str]) -> None:
-    command = re.search(r"the first in full: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
+    command = re.search(r"To see the first strategy in detail, run: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
     assert command
     best = run_json(capsys, *SEARCH)["best"]
     assert run_json(capsys, *command[1].split())["step_s"] == pytest.approx(best["step_s"], rel=1e-6)
@@ -134,7 +134,7 @@ def test_cluster_choices_are_named_with_the_job_and_its_cost(capsys: pytest.Capt
 
 def test_every_candidate_is_kept_in_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "all.parquet"
-    answer = run_json(capsys, *SEARCH, "--constraint", "memory<=1.04GB", "--all-out", str(path))
+    answer = run_json(capsys, *SEARCH, "--constraint", "memory<=1.04GB", "-o", str(path))
     table = pq.read_table(path)
     assert table.num_rows == answer["evaluated"]
     assert table.column_names == [
@@ -327,8 +327,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "tokens that are a word": (_with("--tokens", "many"), "--tokens"),
     "a negative seed": (_with("--seed", "-1"), "--seed"),
     "a seed that is a word": (_with("--seed", "x"), "--seed"),
-    "a table that is no Parquet": (_with("--all-out", "all.csv"), ".parquet"),
-    "a table in a folder that is not there": (_with("--all-out", "no/all.parquet"), "no"),
+    "a table that is no Parquet": (_with("-o", "all.csv"), ".parquet"),
+    "a table in a folder that is not there": (_with("-o", "no/all.parquet"), "no"),
     "a page in a folder that is not there": (_with("--html", "no/page.html"), "no"),
     "a page that is a folder": (_with("--html", "."), "folder"),
     "a bundle that is not there": (_with("--bundle", "missing"), "missing"),

@@ -103,9 +103,9 @@ def test_a_gpu_type_that_no_node_has_is_refused_unless_any_will_do(tmp_path: Pat
     trace = trace_of(tmp_path, "a,0,1,10,,H100,,")
     assert refusal(trace, MIXED) == (
         "1 of 1 job can never start: line 2 (job a) asks for 1 GPU of type H100 of 0 for virtual cluster none; the "
-        "cluster has 3 nodes with 28 GPUs (T4, V100): give it nodes for them, or any_gpu"
+        "cluster has 3 nodes with 28 GPUs (T4, V100): give it nodes for them, or any_device_type"
     )
-    assert check_fit(trace, MIXED, any_gpu=True).jobs[0].gpu_type == ""
+    assert check_fit(trace, MIXED, any_device_type=True).jobs[0].gpu_type == ""
 
 
 def test_gpu_types_are_passed_over_where_nodes_name_none(tmp_path: Path) -> None:

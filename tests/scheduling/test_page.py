@@ -22,7 +22,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> &
 
 
 def some(policy: str = "srtf", **more: Any) -> Schedule:
-    return schedule(JOBS, nodes="2x8", policy=policy, placement="consolidated", **more)
+    return schedule(JOBS, cluster="2x8", policy=policy, placement="consolidated", **more)
 
 
 def data_of(path: Path, runs: list[Schedule]) -> Any:
@@ -52,7 +52,7 @@ def test_the_script_never_turns_strings_into_markup_or_code(tmp_path: Path) -> N
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     jobs = [job(0, 1, 10, job_id=HOSTILE, vc=HOSTILE)]
-    data = data_of(tmp_path / "page.html", [schedule(jobs, nodes="1x1")])
+    data = data_of(tmp_path / "page.html", [schedule(jobs, cluster="1x1")])
     assert data["jobs"]["job_id"] == [HOSTILE]
     assert (tmp_path / "page.html").read_text(encoding="utf-8").count("<script") == 2
 
@@ -72,14 +72,14 @@ def test_stretches_on_the_page_add_up_to_the_time_that_jobs_held_gpus(tmp_path: 
 
 def test_shares_of_a_gpu_are_drawn_beside_each_other() -> None:
     jobs = [job(0, 0.5, 10, job_id="a"), job(0, 0.25, 5, job_id="b"), job(5, 0.25, 5, job_id="c")]
-    (policy,) = page_data([schedule(jobs, nodes="1x1")])["policies"]
+    (policy,) = page_data([schedule(jobs, cluster="1x1")])["policies"]
     assert policy["spans"]["offset"] == [0, 0.5, 0.5]
     assert policy["spans"]["share"] == [0.5, 0.25, 0.25]
 
 
 def test_gpus_out_of_service_are_those_of_the_failures() -> None:
     event = FailureEvent(time_s=15, kind="device", target="node1", repair_s=10, gpu=1)
-    run = schedule(queue((10, 1, 100)), nodes="2x2", failures=Failures(events=(event,)))
+    run = schedule(queue((10, 1, 100)), cluster="2x2", failures=Failures(events=(event,)))
     (policy,) = page_data([run])["policies"]
     assert policy["down"] == [(3, 1, 5, 15)]  # counted from the first submission, the GPUs of node0 first
     assert policy["gpu_time"]["down"] == pytest.approx(10)
@@ -105,7 +105,7 @@ def test_large_clusters_are_shown_in_steps_of_time_without_losing_any(monkeypatc
 def test_many_nodes_share_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MAX_NODE_ROWS", 4)
     monkeypatch.setattr(page, "MAX_GPU_ROWS", 0)
-    data = page_data([schedule(JOBS, nodes="10x8:V100")])
+    data = page_data([schedule(JOBS, cluster="10x8:V100")])
     assert [(row["name"], row["last"], row["gpus"]) for row in data["rows"]] == [
         *(("node0", "node2", 24), ("node3", "node5", 24), ("node6", "node8", 24), ("node9", "node9", 8)),
     ]
@@ -128,7 +128,7 @@ def test_all_policies_share_one_clock() -> None:
 
 def test_a_single_short_job_has_a_page_too(tmp_path: Path) -> None:
     jobs = [Job(job_id="a", submit_s=1e9, num_gpus=1, duration_s=1e-3)]
-    assert data_of(tmp_path / "page.html", [schedule(jobs, nodes="1x1")])["jobs"]["submit"] == [0]
+    assert data_of(tmp_path / "page.html", [schedule(jobs, cluster="1x1")])["jobs"]["submit"] == [0]
 
 
 def test_a_place_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:

@@ -18,18 +18,18 @@ JOBS = Path(__file__).parents[2] / "examples" / "jobs.csv"
 
 def test_a_file_a_trace_and_a_list_of_jobs_fare_alike() -> None:
     trace = load_jobs(JOBS)
-    fates = [schedule(jobs, nodes=2, gpus_per_node=8, policy="easy").fates for jobs in (JOBS, str(JOBS), trace)]
-    fates.append(schedule(trace.jobs, nodes=2, gpus_per_node=8, policy="easy").fates)
+    fates = [schedule(jobs, cluster="2x8", policy="easy").fates for jobs in (JOBS, str(JOBS), trace)]
+    fates.append(schedule(trace.jobs, cluster="2x8", policy="easy").fates)
     assert all(found == fates[0] for found in fates)
     assert fates[0] == simulate(trace.jobs, SharedCluster.uniform(2, 8), policy="easy").fates
 
 
-def test_nodes_may_be_a_number_a_text_a_file_or_a_cluster(tmp_path: Path) -> None:
+def test_a_cluster_may_be_a_text_a_file_or_a_cluster(tmp_path: Path) -> None:
     path = tmp_path / "nodes.csv"
     path.write_text("node,gpu_type,gpus\nnode0,,8\nnode1,,8\n", encoding="utf-8")
-    asked: list[int | str | Path | SharedCluster] = ["2x8", path, SharedCluster.uniform(2, 8)]
-    found = [schedule(JOBS, nodes=nodes).metrics for nodes in asked]
-    assert all(metrics == schedule(JOBS, nodes=2, gpus_per_node=8).metrics for metrics in found)
+    asked: list[str | Path | SharedCluster] = [path, str(path), SharedCluster.uniform(2, 8)]
+    found = [schedule(JOBS, cluster=place).metrics for place in asked]
+    assert all(metrics == schedule(JOBS, cluster="2x8").metrics for metrics in found)
 
 
 def test_the_public_name_is_this_one() -> None:
@@ -37,7 +37,7 @@ def test_the_public_name_is_this_one() -> None:
 
 
 def test_racks_types_and_quotas_are_added_to_nodes_that_have_none() -> None:
-    cluster, notes = load_shared_cluster("4x8", gpu_type="V100", nodes_per_rack=2, quotas={"a": 4})
+    cluster, notes = load_shared_cluster("4x8", device_type="V100", nodes_per_rack=2, quotas={"a": 4})
     assert [(n.rack, n.switch, n.gpu_type) for n in cluster.nodes] == [
         *[("0", "0", "V100")] * 2,
         *[("1", "1", "V100")] * 2,
@@ -69,21 +69,21 @@ def test_jobs_that_are_described_take_longer_where_they_are_spread(tmp_path: Pat
         f"job_id,submit_s,num_gpus,duration_s,model,batch,steps\na,0,4,,{model},64,1000\n", encoding="utf-8"
     )
     packed, spread = (
-        schedule(path, nodes="2x4:dgx-1-v100", placement=placement, estimates="predicted").metrics.mean_jct_s
+        schedule(path, cluster="2x4:dgx-1-v100", placement=placement, estimates="predicted").metrics.mean_jct_s
         for placement in ("consolidated", "spread")
     )
     assert 0 < packed < spread
 
 
 def test_notes_say_what_the_checks_found() -> None:
-    found = schedule(queue((0, 1, 100), (1, 64, 100)), nodes="1x8", oversize="drop")
+    found = schedule(queue((0, 1, 100), (1, 64, 100)), cluster="1x8", oversize="drop")
     assert len(found.jobs) == 1
     assert "1 job left out" in found.notes[0]
-    assert "overload" in schedule(queue((0, 8, 100), (1, 8, 100)), nodes="1x8").notes[0]
+    assert "overload" in schedule(queue((0, 8, 100), (1, 8, 100)), cluster="1x8").notes[0]
 
 
 def test_figures_of_virtual_clusters_and_of_all_are_in_one_document() -> None:
-    found = schedule(JOBS, nodes="2x8", policy="sjf", estimates="noisy:0.3", seed=4)
+    found = schedule(JOBS, cluster="2x8", policy="sjf", estimates="noisy:0.3", seed=4)
     data = found.as_dict()
     assert (data["policy"], data["estimates"], data["seed"]) == ("sjf", "noisy:0.3", 4)
     assert data["mean_jct_s"] == found.metrics.mean_jct_s
@@ -106,28 +106,27 @@ class Idle(Policy):
 
 def test_a_policy_that_fails_or_starts_nothing_is_refused_in_a_line() -> None:
     with pytest.raises(RequestError, match=r"failed with KeyError: 'nobody' \(test_schedule.py, line \d+\)"):
-        schedule(queue((0, 1, 1)), nodes="1x1", policy=Broken())
+        schedule(queue((0, 1, 1)), cluster="1x1", policy=Broken())
     with pytest.raises(RequestError, match="wait for ever"):
-        schedule(queue((0, 1, 1)), nodes="1x1", policy=Idle())
+        schedule(queue((0, 1, 1)), cluster="1x1", policy=Idle())
 
 
 def test_a_cluster_that_is_down_for_ever_is_refused() -> None:
     event = FailureEvent(time_s=0.5, kind="node", target="node0", repair_s=float("inf"))
     with pytest.raises(RequestError, match="wait for ever"):
-        schedule(queue((0, 1, 1)), nodes="1x1", failures=Failures(events=(event,)))
+        schedule(queue((0, 1, 1)), cluster="1x1", failures=Failures(events=(event,)))
 
 
 @pytest.mark.parametrize(
     ("jobs", "more", "message"),
     [
-        ([], {"nodes": "1x1"}, "no jobs"),
-        ([job(0, 1, 1, job_id="a"), job(1, 1, 1, job_id="a")], {"nodes": "1x1"}, "once"),
-        (queue((0, 1, 1)), {"nodes": 2}, "of how many GPUs"),
-        (queue((0, 1, 1)), {"nodes": "2x2", "gpus_per_node": 2}, "leave out"),
-        (queue((0, 1, 1)), {"nodes": SharedCluster.uniform(1, 1), "gpus_per_node": 2}, "leave it out"),
-        (queue((0, 1, 1)), {"nodes": "1x1", "load": float("nan")}, "load nan"),
-        (queue((0, 1, 1)), {"nodes": "1x1", "estimates": "best"}, "best"),
-        (queue((0, 1, 1)), {"nodes": "1x1", "nodes_per_rack": -1}, "rack"),
+        ([], {"cluster": "1x1"}, "no jobs"),
+        ([job(0, 1, 1, job_id="a"), job(1, 1, 1, job_id="a")], {"cluster": "1x1"}, "once"),
+        (queue((0, 1, 1)), {"cluster": "2"}, "expected NODESxDEVICES"),
+        (queue((0, 1, 1)), {"cluster": "dgx-h100:4"}, "expected NODESxDEVICES"),
+        (queue((0, 1, 1)), {"cluster": "1x1", "load": float("nan")}, "load nan"),
+        (queue((0, 1, 1)), {"cluster": "1x1", "estimates": "best"}, "best"),
+        (queue((0, 1, 1)), {"cluster": "1x1", "nodes_per_rack": -1}, "rack"),
     ],
 )
 def test_what_cannot_be_is_refused(jobs: object, more: dict[str, object], message: str) -> None:

@@ -109,7 +109,7 @@ def test_the_lines_of_json_are_one_document(path: Path) -> None:
 def test_rows_can_be_chosen(path: Path) -> None:
     assert [r.index for r in validate_operators(path, where={"device": ["H100"]}).rows] == [3]
     assert [r.index for r in validate_operators(path, rows=2).rows] == [0, 5]
-    with pytest.raises(RequestError, match="by colour: known are op, phase"):
+    with pytest.raises(RequestError, match="by colour: expected op, phase"):
         validate_operators(path, where={"colour": ["red"]})
 
 

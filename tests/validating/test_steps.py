@@ -1,46 +1,21 @@
-"""Rows of a table of measured steps become requests by their own columns, and outcomes in order."""
+"""Measured steps and their forecasts: one outcome for each row, in order, and figures for each source."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from traincast.tables import RowError
-from traincast.validating import validate_steps
-from traincast.validating.steps import precision_name, request_of, zoo_name
-from traincast.validating.tables import Row
-
-ROW: Row = {
-    "source": "mine",
-    "framework": "Megatron-LM",
-    "model": "llama-small",
-    "n_layers": 4.0,
-    "hidden": 256.0,
-    "heads": 8.0,
-    "kv_heads": 4.0,
-    "ffn": 688.0,
-    "seq": 128.0,
-    "vocab": 1000.0,
-    "gpu": "H100-SXM5-80GB",
-    "n_gpus": 16.0,
-    "gpus_per_node": 8.0,
-    "dp": 2.0,
-    "tp": 4.0,
-    "pp": 2.0,
-    "micro_batch": 2.0,
-    "grad_accum": 4.0,
-    "global_batch": 16.0,
-    "recompute": "full",
-    "precision": "bf16",
-    "zero": 1.0,
-    "sp": 1.0,
-    "status": "ok",
-    "step_time_s": 0.05,
-    "mem_gb": 3.0,
-}
+from tests.measured.test_assumed import DP, STATED
+from tests.measured.test_dp_steps import ROW as DP_ROW
+from tests.measured.test_steps import ROW
+from traincast.cli.main import main
+from traincast.measured import dp_steps
+from traincast.tables import Row
+from traincast.validating.steps import validate_dp_steps, validate_steps
 
 FAILED: Row = {
     "status": "failed/OOM",
@@ -51,68 +26,7 @@ FAILED: Row = {
 }
 
 
-def test_a_row_says_model_cluster_strategy_and_batch() -> None:
-    request = request_of(ROW)
-    assert request.graph.num_parameters == 2 * 1000 * 256 + 4 * (256 * 256 * 3 + 3 * 256 * 688 + 2 * 256) + 256
-    assert (request.cluster.device.name, request.cluster.num_nodes) == ("h100-sxm5-80gb", 2)
-    assert str(request.strategy) == (
-        "dp=2,tp=4,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel,recompute=full"
-    )
-    assert (request.runtime.name, request.precision.name, request.global_batch) == ("megatron", "bf16", 16)
-
-
-def test_the_source_of_a_row_changes_nothing() -> None:
-    assert request_of({**ROW, "source": "another"}) == request_of(ROW)
-
-
-def test_what_a_row_leaves_open_is_the_habit_of_its_framework() -> None:
-    open_row = {**ROW, "zero": None, "sp": None, "recompute": "?", "grad_accum": None}
-    request = request_of(open_row)
-    assert request.strategy.zero == request.runtime.zero == 1
-    assert request.strategy.sequence_parallel
-    assert request.strategy.recompute == "none"
-    assert request.strategy.num_microbatches == 4
-
-
-def test_a_stated_parameter_count_tells_tied_tables_from_two() -> None:
-    body = 4 * (256 * 256 * 3 + 3 * 256 * 688) / 1e9
-    tied = request_of({**ROW, "params_b": body + 256e-6})
-    assert tied.graph.num_parameters == request_of(ROW).graph.num_parameters - 256 * 1000
-
-
-def test_a_run_without_optimizer_says_so_in_its_notes() -> None:
-    assert request_of(ROW).optimizer
-    assert not request_of({**ROW, "notes": "forward and backward, no optimizer"}).optimizer
-
-
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ("bf16", "bf16"),
-        ("BF16", "bf16"),
-        ("amp_bf16", "amp-bf16"),
-        ("amp_fp16", "amp"),
-        ("fp16", "fp16"),
-        ("fp32", "fp32"),
-        ("tf32", "tf32"),
-        ("MXFP8", "fp8"),
-        ("FP8-CS (FP8-MX)", "fp8"),
-        ("NVFP4", "nvfp4"),
-        ("", "bf16"),
-    ],
-)
-def test_precisions_are_known_by_many_spellings(written: str, name: str) -> None:
-    assert precision_name(written) == name
-
-
-def test_zoo_models_are_known_by_many_spellings() -> None:
-    assert zoo_name("Qwen3_30B_a3B") == "qwen3-30b-a3b"
-    assert zoo_name("DeepSeekV3 (w/o MTP)") == "deepseek-v3"
-    assert zoo_name("GPT OSS 120B") == "gpt-oss-120b"
-    assert zoo_name("something else") is None
-
-
-def _table(path: Path, *rows: Row) -> Path:
+def write(path: Path, *rows: Row) -> Path:
     keys = {key for row in rows for key in row}
     pq.write_table(pa.Table.from_pylist([{k: row.get(k) for k in keys} for row in rows]), path)
     return path
@@ -123,7 +37,7 @@ def test_outcomes_stand_in_the_order_of_the_rows_and_none_is_dropped(tmp_path: P
     experts = {**ROW, "ep": 8.0}
     failed = {**ROW, **FAILED}
     deep = {**ROW, "status": "failed", "step_time_s": None, "pp": 8.0, "n_gpus": 64.0}
-    result = validate_steps(_table(tmp_path / "t.parquet", ROW, bad, experts, failed, deep))
+    result = validate_steps(write(tmp_path / "t.parquet", ROW, bad, experts, failed, deep))
     assert [r.index for r in result.rows] == [0, 1, 2, 3, 4]
     assert [r.status for r in result.rows] == ["ok", "skipped", "skipped", "ok", "ok"]
     first, second, third, fourth, fifth = result.rows
@@ -139,7 +53,7 @@ def test_outcomes_stand_in_the_order_of_the_rows_and_none_is_dropped(tmp_path: P
 
 def test_the_summary_counts_rows_errors_and_misses_per_source(tmp_path: Path) -> None:
     failed = {**ROW, **FAILED}
-    result = validate_steps(_table(tmp_path / "t.parquet", ROW, {**ROW, "source": "yours"}, failed))
+    result = validate_steps(write(tmp_path / "t.parquet", ROW, {**ROW, "source": "yours"}, failed))
     summary = result.summary()
     assert list(summary) == ["mine", "yours", "all"]
     assert (summary["mine"]["rows"], summary["mine"]["forecast"], summary["mine"]["n"]) == (2, 2, 1)
@@ -152,39 +66,68 @@ def test_the_summary_counts_rows_errors_and_misses_per_source(tmp_path: Path) ->
     assert {"index", "source", "measured", "predicted", "low", "high", "status", "reason"} <= set(document["rows"][0])
 
 
-@pytest.mark.parametrize(
-    ("change", "strategy"),
-    [
-        ({"dp": None}, "dp=2,tp=4,pp=2,num_microbatches=4"),
-        ({"micro_batch": None}, "dp=2,tp=4,pp=2,num_microbatches=4"),
-        ({"tp": None, "sp": None, "dp": 8.0, "grad_accum": None, "global_batch": 64.0}, "dp=8,pp=2,num_microbatches=4"),
-    ],
-)
-def test_figures_that_follow_from_others_need_not_be_stated(change: Row, strategy: str) -> None:
-    assert str(request_of({**ROW, **change}).strategy).startswith(strategy)
+def test_memory_that_only_fits_as_decimal_gigabytes_is_taken_for_such(tmp_path: Path) -> None:
+    rows = validate_steps(write(tmp_path / "t.parquet", {**STATED, "mem_gb": 80.5}, STATED)).rows
+    assert [row.measured_memory for row in rows] == [80.5e9, 3 * 2**30]
+    assert rows[0].assumed == ("mem_gb is more GiB than h100-sxm5-80gb has: 80.5 GB of 10⁹ bytes",)
 
 
-def test_batches_that_do_not_go_together_are_a_reason() -> None:
-    with pytest.raises(RowError, match=r"dp=2, micro batch 2 and global batch 17 do not go together"):
-        request_of({**ROW, "grad_accum": None, "global_batch": 17.0})
+def test_a_run_without_a_time_or_memory_is_skipped(tmp_path: Path) -> None:
+    (row,) = validate_steps(write(tmp_path / "t.parquet", {**STATED, "step_time_s": None, "mem_gb": None})).rows
+    assert (row.status, row.reason) == ("skipped", "neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
 
 
-def test_a_framework_that_is_not_known_is_taken_for_the_usual_one_and_said(tmp_path: Path) -> None:
-    row = {**ROW, "framework": "homegrown"}
-    assert request_of(row).runtime.name == "megatron"
-    (outcome,) = validate_steps(_table(tmp_path / "t.parquet", row)).rows
-    assert outcome.status == "ok" and "framework 'homegrown' not known: megatron" in outcome.assumed
+def test_the_summary_counts_assumptions_by_source_and_kind(tmp_path: Path) -> None:
+    open_row = {**STATED, "source": "yours", "recompute": None, "zero": None}
+    summary = validate_steps(write(tmp_path / "t.parquet", STATED, open_row, open_row)).summary()
+    assert (summary["mine"]["assumed"], summary["yours"]["assumed"], summary["all"]["assumed"]) == (0, 2, 2)
+    assert summary["yours"]["assumptions"] == {"zero not stated": 2, "recompute not stated": 2}
 
 
-@pytest.mark.parametrize(
-    ("written", "means"), [("True", "full"), ("0", "none"), ("selective", "selective"), ("?", "none")]
-)
-def test_recomputation_is_known_by_many_spellings(written: str, means: str) -> None:
-    assert request_of({**ROW, "recompute": written}).strategy.recompute == means
+def test_forecasts_by_a_calibration_that_may_have_seen_the_rows_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = {**STATED, "source": "ultrascale", "framework": "nanotron", "status": "ok"}
+    path = write(tmp_path / "t.parquet", seen, {**seen, "source": "mine"}, STATED)
+    name = "h100-sxm5-80gb-nanotron-ultrascale"
+    result = validate_steps(path)
+    assert [(row.calibrated_by, row.maybe_seen) for row in result.rows[:2]] == [(name, True), (name, False)]
+    assert result.as_dict()["calibration"] == {
+        "clusters": [{"cluster": name, "rows": 2, "rows_maybe_seen": 1}],
+        "rows_maybe_seen": 1,
+    }
+    assert not validate_steps(path, calibrated=False).as_dict()["calibration"]["clusters"]
+    with pytest.raises(SystemExit):
+        main(["validate", "steps", str(path)])
+    said = capsys.readouterr().out
+    assert "1 forecasts use a calibration that may have been fitted to the same rows" in said
+    assert "--uncalibrated" in said
 
 
-def test_devices_that_do_not_fill_their_nodes_are_spread_evenly() -> None:
-    request = request_of(
-        {**ROW, "n_gpus": 12.0, "dp": 3.0, "tp": 4.0, "pp": 1.0, "grad_accum": 1.0, "global_batch": 6.0}
-    )
-    assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (2, 6)
+def test_assumptions_stand_in_the_json_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.parquet", {**STATED, "recompute": None})
+    with pytest.raises(SystemExit):
+        main(["validate", "steps", str(path), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"][0]["assumed"] == ["recompute not stated: none"]
+    assert document["summary"]["all"]["assumptions"] == {"recompute not stated": 1}
+
+
+def test_seconds_and_accumulation_follow_from_throughput_and_global_batch(tmp_path: Path) -> None:
+    row = {**DP, "grad_accum": None, "global_batch": 1024, "step_time_s": None, "throughput_samples_per_s": 12800.0}
+    (outcome,) = validate_dp_steps(write(tmp_path / "t.parquet", row, row)).rows[:1]
+    assert outcome.measured == pytest.approx(0.08)
+    assert dp_steps.request_of(row).strategy.num_microbatches == 2
+
+
+def test_where_accumulation_is_not_stated_a_microbatch_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "dp.csv"
+    rows = (DP_ROW, {**DP_ROW, "grad_accum": 2}, {**DP_ROW, "step_time_s": None, "microstep_time_s": None})
+    lines = [",".join("" if value is None else str(value) for value in row.values()) for row in rows]
+    path.write_text("\n".join([",".join(DP_ROW), *lines]) + "\n")
+    result = validate_dp_steps(path)
+    assert [r.measured for r in result.rows] == [0.02, 0.04, None]
+    assert [r.status for r in result.rows] == ["ok", "ok", "skipped"]
+    one, two = result.rows[0].predicted, result.rows[1].predicted
+    assert one is not None and two is not None
+    assert 1.5 * one < two < 2.5 * one

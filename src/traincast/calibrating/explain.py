@@ -1,17 +1,24 @@
-"""Where the time of one measured run went according to its forecast, and what its error depends on."""
+"""One measured run beside its forecast: where the forecast's time goes, and which parameters change it most."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from traincast.calibrating.parameters import NAMES, PARAMETERS, Prior, calibration_at, matters
-from traincast.calibrating.runs import Measured, MeasuredRun, prepare_run
-from traincast.cluster import Calibration
+from traincast.calibrating.runs import MeasuredRun, prepare_run
+from traincast.cluster import Calibration, Cluster
+from traincast.errors import RequestError
 from traincast.forecast import forecast
+from traincast.measured import Measured
+from traincast.measured.calibrations import with_calibration, without_calibration
+from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
 from traincast.report import Report
+from traincast.tables import RowError, read_rows
 
 _TENTH: Final = float(np.log(1.1))
 _LEAST: Final = 1e-4
@@ -19,10 +26,10 @@ _LEAST: Final = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """What a step would take if one parameter were a tenth more, and what that parameter would have to be alone.
+    """How the forecast of a step depends on one parameter.
 
-    ``per_tenth`` is the change of the step time in per cent; ``to_match`` the factor on the parameter with which the
-    forecast would be what was measured (0: no factor within ten does it).
+    ``per_tenth`` is the change of the step time, in per cent, if the parameter grows by a tenth. ``to_match`` is the
+    factor on this parameter alone that makes the forecast equal to the measurement (0: no factor from 0.1 to 10 does).
     """
 
     name: str
@@ -33,13 +40,17 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One measured run beside its forecast."""
+    """One measured run beside its forecast; times in seconds.
+
+    ``seconds_by_part`` is the uncalibrated time of each part of the step. ``sensitivities`` are in descending order.
+    """
 
     index: int
     measured_s: float
     report: Report
     seconds_by_part: dict[str, float]
     sensitivities: tuple[Sensitivity, ...]
+    assumed: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
@@ -55,21 +66,42 @@ class Explanation:
             "report": self.report.as_dict(),
             "seconds_by_part": self.seconds_by_part,
             "sensitivities": [asdict(s) for s in self.sensitivities],
+            "assumed": list(self.assumed),
         }
 
 
+def explain_row(
+    path: Path, index: int, *, cluster: Cluster | None = None, calibrated: bool = True, allow_code: bool = False
+) -> Explanation:
+    """Explain row ``index`` (from 0) of a table of measured steps.
+
+    The run took place on ``cluster`` if it is given, otherwise on the machine that the row describes. With
+    ``calibrated`` false, no calibration is used. A row that cannot be read is refused.
+    """
+    rows = read_rows(path, needs=NEEDS_ON_A_CLUSTER)
+    if index >= len(rows):
+        raise RequestError(f"row {index} is not in {path}: it has rows 0 to {len(rows) - 1}")
+    try:
+        run = read_timed_run(index, rows[index], cluster=cluster, allow_code=allow_code)
+    except RowError as error:
+        raise RequestError(f"row {index} of {path} cannot be explained: {error}") from error
+    request = with_calibration(run.request) if calibrated else without_calibration(run.request)
+    return explain(replace(run, request=request))
+
+
 def explain(measured: Measured) -> Explanation:
-    """Why the forecast of a measured run is what it is."""
+    """Explain the forecast of one measured run, with the calibration that its cluster has."""
     made = forecast(measured.request)
     run = prepare_run(measured)
     found = [_sensitivity(run, i) for i in range(len(NAMES)) if matters(NAMES[i], run.by_part, nodes=run.nodes)]
     found = sorted((s for s in found if abs(s.per_tenth) > 100.0 * _LEAST), key=lambda s: -abs(s.per_tenth))
     return Explanation(
         index=measured.index,
-        measured_s=measured.seconds,
+        measured_s=run.seconds,
         report=made.report,
         seconds_by_part={name: seconds for name, seconds in run.by_part.items() if seconds > 0.0},
         sensitivities=tuple(found),
+        assumed=measured.assumed,
     )
 
 
@@ -91,8 +123,8 @@ def _sensitivity(run: MeasuredRun, i: int) -> Sensitivity:
     )
 
 
-def _factor(at: Any, target: float) -> float:
-    """The factor on a parameter with which ``at`` gives ``target``, by bisection; it grows with the parameter."""
+def _factor(at: Callable[[float], float], target: float) -> float:
+    """Return the factor on a parameter for which ``at`` gives ``target``, by bisection: ``at`` never falls."""
     low, high = -float(np.log(10.0)), float(np.log(10.0))
     if not at(low) <= target <= at(high):
         return 0.0
@@ -100,9 +132,3 @@ def _factor(at: Any, target: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if at(middle) < target else (low, middle)
     return float(np.exp(0.5 * (low + high)))
-
-
-def uncalibrated(measured: Measured) -> Measured:
-    """The same run, with nothing that calibration taught."""
-    cluster = replace(measured.request.cluster, calibration=None)
-    return replace(measured, request=replace(measured.request, cluster=cluster))

@@ -97,7 +97,7 @@ def _figures(errors: Sequence[float]) -> dict[str, float | int | None]:
     return {"n": len(known), "mape": float(known.mean()), "median_ape": float(np.median(known))}
 
 
-def calibrate(
+def calibrate_runs(
     runs: Sequence[MeasuredRun],
     *,
     prior: Prior | None = None,

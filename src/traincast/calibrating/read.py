@@ -1,20 +1,16 @@
-"""Tables of measured runs, as calibration reads them."""
+"""The runs of a table, ready for fitting; figures in another unit are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
-from traincast.calibrating.runs import Measured, MeasuredRun, prepare_runs
-from traincast.cluster import Calibration, Cluster, find_device
-from traincast.errors import FileFormatError, TraincastError
-from traincast.tables import RowError
-from traincast.validating.steps import LONGEST_S, NEEDS_ON_A_CLUSTER, has_run, memory_of, read_row
-from traincast.validating.tables import Row, figure, memory_bytes, read_table, text
-from traincast.validating.wrong_units import memory_unit, time_unit, wrong_memory_unit, wrong_time_unit
-
-NEEDS: Final = NEEDS_ON_A_CLUSTER
+from traincast.calibrating.runs import MeasuredRun, prepare_runs
+from traincast.cluster import Calibration, Cluster
+from traincast.errors import FileFormatError
+from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
+from traincast.measured.wrong_units import memory_unit, time_unit, wrong_memory_unit, wrong_time_unit
+from traincast.tables import read_rows
 
 
 def read_runs(
@@ -24,25 +20,29 @@ def read_runs(
     allow_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[MeasuredRun], dict[int, str]]:
-    """The runs of a table, all on ``cluster``, and why the other rows are none, by row number from 0.
+    """Return the runs of a table, all on ``cluster``, and the reasons why other rows are skipped, by row number from 0.
 
-    A table most of whose figures look like another unit is refused with the guess; single rows that do are left out.
+    If most times, or most figures of memory, look as if they were in another unit, the table is refused with a guess
+    of the unit. Single rows that look so are skipped.
     """
-    rows = read_table(path, needs=NEEDS)
+    rows = read_rows(path, needs=NEEDS_ON_A_CLUSTER)
     if not rows:
-        raise FileFormatError(f"{path} has no rows: it needs one for each measured run, with {', '.join(NEEDS)}")
+        columns = ", ".join(NEEDS_ON_A_CLUSTER)
+        raise FileFormatError(f"{path} has no rows: it needs one row for each measured run, with {columns}")
     runs, skipped = prepare_runs(
-        rows, lambda index, row: measured(index, row, cluster, allow_code=allow_code), progress=progress
+        rows,
+        lambda index, row: read_timed_run(index, row, cluster=cluster, allow_code=allow_code),
+        progress=progress,
     )
     if not runs:
         index, reason = next(iter(skipped.items()))
-        raise FileFormatError(f"{path} has no run that can be forecast: row {index} for one: {reason}")
+        raise FileFormatError(f"{path} has no run that can be forecast: row {index}, for example: {reason}")
     runs = _in_their_units(path, runs, skipped)
     return runs, dict(sorted(skipped.items()))
 
 
 def _in_their_units(path: Path, runs: Sequence[MeasuredRun], skipped: dict[int, str]) -> list[MeasuredRun]:
-    """The runs whose time and memory are in the right unit; ``skipped`` gets the others with the guess."""
+    """Return the runs whose time and memory look right; the others go to ``skipped``, with a guess of their unit."""
     forecast = [run.simulated(Calibration()) for run in runs]
     times = [(run.seconds, seconds) for run, seconds in zip(runs, forecast, strict=True)]
     memories = [(run.measured.memory_bytes, run.predicted_memory) for run in runs if run.measured.memory_bytes]
@@ -54,35 +54,10 @@ def _in_their_units(path: Path, runs: Sequence[MeasuredRun], skipped: dict[int, 
         memory, need = run.measured.memory_bytes, run.predicted_memory
         if unit := time_unit(seconds, expected):
             skipped[run.measured.index] = (
-                f"step_time_s is {seconds:.4g} where {expected:.4g} s are forecast: it looks like {unit}"
+                f"step_time_s is {seconds:.4g}, but the forecast is {expected:.4g} s: it looks like {unit}"
             )
         elif memory and need and (unit := memory_unit(memory, need)):
-            skipped[run.measured.index] = f"mem_gb looks like {unit}: {memory / need:.3g} times the forecast"
+            skipped[run.measured.index] = f"mem_gb is {memory / need:.3g} times the forecast: it looks like {unit}"
         else:
             kept.append(run)
     return kept
-
-
-def measured(index: int, row: Row, cluster: Cluster | None = None, *, allow_code: bool = False) -> Measured:
-    """One row as a measured run, on ``cluster`` or on what its own columns say."""
-    if not has_run(row):
-        raise RowError("the run failed: it has no step time")
-    seconds = figure(row, "step_time_s")
-    if seconds is None or not 0.0 < seconds < LONGEST_S:
-        raise RowError(f"step_time_s is {row.get('step_time_s')}: expected seconds above 0")
-    if cluster is not None and text(row, "gpu"):
-        _check_device(text(row, "gpu"), cluster)
-    reading = read_row(row, cluster=cluster, allow_code=allow_code)
-    assumed = list(reading.assumed)
-    memory = memory_of(row, memory_bytes(row), reading.request.cluster.device, assumed)
-    return Measured(index=index, request=reading.request, seconds=seconds, memory_bytes=memory, assumed=tuple(assumed))
-
-
-def _check_device(written: str, cluster: Cluster) -> None:
-    """A row that names another device did not run on ``cluster``."""
-    try:
-        device = find_device(written)
-    except TraincastError:
-        return  # not of the catalog: the cluster's own file knows better
-    if device.architecture != cluster.device.architecture:
-        raise RowError(f"ran on {device.name}, but {cluster.name} has {cluster.device.name}")

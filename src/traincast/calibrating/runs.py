@@ -1,4 +1,4 @@
-"""Measured runs made ready for fitting: each lowered and estimated once, then simulated thousands of times."""
+"""Measured runs prepared for fitting: each is lowered and estimated once, then simulated thousands of times."""
 
 from __future__ import annotations
 
@@ -14,34 +14,24 @@ from traincast.errors import TraincastError
 from traincast.estimate import CostModel
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import default_cost_model
+from traincast.measured import Measured
 from traincast.report.outlook import StepTraits, look_at
 from traincast.simulate import Evaluator, simulate
-from traincast.strategy import Plan, Request, lower
+from traincast.strategy import Plan, lower
 from traincast.strategy.memory import reported
-from traincast.tables import RowError
-from traincast.validating.tables import Row
+from traincast.tables import Row, RowError
 
 Floats = npt.NDArray[np.float64]
 
 _MOST_REASONS: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One row of a table of runs: what was asked for, what was assumed in that, and what came of it."""
-
-    index: int
-    request: Request
-    seconds: float
-    memory_bytes: float | None = None
-    assumed: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredRun:
-    """A measured run that can be simulated again under any calibration, in less than a millisecond.
+    """A measured run that can be simulated under any calibration in less than a millisecond.
 
-    ``look`` is what a correction may depend on, ``by_part`` the uncalibrated seconds of every part of the step.
+    ``look`` has the features that a correction may depend on. ``by_part`` has the uncalibrated seconds of each part of
+    the step.
     """
 
     measured: Measured
@@ -54,16 +44,18 @@ class MeasuredRun:
 
     @property
     def seconds(self) -> float:
-        """What was measured."""
-        return self.measured.seconds
+        """Measured seconds of one step."""
+        seconds = self.measured.seconds
+        assert seconds is not None, "prepare_run refuses runs without a time"
+        return seconds
 
     @property
     def nodes(self) -> int:
-        """Nodes that it ran on."""
+        """Number of nodes that it ran on."""
         return self.measured.request.cluster.num_nodes
 
     def simulated(self, calibration: Calibration, *, stalled: bool = False) -> float:
-        """The step time under ``calibration``, its correction left out."""
+        """Return the seconds of one step under ``calibration``, without its correction."""
         seconds = self.parts.scaled(self.estimates, calibration, stalled=stalled)
         step = self.evaluator(seconds, interference=calibration.interference)
         step = calibration.step(step, nodes=self.nodes)
@@ -73,7 +65,9 @@ class MeasuredRun:
 
 
 def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> MeasuredRun:
-    """Lower and estimate one measured run."""
+    """Lower and estimate one measured run; a run without a time is refused."""
+    if measured.seconds is None:
+        raise RowError("no step time is stated")
     request = replace(measured.request, cluster=replace(measured.request.cluster, calibration=None))
     model = cost_model or default_cost_model(request.runtime.kernels)
     lowered = lower(request)
@@ -93,7 +87,7 @@ def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Meas
 
 
 def _slowed_down(plan: Plan, seconds: Floats) -> float:
-    """Seconds that works are slowed down by beside traffic, each kind of them once."""
+    """Return the seconds by which traffic slows the works beside it, counting each kind of overlap once."""
     return sum(replace(o, waited=False).cost(seconds) for o in plan.overlaps if o.interference > 0.0)
 
 
@@ -104,7 +98,7 @@ def prepare_runs(
     cost_model: CostModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[MeasuredRun], dict[int, str]]:
-    """All rows that can be forecast as runs, and why the others cannot, by row number."""
+    """Return the runs of all rows that can be forecast, and the reason for each other row, by row number."""
     runs: list[MeasuredRun] = []
     skipped: dict[int, str] = {}
     for index, row in enumerate(rows):

@@ -2,81 +2,54 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console, input_files, plain, print_json, print_table, progress_bar
-from traincast.cli.validate import ALLOW_CODE
+from traincast.cli import options
+from traincast.cli.output import console, plain, print_json, print_table, progress_bar
 from traincast.errors import RequestError
-from traincast.files import check_output
 
 if TYPE_CHECKING:
     from traincast.calibrating.procedure import Calibrated
 
 
-@click.command(short_help="Learn a cluster from its own measured runs.")
+@click.command(
+    short_help="Learn a cluster from its own measured runs.",
+    epilog=options.example("calibrate runs.csv --cluster dgx-h100 -o mine.toml"),
+)
 @click.argument("file")
-@click.option("--cluster", required=True, metavar="NAME|FILE", help="The cluster that all runs of FILE ran on.")
-@click.option("-o", "--output", required=True, metavar="FILE.toml", help="Where to write the calibrated cluster.")
-@click.option("--curve", default="0,1,3,10,30", show_default=True, help="Numbers of runs of the learning curve.")
-@ALLOW_CODE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.cluster("a name or a .toml file; all rows of FILE ran on it.")
+@options.output("the calibrated cluster (.toml).")
+@click.option(
+    "--curve",
+    default="0,1,3,10,30",
+    show_default=True,
+    metavar="N,…",
+    help="Also measure the error on unseen runs after calibrating with N runs.",
+)
+@options.allow_code()
+@options.json()
 def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool, as_json: bool) -> None:
-    """Fit what datasheets do not say of a cluster to measured runs (.csv or .parquet), and write it as a cluster file.
+    """Fit the parameters that datasheets of a cluster lack to its measured runs, and write a cluster file.
 
-    A row has at least model, n_gpus and step_time_s; see the reference for all columns. A calibration that was
-    stopped goes on where it was when it is called again.
+    FILE is a table (.csv, .csv.gz or .parquet). Each row has at least model, n_gpus and step_time_s; the reference
+    lists all columns. A calibration that was interrupted resumes when the same command is run again.
     """
-    from traincast.calibrating.procedure import calibrate as learn
-    from traincast.calibrating.read import read_runs
-    from traincast.cluster import load_cluster, write_calibrated
-    from traincast.validating.outcome import kind
+    from traincast.calibrating.calibrate import calibrate as learn
+    from traincast.measured import count_assumptions
 
-    target = Path(output)
-    _check_output(target, inputs=input_files({"the table of runs": file, "the cluster that it extends": cluster}))
-    extends = _extended(cluster, target)
-    place = load_cluster(cluster)
     sizes = _sizes(curve)
-    with progress_bar("runs") as progress:
-        runs, skipped = read_runs(Path(file), place, allow_code=allow_code, progress=progress)
-
-    def save(result: Calibrated) -> None:
-        write_calibrated(
-            target,
-            extends=extends,
-            calibration=result.calibration,
-            name=place.name if place.calibration else f"{place.name}-calibrated",
-            source=f"{place.source}; calibrated with {len(runs)} runs" if place.source else "",
-            num_nodes=place.num_nodes if place.num_nodes > 1 else 0,
-            comments={move.name: f"± {100 * move.sure:.0f} %" for move in result.moves if move.taught > 0.05},
-        )
-
-    journal = target.with_name(f"{target.name}.journal")
     with progress_bar("calibration") as progress:
-        result = learn(runs, curve=sizes, journal=journal, save=save, progress=progress)
+        result = learn(file, cluster=cluster, output=output, curve=sizes, allow_code=allow_code, progress=progress)
     if as_json:
-        skips = [{"index": index, "reason": reason} for index, reason in skipped.items()]
-        assumed = [{"index": run.measured.index, "assumed": list(run.measured.assumed)} for run in runs]
-        print_json(
-            {"output": str(target), "cluster": place.name, "skipped": skips, "assumed": assumed, **result.as_dict()}
-        )
+        print_json({"output": str(Path(output)), **result.as_dict()})
         return
-    _show(result, skipped, target)
-    counts = Counter(name for run in runs for name in dict.fromkeys(map(kind, run.measured.assumed)))
-    for name, count in counts.most_common():
-        console().print(f"[dim]assumed in {count} of {len(runs)} runs: {plain(name)}[/dim]", highlight=False)
-
-
-def _check_output(target: Path, *, inputs: Mapping[str, Path]) -> None:
-    """Refuse an output that cannot be written before anything is fitted."""
-    if target.suffix != ".toml":
-        raise RequestError(f"cannot write {target}: a cluster file is TOML, so its name must end in .toml")
-    check_output(target, inputs=inputs)
+    _show(result.fit, result.skipped, Path(output))
+    for name, count in count_assumptions(run.assumed for run in result.runs).items():
+        console().print(f"[dim]assumed in {count} of {len(result.runs)} runs: {plain(name)}[/dim]", highlight=False)
 
 
 def _sizes(text: str) -> list[int]:
@@ -86,19 +59,7 @@ def _sizes(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _extended(cluster: str, target: Path) -> str:
-    """What the output extends: a name of the catalog, or the path of a file as seen from the output's folder."""
-    name, _, numbers = cluster.rpartition(":") if ":" in cluster and not Path(cluster).exists() else (cluster, "", "")
-    if "x" in numbers or "+" in cluster:
-        raise RequestError(
-            f"--cluster {cluster}: calibrate a whole kind of node, such as {name}; rows say how many devices they used"
-        )
-    if not name.endswith(".toml"):
-        return name
-    return os.path.relpath(Path(name).resolve(), target.resolve().parent)
-
-
-def _show(result: Calibrated, skipped: dict[int, str], target: Path) -> None:
+def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
     data = result.as_dict()
     rows = [
         [name, str(figures["n"]), _percent(figures["mape"]), _percent(figures["median_ape"])]

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-from traincast.calibrating.explain import Explanation, explain, uncalibrated
-from traincast.calibrating.read import NEEDS, measured
+from traincast.calibrating.explain import Explanation
 from traincast.cli.output import console, plain, print_json, print_table
-from traincast.cluster import Cluster
-from traincast.errors import RequestError
-from traincast.tables import RowError
-from traincast.validating.steps import with_calibration
-from traincast.validating.tables import read_table
 
 _MOST = 10
 
 
-def show_explanation(
-    path: Path, index: int, cluster: Cluster | None, *, calibrated: bool, allow_code: bool, as_json: bool
-) -> None:
-    """Print where the time of row ``index`` of a table went."""
-    rows = read_table(path, needs=NEEDS)
-    if index >= len(rows):
-        raise RequestError(f"--explain {index}: {path} has rows 0 to {len(rows) - 1}")
-    try:
-        run = measured(index, rows[index], cluster, allow_code=allow_code)
-    except RowError as error:
-        raise RequestError(f"row {index} of {path} cannot be explained: {error}") from error
-    run = replace(run, request=with_calibration(run.request)) if calibrated else uncalibrated(run)
-    found = explain(run)
+def show_explanation(found: Explanation, *, as_json: bool) -> None:
+    """Print where the forecast's time goes and which parameters change it most."""
     if as_json:
-        print_json({**found.as_dict(), "assumed": list(run.assumed)})
+        print_json(found.as_dict())
         return
     _show(found)
-    for sentence in run.assumed:
+    for sentence in found.assumed:
         console().print(f"[dim]assumed: {plain(sentence)}[/dim]", highlight=False)
 
 
@@ -52,7 +32,7 @@ def _show(found: Explanation) -> None:
     rows = [[name, f"{seconds:.4g} s", f"{100 * seconds / report.step_s:.1f} %"] for name, seconds in parts if seconds]
     print_table("where the forecast's time goes", ["part", "time", "share"], rows, right=(1, 2))
     changes = [
-        [s.name, f"{s.per_tenth:+.2f} %", f"× {s.to_match:.2f}" if s.to_match else "none within ten", s.meaning]
+        [s.name, f"{s.per_tenth:+.2f} %", f"× {s.to_match:.2f}" if s.to_match else "not below × 10", s.meaning]
         for s in found.sensitivities[:_MOST]
     ]
     columns = ["parameter", "a tenth more", "alone to match", "what it is"]

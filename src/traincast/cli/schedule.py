@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, progress_bar
 from traincast.cli.schedule_options import (
     check_names,
@@ -31,57 +32,104 @@ if TYPE_CHECKING:
     from traincast.scheduling.study import StudyRow
 
 
-@click.command(short_help="Replay a job trace on a cluster under a scheduling policy.")
-@click.argument("jobs")
-@click.option("--nodes", metavar="N|2x8:V100+…", help="Number of nodes, or nodes × GPUs of each type.")
-@click.option("--gpus-per-node", type=int, metavar="N", help="GPUs of each node, where --nodes is a number.")
-@click.option(
-    "--cluster-file", metavar="FILE", help="List of nodes (.csv) instead: node,gpu_type,gpus[,rack,switch,vc]."
+@click.command(
+    short_help="Replay a job trace on a cluster under a scheduling policy.",
+    epilog=options.example("schedule jobs.csv --cluster 2x8 --compare fifo,sjf,easy --html queue.html"),
 )
-@click.option("--gpu-type", default="", metavar="NAME", help="Type of the GPUs of nodes that name none.")
-@click.option("--hardware", metavar="TYPE=NAME,…", help="What a GPU type is in the catalog, for jobs to be forecast.")
-@click.option("--allow-code", is_flag=True, help="Let JOBS name models or schedules that are Python code, and run it.")
-@click.option("--nodes-per-rack", type=int, default=0, metavar="N", help="Put nodes into racks, each with its switch.")
-@click.option("--quota", multiple=True, metavar="VC=GPUS,…", help="Most GPUs that a virtual cluster holds at a time.")
-@click.option("--policy", metavar="NAME", help="Who runs next; a name or package.module:Class. Default: fifo.")
-@click.option("--placement", default="pooled", show_default=True, metavar="NAME", help="Which GPUs; or module:Class.")
-@click.option("--compare", metavar="NAME,…", help="Policies to show side by side; all for every one.")
-@click.option("--estimates", default="exact", show_default=True, metavar="KIND,…",
-              help="What the scheduler knows: exact, predicted, noisy:0.3 or user. Several are compared.")  # fmt: skip
+@click.argument("jobs")
+@options.cluster("5x8 (5 nodes of 8 devices), 2x8:V100+16x4:T4, or a .csv file with one node per line.")
+@click.option("--device-type", default="", metavar="NAME", help="Type of the devices of nodes that name none.")
 @click.option(
-    "--format", "kind", metavar="NAME", help="native, philly, helios, pai, openb or swf; found out if not given."
+    "--hardware",
+    metavar="TYPE=NAME,…",
+    help="Device or node type of the catalog that a device type stands for; jobs are forecast with it.",
+)
+@options.allow_code()
+@click.option(
+    "--nodes-per-rack", type=int, default=0, metavar="N", help="Put every N nodes into a rack with its own switch."
+)
+@click.option(
+    "--quota", multiple=True, metavar="VC=N,…", help="Most devices that a virtual cluster may hold at a time."
+)
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="Which job runs next: a policy, or your own as package.module:Class. Default: fifo.",
+)
+@click.option(
+    "--placement",
+    default="pooled",
+    show_default=True,
+    metavar="NAME",
+    help="Which devices a job gets: a placement, or your own as package.module:Class.",
+)
+@click.option("--compare", metavar="NAME,…", help="Show these policies side by side; `all` shows every policy.")
+@click.option(
+    "--estimates",
+    default="exact",
+    show_default=True,
+    metavar="KIND,…",
+    help="What the scheduler believes of durations: exact, predicted, noisy:0.3 or user. Several are compared.",
+)
+@click.option(
+    "--format",
+    "kind",
+    metavar="NAME",
+    help="Format of JOBS: native, philly, helios, pai, openb or swf. Detected from the file if omitted.",
 )
 @click.option("--drop-invalid", is_flag=True, help="Leave out jobs that cannot be read, instead of refusing the trace.")
-@click.option("--oversize", type=click.Choice(["refuse", "drop", "clip"]), default="refuse", show_default=True,
-              help="What to do with jobs larger than the cluster.")  # fmt: skip
-@click.option("--any-gpu", is_flag=True, help="Forget which GPU types jobs ask for.")
 @click.option(
-    "--load", default="1", metavar="X,…", help="Submit jobs X times as fast as in the trace; several are compared."
+    "--oversize",
+    type=click.Choice(["refuse", "drop", "clip"]),
+    default="refuse",
+    show_default=True,
+    metavar="KIND",
+    help="Jobs larger than the cluster: refuse the trace, drop them, or clip them to its size.",
 )
-@click.option("--mtbf", metavar="node=30d,…", help="Mean time between failures of each node, device or switch.")
-@click.option("--repair", metavar="TIME|node=4h,…", help="Mean time to repair; default 1h.")
-@click.option("--fixed-repair", is_flag=True, help="Repairs take always that long, instead of on average.")
-@click.option("--weibull-shape", metavar="K|node=0.7,…", help="Shape of the times between failures; 1 is exponential.")
-@click.option("--failure-events", metavar="FILE", help="Failures that are known: time_s,kind,target,repair_s[,gpu].")
-@click.option("--checkpoint-interval", metavar="TIME", help="Execution between regular checkpoints; none by default.")
-@click.option("--checkpoint-cost", metavar="TIME", help="Time to write a checkpoint, such as 10s or 10s+1s/gpu.")
-@click.option("--restore-cost", metavar="TIME", help="Time to read one, such as 20s or 20s+1s/gpu.")
+@click.option("--any-device-type", is_flag=True, help="Ignore the device types that jobs ask for.")
+@click.option(
+    "--load",
+    default="1",
+    show_default=True,
+    metavar="X,…",
+    help="Submit jobs X times as fast as in the trace. Several loads are compared.",
+)
+@click.option(
+    "--mtbf", metavar="KIND=TIME,…", help="Mean time between failures of each node, device or switch: node=30d."
+)
+@click.option("--repair", metavar="TIME|KIND=TIME,…", help="Mean time to repair. Default: 1h.")
+@click.option("--fixed-repair", is_flag=True, help="Every repair takes exactly the time of --repair.")
+@click.option(
+    "--weibull-shape",
+    metavar="K|KIND=K,…",
+    help="Weibull shape of the times between failures. Default: 1, the exponential distribution.",
+)
+@click.option("--failure-events", metavar="FILE", help="Known failures (.csv): time_s,kind,target,repair_s[,gpu].")
+@click.option(
+    "--checkpoint-interval", metavar="TIME", help="Execution time between regular checkpoints. Default: none."
+)
+@click.option("--checkpoint-cost", metavar="TIME", help="Time to write a checkpoint, such as 10s or 10s+1s/device.")
+@click.option("--restore-cost", metavar="TIME", help="Time to read a checkpoint, such as 20s or 20s+1s/device.")
 @click.option("--restart-cost", metavar="TIME", help="Time to start again after a failure.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Of noise, failures and random placement.")
-@click.option("--seeds", type=int, default=1, metavar="N", help="Run so many seeds from --seed on; figures are means.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
-              help="Where the runs of a study are spread: policies, seeds, estimates, loads.")  # fmt: skip
-@click.option("--workers", type=int, default=1, show_default=True, metavar="N", help="Processes for these runs.")
-@click.option("--address", metavar="ADDRESS", help="Of the Ray cluster; one is started here if not given.")
-@click.option("--jobs-out", metavar="FILE.csv", help="Write what became of each job.")
-@click.option("--html", metavar="FILE", help="Write one self-contained page.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.seed("Noise, failures and random placement are drawn with it.")
+@click.option(
+    "--seeds",
+    type=options.COUNT,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run N seeds, counted from --seed, and show means over them.",
+)
+@options.engine()
+@options.workers("They share the runs of a study: policies, seeds, estimates and loads.", default=1)
+@options.output("the outcome of each job (.csv).", required=False)
+@options.html()
+@options.json()
+@options.renamed("schedule")
 def schedule(
     jobs: str,
-    nodes: str | None,
-    gpus_per_node: int | None,
-    cluster_file: str | None,
-    gpu_type: str,
+    cluster: str,
+    device_type: str,
     hardware: str | None,
     allow_code: bool,
     nodes_per_rack: int,
@@ -93,7 +141,7 @@ def schedule(
     kind: str | None,
     drop_invalid: bool,
     oversize: str,
-    any_gpu: bool,
+    any_device_type: bool,
     load: str,
     mtbf: str | None,
     repair: str | None,
@@ -109,18 +157,18 @@ def schedule(
     engine: str,
     workers: int,
     address: str | None,
-    jobs_out: str | None,
+    output: str | None,
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Replay the jobs of a trace on a shared cluster, and say how they fared.
+    """Replay the jobs of a trace on a shared cluster; report waiting times, completion times and utilization.
 
-    JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …) or a log of Philly, Helios, Alibaba
-    or in the Standard Workload Format.
+    JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …), or a published log of Philly, Helios or
+    Alibaba, or one in the Standard Workload Format. A time is a number with its unit: 90s, 30min, 2h, 14d.
     """
     from traincast.scheduling.schedule import prepare, read_trace
 
-    _check_outputs(jobs, jobs_out, html)
+    _check_outputs(jobs, output, html)
     policies = policies_of(policy, compare)
     check_names(policies, placement)
     kinds, loads = listed(estimates, "--estimates"), [number_of(x, "--load") for x in listed(load, "--load")]
@@ -128,18 +176,18 @@ def schedule(
     runner = engine_of(engine, workers, address)
     costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
     failures = failures_of(mtbf, repair, fixed_repair, weibull_shape, failure_events)
-    cluster, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, quota)
+    shared, notes = cluster_of(cluster, device_type, nodes_per_rack, quota)
     trace = read_trace(jobs, format=kind, drop_invalid=drop_invalid)
     with progress_bar("forecasts") as progress:
         queue = prepare(
             trace,
-            cluster,
+            shared,
             estimates=kinds[0],
             costs=costs,
             failures=failures,
             load=loads[0],
             oversize=oversize,  # type: ignore[arg-type]  # click has checked it
-            any_gpu=any_gpu,
+            any_device_type=any_device_type,
             hardware=None if hardware is None else hardware_of(hardware),
             allow_code=allow_code,
             notes=notes,
@@ -149,13 +197,13 @@ def schedule(
     _show_notes(queue.notes, quiet=as_json)
     is_study = runner is not None or seeds > 1 or len(kinds) > 1 or len(loads) > 1
     rows = _study(queues, policies, placement, loads=loads, seeds=every_seed, engine=runner) if is_study else []
-    # in a study, only what files and virtual clusters are made of is run here
+    # in a study, only the runs that files and virtual clusters need are repeated here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
-    _write(runs, jobs_out=jobs_out, html=html)
+    _write(runs, output=output, html=html)
     if as_json:
         print_json(_document(runs, rows, policies, compared=compare is not None))
     else:
-        _show_all(runs, rows, jobs_out=jobs_out, html=html)
+        _show_all(runs, rows, output=output, html=html)
 
 
 def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) -> list[Schedule]:
@@ -202,15 +250,15 @@ def _study(
     return [replace(row, case=row.case._replace(load=by_scale[row.case.load])) for row in rows]
 
 
-def _check_outputs(jobs: str, jobs_out: str | None, html: str | None) -> None:
+def _check_outputs(jobs: str, output: str | None, html: str | None) -> None:
     """Refuse outputs that cannot be written, or would overwrite the trace or each other, before anything runs."""
-    outputs = {"--jobs-out": jobs_out, "--html": html}
+    outputs = {"--output": output, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs={"JOBS": Path(jobs)})
 
 
-def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) -> None:
-    if jobs_out is not None:
-        runs[0].write_jobs(jobs_out)
+def _write(runs: Sequence[Schedule], *, output: str | None, html: str | None) -> None:
+    if output is not None:
+        runs[0].write_jobs(output)
     if html is not None:
         from traincast.scheduling.page import write_page
 
@@ -218,15 +266,15 @@ def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) 
 
 
 def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print what a reader must know of how the trace and the cluster were read, unless the answer is for a program."""
+    """Print notes on how the trace and the cluster were read; print nothing if the answer is JSON."""
     for note in () if quiet else notes:
         console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
 
 
-def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: str | None, html: str | None) -> None:
+def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, output: str | None, html: str | None) -> None:
     """Print the tables, and where the files are."""
     show(runs, rows)
-    for what, path in (("jobs", jobs_out), ("page", html)):
+    for what, path in (("jobs", output), ("page", html)):
         if path is not None:
             console().print(f"{what}: {plain(path)}", soft_wrap=True)
 

@@ -1,10 +1,9 @@
-"""What the options of ``traincast schedule`` say: policies, cluster, costs and failures, read and checked."""
+"""Readers of the options of ``traincast schedule``: policies, cluster, costs and failures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traincast.errors import RequestError
@@ -18,9 +17,7 @@ _MOST_SEEDS: Final = 1000
 
 
 def engine_of(name: str, workers: int, address: str | None) -> Engine | None:
-    """The engine that runs of a study are spread over; none where they are run in this process."""
-    if workers < 1:
-        raise RequestError(f"--workers {workers}: expected at least 1")
+    """Return the engine that runs a study; ``None`` if this process runs it."""
     if name == "local" and workers == 1 and address is None:
         return None
     from traincast.engines import load_engine
@@ -29,14 +26,14 @@ def engine_of(name: str, workers: int, address: str | None) -> Engine | None:
 
 
 def seeds_of(first: int, count: int) -> range:
-    """The seeds of ``count`` runs, from ``first`` on."""
+    """Return the seeds of ``count`` runs, counted from ``first``."""
     if not 1 <= count <= _MOST_SEEDS:
         raise RequestError(f"--seeds {count}: expected a number of runs from 1 to {_MOST_SEEDS}")
     return range(first, first + count)
 
 
 def listed(text: str, option: str) -> list[str]:
-    """The values of a list separated by commas, each once."""
+    """Return the values of a comma-separated list, each once."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):
         raise RequestError(f"{option} {text!r}: expected values separated by commas, none of them empty")
@@ -44,7 +41,7 @@ def listed(text: str, option: str) -> list[str]:
 
 
 def policies_of(policy: str | None, compare: str | None) -> list[str]:
-    """The policies to run: that of ``--policy``, then those of ``--compare``, each once."""
+    """Return the policies to run, each once: that of ``--policy`` first, then those of ``--compare``."""
     if compare is None:
         return ["fifo" if policy is None else policy]
     from traincast.scheduling import POLICIES
@@ -56,7 +53,7 @@ def policies_of(policy: str | None, compare: str | None) -> list[str]:
 
 
 def hardware_of(text: str) -> dict[str, str]:
-    """What GPU types are in the catalog; a name that is not there is refused, whether a job needs it or not."""
+    """Return the catalog name of each device type; refuse a name that the catalog lacks, even if no job needs it."""
     from traincast.scheduling.step_times import node_of
 
     found = _pairs([text], "--hardware", "TYPE=NAME")
@@ -66,7 +63,7 @@ def hardware_of(text: str) -> dict[str, str]:
 
 
 def check_names(policies: Sequence[str], placement: str) -> None:
-    """Refuse a policy or placement that is none before anything runs."""
+    """Refuse an unknown policy or placement before anything runs."""
     from traincast.scheduling import load_placement, load_policy
     from traincast.scheduling.schedule import blaming
 
@@ -77,32 +74,17 @@ def check_names(policies: Sequence[str], placement: str) -> None:
 
 
 def cluster_of(
-    nodes: str | None,
-    gpus_per_node: int | None,
-    cluster_file: str | None,
-    gpu_type: str,
-    nodes_per_rack: int,
-    quota: tuple[str, ...],
+    cluster: str, device_type: str, nodes_per_rack: int, quota: tuple[str, ...]
 ) -> tuple[SharedCluster, tuple[str, ...]]:
-    """The cluster that ``--nodes`` or ``--cluster-file`` describes, and notes on how it was read."""
+    """Return the cluster that ``--cluster`` describes, and notes on how it was read."""
     from traincast.scheduling.schedule import load_shared_cluster
 
-    if (nodes is None) == (cluster_file is None):
-        raise RequestError(
-            "say what the cluster is in one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file FILE"
-        )
-    quotas = {name: number_of(value, f"--quota {name}") for name, value in _pairs(quota, "--quota", "VC=GPUS").items()}
-    return load_shared_cluster(
-        Path(cluster_file) if cluster_file is not None else str(nodes),
-        gpus_per_node=gpus_per_node,
-        gpu_type=gpu_type,
-        nodes_per_rack=nodes_per_rack,
-        quotas=quotas,
-    )
+    quotas = {name: number_of(value, f"--quota {name}") for name, value in _pairs(quota, "--quota", "VC=N").items()}
+    return load_shared_cluster(cluster, device_type=device_type, nodes_per_rack=nodes_per_rack, quotas=quotas)
 
 
 def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
-    """``a=1,b=2`` by name."""
+    """Read ``a=1,b=2`` into a dictionary."""
     found: dict[str, str] = {}
     for part in (part for text in texts for part in text.split(",")):
         name, sign, value = (piece.strip() for piece in part.rpartition("="))
@@ -115,7 +97,7 @@ def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
 
 
 def number_of(text: str, what: str) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -128,7 +110,7 @@ def number_of(text: str, what: str) -> float:
 def failures_of(
     mtbf: str | None, repair: str | None, fixed: bool, shape: str | None, events: str | None
 ) -> Failures | None:
-    """What may fail, as it was said; nothing if nothing was."""
+    """Return the failures that the options describe, or ``None`` if there are none."""
     if mtbf is None and events is None:
         for option, text in (("--repair", repair), ("--weibull-shape", shape), ("--fixed-repair", fixed or None)):
             if text is not None:
@@ -154,7 +136,7 @@ def failures_of(
 
 
 def _by_kind(text: str, kinds: Mapping[str, str], option: str, form: str) -> dict[str, str]:
-    """A value for every kind of failure: one for all, or one by one."""
+    """Read one value for all kinds of failure, or one value per kind."""
     if "=" not in text:
         return dict.fromkeys(kinds, text)
     found = _pairs([text], option, form)
@@ -167,28 +149,28 @@ def _by_kind(text: str, kinds: Mapping[str, str], option: str, form: str) -> dic
 
 
 def costs_of(interval: str | None, checkpoint: str | None, restore: str | None, restart: str | None) -> Costs:
-    """Seconds to write, read and restart from checkpoints, and between them; 0 where nothing was said."""
+    """Return the costs of checkpoints and restarts; a cost whose option is omitted is 0."""
     from traincast.scheduling import Costs
 
-    saving, saving_per_gpu = _by_size(checkpoint, "--checkpoint-cost")
-    loading, loading_per_gpu = _by_size(restore, "--restore-cost")
+    saving, saving_per_device = _by_size(checkpoint, "--checkpoint-cost")
+    loading, loading_per_device = _by_size(restore, "--restore-cost")
     return Costs(
         checkpoint_s=saving,
-        checkpoint_s_per_gpu=saving_per_gpu,
+        checkpoint_s_per_gpu=saving_per_device,
         restore_s=loading,
-        restore_s_per_gpu=loading_per_gpu,
+        restore_s_per_gpu=loading_per_device,
         restart_s=0.0 if restart is None else parse_seconds(restart, what="--restart-cost"),
         interval_s=0.0 if interval is None else parse_seconds(interval, what="--checkpoint-interval"),
     )
 
 
 def _by_size(text: str | None, option: str) -> tuple[float, float]:
-    """``10s``, ``1s/gpu`` or ``10s+1s/gpu`` as seconds for every job and for each GPU."""
-    fixed = per_gpu = 0.0
+    """Read ``10s``, ``1s/device`` or ``10s+1s/device`` as seconds for every job and seconds for each device."""
+    fixed = per_device = 0.0
     for part in () if text is None else text.split("+"):
         amount, slash, unit = part.strip().partition("/")
-        if slash and unit.strip().lower() != "gpu":
-            raise RequestError(f"{option} is {text!r}: expected a time such as 10s, 1s/gpu or 10s+1s/gpu")
+        if slash and unit.strip().lower() != "device":
+            raise RequestError(f"{option} is {text!r}: expected a time such as 10s, 1s/device or 10s+1s/device")
         seconds = parse_seconds(amount, what=option)
-        fixed, per_gpu = (fixed, per_gpu + seconds) if slash else (fixed + seconds, per_gpu)
-    return fixed, per_gpu
+        fixed, per_device = (fixed, per_device + seconds) if slash else (fixed + seconds, per_device)
+    return fixed, per_device

@@ -9,48 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
-    from traincast.validating import Validation
     from traincast.validating.operators import OperatorValidation
+    from traincast.validating.outcome import RowValidation, Validation
 
 _MOST = 12
 
-_UNCALIBRATED = click.option(
-    "--uncalibrated", is_flag=True, help="Use nothing that calibration to measured runs taught."
-)
-ALLOW_CODE = click.option(
-    "--allow-code", is_flag=True, help="Let FILE name models or schedules that are Python code, and run it."
-)
-_BUNDLE = click.option("--bundle", multiple=True, metavar="BUNDLE", help="Ask this bundle before the shipped ones.")
 
-
-@click.group(short_help="Compare forecasts with a table of measured runs.")
+@click.group(
+    short_help="Compare forecasts with a table of measured runs.",
+    epilog=options.example("validate steps runs.csv --cluster dgx-h100"),
+)
 def validate() -> None:
-    """Run the forecast over a table of measured runs and report its error per source."""
+    """Forecast every row of a table of measurements, and report the error of each source.
+
+    Tables are .csv, .csv.gz or .parquet; the reference lists their columns.
+    """
 
 
-@validate.command(name="operators")
+@validate.command(name="operators", epilog=options.example("validate operators operators.parquet --where device=A100"))
 @click.argument("file")
-@click.option("--rows", type=click.IntRange(min=1), help="Take an even sample of so many rows.")
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="NAME=VALUE,…",
-    help="Take the rows of one device, op, phase, dtype, source or framework; a name given twice takes both.",
-)
-@_BUNDLE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.option("--rows", type=options.COUNT, metavar="N", help="Use an even sample of N rows.")
+@options.where()
+@options.bundle()
+@options.json()
 def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple[str, ...], as_json: bool) -> None:
-    """Single operators on one device (.csv or .parquet)."""
-    from traincast.validating.operators import validate_operators
+    """Compare estimates of single operators on one device with FILE."""
+    from traincast.validating.operators import OperatorValidation
+    from traincast.validating.validate import validate as compare
 
     with progress_bar("operators") as progress:
-        result = validate_operators(
-            Path(file), rows=rows, where=conditions(where), bundles=[Path(b) for b in bundle], progress=progress
-        )
+        result = compare(file, kind="operators", rows=rows, where=conditions(where), bundles=bundle, progress=progress)
+    assert isinstance(result, OperatorValidation)
     if as_json:
         for line in result.json_lines():
             click.echo(line)
@@ -61,7 +55,7 @@ def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple
 
 
 def conditions(texts: tuple[str, ...]) -> dict[str, set[str]]:
-    """``device=A100,op=gemm`` as the values to take of each column."""
+    """Parse ``device=A100,op=gemm`` into the values to take of each column."""
     found: dict[str, set[str]] = {}
     for pair in (part for text in texts for part in text.split(",")):
         name, sign, value = pair.partition("=")
@@ -72,7 +66,7 @@ def conditions(texts: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def _say_if_trained_on(path: Path, bundles: list[Path]) -> None:
-    """A table that a bundle was fitted to judges it too kindly: its card has the errors on rows held out."""
+    """Print a warning if a bundle was fitted to this table: its errors on new rows are larger."""
     import hashlib
 
     from traincast.estimate import learned_cost_model
@@ -81,8 +75,8 @@ def _say_if_trained_on(path: Path, bundles: list[Path]) -> None:
     for bundle in learned_cost_model(bundles).bundles:
         if digest in bundle.card.get("data", {}).get("files", {}).values():
             console().print(
-                f"[yellow]{bundle.path.name} was fitted to four fifths of this very table[/yellow]: "
-                "errors on the rest are in its card.json, under scores",
+                f"[yellow]{bundle.path.name} was fitted to four fifths of this table[/yellow]: "
+                "see scores in its card.json for the errors on the other fifth",
                 highlight=False,
             )
 
@@ -103,66 +97,68 @@ def _show_cells(result: OperatorValidation) -> None:
     print_table("by operator", columns, rows, right=range(3, len(columns)))
 
 
-@validate.command(name="collectives")
+@validate.command(name="collectives", epilog=options.example("validate collectives collectives.parquet"))
 @click.argument("file")
-@_BUNDLE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.bundle()
+@options.json()
 def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
-    """Single collectives and transfers (.csv or .parquet)."""
-    from traincast.validating.collectives import validate_collectives
+    """Compare estimates of single collectives and transfers with FILE."""
+    from traincast.validating.validate import validate as compare
 
     with progress_bar("collectives") as progress:
-        result = validate_collectives(Path(file), bundles=[Path(b) for b in bundle], progress=progress)
+        result = compare(file, kind="collectives", bundles=bundle, progress=progress)
     _show(result, as_json=as_json)
 
 
-@validate.command(name="steps")
+@validate.command(name="steps", epilog=options.example("validate steps runs.csv --cluster dgx-h100 --explain 3"))
 @click.argument("file")
-@click.option("--cluster", metavar="NAME|FILE", help="All rows ran on this cluster; default: what each row says.")
-@_UNCALIBRATED
-@click.option("--explain", type=click.IntRange(min=0), metavar="ROW", help="Say where the time of one row went.")
-@ALLOW_CODE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.cluster("a name or a .toml file; all rows ran on it. If omitted, each row names its own.", required=False)
+@options.uncalibrated()
+@click.option(
+    "--explain", type=click.IntRange(min=0), metavar="ROW", help="Show where the time of one row went, counted from 0."
+)
+@options.allow_code()
+@options.json()
 def steps(
     file: str, cluster: str | None, uncalibrated: bool, explain: int | None, allow_code: bool, as_json: bool
 ) -> None:
-    """Steps of language models under a stated strategy (.csv or .parquet)."""
+    """Compare forecasts of training steps of language models with FILE; each row states its strategy."""
     from traincast.cluster import load_cluster
-    from traincast.validating import validate_steps
+    from traincast.validating.validate import validate as compare
 
     place = load_cluster(cluster) if cluster else None
     if explain is not None:
+        from traincast.calibrating.explain import explain_row
         from traincast.cli.explain import show_explanation
 
-        show_explanation(
-            Path(file), explain, place, calibrated=not uncalibrated, allow_code=allow_code, as_json=as_json
-        )
+        found = explain_row(Path(file), explain, cluster=place, calibrated=not uncalibrated, allow_code=allow_code)
+        show_explanation(found, as_json=as_json)
         return
     with progress_bar("steps") as progress:
-        result = validate_steps(
-            Path(file), cluster=place, calibrated=not uncalibrated, allow_code=allow_code, progress=progress
+        result = compare(
+            file, kind="steps", cluster=place, calibrated=not uncalibrated, allow_code=allow_code, progress=progress
         )
     _show(result, as_json=as_json)
 
 
-@validate.command(name="dp-steps")
+@validate.command(name="dp-steps", epilog=options.example("validate dp-steps runs.csv"))
 @click.argument("file")
-@_UNCALIBRATED
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.uncalibrated()
+@options.json()
 def dp_steps(file: str, uncalibrated: bool, as_json: bool) -> None:
-    """Data-parallel steps of convolutional and other models (.csv or .parquet)."""
-    from traincast.validating import validate_dp_steps
+    """Compare forecasts of data-parallel training steps of any model with FILE."""
+    from traincast.validating.validate import validate as compare
 
     with progress_bar("dp-steps") as progress:
-        result = validate_dp_steps(Path(file), calibrated=not uncalibrated, progress=progress)
+        result = compare(file, kind="dp-steps", calibrated=not uncalibrated, progress=progress)
     _show(result, as_json=as_json)
 
 
-def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:
+def _show(result: Validation, *, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
         return
-    from traincast.validating import Validation
+    from traincast.validating.outcome import RowValidation
 
     rows, summary = [], result.summary()
     assumes = bool(summary["all"].get("assumed"))
@@ -191,12 +187,14 @@ def _show(result: Validation | OperatorValidation, *, as_json: bool) -> None:
     reasons = Counter(_kind(row.reason) for row in result.rows if row.status == "skipped")
     _list("skipped", reasons.most_common())
     _list("assumed in", list(summary["all"].get("assumptions", {}).items()))
-    if isinstance(result, Validation):
-        _say_what_to_mind(result)
+    for warning in result.warnings():
+        console().print(f"[yellow]{plain(warning)}[/yellow]", highlight=False)
+    if isinstance(result, RowValidation):
+        _say_if_calibrated_with(result)
 
 
 def _list(what: str, counts: list[tuple[str, int]]) -> None:
-    """One line for each of the most frequent texts, and how many more there are."""
+    """Print one line for each of the most frequent texts, and one for all others."""
     for text, count in counts[:_MOST]:
         console().print(f"[dim]{what} {count}: {plain(text)}[/dim]", highlight=False)
     if len(counts) > _MOST:
@@ -204,21 +202,19 @@ def _list(what: str, counts: list[tuple[str, int]]) -> None:
         console().print(f"[dim]{what} {more} more, for {len(counts) - _MOST} other reasons: see --json[/dim]")
 
 
-def _say_what_to_mind(result: Validation) -> None:
-    """Units that look wrong, and calibrations that may have been fitted to the rows they are judged by."""
-    for warning in result.warnings():
-        console().print(f"[yellow]{plain(warning)}[/yellow]", highlight=False)
+def _say_if_calibrated_with(result: RowValidation) -> None:
+    """Print how many forecasts use a calibration that may have been fitted to the very rows they are compared with."""
     seen = result.calibration()["rows_maybe_seen"]
     if seen:
         console().print(
             f"[yellow]{seen} forecasts use a calibration that may have been fitted to the same rows[/yellow]: their "
-            "errors are not those on new runs; --uncalibrated leaves calibrations out",
+            "errors are smaller than those on new runs; --uncalibrated leaves calibrations out",
             highlight=False,
         )
 
 
 def _show_fitting(summary: dict[str, dict[str, Any]]) -> None:
-    """How right "fits" is, for sources with runs that failed."""
+    """Print how good the forecast of "fits" is, for each source with runs that failed."""
     for source, figures in summary.items():
         if math.isnan(figures["oom_f1"]) or source == "all":
             continue

@@ -33,7 +33,7 @@ from traincast.estimate.collective_features import (
     messages,
 )
 from traincast.fitting.problems import RowProblem, summarize_problems
-from traincast.tables import read_arrow
+from traincast.tables import number_in, read_arrow, text_in
 from traincast.units import MICRO
 
 if TYPE_CHECKING:
@@ -135,19 +135,9 @@ def _columns(table: pa.Table) -> dict[str, list[Any]]:
         name: table[name].to_pylist() if name in table.column_names else empty
         for name in (*_TEXTS, *_NUMBERS, "suspect")
     }
-    texts = {name: [_text(v) for v in found[name]] for name in _TEXTS}
-    return {**texts, **{name: [_number(v) for v in found[name]] for name in _NUMBERS}, "suspect": found["suspect"]}
-
-
-def _text(value: Any) -> str:
-    return "" if value is None or (isinstance(value, float) and np.isnan(value)) else str(value).strip()
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return np.nan
+    texts = {name: [text_in(v) for v in found[name]] for name in _TEXTS}
+    numbers = {name: [np.nan if (n := number_in(v)) is None else n for v in found[name]] for name in _NUMBERS}
+    return {**texts, **numbers, "suspect": found["suspect"]}
 
 
 def _row_problem(c: dict[str, list[Any]], i: int) -> str:

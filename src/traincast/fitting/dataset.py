@@ -38,6 +38,15 @@ CELL_SHARE: Final = 0.2
 UNIT_FACTOR: Final = 30.0
 """How far a time and a stated rate may be apart before they cannot be in the same units."""
 
+_FILTERS: Final = {
+    "op": "ops",
+    "phase": "phases",
+    "dtype": "dtypes",
+    "source": "sources",
+    "device": "devices",
+    "framework": "frameworks",
+}
+"""The columns that rows can be chosen by, and the argument of :func:`read_operators` for each."""
 _NEEDS: Final = ("device", "dtype", "op", "phase", "time_us")
 _TEXTS: Final = ("source", "device", "dtype", "op", "phase", "framework", "params")
 _SIZES: Final = ("b", "m", "n", "k")
@@ -100,6 +109,14 @@ class OperatorTable:
 _ROW_COLUMNS: Final = (
     "index", "source", "device", "framework", "seconds", "min_seconds", "n_meas", "key", "configuration",
 )  # fmt: skip
+
+
+def filters(where: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Return the arguments of :func:`read_operators` that keep rows with one of the given values in each column."""
+    unknown = sorted(set(where) - set(_FILTERS))
+    if unknown:
+        raise RequestError(f"cannot choose rows by {', '.join(unknown)}: expected {', '.join(_FILTERS)}")
+    return {_FILTERS[name]: values for name, values in where.items()}
 
 
 def read_operators(

@@ -21,7 +21,7 @@ from traincast.graph.capture import require_torch
 from traincast.profiling.collective_cases import CollectiveCase, CollectiveRequest, bus_factor, cases_of, elements_of
 from traincast.profiling.journal import ProfileJournal, check_output
 from traincast.profiling.machine import device_name
-from traincast.profiling.operators import OperatorProfile, Progress, Unmeasured
+from traincast.profiling.operators import Profile, Progress, Unmeasured
 from traincast.profiling.rows import Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of
 
@@ -53,7 +53,7 @@ def check_backend(backend: str) -> None:
 
 def profile_collectives(
     request: CollectiveRequest, output: Path, *, progress: Progress | None = None
-) -> OperatorProfile | None:
+) -> Profile | None:
     """Measure ``request`` into the table ``output`` with all ranks of a launcher; ``None`` on all ranks but 0."""
     if not is_launched():
         raise RequestError("collectives need several processes: launch them with torchrun, or use --local N")
@@ -106,9 +106,9 @@ class _Ring:
             raise RequestError(f"no group of {request.groups or 2} ranks can be placed on {self.size} ranks")
         self.groups = {p: dist.new_group(list(p.ranks)) for p in dict.fromkeys(case.placement for case in self.cases)}
 
-    def lead(self, output: Path, progress: Progress) -> OperatorProfile:
+    def lead(self, output: Path, progress: Progress) -> Profile:
         """Rank 0: say which case is next, take part in it, gather the times, keep the rows."""
-        end = None if self.request.seconds is None else time.monotonic() + self.request.seconds
+        end = None if self.request.time_limit_s is None else time.monotonic() + self.request.time_limit_s
         reasons: dict[tuple[str, str], int] = {}
         left = 0
         try:
@@ -131,7 +131,7 @@ class _Ring:
                 journal.finish()
         finally:
             self.store.set(f"next/{self._turn}", "-1")
-        return OperatorProfile(
+        return Profile(
             output=output,
             rows=tuple(rows),
             failures=tuple(Unmeasured(what=w, reason=r, count=n) for (w, r), n in reasons.items()),

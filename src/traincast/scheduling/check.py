@@ -211,13 +211,16 @@ RULES: Final = (
 )
 
 
-def check_fit(trace: Trace, cluster: SharedCluster, *, oversize: Oversize = "refuse", any_gpu: bool = False) -> Trace:
+def check_fit(
+    trace: Trace, cluster: SharedCluster, *, oversize: Oversize = "refuse", any_device_type: bool = False
+) -> Trace:
     """The jobs of ``trace`` that ``cluster`` can run, with notes on what was changed and on overload.
 
     A job that is larger than what it may ever get (the nodes of its GPU type, of its virtual cluster, or its quota) is
-    refused, left out (``drop``) or made as small as that (``clip``). ``any_gpu`` forgets which types jobs ask for.
+    refused, left out (``drop``) or made as small as that (``clip``). ``any_device_type`` ignores the types
+    that jobs ask for.
     """
-    trace = _settle_types(trace, cluster, any_gpu=any_gpu)
+    trace = _settle_types(trace, cluster, any_device_type=any_device_type)
     trace = _note_unknown_vcs(trace, cluster)
     room = _room(trace, cluster)
     least = np.where(trace.numbers["min_gpus"] > 0, trace.numbers["min_gpus"], trace.numbers["num_gpus"])
@@ -233,7 +236,7 @@ def check_fit(trace: Trace, cluster: SharedCluster, *, oversize: Oversize = "ref
     return trace.with_notes(*_overload(trace, cluster))
 
 
-def _settle_types(trace: Trace, cluster: SharedCluster, *, any_gpu: bool) -> Trace:
+def _settle_types(trace: Trace, cluster: SharedCluster, *, any_device_type: bool) -> Trace:
     """Types that a job asks for as the cluster names them; of several (``A|B``) the one with the most GPUs."""
     asked: Texts = trace.texts["gpu_type"]
     if not np.any(asked != ""):
@@ -241,8 +244,12 @@ def _settle_types(trace: Trace, cluster: SharedCluster, *, any_gpu: bool) -> Tra
     has: dict[str, int] = {}
     for node in cluster.nodes:
         has[node.gpu_type] = has.get(node.gpu_type, 0) + node.num_gpus
-    if any_gpu or set(has) == {""}:
-        note = () if any_gpu else (f"{trace.path}: GPU types that jobs ask for are passed over: the nodes name none",)
+    if any_device_type or set(has) == {""}:
+        note = (
+            ()
+            if any_device_type
+            else (f"{trace.path}: GPU types that jobs ask for are passed over: the nodes name none",)
+        )
         return trace.with_columns(texts={"gpu_type": np.full(len(trace), "", dtype=object)}).with_notes(*note)
     settled: dict[str, str] = {}
     for spec in dict.fromkeys(asked.tolist()):
@@ -314,7 +321,7 @@ def _oversized(trace: Trace, cluster: SharedCluster, room: Floats, large: Bools,
     types = sorted({node.gpu_type for node in cluster.nodes if node.gpu_type})
     has = f"{len(cluster.nodes)} nodes with {cluster.num_gpus} GPUs" + (f" ({_some(types)})" if types else "")
     remedy = (
-        "give it nodes for them, or any_gpu"
+        "give it nodes for them, or any_device_type"
         if np.any(nowhere)
         else "add nodes, or have oversize jobs dropped or clipped"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +22,7 @@ from traincast.scheduling.costs import Costs
 from traincast.scheduling.failures import Failures
 from traincast.scheduling.job import Job
 from traincast.scheduling.metrics import Metrics, measure, measure_by_vc
-from traincast.scheduling.nodes import MAX_GPUS_PER_NODE, MAX_NODES, load_nodes, read_nodes
+from traincast.scheduling.nodes import load_nodes, read_nodes
 from traincast.scheduling.outcome import JobOutcome, Outcome
 from traincast.scheduling.placement import Placement
 from traincast.scheduling.policy import Policy
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from traincast.scheduling.step_times import StepTimes
 
 MAX_LOAD: Final = 1e6
+_NODES: Final = re.compile(r"\s*\d+\s*[x×]")
 _WITHOUT_FORECASTS: Final = ("exact", "user", "noisy")
 
 
@@ -183,12 +185,11 @@ class Schedule:
 def schedule(
     jobs: str | Path | Trace | Sequence[Job],
     *,
-    nodes: int | str | Path | SharedCluster,
-    gpus_per_node: int | None = None,
+    cluster: str | Path | SharedCluster,
     policy: str | Policy = "fifo",
     placement: str | Placement = "pooled",
     estimates: str = "exact",
-    gpu_type: str = "",
+    device_type: str = "",
     nodes_per_rack: int = 0,
     quotas: Mapping[str, float] | None = None,
     costs: Costs | None = None,
@@ -198,31 +199,29 @@ def schedule(
     format: str | None = None,  # noqa: A002
     drop_invalid: bool = False,
     oversize: Oversize = "refuse",
-    any_gpu: bool = False,
+    any_device_type: bool = False,
     hardware: Mapping[str, str] | None = None,
     allow_code: bool = False,
 ) -> Schedule:
     """Run a job trace on a cluster and measure what came of it; equal arguments give equal results.
 
-    ``jobs`` is a file, a trace or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
-    ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` is what the scheduler believes of the
-    jobs' durations, ``load`` by how much faster than in the trace they are submitted. ``hardware`` says what a GPU type
-    stands for in the catalog, where jobs are forecast (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
-    models and schedules that are Python code (``package.module:factory``).
+    ``jobs`` is a file, a trace or a list of jobs; ``cluster`` is ``5x8`` (5 nodes of 8 devices),
+    ``2x8:V100+16x4:T4``, the file of a node list, or a ``SharedCluster``. ``estimates`` is what the scheduler
+    believes of the jobs' durations, ``load`` by how much faster than in the trace they are submitted. ``hardware``
+    says what a device type stands for in the catalog, where jobs are forecast (``{"V100": "dgx-1-v100"}``).
+    ``allow_code`` lets jobs name models and schedules that are Python code (``package.module:factory``).
     """
-    cluster, notes = load_shared_cluster(
-        nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type, nodes_per_rack=nodes_per_rack, quotas=quotas
-    )
+    shared, notes = load_shared_cluster(cluster, device_type=device_type, nodes_per_rack=nodes_per_rack, quotas=quotas)
     trace = read_trace(jobs, format=format, drop_invalid=drop_invalid)
     queue = prepare(
         trace,
-        cluster,
+        shared,
         estimates=estimates,
         costs=costs,
         failures=failures,
         load=load,
         oversize=oversize,
-        any_gpu=any_gpu,
+        any_device_type=any_device_type,
         hardware=hardware,
         allow_code=allow_code,
         notes=notes,
@@ -239,14 +238,14 @@ def prepare(
     failures: Failures | None = None,
     load: float = 1.0,
     oversize: Oversize = "refuse",
-    any_gpu: bool = False,
+    any_device_type: bool = False,
     hardware: Mapping[str, str] | None = None,
     allow_code: bool = False,
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Queue:
     """Check the jobs against the cluster, and forecast those that are described instead of timed."""
-    trace = check_fit(scaled(trace, load), cluster, oversize=oversize, any_gpu=any_gpu)
+    trace = check_fit(scaled(trace, load), cluster, oversize=oversize, any_device_type=any_device_type)
     steps: StepTimes | None = None
     speeds: Speeds | None = None
     if np.any(trace.to_forecast):
@@ -274,43 +273,30 @@ def prepare(
 
 
 def load_shared_cluster(
-    nodes: int | str | Path | SharedCluster,
+    cluster: str | Path | SharedCluster,
     *,
-    gpus_per_node: int | None = None,
-    gpu_type: str = "",
+    device_type: str = "",
     nodes_per_rack: int = 0,
     quotas: Mapping[str, float] | None = None,
 ) -> tuple[SharedCluster, tuple[str, ...]]:
     """The cluster that was asked for, and what its node list had to say.
 
-    ``gpu_type`` names the GPUs of nodes that name none; ``nodes_per_rack`` puts nodes without a rack into racks.
+    ``device_type`` names the devices of nodes that name none; ``nodes_per_rack`` puts nodes without a rack into racks.
     """
-    if isinstance(nodes, SharedCluster):
-        if gpus_per_node is not None:
-            raise RequestError(f"gpus_per_node={gpus_per_node}, but the nodes have theirs: leave it out")
-        return (replace(nodes, quotas={**nodes.quotas, **quotas}) if quotas else nodes), ()
-    text = str(nodes).strip()
-    if isinstance(nodes, Path):
-        if gpus_per_node is not None:
-            raise RequestError(f"{nodes} says how many GPUs its nodes have: leave out the GPUs per node")
-    elif text.lstrip("-").isdigit():
-        if gpus_per_node is None:
-            raise RequestError(f"{text} nodes, but of how many GPUs: give the GPUs per node, or nodes as {text}x8")
-        if not (1 <= int(text) <= MAX_NODES and 1 <= gpus_per_node <= MAX_GPUS_PER_NODE):
-            raise RequestError(
-                f"{text} nodes of {gpus_per_node} GPUs: expected 1 to {MAX_NODES} nodes of 1 to {MAX_GPUS_PER_NODE}"
-            )
-        text = f"{int(text)}x{gpus_per_node}"
-    elif gpus_per_node is not None:
-        raise RequestError(f"nodes {text!r} say how many GPUs they have: leave out the GPUs per node")
-    found = read_nodes(nodes) if isinstance(nodes, Path) else load_nodes(text)
+    if isinstance(cluster, SharedCluster):
+        return (replace(cluster, quotas={**cluster.quotas, **quotas}) if quotas else cluster), ()
+    if isinstance(cluster, str) and not (_NODES.match(cluster) or Path(cluster).suffix or Path(cluster).is_file()):
+        raise RequestError(
+            f"cluster {cluster!r}: expected NODESxDEVICES, such as 5x8 or 2x8:V100+16x4:T4, or a .csv file of nodes"
+        )
+    found = read_nodes(cluster) if isinstance(cluster, Path) else load_nodes(cluster)
     if nodes_per_rack < 0:
         raise RequestError(f"{nodes_per_rack} nodes per rack: expected a whole number from 0, which is no racks")
     placed = []
     for number, node in enumerate(found.nodes):
         rack = str(number // nodes_per_rack) if nodes_per_rack and not node.rack else node.rack
         switch = node.switch or (rack if nodes_per_rack else "")
-        placed.append(replace(node, rack=rack, switch=switch, gpu_type=node.gpu_type or gpu_type))
+        placed.append(replace(node, rack=rack, switch=switch, gpu_type=node.gpu_type or device_type))
     return SharedCluster(nodes=tuple(placed), quotas=dict(quotas or {})), found.notes
 
 

@@ -1,7 +1,5 @@
-"""How wrong we are: forecasts against measured runs."""
+"""Error figures: forecasts compared with tables of measurements."""
 
-from traincast.validating.dp_steps import validate_dp_steps
 from traincast.validating.outcome import RowOutcome, Validation
-from traincast.validating.steps import validate_steps
 
-__all__ = ["RowOutcome", "Validation", "validate_dp_steps", "validate_steps"]
+__all__ = ["RowOutcome", "Validation"]

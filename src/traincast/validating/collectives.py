@@ -1,4 +1,4 @@
-"""Measured collectives (``validate collectives``): each row runs on the cluster that its own columns describe."""
+"""``validate collectives``: estimates of measured collectives, each on the cluster that its row describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traincast.estimate.collective_features import Condition
 from traincast.estimate.coverage import check_used
 from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.fitting.collective_table import CollectiveTable, read_collectives
-from traincast.validating.outcome import RowOutcome, Validation
+from traincast.validating.outcome import RowOutcome, RowValidation
 
 
 def validate_collectives(
@@ -22,28 +22,25 @@ def validate_collectives(
     *,
     bundles: Sequence[Path] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> Validation:
-    """Estimate every row of a table of measured collectives and compare.
+) -> RowValidation:
+    """Estimate every row of a table of measured collectives and compare the times.
 
-    Without ``model``, the ``bundles`` and then the shipped one are asked in this order; a bundle that covers no row is
-    refused. What none has learned is estimated analytically, and the row's reason says so. Rows with a problem are
-    skipped for it.
+    Each row is estimated by the first of ``bundles``, and then of the shipped bundles, that was fitted to its route;
+    ``model`` replaces them all. A route that none was fitted to is estimated analytically, and the row's reason says
+    so. A bundle that covers no row is refused. Rows with a problem are skipped with the reason.
     """
     table = read_collectives(path)
     learned = learned_cost_model(bundles)
     models = learned.collectives if model is None else (model,)
     used: set[str] = set()
-    outcomes = [
-        RowOutcome(index=p.row, source=p.source, measured=None, status="skipped", reason=p.reason)
-        for p in table.problems
-    ]
+    outcomes = [RowOutcome.skipped(p.row, source=p.source, reason=p.reason) for p in table.problems]
     for number in range(len(table.clusters)):
         outcomes += _on_one_cluster(table, np.flatnonzero(table.cluster == number), number, models, used)
         if progress is not None:
             progress(min(len(outcomes), len(table) + len(table.problems)), len(table) + len(table.problems))
     if model is None:
         check_used(learned, used, table.works(range(len(table))), table.clusters)
-    return Validation(rows=tuple(sorted(outcomes, key=lambda row: row.index)), with_memory=False)
+    return RowValidation(rows=tuple(sorted(outcomes, key=lambda row: row.index)), with_memory=False)
 
 
 def _on_one_cluster(
@@ -53,7 +50,10 @@ def _on_one_cluster(
     models: Sequence[CollectiveModel],
     used: set[str],
 ) -> list[RowOutcome]:
-    """The rows of one cluster, each by the first of ``models`` that has learned it; those that speak are ``used``."""
+    """Estimate the rows of one cluster, each by the first of ``models`` that knows its route.
+
+    The paths of the models that estimated any row are added to ``used``.
+    """
     if not len(rows):
         return []
     cluster, works = table.clusters[number], table.works(rows)

@@ -1,9 +1,8 @@
-"""Measured operators (``validate operators``): each row is an operator on the device it names."""
+"""``validate operators``: estimates of measured operators, each on the device that its row names."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -15,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster, Device, Link
-from traincast.errors import RequestError
 from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.coverage import check_used
-from traincast.fitting.dataset import OperatorTable, read_operators
+from traincast.files import finite
+from traincast.fitting.dataset import OperatorTable, filters, read_operators
 from traincast.fitting.parts import parts_of
 from traincast.fitting.problems import RowProblem
 from traincast.graph import Operator
@@ -28,23 +27,14 @@ from traincast.validating.outcome import RowOutcome
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-FILTERS: Final = {
-    "op": "ops",
-    "phase": "phases",
-    "dtype": "dtypes",
-    "source": "sources",
-    "device": "devices",
-    "framework": "frameworks",
-}
-"""Columns that rows can be chosen by, and the argument of :func:`read_operators` for each."""
 _BATCH: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorValidation:
-    """All rows of a table of operators with their estimates, as columns; times in seconds.
+    """A :class:`~traincast.validating.outcome.Validation` of operators that holds millions of rows, as columns.
 
-    It answers as :class:`traincast.validating.outcome.Validation` does, and holds millions of rows.
+    Times are in seconds. ``low`` to ``high`` is the 90 % interval of ``predicted``.
     """
 
     table: OperatorTable
@@ -55,7 +45,7 @@ class OperatorValidation:
 
     @property
     def rows(self) -> Iterator[RowOutcome]:
-        """One outcome for each row, in the order of the file; those with a problem are skipped for its reason."""
+        """One outcome for each row, in the order of the file; a row with a problem is skipped with the reason."""
         skipped = iter(self.table.problems)
         problem = next(skipped, None)
         columns = (self.table.index, self.table.source, self.table.seconds, self.predicted, self.low, self.high)
@@ -69,7 +59,7 @@ class OperatorValidation:
             yield from map(_skipped, skipped)
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Error figures per source and overall (``all``)."""
+        """Return the error figures of each source, and of all rows under ``all``."""
         left_out: dict[str, int] = {}
         for problem in self.table.problems:
             left_out[problem.source] = left_out.get(problem.source, 0) + 1
@@ -80,8 +70,12 @@ class OperatorValidation:
         }
         return {**figures, "all": self._figures(np.arange(len(self.table)), len(self.table.problems))}
 
+    def warnings(self) -> tuple[str, ...]:
+        """Return nothing: rows of operators in another unit are skipped one by one, with the reason."""
+        return ()
+
     def cells(self) -> list[dict[str, Any]]:
-        """Error figures per source, operation and phase; of the rows that were estimated."""
+        """Return the error figures of each source, operation and phase, of the rows that were estimated."""
         names, number = np.unique([op.name for op in self.table.configurations], return_inverse=True)
         name = number[self.table.configuration]
         sources, source = np.unique(self.table.source, return_inverse=True)
@@ -102,11 +96,11 @@ class OperatorValidation:
         return {**figures, "rows": len(rows) + skipped, "forecast": len(rows)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Rows, summary and cells as plain values, for JSON."""
+        """Return rows, summary and cells as plain values, for JSON."""
         return {"rows": [_plain(row) for row in self.rows], "summary": self.summary(), "cells": self.cells()}
 
     def json_lines(self) -> Iterator[str]:
-        """The same as the lines of one JSON document, without holding all of it at once."""
+        """Yield the lines of one JSON document with the same content, without holding all of it in memory."""
         yield '{"rows": ['
         last = ""
         for row in self.rows:
@@ -114,9 +108,8 @@ class OperatorValidation:
                 yield f"{last},"
             last = json.dumps(_plain(row), ensure_ascii=False)
         yield last
-        summary = {source: _finite(figures) for source, figures in self.summary().items()}
-        yield f'], "summary": {json.dumps(summary, ensure_ascii=False)},'
-        yield f'"cells": {json.dumps([_finite(cell) for cell in self.cells()], ensure_ascii=False)}}}'
+        yield f'], "summary": {json.dumps(finite(self.summary()), ensure_ascii=False)},'
+        yield f'"cells": {json.dumps(finite(self.cells()), ensure_ascii=False)}}}'
 
 
 def validate_operators(
@@ -128,19 +121,17 @@ def validate_operators(
     where: Mapping[str, Collection[str]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> OperatorValidation:
-    """Estimate every row of a table of measured operators and compare.
+    """Estimate every row of a table of measured operators and compare the times.
 
-    ``model_for`` gives the cost model for a framework; without it, those in ``bundles`` and then the shipped ones
-    decide, each row by measurements of its own framework first. A model may have a method
-    ``knows(operators, cluster)``, which says of which measured operators it has learned the whole; all others are
+    ``model_for`` returns the cost model for a framework. Without it, each row is estimated by the first of ``bundles``,
+    and then of the shipped bundles, that knows it; models fitted to the row's own framework come first. A cost model
+    may have a method ``knows(operators, cluster)`` that says which operators it estimates as a whole; the others are
     estimated as the sum of their parts.
-    ``rows`` takes an even sample of so many rows, ``where`` those with one of the given values in a column of
-    :data:`FILTERS`.
+
+    ``rows`` takes an even sample of this many rows. ``where`` takes the rows with one of the given values in each
+    column, which is ``op``, ``phase``, ``dtype``, ``source``, ``device`` or ``framework``.
     """
-    unknown = sorted(set(where or {}) - set(FILTERS))
-    if unknown:
-        raise RequestError(f"cannot choose rows by {', '.join(unknown)}: known are {', '.join(FILTERS)}")
-    chosen: dict[str, Any] = {FILTERS[name]: values for name, values in (where or {}).items()}
+    chosen = filters(where or {})
     learned = learned_cost_model(bundles)
     table = read_operators(path, rows=rows, known=learned.devices, **chosen)
     _check_bundles(learned, table)
@@ -149,7 +140,7 @@ def validate_operators(
 
 
 def _check_bundles(learned: LearnedCostModel, table: OperatorTable) -> None:
-    """Refuse a bundle that knows none of the table's operators on any of its devices."""
+    """Refuse a bundle that knows no operator of the table on any of its devices."""
     places = [one_device(device) for device in table.devices.values()]
     used = set()
     for bundle in learned.bundles:
@@ -164,7 +155,7 @@ def _check_bundles(learned: LearnedCostModel, table: OperatorTable) -> None:
 def _predictions(
     table: OperatorTable, model_for: Callable[[str], CostModel], progress: Callable[[int, int], None] | None
 ) -> Floats:
-    """Seconds, low and high of every row: configurations in batches, each on all its devices."""
+    """Return seconds, low and high of every row, estimated in batches of configurations on one device each."""
     models = {framework: model_for(framework) for framework in sorted(set(table.framework.tolist()))}
     distinct = list({id(model): model for model in models.values()}.values())
     number = {framework: distinct.index(model) for framework, model in models.items()}
@@ -199,7 +190,7 @@ def _predictions(
 def _estimated(
     operators: Sequence[Operator], parts: Sequence[tuple[Operator, ...]], model: CostModel, cluster: Cluster
 ) -> Floats:
-    """Seconds, low and high of each operator: as a whole where the model knows it, else as the sum of its parts."""
+    """Return seconds, low and high of each operator: as a whole if the model knows it, else as the sum of its parts."""
     knows = getattr(model, "knows", None)
     whole = [False] * len(operators) if knows is None else knows(operators, cluster)
     works = [(op,) if known else leaves for op, leaves, known in zip(operators, parts, whole, strict=True)]
@@ -211,7 +202,7 @@ def _estimated(
 
 @lru_cache(maxsize=256)
 def one_device(device: Device) -> Cluster:
-    """A cluster of nothing but ``device``."""
+    """Return a cluster that consists of one ``device``."""
     link = Link(name="none", bandwidth=1e9, latency_s=1e-6)
     return Cluster(
         name=device.name,
@@ -227,7 +218,7 @@ def one_device(device: Device) -> Cluster:
 
 
 def _skipped(problem: RowProblem) -> RowOutcome:
-    return RowOutcome(index=problem.row, source=problem.source, measured=None, status="skipped", reason=problem.reason)
+    return RowOutcome.skipped(problem.row, source=problem.source, reason=problem.reason)
 
 
 def _plain(row: RowOutcome) -> dict[str, Any]:
@@ -241,8 +232,3 @@ def _plain(row: RowOutcome) -> dict[str, Any]:
         "status": row.status,
         "reason": row.reason,
     }
-
-
-def _finite(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """``figures`` with null for the numbers that JSON lacks."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}

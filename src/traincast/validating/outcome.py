@@ -1,29 +1,29 @@
-"""What comes of a table of measured runs: one outcome per row, and a summary per source."""
+"""The result of a validation: one outcome for each row, and error figures for each source."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from traincast.errors import TraincastError
-from traincast.tables import RowError
+from traincast.measured import count_assumptions
+from traincast.measured.wrong_units import wrong_memory_unit, wrong_time_unit
 from traincast.validating.metrics import f1, summarize
-from traincast.validating.tables import Row
-from traincast.validating.wrong_units import wrong_memory_unit, wrong_time_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOutcome:
     """One measured run and its forecast; times in seconds, memory in bytes.
 
-    A run that was measured not to fit has no measured time; ``fits`` is the forecast's word on it, with
-    ``fits_probability``. ``failed_otherwise`` marks a run that failed although another one with no less memory to hold
-    ran. ``memory_low`` to ``memory_high`` is the 90 % interval of ``predicted_memory``. ``assumed`` has a sentence for
-    everything that the row left open. ``calibrated_by`` names the calibrated cluster whose parameters the forecast used
-    ("": none), ``maybe_seen`` says whether that may have been fitted to this very run.
+    ``measured`` and ``predicted`` are times; a run that failed has no measured time. ``low`` to ``high`` is the 90 %
+    interval of ``predicted``, ``memory_low`` to ``memory_high`` that of ``predicted_memory``. ``fits`` says whether
+    the forecast fits into memory, with ``fits_probability``; ``ran`` says whether the run did.
+    ``failed_otherwise`` marks a run that failed although another run that needs at least as much memory succeeded.
+    ``assumed`` has one sentence for each thing that the row did not state. ``calibrated_by`` names the calibrated
+    cluster whose parameters the forecast used ("": none), and ``maybe_seen`` says whether these may have been fitted
+    to this very run. ``reason`` says why a row was skipped, or what limits its forecast.
     """
 
     index: int
@@ -46,21 +46,42 @@ class RowOutcome:
     calibrated_by: str = ""
     maybe_seen: bool = False
 
+    @classmethod
+    def skipped(cls, index: int, *, source: str, reason: str) -> RowOutcome:
+        """Return the outcome of a row that could not be forecast."""
+        return cls(index=index, source=source, measured=None, status="skipped", reason=reason)
 
-def kind(sentence: str) -> str:
-    """What an assumption is about: its sentence without the value that was taken."""
-    return sentence.partition(":")[0]
+
+class Validation(Protocol):
+    """Forecasts compared with a table of measurements: what :func:`traincast.validating.validate.validate` returns."""
+
+    @property
+    def rows(self) -> Iterable[RowOutcome]:
+        """One outcome for each row of the table, in its order."""
+
+    @property
+    def with_memory(self) -> bool:
+        """Whether memory was compared as well as time."""
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Error figures of each source, and of all rows under ``all``."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each source whose figures look as if they were in another unit."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Rows and figures as plain values, for JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """All outcomes of a table, in order."""
+class RowValidation:
+    """A :class:`Validation` that holds all outcomes of a table, in its order."""
 
     rows: tuple[RowOutcome, ...]
     with_memory: bool
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Error figures per source and overall (``all``)."""
+        """Return the error figures of each source, and of all rows under ``all``."""
         groups: dict[str, list[RowOutcome]] = defaultdict(list)
         for row in self.rows:
             groups[row.source].append(row)
@@ -78,7 +99,7 @@ class Validation:
         figures["rows"] = len(rows)
         figures["forecast"] = sum(r.status == "ok" for r in rows)
         figures["assumed"] = sum(r.status == "ok" and bool(r.assumed) for r in rows)
-        figures["assumptions"] = assumptions(rows)
+        figures["assumptions"] = count_assumptions(r.assumed for r in rows if r.status == "ok")
         figures["maybe_seen"] = sum(r.status == "ok" and r.maybe_seen for r in rows)
         if self.with_memory:
             known = [r for r in rows if r.status == "ok" and r.ran is not None and r.fits is not None]
@@ -100,7 +121,7 @@ class Validation:
         return figures
 
     def as_dict(self) -> dict[str, Any]:
-        """Rows and summary as plain values, for JSON."""
+        """Return rows and figures as plain values, for JSON."""
         return {
             "rows": [asdict(row) for row in self.rows],
             "summary": self.summary(),
@@ -109,7 +130,7 @@ class Validation:
         }
 
     def calibration(self) -> dict[str, Any]:
-        """How many forecasts used which calibrated cluster, and how many of those runs it may have been fitted to."""
+        """Count the forecasts that used each calibrated cluster, and those of runs that it may have been fitted to."""
         used = [row for row in self.rows if row.status == "ok" and row.calibrated_by]
         names = sorted({row.calibrated_by for row in used})
         clusters = [
@@ -123,7 +144,7 @@ class Validation:
         return {"clusters": clusters, "rows_maybe_seen": sum(row.maybe_seen for row in used)}
 
     def warnings(self) -> tuple[str, ...]:
-        """Sources whose figures look as if they were in another unit, with the guess."""
+        """Return one sentence for each source whose figures look as if they were in another unit."""
         groups: dict[str, list[RowOutcome]] = defaultdict(list)
         for row in self.rows:
             groups[row.source].append(row)
@@ -136,39 +157,14 @@ class Validation:
         return tuple(found)
 
 
-def assumptions(rows: Sequence[RowOutcome]) -> dict[str, int]:
-    """How many forecast rows had to assume what, the most frequent first."""
-    counts = Counter(name for row in rows if row.status == "ok" for name in dict.fromkeys(map(kind, row.assumed)))
-    return dict(counts.most_common())
-
-
 def _fitting(rows: Sequence[RowOutcome]) -> dict[str, float]:
-    """How right "fits" is: F1 of those that do not fit and of those that do, and the share of "fits" that failed."""
+    """Judge the forecast of "fits".
+
+    Returns the F1 score of "does not fit", the F1 score of "fits", and the share of runs forecast to fit that failed.
+    """
     said = [r for r in rows if r.fits]
     return {
         "oom_f1": f1([not r.ran for r in rows], [not r.fits for r in rows]),
         "fits_f1": f1([bool(r.ran) for r in rows], [bool(r.fits) for r in rows]),
         "fits_failed": sum(not r.ran for r in said) / len(said) if said else math.nan,
     }
-
-
-def judge(
-    rows: Sequence[Row],
-    forecast: Callable[[int, Row], RowOutcome],
-    *,
-    source: Callable[[Row], str],
-    with_memory: bool,
-    progress: Callable[[int], None] | None = None,
-) -> Validation:
-    """Forecast every row; one that cannot be is skipped with its reason, never dropped."""
-    outcomes = []
-    for index, row in enumerate(rows):
-        try:
-            outcomes.append(forecast(index, row))
-        except (RowError, TraincastError) as error:
-            outcomes.append(
-                RowOutcome(index=index, source=source(row), measured=None, status="skipped", reason=str(error))
-            )
-        if progress is not None:
-            progress(index + 1)
-    return Validation(rows=tuple(outcomes), with_memory=with_memory)

@@ -1,70 +1,24 @@
-"""Measured steps of language models (``validate steps``): each row becomes a request by its own columns.
-
-What a row does not state is chosen as `predict` would choose it, or as its framework does by habit, and every such
-choice is said in ``assumed``. A row that cannot be read is skipped with the reason.
-"""
+"""``validate steps`` and ``validate dp-steps``: forecasts of measured steps."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from traincast.cluster import Cluster, Device
-from traincast.errors import StrategyError
+from traincast.cluster import Cluster
+from traincast.errors import StrategyError, TraincastError
 from traincast.estimate import CostModel
-from traincast.forecast import forecast, usual_precision, usual_runtime
-from traincast.graph import OpKind
-from traincast.strategy import (
-    Request,
-    Runtime,
-    Strategy,
-    choose_micro_batch,
-    choose_strategy,
-    load_precision,
-    parse_strategy,
-    with_micro_batch,
-)
+from traincast.forecast import Forecast, forecast
+from traincast.measured import Measured, dp_steps, steps
+from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
+from traincast.measured.failures import failed_otherwise
 from traincast.strategy.fits import at_share, factor
 from traincast.strategy.memory import reported
-from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
-from traincast.strategy.strategy import says_micro_batch
-from traincast.tables import RowError
-from traincast.units import GB
-from traincast.validating.calibrations import calibrated_by, may_have_seen, with_calibration
-from traincast.validating.failures import failed_otherwise
-from traincast.validating.machines import cluster_of, part_of
-from traincast.validating.models import graph_of, optimizer_name, zoo_name
-from traincast.validating.outcome import RowOutcome, Validation, judge
-from traincast.validating.spellings import (
-    optimizer_of,
-    precision_name,
-    recompute_of,
-    runtime_of,
-    schedule_of,
-    supported,
-    unstated,
-)
-from traincast.validating.tables import Row, figure, flag, memory_bytes, read_table, text, whole
+from traincast.tables import Row, RowError, read_rows
+from traincast.validating.outcome import RowOutcome, RowValidation
 
-_NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
-NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
-_FAILED: Final = ("fail", "oom", "error")
-_ADAPTERS: Final = re.compile(r"\b(?:q?lora|dora|adapters?)\b")
-LONGEST_S: Final = 1e13
-"""Larger figures are no times in any unit."""
-_WHOLE: Final = 0.01
-"""How far from a whole number a batch may be that follows from tokens per second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A row as a request, and a sentence for everything that had to be assumed."""
-
-    request: Request
-    assumed: tuple[str, ...] = ()
+Progress = Callable[[int, int], None]
 
 
 def validate_steps(
@@ -74,312 +28,115 @@ def validate_steps(
     cluster: Cluster | None = None,
     calibrated: bool = True,
     allow_code: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Validation:
-    """Forecast every row of a table of measured steps and compare.
+    progress: Progress | None = None,
+) -> RowValidation:
+    """Forecast every row of a table of language-model steps and compare time and memory.
 
-    Rows run on ``cluster`` if it is given, else on what their own columns say. Without ``calibrated`` nothing is used
-    that calibration taught. ``allow_code`` lets rows name models and schedules that are Python code.
+    Rows ran on ``cluster`` if it is given, otherwise on the machines that they describe. With ``calibrated`` false,
+    no calibration is used. ``allow_code`` lets rows name models and schedules that are Python code.
     """
-    rows = read_table(path, needs=_NEEDS if cluster is None else NEEDS_ON_A_CLUSTER)
-    judged = judge(
-        rows,
-        lambda index, row: forecast_row(
-            index, row, cost_model=cost_model, cluster=cluster, calibrated=calibrated, allow_code=allow_code
-        ),
-        source=source_of,
-        with_memory=True,
-        progress=(lambda done: progress(done, len(rows))) if progress else None,
-    )
-    otherwise = failed_otherwise(rows, [has_run(row) for row in rows])
-    pairs = zip(judged.rows, otherwise, strict=True)
-    return replace(judged, rows=tuple(replace(row, failed_otherwise=found) for row, found in pairs))
+    rows = read_rows(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER)
+
+    def outcome(index: int, row: Row) -> RowOutcome:
+        run = steps.read_run(index, row, cluster=cluster, allow_code=allow_code)
+        judged = _judged(run, group=steps.group_of(row), cost_model=cost_model, calibrated=calibrated)
+        return replace(judged, maybe_seen=True) if judged.calibrated_by and cluster is not None else judged
+
+    outcomes = _outcomes(rows, outcome, group=steps.group_of, progress=progress)
+    otherwise = failed_otherwise(rows, [steps.has_run(row) for row in rows])
+    pairs = zip(outcomes, otherwise, strict=True)
+    return RowValidation(rows=tuple(replace(row, failed_otherwise=found) for row, found in pairs), with_memory=True)
 
 
-def source_of(row: Row) -> str:
-    """What the errors are grouped by."""
-    return text(row, "source") or "unknown"
-
-
-def forecast_row(
-    index: int,
-    row: Row,
+def validate_dp_steps(
+    path: Path,
     *,
     cost_model: CostModel | None = None,
-    cluster: Cluster | None = None,
     calibrated: bool = True,
-    allow_code: bool = False,
-) -> RowOutcome:
-    """The forecast of one measured step.
+    progress: Progress | None = None,
+) -> RowValidation:
+    """Forecast every row of a table of data-parallel steps and compare the times."""
+    rows = read_rows(path, needs=dp_steps.NEEDS)
 
-    A run that failed, and that the strategy itself rules out, counts as forecast not to fit.
+    def outcome(index: int, row: Row) -> RowOutcome:
+        run = dp_steps.read_run(index, row)
+        return _judged(
+            run, group=dp_steps.group_of(row), cost_model=cost_model, calibrated=calibrated, with_memory=False
+        )
+
+    outcomes = _outcomes(rows, outcome, group=dp_steps.group_of, progress=progress)
+    return RowValidation(rows=tuple(outcomes), with_memory=False)
+
+
+def _outcomes(
+    rows: Sequence[Row],
+    outcome: Callable[[int, Row], RowOutcome],
+    *,
+    group: Callable[[Row], str],
+    progress: Progress | None,
+) -> list[RowOutcome]:
+    """Return one outcome for each row, in order; a row that cannot be forecast is skipped with its reason."""
+    outcomes = []
+    for index, row in enumerate(rows):
+        try:
+            outcomes.append(outcome(index, row))
+        except (RowError, TraincastError) as error:
+            outcomes.append(RowOutcome.skipped(index, source=group(row), reason=str(error)))
+        if progress is not None:
+            progress(index + 1, len(rows))
+    return outcomes
+
+
+def _judged(
+    run: Measured, *, group: str, cost_model: CostModel | None, calibrated: bool, with_memory: bool = True
+) -> RowOutcome:
+    """Forecast one measured run.
+
+    If the run failed and its strategy is impossible, the forecast counts as "does not fit".
     """
-    ran = has_run(row)
-    stated = memory_bytes(row) if ran else None
-    if ran and stated is None and figure(row, "step_time_s") is None and figure(row, "tokens_per_s_per_gpu") is None:
-        raise RowError("neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
-    reading = read_row(row, cluster=cluster, allow_code=allow_code)
-    request, by, assumed = reading.request, "", list(reading.assumed)
-    memory = memory_of(row, stated, request.cluster.device, assumed)
-    if calibrated:
-        request, by = with_calibration(request), calibrated_by(request)
-    else:
-        request = replace(request, cluster=replace(request.cluster, calibration=None))
+    request = with_calibration(run.request) if calibrated else without_calibration(run.request)
+    by = calibrated_by(run.request) if calibrated else ""
     outcome = RowOutcome(
-        index=index,
-        source=source_of(row),
-        measured=seconds_of(row, request) if ran else None,
-        ran=ran,
-        assumed=tuple(assumed),
+        index=run.index,
+        source=group,
+        measured=run.seconds,
+        ran=run.ran if with_memory else None,
+        assumed=run.assumed,
         calibrated_by=by,
-        maybe_seen=bool(by) and (cluster is not None or may_have_seen(by, text(row, "source"))),
+        maybe_seen=bool(by) and may_have_seen(by, run.source),
     )
     try:
         made = forecast(request, cost_model=cost_model)
     except StrategyError as error:
-        if ran:
+        if run.ran:
             raise
         return replace(outcome, fits=False, fits_probability=0.0, reason=str(error))
-    memories, runtime = made.lowered.memory, request.runtime
+    report = made.report
+    outcome = replace(
+        outcome,
+        predicted=report.step_s,
+        low=report.low_s,
+        high=report.high_s,
+        fits=report.fits,
+        fits_probability=report.fits_probability,
+    )
+    if with_memory:
+        return _with_reported_memory(outcome, run, made)
     return replace(
         outcome,
-        predicted=made.report.step_s,
-        low=made.report.low_s,
-        high=made.report.high_s,
-        fits=made.report.fits,
-        fits_probability=made.report.fits_probability,
-        measured_memory=memory,
+        predicted_memory=report.peak_memory_bytes,
+        memory_low=report.memory_low_bytes,
+        memory_high=report.memory_high_bytes,
+    )
+
+
+def _with_reported_memory(outcome: RowOutcome, run: Measured, made: Forecast) -> RowOutcome:
+    """Return ``outcome`` with the memory that was measured, and what the runtime would report of the forecast's."""
+    memories, runtime = made.lowered.memory, made.request.runtime
+    return replace(
+        outcome,
+        measured_memory=run.memory_bytes,
         predicted_memory=reported(memories, runtime),
         memory_low=reported([at_share(m, factor(runtime, 0.05)) for m in memories], runtime),
         memory_high=reported([at_share(m, factor(runtime, 0.95)) for m in memories], runtime),
     )
-
-
-def memory_of(row: Row, stated: float | None, device: Device, assumed: list[str]) -> float | None:
-    """Stated bytes of memory; those that only fit on the device as GB of 10⁹ bytes are taken for such."""
-    decimal = (figure(row, "mem_gb") or 0.0) * GB
-    if stated is None or text(row, "mem_unit") or not decimal <= device.memory_bytes < stated:
-        return stated
-    assumed.append(f"mem_gb is more GiB than {device.name} has: {decimal / GB:g} GB of 10⁹ bytes")
-    return decimal
-
-
-def has_run(row: Row) -> bool:
-    """Whether a row is of a run that ended well, by its ``status``."""
-    return not any(word in text(row, "status").lower() for word in _FAILED)
-
-
-def seconds_of(row: Row, request: Request) -> float | None:
-    """Measured seconds of one step; where only tokens per second are stated, what follows from them."""
-    seconds = figure(row, "step_time_s")
-    if seconds is None:
-        rate = figure(row, "tokens_per_s_per_gpu")
-        tokens = request.global_batch * request.graph.tokens_per_sample
-        return tokens / (rate * request.cluster.num_devices) if rate and rate > 0 and tokens else None
-    if not 0.0 < seconds < LONGEST_S:
-        raise RowError(f"step_time_s is {seconds:g}: expected seconds above 0")
-    return seconds
-
-
-def request_of(row: Row, *, cluster: Cluster | None = None) -> Request:
-    """What a row measured, as a request: model, cluster, runtime and strategy from its own columns."""
-    return read_row(row, cluster=cluster).request
-
-
-def read_row(row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Reading:
-    """What a row measured, as a request, and what was assumed for it.
-
-    With ``cluster`` it ran on so many nodes of that one. A column ``strategy`` says all of it in one text.
-    """
-    notes = text(row, "notes").lower()
-    if _ADAPTERS.search(f"{text(row, 'model').lower()} {notes}"):
-        raise RowError("LoRA trains adapters beside frozen weights: not a step of full training")
-    if re.search(r"cpu_offload\s*[=:]\s*true", notes):
-        raise RowError("parameters are kept in host memory (cpu_offload): not forecast")
-    assumed: list[str] = []
-    place = cluster_of(row, assumed) if cluster is None else part_of(cluster, whole(row, "n_gpus"))
-    graph = graph_of(row, assumed, allow_code=allow_code)
-    runtime = runtime_of(row, usual=usual_runtime(graph), assumed=assumed)
-    precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
-    optimizer = "no optimizer" not in notes
-    if optimizer:
-        optimizer_of(row, optimizer_name(graph), assumed)
-    request = Request(
-        graph=graph,
-        cluster=place,
-        strategy=Strategy(),
-        runtime=runtime,
-        precision=load_precision(supported(precision, place.device, assumed)),
-        global_batch=1,
-        optimizer=optimizer,
-    )
-    if text(row, "strategy"):
-        request = _with_text(row, request, assumed, allow_code=allow_code)
-    else:
-        request = _with_columns(row, request, assumed, allow_code=allow_code)
-    return Reading(request=request, assumed=tuple(assumed))
-
-
-def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """``request`` with the strategy that a row states as one text, as `predict` reads it."""
-    written, global_batch = text(row, "strategy"), whole(row, "global_batch")
-    strategy = parse_strategy(written, global_batch=global_batch)
-    check_schedule_of_data(strategy.schedule, allow_code=allow_code)
-    request = replace(request, strategy=strategy, global_batch=global_batch)
-    if says_micro_batch(written):
-        return request
-    stated = whole(row, "micro_batch", 0)
-    if stated:
-        return replace(request, strategy=with_micro_batch(strategy, stated, global_batch))
-    return _with_chosen_micro_batch(request, assumed)
-
-
-def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """``request`` with the strategy that a row states column by column, or the one that `predict` chooses."""
-    devices, said = whole(row, "n_gpus"), ("dp", "tp", "pp", "cp", "zero", "micro_batch", "grad_accum")
-    if devices > 1 and all(figure(row, key) is None for key in said):
-        request = replace(request, global_batch=_global_batch(row, request, None, assumed))
-        chosen = choose_strategy(request)
-        assumed.append(unstated("strategy", chosen))
-        return replace(request, strategy=chosen)
-    tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
-    open_axes = [axis for axis in ("tp", "pp", "cp") if figure(row, axis) is None]
-    if open_axes and figure(row, "dp") is None and devices > 1:
-        assumed.append(unstated(", ".join(open_axes), 1))
-    dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
-    virtual, schedule = _pipeline(row, pp, assumed, allow_code=allow_code)
-    zero, shard, reshard = _sharding(row, request.runtime, dp * cp, pp, assumed)
-    strategy = Strategy(
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=_experts(row, request, assumed),
-        virtual_stages=virtual,
-        schedule=schedule,
-        zero=zero,  # type: ignore[arg-type]
-        shard=shard if shard < dp * cp else 0,
-        reshard=reshard,
-        sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
-        recompute=recompute_of(row, request.runtime, assumed),
-    )
-    request = replace(request, strategy=strategy)
-    request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
-    return _with_micro_batch(row, request, assumed)
-
-
-def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]) -> int:
-    """Samples of a step: stated, or what follows from microbatches or from tokens per second.
-
-    Without a pipeline, a micro batch whose accumulation is not stated is taken for the whole share of a replica.
-    """
-    if figure(row, "global_batch") is not None:
-        return whole(row, "global_batch")
-    if dp is not None and figure(row, "micro_batch") and figure(row, "grad_accum"):
-        return dp * whole(row, "micro_batch") * whole(row, "grad_accum")
-    rate, seconds = figure(row, "tokens_per_s_per_gpu"), figure(row, "step_time_s")
-    if rate and seconds and request.graph.tokens_per_sample:
-        found = rate * seconds * request.cluster.num_devices / request.graph.tokens_per_sample
-        if round(found) >= 1 and abs(found / round(found) - 1) <= _WHOLE:
-            return round(found)
-    if dp is not None and request.strategy.pp == 1 and figure(row, "micro_batch"):
-        assumed.append("gradient accumulation not stated: none")
-        return dp * whole(row, "micro_batch")
-    raise RowError("global_batch is not stated, nor what it follows from")
-
-
-def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request:
-    """``request`` cut into the microbatches that a row states; where it does not, into those that `predict` chooses.
-
-    In a pipeline an accumulation of 1 only says that nothing is accumulated beyond its microbatches.
-    """
-    strategy, total = request.strategy, request.global_batch
-    micro_batch, accumulate = figure(row, "micro_batch"), figure(row, "grad_accum")
-    if strategy.pp > 1 and accumulate == 1 and (micro_batch is None or total > strategy.dp * micro_batch):
-        accumulate = None
-    if micro_batch is None and accumulate is None:
-        return _with_chosen_micro_batch(request, assumed)
-    if micro_batch is None:
-        micro_batch = total / (strategy.dp * (accumulate or 1.0))
-    count = total / (strategy.dp * micro_batch) if micro_batch else 0.0
-    if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
-        also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
-        raise RowError(
-            f"dp={strategy.dp}, micro batch {micro_batch:g}{also} and global batch {total} do not go together"
-        )
-    if request.runtime.name == "torchtitan" and count < strategy.pp:
-        assumed.append(
-            f"micro batch {micro_batch:g} leaves stages idle, which torchtitan refuses: read as a replica's batch"
-        )
-        return _with_chosen_micro_batch(request, assumed)
-    return replace(request, strategy=replace(strategy, num_microbatches=int(count)))
-
-
-def _is_count(value: float) -> bool:
-    return value >= 1 and value == int(value)
-
-
-def _with_chosen_micro_batch(request: Request, assumed: list[str]) -> Request:
-    chosen = choose_micro_batch(request)
-    assumed.append(unstated("micro batch", chosen.micro_batch(request.global_batch)))
-    return replace(request, strategy=chosen)
-
-
-def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tuple[int, str]:
-    """Chunks of layers per rank, and the schedule."""
-    if pp == 1:
-        return 1, "1f1b"
-    virtual, schedule = whole(row, "vp", 1), schedule_of(row)
-    check_schedule_of_data(schedule, allow_code=allow_code)
-    if not schedule:
-        schedule = "1f1b" if virtual == 1 else "interleaved"
-        if virtual == 1:
-            assumed.append(unstated("pipeline schedule", schedule))
-    elif figure(row, "vp") is None and (
-        schedule == "interleaved" or (schedule in SCHEDULES and SCHEDULES[schedule].chunks == 2)
-    ):
-        virtual = 2
-        assumed.append(unstated("virtual stages", virtual))
-    return virtual, schedule
-
-
-def _sharding(row: Row, runtime: Runtime, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
-    """The ZeRO stage, replicas that it shards over (0: all), and whether gathered parameters are dropped again."""
-    stated, shard = figure(row, "zero"), _sharded(row)
-    if stated is not None and stated not in (0, 1, 2, 3):
-        raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
-    zero = 3 if shard else runtime.zero if stated is None else int(stated)
-    if stated is None and not shard:
-        zero = min(zero, 1) if pp > 1 and runtime.name != "torchtitan" else zero
-        if replicas > 1:
-            assumed.append(unstated("zero", zero))
-    keeps = zero == 3 and pp > 1 and runtime.name == "torchtitan"
-    if keeps and replicas > 1:
-        assumed.append("resharding in a pipeline not stated: parameters stay gathered, as torchtitan keeps them")
-    return zero, shard, not keeps
-
-
-def _sequence_parallel(row: Row, runtime: Runtime, assumed: list[str]) -> bool:
-    stated = flag(row, "sp")
-    if stated is None:
-        assumed.append(unstated("sp", int(runtime.sequence_parallel)))
-    return runtime.sequence_parallel if stated is None else stated
-
-
-def _experts(row: Row, request: Request, assumed: list[str]) -> int:
-    ep = whole(row, "ep", 1)
-    if figure(row, "ep") is None and any(op.kind is OpKind.GROUPED_GEMM for op, _ in request.graph):
-        assumed.append(unstated("ep", ep))
-    return ep
-
-
-def _sharded(row: Row) -> int:
-    """Replicas that parameters are sharded over, where the notes say so (``fsdp=64``); 0 where they do not."""
-    found = re.search(r"\bfsdp\s*=\s*(\d+)", text(row, "notes").lower())
-    return int(found[1]) if found else 0
-
-
-__all__ = [
-    "LONGEST_S", "NEEDS_ON_A_CLUSTER", "Reading", "forecast_row", "has_run", "memory_of", "precision_name",
-    "read_row", "request_of", "runtime_of", "seconds_of", "validate_steps", "with_calibration", "zoo_name",
-]  # fmt: skip

@@ -9,22 +9,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from traincast.errors import FileFormatError
-from traincast.tables import RowError
-from traincast.validating.tables import number, read_table, text, whole
+from traincast.tables import RowError, number, read_rows, text, whole
 
 
 def test_csv_and_parquet_give_the_same_rows(tmp_path: Path) -> None:
     rows = [{"gpu": "H100", "n_gpus": 8, "time": 0.5}, {"gpu": "A100", "n_gpus": 16, "time": 1.5}]
     (tmp_path / "t.csv").write_text("gpu,n_gpus,time\nH100,8,0.5\nA100,16,1.5\n")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
-    assert read_table(tmp_path / "t.csv", needs=("gpu",)) == rows
-    assert read_table(tmp_path / "t.parquet", needs=("gpu", "time")) == rows
+    assert read_rows(tmp_path / "t.csv", needs=("gpu",)) == rows
+    assert read_rows(tmp_path / "t.parquet", needs=("gpu", "time")) == rows
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("gpu,n_gpus\nH100,8\n")
     with pytest.raises(FileFormatError, match="lacks the columns dp, tp; it has gpu, n_gpus"):
-        read_table(tmp_path / "t.csv", needs=("gpu", "dp", "tp"))
+        read_rows(tmp_path / "t.csv", needs=("gpu", "dp", "tp"))
 
 
 def test_a_truncated_parquet_file_is_refused(tmp_path: Path) -> None:
@@ -32,7 +31,7 @@ def test_a_truncated_parquet_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": list(range(1000))}), path)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(FileFormatError, match="cannot be read as a table"):
-        read_table(path, needs=())
+        read_rows(path, needs=())
 
 
 @pytest.mark.parametrize("value", [None, "?", "", "nan", float("nan"), float("inf"), True, "abc"])

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from tests.validating.test_steps import ROW, _table
-from traincast.cli.main import main
+from tests.measured.test_steps import ROW
+from traincast.measured import dp_steps
+from traincast.measured.calibrations import may_have_seen
+from traincast.measured.spellings import precision_name
+from traincast.measured.steps import read_row
 from traincast.strategy import choose_micro_batch, load_runtime
-from traincast.tables import RowError
-from traincast.validating import dp_steps, validate_dp_steps, validate_steps
-from traincast.validating.calibrations import may_have_seen
-from traincast.validating.spellings import precision_name
-from traincast.validating.steps import read_row
-from traincast.validating.tables import Row
+from traincast.tables import Row, RowError
 
 STATED: Row = {**ROW, "optimizer": "AdamW", "schedule": "1F1B", "hardware": "DGX H100"}
 
@@ -167,57 +162,10 @@ def test_a_global_batch_follows_from_tokens_per_second() -> None:
     assert read_row(row).request.global_batch == 16
 
 
-def test_memory_that_only_fits_as_decimal_gigabytes_is_taken_for_such(tmp_path: Path) -> None:
-    rows = validate_steps(_table(tmp_path / "t.parquet", {**STATED, "mem_gb": 80.5}, STATED)).rows
-    assert [row.measured_memory for row in rows] == [80.5e9, 3 * 2**30]
-    assert rows[0].assumed == ("mem_gb is more GiB than h100-sxm5-80gb has: 80.5 GB of 10⁹ bytes",)
-
-
-def test_a_run_without_a_time_or_memory_is_skipped(tmp_path: Path) -> None:
-    (row,) = validate_steps(_table(tmp_path / "t.parquet", {**STATED, "step_time_s": None, "mem_gb": None})).rows
-    assert (row.status, row.reason) == ("skipped", "neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
-
-
-def test_the_summary_counts_assumptions_by_source_and_kind(tmp_path: Path) -> None:
-    open_row = {**STATED, "source": "yours", "recompute": None, "zero": None}
-    summary = validate_steps(_table(tmp_path / "t.parquet", STATED, open_row, open_row)).summary()
-    assert (summary["mine"]["assumed"], summary["yours"]["assumed"], summary["all"]["assumed"]) == (0, 2, 2)
-    assert summary["yours"]["assumptions"] == {"zero not stated": 2, "recompute not stated": 2}
-
-
-def test_forecasts_by_a_calibration_that_may_have_seen_the_rows_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen = {**STATED, "source": "ultrascale", "framework": "nanotron", "status": "ok"}
-    path = _table(tmp_path / "t.parquet", seen, {**seen, "source": "mine"}, STATED)
-    name = "h100-sxm5-80gb-nanotron-ultrascale"
-    result = validate_steps(path)
-    assert [(row.calibrated_by, row.maybe_seen) for row in result.rows[:2]] == [(name, True), (name, False)]
-    assert result.as_dict()["calibration"] == {
-        "clusters": [{"cluster": name, "rows": 2, "rows_maybe_seen": 1}],
-        "rows_maybe_seen": 1,
-    }
-    assert not validate_steps(path, calibrated=False).as_dict()["calibration"]["clusters"]
-    with pytest.raises(SystemExit):
-        main(["validate", "steps", str(path)])
-    said = capsys.readouterr().out
-    assert "1 forecasts use a calibration that may have been fitted to the same rows" in said
-    assert "--uncalibrated" in said
-
-
 def test_a_source_is_known_by_the_end_of_a_clusters_name() -> None:
     assert may_have_seen("a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "vtrain_multi")
     assert may_have_seen("a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "")
     assert not may_have_seen("a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "multi-lab")
-
-
-def test_assumptions_stand_in_the_json_of_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _table(tmp_path / "t.parquet", {**STATED, "recompute": None})
-    with pytest.raises(SystemExit):
-        main(["validate", "steps", str(path), "--json"])
-    document = json.loads(capsys.readouterr().out)
-    assert document["rows"][0]["assumed"] == ["recompute not stated: none"]
-    assert document["summary"]["all"]["assumptions"] == {"recompute not stated": 1}
 
 
 DP: Row = {
@@ -260,13 +208,6 @@ DP: Row = {
 def test_data_parallel_rows_say_what_they_leave_open(changes: Row, said: str) -> None:
     assert dp_steps.read_row(DP).assumed == ()
     assert said in dp_steps.read_row({**DP, **changes}).assumed
-
-
-def test_seconds_and_accumulation_follow_from_throughput_and_global_batch(tmp_path: Path) -> None:
-    row = {**DP, "grad_accum": None, "global_batch": 1024, "step_time_s": None, "throughput_samples_per_s": 12800.0}
-    (outcome,) = validate_dp_steps(_table(tmp_path / "t.parquet", row, row)).rows[:1]
-    assert outcome.measured == pytest.approx(0.08)
-    assert dp_steps.request_of(row).strategy.num_microbatches == 2
 
 
 def test_the_side_of_images_is_read_whatever_a_family_calls_it() -> None:

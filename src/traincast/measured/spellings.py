@@ -8,10 +8,10 @@ from typing import Final
 
 from traincast.cluster import Device
 from traincast.errors import UnknownNameError
+from traincast.measured.run import unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
 from traincast.strategy.strategy import Recompute
-from traincast.tables import RowError
-from traincast.validating.tables import Row, figure, text
+from traincast.tables import Row, RowError, figure, text
 
 _NARROW: Final = (
     (r"nvfp4|mxfp4|(?:fp|float)4|e2m1", "nvfp4"),
@@ -47,11 +47,6 @@ _SCHEDULES: Final = (
 _FLASH_SINCE: Final = 2023
 """The year from which Megatron-LM's own runs have fused attention."""
 _ADAM: Final = ("adam", "lamb")
-
-
-def unstated(what: str, value: object) -> str:
-    """The sentence for something that a row does not state and that was taken for ``value``."""
-    return f"{what} not stated: {value}"
 
 
 def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | None = None) -> str:

@@ -1,34 +1,25 @@
-"""Measured data-parallel steps of other models (``validate dp-steps``).
-
-As in ``validate steps``, what a row leaves open is said in ``assumed``.
-"""
+"""Measured data-parallel steps of convolutional and other models: tables that ``validate dp-steps`` reads."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from traincast.cluster import Cluster, find_device, find_node
 from traincast.cluster.interconnect import says_network
 from traincast.cluster.match import open_variants
 from traincast.errors import UnknownNameError
-from traincast.estimate import CostModel
-from traincast.forecast import forecast, usual_precision
+from traincast.forecast import usual_precision
 from traincast.graph import OperatorGraph, zoo
+from traincast.measured.models import model, optimizer_name, zoo_name
+from traincast.measured.run import Measured, Reading, unstated
+from traincast.measured.spellings import optimizer_of, precision_name, supported
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
-from traincast.tables import RowError
-from traincast.validating.calibrations import calibrated_by, may_have_seen, with_calibration
-from traincast.validating.models import model, optimizer_name, zoo_name
-from traincast.validating.outcome import RowOutcome, Validation, judge
-from traincast.validating.spellings import optimizer_of, precision_name, supported, unstated
-from traincast.validating.steps import Reading
-from traincast.validating.tables import Row, figure, read_table, text, whole
+from traincast.tables import Row, RowError, figure, text, whole
 
-_NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
+NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
 _SAME: Final = {
     "resnet50v15": "resnet50",
     "resnext10132x4d": "resnext101-32x4d",
@@ -66,59 +57,24 @@ _SIDES: Final = ("resolution", "image")
 _SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
 
 
-def validate_dp_steps(
-    path: Path,
-    *,
-    cost_model: CostModel | None = None,
-    calibrated: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-) -> Validation:
-    """Forecast every row of a table of measured data-parallel steps and compare."""
-    rows = read_table(path, needs=_NEEDS)
-    return judge(
-        rows,
-        lambda index, row: forecast_row(index, row, cost_model=cost_model, calibrated=calibrated),
-        source=source_of,
-        with_memory=False,
-        progress=(lambda done: progress(done, len(rows))) if progress else None,
-    )
-
-
-def source_of(row: Row) -> str:
-    """What the errors are grouped by: the family of the model."""
+def group_of(row: Row) -> str:
+    """Return what errors are grouped by: the family of the model, or the source if no family is stated."""
     return text(row, "family") or text(row, "source") or "unknown"
 
 
-def forecast_row(index: int, row: Row, *, cost_model: CostModel | None = None, calibrated: bool = True) -> RowOutcome:
-    """The forecast of one measured step; where accumulation is not stated, of one microbatch."""
-    measured = measured_seconds(row)
+def read_run(index: int, row: Row) -> Measured:
+    """Read one row; a row without a time or a throughput is refused."""
+    seconds = _seconds(row)
     reading = read_row(row)
-    request, by = reading.request, ""
-    if calibrated:
-        request, by = with_calibration(request), calibrated_by(request)
-    report = forecast(request, cost_model=cost_model).report
-    return RowOutcome(
-        index=index,
-        source=source_of(row),
-        measured=measured,
-        predicted=report.step_s,
-        low=report.low_s,
-        high=report.high_s,
-        fits=report.fits,
-        fits_probability=report.fits_probability,
-        predicted_memory=report.peak_memory_bytes,
-        memory_low=report.memory_low_bytes,
-        memory_high=report.memory_high_bytes,
-        assumed=reading.assumed,
-        calibrated_by=by,
-        maybe_seen=bool(by) and may_have_seen(by, text(row, "source")),
+    return Measured(
+        index=index, source=text(row, "source"), request=reading.request, seconds=seconds, assumed=reading.assumed
     )
 
 
-def measured_seconds(row: Row) -> float:
-    """What a row measured: a step, or one microbatch where accumulation is not stated.
+def _seconds(row: Row) -> float:
+    """Return the seconds of one step; if accumulation is not stated, those of one microbatch.
 
-    Where only samples per second are stated, seconds follow from them.
+    If only samples per second are stated, the seconds are computed from them.
     """
     one = figure(row, "grad_accum") is None and "microstep_time_s" in row
     seconds = figure(row, "microstep_time_s" if one else "step_time_s")

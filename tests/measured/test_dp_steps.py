@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from traincast.tables import RowError
-from traincast.validating import validate_dp_steps
-from traincast.validating.dp_steps import request_of
-from traincast.validating.tables import Row
+from traincast.measured.dp_steps import request_of
+from traincast.tables import Row, RowError
 
 ROW: Row = {
     "family": "cnn",
@@ -69,16 +65,3 @@ def test_accumulation_makes_microbatches() -> None:
 def test_a_row_that_cannot_be_forecast_says_why(change: Row, reason: str) -> None:
     with pytest.raises(RowError, match=reason.replace("(", r"\(").replace(")", r"\)")):
         request_of({**ROW, **change})
-
-
-def test_where_accumulation_is_not_stated_a_microbatch_is_compared(tmp_path: Path) -> None:
-    path = tmp_path / "dp.csv"
-    rows = (ROW, {**ROW, "grad_accum": 2}, {**ROW, "step_time_s": None, "microstep_time_s": None})
-    lines = [",".join("" if value is None else str(value) for value in row.values()) for row in rows]
-    path.write_text("\n".join([",".join(ROW), *lines]) + "\n")
-    result = validate_dp_steps(path)
-    assert [r.measured for r in result.rows] == [0.02, 0.04, None]
-    assert [r.status for r in result.rows] == ["ok", "ok", "skipped"]
-    one, two = result.rows[0].predicted, result.rows[1].predicted
-    assert one is not None and two is not None
-    assert 1.5 * one < two < 2.5 * one

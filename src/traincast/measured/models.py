@@ -10,9 +10,8 @@ from typing import Final
 
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
-from traincast.tables import RowError
-from traincast.validating.spellings import unstated
-from traincast.validating.tables import Row, figure, text, whole
+from traincast.measured.run import unstated
+from traincast.tables import Row, RowError, figure, text, whole
 
 _FAMILY_WORDS: Final = (
     ("llama", "llama"),

@@ -10,10 +10,9 @@ from traincast.cluster import Cluster, find_device, find_node
 from traincast.cluster.interconnect import says_network, usual_count
 from traincast.cluster.match import open_variants
 from traincast.cluster.topology import part_of_node
-from traincast.errors import UnknownNameError
-from traincast.tables import RowError
-from traincast.validating.spellings import unstated
-from traincast.validating.tables import Row, figure, text, whole
+from traincast.errors import TraincastError, UnknownNameError
+from traincast.measured.run import unstated
+from traincast.tables import Row, RowError, figure, text, whole
 
 _POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
 _SAME_POWER: Final = 0.05
@@ -58,6 +57,16 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
         assumed.append(f"power limit of {power[1]} W not forecast: {device.tdp_w:.0f} W")
     return node.with_nodes(devices // per_node)
+
+
+def check_device(written: str, cluster: Cluster) -> None:
+    """Refuse a row whose device, as ``written``, has another architecture than that of ``cluster``."""
+    try:
+        device = find_device(written)
+    except TraincastError:
+        return  # not in the catalog: the cluster's own file describes it
+    if device.architecture != cluster.device.architecture:
+        raise RowError(f"ran on {device.name}, but {cluster.name} has {cluster.device.name}")
 
 
 @lru_cache(maxsize=256)

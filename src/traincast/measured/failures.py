@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.validating.tables import Row, number, text
+from traincast.tables import Row, number, text
 
 Flags = npt.NDArray[np.bool_]
 

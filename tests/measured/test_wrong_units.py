@@ -10,8 +10,8 @@ from tests.calibrating.test_read import GOOD, run, table
 from traincast.calibrating.read import read_runs
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError
-from traincast.validating import validate_steps
-from traincast.validating.wrong_units import memory_unit, time_unit, wrong_time_unit
+from traincast.measured.wrong_units import memory_unit, time_unit, wrong_time_unit
+from traincast.validating.steps import validate_steps
 
 FORECAST_S = 0.05
 

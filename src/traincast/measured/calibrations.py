@@ -1,4 +1,4 @@
-"""Which calibration speaks for a measured run, and whether it may have been fitted to that very run."""
+"""Which calibrated cluster of the catalog a forecast of a measured run uses, and whether it was fitted to that run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traincast.strategy import Request
 
 
 def with_calibration(request: Request) -> Request:
-    """``request`` with what was learned on a cluster like its own, unless that has been calibrated itself."""
+    """Return ``request`` with the calibration of the cluster most like its own; a calibrated cluster keeps its own."""
     cluster = request.cluster
     if cluster.calibration is not None:
         return request
@@ -18,8 +18,13 @@ def with_calibration(request: Request) -> Request:
     return replace(request, cluster=replace(cluster, calibration=known.calibration if known else None))
 
 
+def without_calibration(request: Request) -> Request:
+    """Return ``request`` on the same cluster without its calibration."""
+    return replace(request, cluster=replace(request.cluster, calibration=None))
+
+
 def calibrated_by(request: Request) -> str:
-    """The name of the calibrated cluster whose parameters `with_calibration` uses; "" where there is none."""
+    """Return the name of the cluster whose calibration :func:`with_calibration` uses; "" if there is none."""
     if request.cluster.calibration is not None:
         return request.cluster.name
     known = find_calibrated(request.cluster, request.runtime.name)
@@ -27,8 +32,9 @@ def calibrated_by(request: Request) -> str:
 
 
 def may_have_seen(calibrated: str, source: str) -> bool:
-    """Whether runs of ``source`` may be among those that a calibrated cluster of the catalog was fitted to.
+    """Return whether the calibrated cluster named ``calibrated`` may have been fitted to runs of ``source``.
 
-    Its name ends in that of the source that published them. A row without a source may be any.
+    The name of a calibrated cluster ends in that of the source that published its runs. A row without a source may be
+    from any.
     """
     return not source or calibrated.endswith(f"-{re.sub(r'[^a-z0-9]+', '-', source.lower())}")

@@ -1,0 +1,137 @@
+"""``traincast.calibrate``: fit a cluster's parameters to runs that were measured on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from traincast.calibrating.procedure import Calibrated, calibrate_runs
+from traincast.calibrating.read import read_runs
+from traincast.calibrating.study import CURVE
+from traincast.cluster import Cluster, load_cluster, write_calibrated
+from traincast.errors import RequestError
+from traincast.files import check_output
+from traincast.measured import Measured
+
+_LEARNED: Final = 0.05
+"""Parameters of which the runs took away less of the doubt than this share are not shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedCluster:
+    """A cluster with the parameters fitted to its own runs, and how good they are.
+
+    ``cluster`` can be given to `predict` and `search`. ``base`` is the cluster before calibration, and ``extends`` the
+    name or the file that it was loaded from. ``fit`` has the parameters, the errors on runs seen and not seen, and
+    the runs that stand out. ``runs`` are the rows that were used; ``skipped`` has the reason for each other row, by
+    its number from 0.
+    """
+
+    cluster: Cluster
+    base: Cluster
+    extends: str
+    fit: Calibrated
+    runs: tuple[Measured, ...]
+    skipped: Mapping[int, str]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the calibrated cluster as a TOML file that extends the one that was calibrated."""
+        target = _toml(Path(path))
+        write_calibrated(
+            target,
+            extends=_as_seen_from(self.extends, target),
+            calibration=self.fit.calibration,
+            name=self.cluster.name,
+            source=self.cluster.source,
+            num_nodes=self.base.num_nodes if self.base.num_nodes > 1 else 0,
+            comments={move.name: f"± {100 * move.sure:.0f} %" for move in self.fit.moves if move.taught > _LEARNED},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        return {
+            "cluster": self.base.name,
+            "skipped": [{"index": index, "reason": reason} for index, reason in self.skipped.items()],
+            "assumed": [{"index": run.index, "assumed": list(run.assumed)} for run in self.runs],
+            **self.fit.as_dict(),
+        }
+
+
+def calibrate(
+    table: str | os.PathLike[str],
+    *,
+    cluster: str,
+    output: str | os.PathLike[str] | None = None,
+    curve: Sequence[int] = CURVE,
+    allow_code: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> CalibratedCluster:
+    """Fit the parameters that datasheets do not give to measured runs (``.csv``, ``.csv.gz`` or ``.parquet``).
+
+    All rows of ``table`` ran on ``cluster``: a name of the catalog or a TOML file, without a number of devices. A row
+    states at least ``model``, ``n_gpus`` and ``step_time_s``; docs/calibration.md lists all columns. Rows that cannot
+    be used are skipped with the reason; a table without a usable row is refused, and so is one whose figures look as
+    if they were in another unit.
+
+    With ``output``, a name that ends in ``.toml``, the calibrated cluster is written there. Finished stages are saved
+    beside it, and the same call resumes from them if it was stopped. Without ``output`` nothing is written.
+    ``curve`` has the numbers of runs for the learning curve. ``allow_code`` lets rows name models and schedules that
+    are Python code, and runs it. ``progress`` is called with the work done and all work: first in rows, then in fits.
+    """
+    extends, path = _extended(cluster), Path(table)
+    target = None if output is None else _toml(Path(output))
+    if target is not None:
+        inputs = {"the table of runs": path, "the cluster that it extends": Path(extends)}
+        check_output(target, inputs={name: file for name, file in inputs.items() if file.is_file()})
+    base = load_cluster(cluster)
+    runs, skipped = read_runs(path, base, allow_code=allow_code, progress=progress)
+
+    def result(fit: Calibrated) -> CalibratedCluster:
+        calibrated = replace(
+            base,
+            name=base.name if base.calibration else f"{base.name}-calibrated",
+            source=f"{base.source}; calibrated with {len(runs)} runs" if base.source else "",
+            calibration=fit.calibration,
+        )
+        return CalibratedCluster(
+            cluster=calibrated,
+            base=base,
+            extends=extends,
+            fit=fit,
+            runs=tuple(run.measured for run in runs),
+            skipped=skipped,
+        )
+
+    return result(
+        calibrate_runs(
+            runs,
+            curve=curve,
+            journal=None if target is None else target.with_name(f"{target.name}.journal"),
+            save=None if target is None else lambda fit: result(fit).save(target),
+            progress=progress,
+        )
+    )
+
+
+def _toml(path: Path) -> Path:
+    if path.suffix != ".toml":
+        raise RequestError(f"cannot write {path}: a cluster file is TOML, so its name must end in .toml")
+    return path
+
+
+def _extended(cluster: str) -> str:
+    """Return the name or the file of ``cluster`` without its number of nodes; part of a node is refused."""
+    name, _, numbers = cluster.rpartition(":") if ":" in cluster and not Path(cluster).exists() else (cluster, "", "")
+    if "x" in numbers or "+" in cluster:
+        raise RequestError(
+            f"cluster {cluster}: calibrate a whole kind of node, such as {name}; rows say how many devices they used"
+        )
+    return name
+
+
+def _as_seen_from(extends: str, target: Path) -> str:
+    """Return a name of the catalog as it is, and a file as a path relative to the folder of ``target``."""
+    return os.path.relpath(Path(extends).resolve(), target.resolve().parent) if extends.endswith(".toml") else extends

@@ -1,0 +1,137 @@
+"""Rows of a table of measured steps become requests by their own columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.measured.models import zoo_name
+from traincast.measured.spellings import precision_name
+from traincast.measured.steps import read_row, request_of
+from traincast.tables import Row, RowError
+
+ROW: Row = {
+    "source": "mine",
+    "framework": "Megatron-LM",
+    "model": "llama-small",
+    "n_layers": 4.0,
+    "hidden": 256.0,
+    "heads": 8.0,
+    "kv_heads": 4.0,
+    "ffn": 688.0,
+    "seq": 128.0,
+    "vocab": 1000.0,
+    "gpu": "H100-SXM5-80GB",
+    "n_gpus": 16.0,
+    "gpus_per_node": 8.0,
+    "dp": 2.0,
+    "tp": 4.0,
+    "pp": 2.0,
+    "micro_batch": 2.0,
+    "grad_accum": 4.0,
+    "global_batch": 16.0,
+    "recompute": "full",
+    "precision": "bf16",
+    "zero": 1.0,
+    "sp": 1.0,
+    "status": "ok",
+    "step_time_s": 0.05,
+    "mem_gb": 3.0,
+}
+
+
+def test_a_row_says_model_cluster_strategy_and_batch() -> None:
+    request = request_of(ROW)
+    assert request.graph.num_parameters == 2 * 1000 * 256 + 4 * (256 * 256 * 3 + 3 * 256 * 688 + 2 * 256) + 256
+    assert (request.cluster.device.name, request.cluster.num_nodes) == ("h100-sxm5-80gb", 2)
+    assert str(request.strategy) == (
+        "dp=2,tp=4,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel,recompute=full"
+    )
+    assert (request.runtime.name, request.precision.name, request.global_batch) == ("megatron", "bf16", 16)
+
+
+def test_the_source_of_a_row_changes_nothing() -> None:
+    assert request_of({**ROW, "source": "another"}) == request_of(ROW)
+
+
+def test_what_a_row_leaves_open_is_the_habit_of_its_framework() -> None:
+    open_row = {**ROW, "zero": None, "sp": None, "recompute": "?", "grad_accum": None}
+    request = request_of(open_row)
+    assert request.strategy.zero == request.runtime.zero == 1
+    assert request.strategy.sequence_parallel
+    assert request.strategy.recompute == "none"
+    assert request.strategy.num_microbatches == 4
+
+
+def test_a_stated_parameter_count_tells_tied_tables_from_two() -> None:
+    body = 4 * (256 * 256 * 3 + 3 * 256 * 688) / 1e9
+    tied = request_of({**ROW, "params_b": body + 256e-6})
+    assert tied.graph.num_parameters == request_of(ROW).graph.num_parameters - 256 * 1000
+
+
+def test_a_run_without_optimizer_says_so_in_its_notes() -> None:
+    assert request_of(ROW).optimizer
+    assert not request_of({**ROW, "notes": "forward and backward, no optimizer"}).optimizer
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("bf16", "bf16"),
+        ("BF16", "bf16"),
+        ("amp_bf16", "amp-bf16"),
+        ("amp_fp16", "amp"),
+        ("fp16", "fp16"),
+        ("fp32", "fp32"),
+        ("tf32", "tf32"),
+        ("MXFP8", "fp8"),
+        ("FP8-CS (FP8-MX)", "fp8"),
+        ("NVFP4", "nvfp4"),
+        ("", "bf16"),
+    ],
+)
+def test_precisions_are_known_by_many_spellings(written: str, name: str) -> None:
+    assert precision_name(written) == name
+
+
+def test_zoo_models_are_known_by_many_spellings() -> None:
+    assert zoo_name("Qwen3_30B_a3B") == "qwen3-30b-a3b"
+    assert zoo_name("DeepSeekV3 (w/o MTP)") == "deepseek-v3"
+    assert zoo_name("GPT OSS 120B") == "gpt-oss-120b"
+    assert zoo_name("something else") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "strategy"),
+    [
+        ({"dp": None}, "dp=2,tp=4,pp=2,num_microbatches=4"),
+        ({"micro_batch": None}, "dp=2,tp=4,pp=2,num_microbatches=4"),
+        ({"tp": None, "sp": None, "dp": 8.0, "grad_accum": None, "global_batch": 64.0}, "dp=8,pp=2,num_microbatches=4"),
+    ],
+)
+def test_figures_that_follow_from_others_need_not_be_stated(change: Row, strategy: str) -> None:
+    assert str(request_of({**ROW, **change}).strategy).startswith(strategy)
+
+
+def test_batches_that_do_not_go_together_are_a_reason() -> None:
+    with pytest.raises(RowError, match=r"dp=2, micro batch 2 and global batch 17 do not go together"):
+        request_of({**ROW, "grad_accum": None, "global_batch": 17.0})
+
+
+def test_a_framework_that_is_not_known_is_taken_for_the_usual_one_and_said() -> None:
+    reading = read_row({**ROW, "framework": "homegrown"})
+    assert reading.request.runtime.name == "megatron"
+    assert "framework 'homegrown' not known: megatron" in reading.assumed
+
+
+@pytest.mark.parametrize(
+    ("written", "means"), [("True", "full"), ("0", "none"), ("selective", "selective"), ("?", "none")]
+)
+def test_recomputation_is_known_by_many_spellings(written: str, means: str) -> None:
+    assert request_of({**ROW, "recompute": written}).strategy.recompute == means
+
+
+def test_devices_that_do_not_fill_their_nodes_are_spread_evenly() -> None:
+    request = request_of(
+        {**ROW, "n_gpus": 12.0, "dp": 3.0, "tp": 4.0, "pp": 1.0, "grad_accum": 1.0, "global_batch": 6.0}
+    )
+    assert (request.cluster.num_nodes, request.cluster.devices_per_node) == (2, 6)
