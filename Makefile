@@ -1,5 +1,5 @@
-# Two commands: `make demo` and `make test`. Both set up .venv by themselves: the demo installs what a forecast needs,
-# the tests add PyTorch and the tools. They can be run in any order.
+# `make demo`, `make test` and `make docs` set up .venv by themselves: the demo installs what a forecast needs, the tests add
+# PyTorch and the tools, the documents add their site generator. They can be run in any order.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -29,6 +29,6 @@ if __name__ == "__main__":
     check_policy(ResponseRatio())
     print("ResponseRatio keeps the laws of a queue")
     for policy in ("fifo", "sjf", ResponseRatio()):
-        found = schedule(JOBS, nodes=2, gpus_per_node=8, policy=policy, placement="consolidated")
+        found = schedule(JOBS, nodes="2x8", policy=policy, placement="consolidated")
         hours = [seconds / 3600 for seconds in (found.metrics.mean_jct_s, found.metrics.p99_jct_s)]
         print(f"{found.policy}: mean completion {hours[0]:.2f} h, 99th percentile {hours[1]:.2f} h")

@@ -3,38 +3,73 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import traincast
+from traincast.cli.main import VERBS as CLI_VERBS
 
 PACKAGES = ["cluster", "estimate", "graph", "graph.zoo", "report", "scheduling", "simulate", "strategy"]
 
 PUBLIC = {
+    "Answer",
+    "CalibratedCluster",
+    "Calibration",
     "Cluster",
+    "CollectiveRequest",
+    "Conditions",
+    "CostModel",
+    "Costs",
     "Device",
+    "Engine",
+    "FailureLaw",
+    "Failures",
+    "Fit",
     "Forecast",
+    "Job",
+    "JobSettings",
     "Link",
     "Operator",
     "OperatorGraph",
+    "OperatorRequest",
+    "OperatorValidation",
+    "Placement",
+    "Policy",
+    "Profile",
     "Report",
     "RequestError",
+    "RowValidation",
     "Runtime",
+    "Schedule",
+    "SharedCluster",
     "Strategy",
     "StrategyError",
     "TensorSpec",
+    "Timeline",
+    "Trace",
     "TraincastError",
+    "Validation",
     "__version__",
+    "calibrate",
     "capture",
+    "fit",
     "load_cluster",
     "load_device",
+    "load_engine",
     "load_graph",
     "load_runtime",
     "predict",
+    "profile",
     "save_graph",
     "schedule",
+    "search",
+    "validate",
 }
 """Names that users may rely on: taking one away breaks someone, so it must fail here first."""
 
@@ -57,7 +92,60 @@ def test_every_public_name_can_be_had_and_is_documented(name: str) -> None:
 
 
 def test_lazy_names_are_the_public_ones() -> None:
-    assert set(traincast._HOMES) == set(traincast.__all__) - {"__version__"}
+    assert set(traincast._MODULES) == set(traincast.__all__) - {"__version__"}
+
+
+def test_dir_shows_exactly_the_public_names() -> None:
+    assert dir(traincast) == sorted(traincast.__all__)
+
+
+VERBS = ("predict", "search", "schedule", "calibrate", "validate", "profile", "fit", "capture")
+"""Verbs of the command line that do something: each is a function."""
+
+
+def test_every_verb_of_the_command_line_is_a_function_with_a_contract() -> None:
+    catalogs = {"models", "clusters", "devices", "runtimes"}
+    assert set(VERBS) == set(CLI_VERBS) - catalogs
+    for verb in VERBS:
+        function = getattr(traincast, verb)
+        assert inspect.isfunction(function)
+        assert len(str(function.__doc__).split()) > 20
+
+
+def submodules() -> list[str]:
+    return [found.name for found in pkgutil.iter_modules(traincast.__path__) if not found.name.startswith("_")]
+
+
+def test_no_submodule_has_the_name_of_a_public_function() -> None:
+    assert "searching" in submodules()
+    assert not set(submodules()) & set(traincast.__all__)
+
+
+def test_a_verb_with_a_package_has_its_gerund() -> None:
+    packages = set(submodules())
+    gerunds = {"search": "searching", "schedule": "scheduling", "fit": "fitting", "profile": "profiling"}
+    gerunds |= {"calibrate": "calibrating", "validate": "validating"}
+    assert set(gerunds.values()) <= packages
+    assert {name for name in packages if name.endswith("ing")} == set(gerunds.values())
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_functions_stay_functions_whatever_is_imported_first(backwards: bool) -> None:
+    order = sorted(submodules(), reverse=backwards)
+    code = (
+        "import importlib, inspect, traincast\n"
+        f"for name in {order!r}: importlib.import_module(f'traincast.{{name}}')\n"
+        f"print(all(inspect.isfunction(getattr(traincast, verb)) for verb in {VERBS!r}), dir(traincast) == "
+        "sorted(traincast.__all__))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+
+
+def test_import_loads_nothing_but_the_package() -> None:
+    code = "import sys, traincast; dir(traincast); print([m for m in sys.modules if m.startswith('traincast')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['traincast']\n"
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

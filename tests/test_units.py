@@ -11,18 +11,29 @@ from traincast.units import format_bytes, format_count, format_flops, format_sec
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90),
         ("90s", 90),
         ("1.5min", 90),
         ("2m", 120),
         ("4h", 14400),
         (" 30 d ", 2592000),
         ("1w", 604800),
+        ("1y", 31536000),
+        ("0.5 D", 43200),
         ("0", 0),
     ],
 )
 def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
     assert parse_seconds(text, what="it") == seconds
+
+
+def test_a_time_without_a_unit_is_seconds_and_zero_is_refused_if_asked() -> None:
+    assert parse_seconds("90", what="it") == 90
+    with pytest.raises(
+        RequestError, match="it is 'x': expected a time of zero or more, such as 90s, 30min, 36h or 14d"
+    ):
+        parse_seconds("x", what="it")
+    with pytest.raises(RequestError, match="it is '0': expected a time above zero"):
+        parse_seconds("0", what="it", zero=False)
 
 
 @pytest.mark.parametrize("text", ["", "h", "-3d", "nan", "inf", "1e999d", "3 years", "1h30", "٣s"])

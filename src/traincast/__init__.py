@@ -1,5 +1,9 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
+Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
+``validate``, ``profile``, ``fit`` and ``capture``. The types that they take and return can be imported from here, too;
+``dir(traincast)`` lists all of them. Nothing is imported before it is used.
+
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
 >>> forecast.report.step_s  # doctest: +SKIP
@@ -12,76 +16,161 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from traincast.cluster import Cluster, Device, Link, load_cluster, load_device
-    from traincast.errors import RequestError, StrategyError, TraincastError
+    from traincast.calibrating.calibrate import CalibratedCluster, calibrate
+    from traincast.cluster import Calibration, Cluster, Device, Link, load_cluster, load_device
+    from traincast.engines import Engine, load_engine
+    from traincast.errors import (
+        CaptureError,
+        FileFormatError,
+        MissingDependencyError,
+        RequestError,
+        SimulationError,
+        StrategyError,
+        TraincastError,
+        UnknownNameError,
+    )
+    from traincast.estimate import AnalyticalCostModel, CostModel, Estimates, LearnedCostModel, learned_cost_model
+    from traincast.fitting.fit import Fit, fit
     from traincast.forecast import Forecast, predict
     from traincast.graph import Operator, OperatorGraph, TensorSpec
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
-    from traincast.report import Report
-    from traincast.scheduling.schedule import schedule
+    from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
+    from traincast.profiling.profile import profile
+    from traincast.report import JobForecast, JobSettings, Report
+    from traincast.scheduling import (
+        Costs,
+        FailureEvent,
+        FailureLaw,
+        Failures,
+        Job,
+        Metrics,
+        Placement,
+        Policy,
+        SharedCluster,
+    )
+    from traincast.scheduling.schedule import Schedule, schedule
+    from traincast.scheduling.traces import Trace
+    from traincast.searching.answer import Answer, Candidate
     from traincast.searching.search import search
-    from traincast.strategy import Runtime, Strategy, load_runtime
+    from traincast.simulate import Conditions, Timeline
+    from traincast.strategy import Request, Runtime, Strategy, load_runtime
+    from traincast.validating.operators import OperatorValidation
+    from traincast.validating.outcome import RowValidation, Validation
+    from traincast.validating.validate import validate
 
 _HOMES = {
-    "Cluster": "traincast.cluster:Cluster",
-    "Device": "traincast.cluster:Device",
-    "Link": "traincast.cluster:Link",
-    "load_cluster": "traincast.cluster:load_cluster",
-    "load_device": "traincast.cluster:load_device",
-    "RequestError": "traincast.errors:RequestError",
-    "StrategyError": "traincast.errors:StrategyError",
-    "TraincastError": "traincast.errors:TraincastError",
-    "Forecast": "traincast.forecast:Forecast",
-    "predict": "traincast.forecast:predict",
-    "Operator": "traincast.graph:Operator",
-    "OperatorGraph": "traincast.graph:OperatorGraph",
-    "TensorSpec": "traincast.graph:TensorSpec",
-    "load_graph": "traincast.graph.files:load_graph",
-    "save_graph": "traincast.graph.files:save_graph",
-    "capture": "traincast.graph.load:load_model",
-    "Report": "traincast.report:Report",
-    "schedule": "traincast.scheduling.schedule:schedule",
-    "search": "traincast.searching.search:search",
-    "Runtime": "traincast.strategy:Runtime",
-    "Strategy": "traincast.strategy:Strategy",
-    "load_runtime": "traincast.strategy:load_runtime",
+    "traincast.calibrating.calibrate": "CalibratedCluster calibrate",
+    "traincast.cluster": "Calibration Cluster Device Link load_cluster load_device",
+    "traincast.engines": "Engine load_engine",
+    "traincast.errors": "CaptureError FileFormatError MissingDependencyError RequestError SimulationError "
+    "StrategyError TraincastError UnknownNameError",
+    "traincast.estimate": "AnalyticalCostModel CostModel Estimates LearnedCostModel learned_cost_model",
+    "traincast.fitting.fit": "Fit fit",
+    "traincast.forecast": "Forecast predict",
+    "traincast.graph": "Operator OperatorGraph TensorSpec",
+    "traincast.graph.files": "load_graph save_graph",
+    "traincast.graph.load": "capture",
+    "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
+    "traincast.profiling.profile": "profile",
+    "traincast.report": "JobForecast JobSettings Report",
+    "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
+    "traincast.scheduling.schedule": "Schedule schedule",
+    "traincast.scheduling.traces": "Trace",
+    "traincast.searching.answer": "Answer Candidate",
+    "traincast.searching.search": "search",
+    "traincast.simulate": "Conditions Timeline",
+    "traincast.strategy": "Request Runtime Strategy load_runtime",
+    "traincast.validating.operators": "OperatorValidation",
+    "traincast.validating.outcome": "RowValidation Validation",
+    "traincast.validating.validate": "validate",
 }
+"""The public names of each module."""
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+_RENAMED = {"capture": "load_model"}
+"""Public names that their module calls otherwise."""
 
 __all__ = [
+    "AnalyticalCostModel",
+    "Answer",
+    "CalibratedCluster",
+    "Calibration",
+    "Candidate",
+    "CaptureError",
     "Cluster",
+    "CollectiveRequest",
+    "Conditions",
+    "CostModel",
+    "Costs",
     "Device",
+    "Engine",
+    "Estimates",
+    "FailureEvent",
+    "FailureLaw",
+    "Failures",
+    "FileFormatError",
+    "Fit",
     "Forecast",
+    "Job",
+    "JobForecast",
+    "JobSettings",
+    "LearnedCostModel",
     "Link",
+    "Metrics",
+    "MissingDependencyError",
     "Operator",
     "OperatorGraph",
+    "OperatorRequest",
+    "OperatorValidation",
+    "Placement",
+    "Policy",
+    "Profile",
     "Report",
+    "Request",
     "RequestError",
+    "RowValidation",
     "Runtime",
+    "Schedule",
+    "SharedCluster",
+    "SimulationError",
     "Strategy",
     "StrategyError",
     "TensorSpec",
+    "Timeline",
+    "Trace",
     "TraincastError",
+    "UnknownNameError",
+    "Validation",
     "__version__",
+    "calibrate",
     "capture",
+    "fit",
+    "learned_cost_model",
     "load_cluster",
     "load_device",
+    "load_engine",
     "load_graph",
     "load_runtime",
     "predict",
+    "profile",
     "save_graph",
     "schedule",
     "search",
+    "validate",
 ]
 
 
+def __dir__() -> list[str]:
+    """List the public names, and nothing else."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: ``import traincast`` itself stays instant."""
-    if name not in _HOMES:
+    """Import a public name when it is first used: ``import traincast`` itself stays instant."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'traincast' has no attribute {name!r}")
     import importlib
 
-    module, _, attribute = _HOMES[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute)
+    value = getattr(importlib.import_module(_MODULES[name]), _RENAMED.get(name, name))
     globals()[name] = value
     return value

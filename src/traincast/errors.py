@@ -6,6 +6,8 @@
     ├── RequestError               the user asked for something that cannot be (exit code 2)
     │   ├── UnknownNameError       a name that is not in a catalog; lists the choices
     │   ├── StrategyError          degrees that do not fit the cluster, the model or the batch
+    │   │   ├── EmptyAxisError     limits that leave no value of an axis of the search
+    │   │   └── NoneAcceptedError  a filter that accepts none of the strategies found
     │   ├── FileFormatError        a file that is missing, damaged or not what it should be
     │   ├── CaptureError           a model that could not be traced
     │   └── MissingDependencyError an optional package is not installed; says how to install it
@@ -36,6 +38,14 @@ class RequestError(TraincastError):
 
 class StrategyError(RequestError):
     """A strategy that does not fit the cluster, the model or the batch."""
+
+
+class EmptyAxisError(StrategyError):
+    """Limits on a search that leave no value of one axis."""
+
+
+class NoneAcceptedError(StrategyError):
+    """A filter that accepts none of the strategies that a search found."""
 
 
 class FileFormatError(RequestError):

@@ -91,7 +91,7 @@ def predict(
     samples: int | None = None,
     steps: int | None = None,
     job: JobSettings | None = None,
-    shard: tuple[tuple[str, str], ...] = (),
+    shard_rules: tuple[tuple[str, str], ...] = (),
     cost_model: CostModel | None = None,
     optimizer: bool = True,
     conditions: Conditions | None = None,
@@ -114,7 +114,7 @@ def predict(
         use_cache=use_cache,
         hosts=True,
     )
-    request = replace(request, strategy=_strategy(strategy, request, shard))
+    request = replace(request, strategy=_strategy(strategy, request, shard_rules))
     result = forecast(request, cost_model=cost_model, conditions=conditions)
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])

@@ -20,9 +20,6 @@ DAY: Final = 86400.0
 _SUFFIX: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 _NUMBER: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([kKmMgGbBtT]?)\s*$")
 
-_TIME_UNITS: Final = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR, "d": DAY, "w": 7 * DAY, "y": 365 * DAY}
-_TIME: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(s|min|m|h|d|w|y|)\s*$", re.IGNORECASE)
-
 
 def parse_count(text: str, *, what: str) -> int:
     """Read a positive whole number such as ``256``, ``1e12``, ``15T`` or ``4k``."""
@@ -37,37 +34,33 @@ def parse_count(text: str, *, what: str) -> int:
     return int(value)
 
 
-_BYTES: Final = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": KIB, "mib": MIB, "gib": GIB}
-_TIMES: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": HOUR, "d": DAY, "w": 7 * DAY}
+_BYTE_UNITS: Final = {
+    "": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": KIB, "mib": MIB, "gib": GIB,
+    "tib": 1024 * GIB,
+}  # fmt: skip
+_TIME_UNITS: Final = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR, "d": DAY, "w": 7 * DAY, "y": 365 * DAY}
 _AMOUNT: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$", re.ASCII)
 
 
 def parse_bytes(text: str, *, what: str) -> float:
-    """Read an amount of memory such as ``70GB``, ``64GiB`` or ``8e10``."""
-    return _amount(text, _BYTES, what=what, example="70GB or 64GiB")
+    """Read a size above zero such as ``70GB``, ``64GiB`` or ``8e10``, in bytes; a number without a unit is bytes."""
+    return _amount(text, _BYTE_UNITS, what=what, kind="a size", example="70GB or 64GiB", least="above zero")
 
 
-def parse_duration(text: str, *, what: str) -> float:
-    """Read a time such as ``14d``, ``36h``, ``90min`` or ``3600s``, in seconds."""
-    return _amount(text, _TIMES, what=what, example="14d, 36h or 90min")
+def parse_seconds(text: str, *, what: str, zero: bool = True) -> float:
+    """Read a time such as ``90s``, ``30min``, ``2h``, ``14d`` or ``1y``, in seconds.
+
+    A number without a unit is seconds. ``zero=False`` refuses 0.
+    """
+    least = "of zero or more" if zero else "above zero"
+    return _amount(text, _TIME_UNITS, what=what, kind="a time", example="90s, 30min, 36h or 14d", least=least)
 
 
-def _amount(text: str, units: Mapping[str, float], *, what: str, example: str) -> float:
+def _amount(text: str, units: Mapping[str, float], *, what: str, kind: str, example: str, least: str) -> float:
     match = _AMOUNT.match(text)
-    if match is None or match.group(2).lower() not in units:
-        raise RequestError(f"{what} is {text!r}: expected an amount such as {example}")
-    value = float(match.group(1)) * units[match.group(2).lower()]
-    if not math.isfinite(value) or value <= 0.0:
-        raise RequestError(f"{what} is {text!r}: expected an amount above zero, such as {example}")
-    return value
-
-
-def parse_seconds(text: str, *, what: str) -> float:
-    """Read a time of 0 or more such as ``90`` (seconds), ``90s``, ``15min``, ``4h``, ``30d`` or ``1y``."""
-    match = _TIME.match(text)
-    value = float(match.group(1)) * _TIME_UNITS[match.group(2).lower()] if match else math.nan
-    if not math.isfinite(value):
-        raise RequestError(f"{what} is {text!r}: expected a time such as 90s, 15min, 4h or 30d")
+    value = float(match.group(1)) * units.get(match.group(2).lower(), math.nan) if match else math.nan
+    if not math.isfinite(value) or (value == 0.0 and least == "above zero"):
+        raise RequestError(f"{what} is {text!r}: expected {kind} {least}, such as {example}")
     return value
 
 

@@ -32,7 +32,7 @@ READERS: dict[str, tuple[str, list[str]]] = {
     "device": ("bad.toml", ["devices", "bad.toml"]),
     "model": ("bad.json", ["predict", "bad.json", "--cluster", "dgx-h100", "--global-batch", "8"]),
     "model to capture": ("bad.json", ["capture", "bad.json", "-o", "graph.json"]),
-    "trace": ("bad.csv", ["schedule", "bad.csv", "--nodes", "2", "--gpus-per-node", "8"]),
+    "trace": ("bad.csv", ["schedule", "bad.csv", "--nodes", "2x8"]),
     "nodes": ("bad.csv", ["schedule", "bad.csv", "--cluster-file", "bad.csv"]),
     "steps": ("bad.csv", ["validate", "steps", "bad.csv"]),
     "steps in Parquet": ("bad.parquet", ["validate", "steps", "bad.parquet"]),

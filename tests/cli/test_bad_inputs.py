@@ -154,11 +154,14 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "a job of no steps": (_with("--steps", "0"), "0"),
     "tensor groups for a convolutional net": (
         ["predict", "resnet18", "--cluster", "dgx-h100", "--global-batch", "8", "--strategy", "dp=4,tp=2"],
-        "--shard",
+        "--shard-rule",
     ),
-    "a shard rule without a role": (_with("--shard", "layers"), "layers"),
-    "a shard rule with an unknown role": (_with("--strategy", "dp=4,tp=2", "--shard", "*=diagonal"), "diagonal"),
-    "a shard rule that matches nothing": (_with("--strategy", "dp=4,tp=2", "--shard", "nowhere.*=column"), "nowhere"),
+    "a shard rule without a role": (_with("--shard-rule", "layers"), "layers"),
+    "a shard rule with an unknown role": (_with("--strategy", "dp=4,tp=2", "--shard-rule", "*=diagonal"), "diagonal"),
+    "a shard rule that matches nothing": (
+        _with("--strategy", "dp=4,tp=2", "--shard-rule", "nowhere.*=column"),
+        "nowhere",
+    ),
     "a trace in a folder that is not there": (_with("--trace", "/no/such/folder/t.json"), "folder"),
     "a page in a folder that is not there": (_with("--html", "/no/such/folder/p.html"), "folder"),
     "an unknown device": (["devices", "h1000"], "h100"),

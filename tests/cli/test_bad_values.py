@@ -18,19 +18,19 @@ GPT = "gpt:layers=2,hidden=64,heads=4,vocab=100,seq=32"
 
 PREDICT = ["predict", GPT, "--cluster", "dgx-h100", "--global-batch", "8"]
 SEARCH = ["search", GPT, "--cluster", "dgx-h100", "--global-batch", "8", "--workers", "1"]
-SCHEDULE = ["schedule", "jobs.csv", "--nodes", "2", "--gpus-per-node", "8"]
+SCHEDULE = ["schedule", "jobs.csv", "--nodes", "2x8"]
 CAPTURE = ["capture", GPT, "-o", "graph.json"]
 FIT = ["fit", "operators", "jobs.csv", "-o", "bundle"]
 FIT_COLLECTIVES = ["fit", "collectives", "jobs.csv", "-o", "bundle"]
 PROFILE = ["profile", "operators", "--from", GPT, "-o", "table.parquet"]
 PROFILE_COLLECTIVES = ["profile", "collectives", "--local", "2", "-o", "table.parquet"]
-OPSET = ["profile", "opset", "--samples", "1"]
+OPSET = ["profile", "opset", "--layers-per-type", "1"]
 CALIBRATE = ["calibrate", "jobs.csv", "--cluster", "dgx-h100", "-o", "mine.toml"]
 
 COUNT = ("", "0", "-1", "1.5", "nan", "inf", "1e400", "many", "٣", "1,000", "0x10", "1e30")
 """No count: none, nothing, negative, a part, no number, a digit of another script, beyond reason."""
 WHOLE = ("", "0", "-1", "1.5", "nan", "many", "99999999999999999999999")
-SEED = ("", "-1", "1.5", "nan", "many")
+SEED = ("", "-1", "1.5", "nan", "many", "٣", "2147483648")
 NAME = ("", "nonsense", "../..", "\N{SNOWMAN}", "a" * 300)
 TIME = ("", "-1h", "nan", "soon", "5 fortnights", "1e999s", "h")
 FOLDERLESS = ("no/such/folder/file",)
@@ -42,7 +42,7 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (PREDICT, "--tokens", COUNT),
     (PREDICT, "--samples", COUNT),
     (PREDICT, "--steps", COUNT),
-    (PREDICT, "--seed", ("", "1.5", "many")),
+    (PREDICT, "--seed", SEED),
     (PREDICT, "--precision", NAME),
     (PREDICT, "--runtime", (*NAME, ".toml", "folder.toml")),
     (
@@ -103,7 +103,7 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
             "dp=4,pp=2,schedule=string:digits",
         ),
     ),
-    (PREDICT, "--shard", ("", "=", "=column", "*=", "*=diagonal")),
+    (PREDICT, "--shard-rule", ("", "=", "=column", "*=", "*=diagonal")),
     (PREDICT, "--bundle", ("", "missing", "jobs.csv", "folder.toml")),
     (PREDICT, "--html", (*FOLDERLESS, "folder.toml")),
     (PREDICT, "--trace", FOLDERLESS),
@@ -111,9 +111,9 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (SEARCH, "--seq", COUNT),
     (SEARCH, "--top", COUNT),
     (SEARCH, "--tokens", COUNT),
-    (SEARCH, "--workers", COUNT),
+    (SEARCH, "--workers", (*COUNT, "1025")),
     (SEARCH, "--seed", SEED),
-    (SEARCH, "--deadline", TIME),
+    (SEARCH, "--deadline", ("14", "0s", *TIME)),
     (SEARCH, "--budget", ("", "-5", "nan", "inf", "much")),
     (SEARCH, "--objective", NAME),
     (SEARCH, "--searcher", NAME),
@@ -149,7 +149,8 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (SEARCH, "--resume", ("jobs.csv",)),
     (SEARCH, "--bundle", ("missing", "jobs.csv")),
     (SCHEDULE, "--nodes", ("", "0", "-1", "1.5", "many", "2x0", "0x8", "2x8:", "x8", "2x", "2x8+", "99999999999")),
-    (SCHEDULE, "--gpus-per-node", WHOLE),
+    (SCHEDULE, "--gpus-per-node", ("", "0", "-1", "1.5", "many")),
+    (SCHEDULE, "--cluster-file", ("", "missing.csv", "folder.toml", "jobs.csv")),
     (SCHEDULE, "--nodes-per-rack", ("", "-1", "1.5", "many")),
     (SCHEDULE, "--quota", ("", "vc", "vc=", "=4", "vc=-1", "vc=many", "vc=nan")),
     (SCHEDULE, "--policy", (*NAME, "os:getcwd", "os:", ":x", "nowhere:Policy")),
@@ -161,14 +162,13 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (SCHEDULE, "--load", ("", "0", "-1", "nan", "inf", "fast", "1,x")),
     (SCHEDULE, "--mtbf", ("", "30d", "node=", "node=-1d", "node=soon", "planet=3d", "node=nan")),
     (SCHEDULE, "--checkpoint-interval", TIME),
-    (SCHEDULE, "--checkpoint-cost", ("", "-1s", "soon", "1s+", "1s+x/gpu", "nan")),
+    (SCHEDULE, "--checkpoint-cost", ("", "-1s", "soon", "1s+", "1s+x/gpu", "1s/device", "nan")),
     (SCHEDULE, "--restore-cost", ("", "-1s", "soon", "1s+")),
     (SCHEDULE, "--restart-cost", ("", "-1s", "soon")),
     (SCHEDULE, "--failure-events", ("", "missing.csv", "folder.toml", "jobs.csv")),
-    (SCHEDULE, "--cluster-file", ("", "missing.csv", "folder.toml", "jobs.csv")),
-    (SCHEDULE, "--seed", ("", "1.5", "many")),
+    (SCHEDULE, "--seed", SEED),
     (SCHEDULE, "--seeds", ("", "0", "-1", "1001", "1.5", "many")),
-    (SCHEDULE, "--workers", ("", "0", "-1", "1.5", "many")),
+    (SCHEDULE, "--workers", (*COUNT, "1025")),
     (SCHEDULE, "--engine", ("", "nonsense")),
     (SCHEDULE, "--jobs-out", FOLDERLESS),
     (SCHEDULE, "--html", (*FOLDERLESS, "folder.toml")),
@@ -176,7 +176,7 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (CAPTURE, "--seq", COUNT),
     (CAPTURE, "-o", (*FOLDERLESS, "", "folder.toml")),
     (FIT, "--epochs", WHOLE),
-    (FIT, "--jobs", WHOLE),
+    (FIT, "--workers", (*COUNT, "1025")),
     (FIT, "--seed", SEED),
     (FIT, "--where", ("", "device", "device=", "=x", "colour=red")),
     (FIT_COLLECTIVES, "--seed", SEED),
@@ -186,10 +186,10 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (PROFILE, "--device", NAME),
     (PROFILE, "--threads", WHOLE),
     (PROFILE, "--repeats", WHOLE),
-    (PROFILE, "--steps", WHOLE),
+    (PROFILE, "--timed-steps", WHOLE),
     (PROFILE, "--limit", WHOLE),
-    (PROFILE, "--samples", WHOLE),
-    (PROFILE, "--seconds", ("", "0", "-1", "nan", "many")),
+    (PROFILE, "--layers-per-type", WHOLE),
+    (PROFILE, "--time-limit", ("0", "10", "0s", *TIME)),
     (PROFILE, "--from", ("", ",", "nonsense", "missing.json", "\N{SNOWMAN}")),
     (PROFILE, "-o", ("", "table.txt", "no/such/folder/table.parquet", "folder.toml", "jobs.csv")),
     (PROFILE_COLLECTIVES, "--ops", ("", ",", "nonsense", "all_reduce,nonsense")),
@@ -199,11 +199,11 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (PROFILE_COLLECTIVES, "--repeats", WHOLE),
     (PROFILE_COLLECTIVES, "--threads", WHOLE),
     (PROFILE_COLLECTIVES, "--local", WHOLE),
-    (PROFILE_COLLECTIVES, "--seconds", ("", "0", "-1", "nan", "many")),
+    (PROFILE_COLLECTIVES, "--time-limit", ("0", "10", "0s", *TIME)),
     (PROFILE_COLLECTIVES, "-o", ("", "table.txt", "no/such/folder/table.parquet", "folder.toml")),
-    (OPSET, "--samples", WHOLE),
+    (OPSET, "--layers-per-type", WHOLE),
     (OPSET, "--batch", COUNT),
-    (OPSET, "--seed", ("", "1.5", "many")),
+    (OPSET, "--seed", SEED),
     (OPSET, "-o", FOLDERLESS),
     (CALIBRATE, "--cluster", NAME),
     (CALIBRATE, "--curve", ("", "x", "-1", "1.5", "nan", ",")),
@@ -249,7 +249,7 @@ WORDS: list[tuple[list[str], tuple[str, ...]]] = [
     (["clusters"], (*NAME, "dgx-h100:0", "missing.toml", "folder.toml")),
     (["devices"], (*NAME, "missing.toml", "folder.toml", "tpu")),
     (["runtimes"], (*NAME, "missing.toml", "folder.toml")),
-    (["schedule", "--nodes", "2", "--gpus-per-node", "8"], ("", "missing.csv", "folder.toml")),
+    (["schedule", "--nodes", "2x8"], ("", "missing.csv", "folder.toml")),
     (["validate", "steps"], ("", "missing.csv", "folder.toml", "jobs.csv", "jobs.txt")),
     (["validate", "dp-steps"], ("", "missing.csv", "folder.toml", "jobs.csv", "jobs.txt")),
     (["validate", "operators"], ("", "missing.csv", "folder.toml", "jobs.csv", "jobs.txt")),

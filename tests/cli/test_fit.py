@@ -57,7 +57,7 @@ def test_a_table_becomes_a_bundle_that_predict_and_validate_take(
     assert judged["summary"]["all"]["n"] == 400
     assert judged["summary"]["all"]["mape"] < 8
     told, _ = run(capsys, "validate", "operators", data, "--bundle", bundle)
-    assert "my.bundle was fitted to four fifths of this very table" in " ".join(told.split())
+    assert "my.bundle was fitted to four fifths of this table" in " ".join(told.split())
     assert {"index", "measured", "predicted", "low", "high", "status", "reason"} <= set(judged["rows"][0])
 
 
@@ -74,9 +74,9 @@ def test_people_see_errors_per_cell_and_what_was_left_out(
     assert "row 9: unknown operator 'frobnicate'" in err
 
 
-def test_compare_prints_the_rivals(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rivals_are_scored_on_the_same_rows(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("fit", "operators", data, "-o", str(tmp_path / "b"), "--networks", "none", "--epochs", "3")
-    out, _ = run(capsys, *arguments, "--compare", "--json")
+    out, _ = run(capsys, *arguments, "--rivals", "--json")
     scores = {(r["rival"], r["operator"]): r for r in json.loads(out)["rivals"]}
     assert {rival for rival, _ in scores} >= {"roofline", "ridge", "random forest", "LightGBM", "MLP", "FI-Net", "FNO"}
     assert scores["LightGBM", "all"]["mape"] < scores["roofline", "all"]["mape"]

@@ -90,8 +90,8 @@ def test_standard_output_that_is_closed_is_no_traceback() -> None:
         [*SEARCH, "--resume", "parts"],
         ["capture", GPT, "-o", "out.json"],
         ["calibrate", "runs.csv", "--cluster", "dgx-a100", "-o", "out.toml", "--curve", "0"],
-        ["schedule", "jobs.csv", "--nodes", "1", "--gpus-per-node", "8", "--jobs-out", "out.csv"],
-        ["schedule", "jobs.csv", "--nodes", "1", "--gpus-per-node", "8", "--html", "out.html"],
+        ["schedule", "jobs.csv", "--nodes", "1x8", "--jobs-out", "out.csv"],
+        ["schedule", "jobs.csv", "--nodes", "1x8", "--html", "out.html"],
     ],
     ids=lambda arguments: f"{arguments[0]} {arguments[-2]} {arguments[-1]}",
 )
@@ -147,12 +147,12 @@ def test_no_verb_writes_over_what_it_reads(
     for arguments in (
         ["calibrate", "runs.csv", "--cluster", "lab.toml", "-o", "lab.toml"],
         ["capture", "config.json", "-o", "./config.json"],
-        ["schedule", "jobs.csv", "--nodes", "1", "--gpus-per-node", "8", "--jobs-out", "jobs.csv"],
+        ["schedule", "jobs.csv", "--nodes", "1x8", "--jobs-out", "jobs.csv"],
         ["predict", "config.json", "--cluster", "lab.toml:2", "--global-batch", "4", "--html", "lab.toml"],
         ["predict", "config.json", "--cluster", "lab.toml", "--global-batch", "4", "--trace", "config.json"],
         ["search", "config.json", "--cluster", "lab.toml+dgx-a100", "--global-batch", "4", "--html", "lab.toml"],
     ):
         assert "which would be lost; choose another name" in refused(capsys, *arguments)
     same = refused(capsys, *SEARCH, "--html", "a.parquet", "--all-out", "a.parquet")
-    assert "--all-out and --html are both a.parquet" in same
+    assert "--output and --html are both a.parquet" in same
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == inputs

@@ -83,7 +83,7 @@ def test_search_shows_people_the_table_the_ties_and_the_front(capsys: pytest.Cap
 
 
 def test_the_first_is_what_predict_forecasts(capsys: pytest.CaptureFixture[str]) -> None:
-    command = re.search(r"the first in full: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
+    command = re.search(r"To see the first strategy in detail, run: traincast (.+)", run(capsys, *SEARCH, "--top", "1"))
     assert command
     best = run_json(capsys, *SEARCH)["best"]
     assert run_json(capsys, *command[1].split())["step_s"] == pytest.approx(best["step_s"], rel=1e-6)
@@ -312,7 +312,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "an unknown device": (_with("--devices", "h1000"), "h1000"),
     "no devices": (_with("--devices", ","), "--devices"),
     "a deadline without a job": (_with("--deadline", "14d"), "deadline"),
-    "a deadline without a unit": (_with("--deadline", "14", "--steps", "10"), "14d"),
+    "a deadline of nothing": (_with("--deadline", "0", "--steps", "10"), "14d"),
     "a deadline in the past": (_with("--deadline", "-1d", "--steps", "10"), "-1d"),
     "a deadline nobody can meet": (_with("--deadline", "1s", "--steps", "1e9", "--constraint", NARROW), "deadline"),
     "a chance that is a word": (

@@ -35,11 +35,11 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
         (["operators", "--from", "nosuch", "-o", "t.parquet"], "unknown model 'nosuch'"),
         (["operators", "--from", "gpt:layers", "-o", "t.parquet"], "name=value"),
         (["operators", "--from", "missing.json", "-o", "t.parquet"], "cannot read missing.json"),
-        (["operators", "--repeats", "-3", "-o", "t.parquet"], "repeats is -3"),
+        (["operators", "--repeats", "-3", "-o", "t.parquet"], "--repeats is '-3'"),
         (["operators", "--device", "tpu", "-o", "t.parquet"], "unknown device 'tpu'"),
         (["operators", "--precision", "fp12", "-o", "t.parquet"], "precision is 'fp12'"),
         (["operators", "--batch", "0", "-o", "t.parquet"], "--batch is '0'"),
-        (["operators", "--seconds", "-1", "-o", "t.parquet"], "seconds is -1"),
+        (["operators", "--time-limit", "-1s", "-o", "t.parquet"], "--time-limit is '-1s'"),
         (["operators", "-o", "no/t.parquet"], "does not exist"),
         (["operators", "-o", "t.csv"], "must end in .parquet"),
         (["operators"], "Missing option"),
@@ -47,12 +47,12 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
             ["collectives", "-o", "t.parquet"],
             "torchrun --nproc-per-node 4 -m traincast profile collectives -o t.parquet",
         ),
-        (["collectives", "--sizes", "foo", "-o", "t.parquet"], "size 'foo'"),
+        (["collectives", "--sizes", "foo", "-o", "t.parquet"], "size is 'foo'"),
         (["collectives", "--local", "1", "-o", "t.parquet"], "--local 1"),
         (["collectives", "--local", "2", "--groups", "4", "-o", "t.parquet"], "--local 2"),
         (["collectives", "--ops", "reduce", "-o", "t.parquet"], "unknown collective"),
         (["collectives", "--backend", "mpi", "-o", "t.parquet"], "unknown backend"),
-        (["opset", "--samples", "0"], "expected 1 to"),
+        (["opset", "--layers-per-type", "0"], "--layers-per-type is '0'"),
         (["opset", "-o", "set.txt"], "must end in .json"),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_wrong_request_gets_one_clear_line(
 
 def test_operators_for_programs_and_then_for_people(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "t.parquet")
-    words = ["operators", "--from", TINY, "--repeats", "3", "--steps", "2", "--source", "lab", "-o", path]
+    words = ["operators", "--from", TINY, "--repeats", "3", "--timed-steps", "2", "--source", "lab", "-o", path]
     code, out, err = call(capsys, *words, "--json")
     facts: dict[str, Any] = json.loads(out)
     assert (code, err) == (0, "")
@@ -114,19 +114,19 @@ def test_an_interruption_keeps_what_is_done_and_says_where(
 def test_alone_and_in_context_choose(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for flag, context in (("--alone", "alone"), ("--in-context", "model")):
         path = str(tmp_path / f"{context}.parquet")
-        words = ("operators", "--from", TINY, "--repeats", "2", "--steps", "1", "--limit", "4", flag, "-o", path)
+        words = ("operators", "--from", TINY, "--repeats", "2", "--timed-steps", "1", "--limit", "4", flag, "-o", path)
         assert call(capsys, *words)[0] == 0
         assert set(pq.read_table(path).column("context").to_pylist()) == {context}
 
 
 def test_the_operator_set_can_be_counted_listed_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "set.json")
-    code, out, _ = call(capsys, "opset", "--samples", "2", "-o", path, "--json")
+    code, out, _ = call(capsys, "opset", "--layers-per-type", "2", "-o", path, "--json")
     facts = json.loads(out)
     assert code == 0
     assert facts["operators"] == sum(facts["types"].values()) == sum(facts["kinds"].values())
-    assert call(capsys, "opset", "--samples", "2", "--list")[1].count("\n") == facts["operators"]
-    assert f"{facts['operators']} distinct operators" in call(capsys, "opset", "--samples", "2")[1]
+    assert call(capsys, "opset", "--layers-per-type", "2", "--list")[1].count("\n") == facts["operators"]
+    assert f"{facts['operators']} distinct operators" in call(capsys, "opset", "--layers-per-type", "2")[1]
 
 
 def test_an_operator_set_file_is_profiled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from traincast.profiling.output import journal_path
 from traincast.profiling.rows import OPERATOR_COLUMNS, key_of, operator_from_row
 
 TINY = "gpt:layers=3,hidden=16,heads=2,vocab=50,seq=8"
-REQUEST = OperatorRequest(models=(TINY,), batch=2, repeats=3, steps=2)
+REQUEST = OperatorRequest(models=(TINY,), batch=2, repeats=3, timed_steps=2)
 
 
 def table(path: Path) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_a_limit_leaves_the_rest_for_the_next_run(tmp_path: Path) -> None:
 
 
 def test_a_spent_budget_still_gives_a_table(tmp_path: Path) -> None:
-    result = profile_operators(replace(REQUEST, seconds=1e-9), tmp_path / "t.parquet")
+    result = profile_operators(replace(REQUEST, time_limit_s=1e-9), tmp_path / "t.parquet")
     assert result.measured == 0
     assert result.left == len(operators_of(REQUEST)[0]) + 1
     assert table(tmp_path / "t.parquet") == []
@@ -174,7 +174,7 @@ def test_sources_are_read_with_the_commas_that_families_have() -> None:
         ({"batch": 0}, "batch is 0"),
         ({"threads": 0}, "threads is 0"),
         ({"limit": 0}, "limit is 0"),
-        ({"seconds": -1.0}, "seconds is -1"),
+        ({"time_limit_s": -1.0}, "time_limit_s is -1"),
         ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"models": ()}, "nothing to profile"),
     ],

@@ -76,7 +76,7 @@ def test_a_file_gives_the_set_back_and_can_be_profiled(tmp_path: Path) -> None:
     every = tuple(op for chosen in drawn().values() for op in chosen)
     assert load_operator_set(path) == every
     from_file, _, _ = operators_of(OperatorRequest(files=(path,)))
-    drawn_anew, _, _ = operators_of(OperatorRequest(opset=True, samples=6, batch=2))
+    drawn_anew, _, _ = operators_of(OperatorRequest(opset=True, layers_per_type=6, batch=2))
     assert set(from_file) == set(drawn_anew) == {key_of(op) for op in every}
 
 

@@ -8,26 +8,35 @@ from typing import TYPE_CHECKING
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar
-from traincast.cli.validate import ALLOW_CODE
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
     from traincast.calibrating.procedure import Calibrated
 
 
-@click.command(short_help="Learn a cluster from its own measured runs.")
+@click.command(
+    short_help="Learn a cluster from its own measured runs.",
+    epilog=options.example("calibrate runs.csv --cluster dgx-h100 -o mine.toml"),
+)
 @click.argument("file")
-@click.option("--cluster", required=True, metavar="NAME|FILE", help="The cluster that all runs of FILE ran on.")
-@click.option("-o", "--output", required=True, metavar="FILE.toml", help="Where to write the calibrated cluster.")
-@click.option("--curve", default="0,1,3,10,30", show_default=True, help="Numbers of runs of the learning curve.")
-@ALLOW_CODE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.cluster("a name or a .toml file; all rows of FILE ran on it.")
+@options.output("the calibrated cluster (.toml).")
+@click.option(
+    "--curve",
+    default="0,1,3,10,30",
+    show_default=True,
+    metavar="N,…",
+    help="Also measure the error on unseen runs after calibrating with N runs.",
+)
+@options.allow_code()
+@options.json()
 def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool, as_json: bool) -> None:
-    """Fit the parameters that datasheets do not give to measured runs (.csv or .parquet), and write a cluster file.
+    """Fit the parameters that datasheets of a cluster lack to its measured runs, and write a cluster file.
 
-    A row states at least model, n_gpus and step_time_s; see the reference for all columns. If the command is stopped,
-    the same command resumes from the fits that it had finished.
+    FILE is a table (.csv, .csv.gz or .parquet). Each row has at least model, n_gpus and step_time_s; the reference
+    lists all columns. A calibration that was interrupted resumes when the same command is run again.
     """
     from traincast.calibrating.calibrate import calibrate as learn
     from traincast.measured import count_assumptions

@@ -6,18 +6,24 @@ from pathlib import Path
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import console, input_files, print_json, traced
 from traincast.files import check_output
 from traincast.units import format_flops, format_parameters
 
 
-@click.command(short_help="Trace a model and save its operator graph.")
+@click.command(
+    short_help="Trace a model and save its operator graph.", epilog=options.example("capture gpt2 -o gpt2.json")
+)
 @click.argument("model")
-@click.option("-o", "--output", required=True, metavar="FILE", help="Where to write the graph (JSON).")
-@click.option("--seq", metavar="N", help="Tokens per sample, for sequence models.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def capture(model: str, output: str, seq: str | None, as_json: bool) -> None:
-    """Trace one training step of MODEL and save its operators, to be forecast without PyTorch."""
+@options.output("the operator graph (.json).")
+@options.seq()
+@options.json()
+def capture(model: str, output: str, seq: int | None, as_json: bool) -> None:
+    """Trace one training step of MODEL and save its operator graph.
+
+    `traincast predict` and `traincast search` take the saved file as MODEL, without PyTorch.
+    """
     from traincast.graph import Phase
     from traincast.graph.files import save_graph
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import print_json, print_table
 from traincast.cluster.calibration import Calibration
 from traincast.cluster.hardware import Device, Link
 from traincast.units import format_bytes, format_count, format_seconds
 
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 _name = click.argument("name", required=False)
 
 
@@ -34,9 +34,9 @@ def _text(value: Any) -> str:
     return str(value) if value != "" else "–"
 
 
-@click.command(short_help="List the models of the zoo, or show one.")
+@click.command(short_help="List the models of the zoo, or show one.", epilog=options.example("models llama3-8b"))
 @_name
-@_json
+@options.json()
 def models(name: str | None, as_json: bool) -> None:
     """List the models of the zoo, or show the one called NAME."""
     from traincast.graph import zoo
@@ -64,9 +64,11 @@ def _parameters(value: object) -> str:
     return format_count(float(value)) if isinstance(value, int | float) else "–"
 
 
-@click.command(short_help="List the known devices, or show one.")
+@click.command(
+    short_help="List the known devices, or show one.", epilog=options.example("devices h100-sxm5-80gb --json")
+)
 @_name
-@_json
+@options.json()
 def devices(name: str | None, as_json: bool) -> None:
     """List the known devices, or show the one called NAME (or in a .toml file)."""
     from traincast.cluster import device_names, load_device
@@ -95,9 +97,11 @@ def devices(name: str | None, as_json: bool) -> None:
     print_table(f"{len(rows)} devices", columns, rows, right=(2, 3, 4, 5, 6))
 
 
-@click.command(short_help="List the known clusters and node types, or show one.")
+@click.command(
+    short_help="List the known clusters and node types, or show one.", epilog=options.example("clusters dgx-h100:4")
+)
 @_name
-@_json
+@options.json()
 def clusters(name: str | None, as_json: bool) -> None:
     """List the known clusters and node types, or show the one called NAME[:NODES] (or in a .toml file)."""
     from traincast.cluster import Cluster, cluster_names, load_cluster, node_names
@@ -146,9 +150,11 @@ def _fields(value: Any) -> dict[str, Any]:
     return found
 
 
-@click.command(short_help="List the known training frameworks, or show one.")
+@click.command(
+    short_help="List the known training frameworks, or show one.", epilog=options.example("runtimes megatron")
+)
 @_name
-@_json
+@options.json()
 def runtimes(name: str | None, as_json: bool) -> None:
     """List the known runtimes (habits of training frameworks), or show the one called NAME (or in a .toml file)."""
     from traincast.strategy import load_runtime, runtime_names

@@ -1,148 +1,111 @@
-"""``traincast fit operators | collectives``: bundles from measurements."""
+"""``traincast fit operators | collectives | renew``: bundles from measurements."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from traincast.cli.output import console, print_json, print_table
-from traincast.errors import RequestError
+from traincast.cli import options
+from traincast.cli.output import console, plain, print_json, print_table
 
 if TYPE_CHECKING:
-    from traincast.fitting.collective_table import CollectiveTable
-    from traincast.fitting.dataset import OperatorTable
     from traincast.fitting.operators import FittedCell
-    from traincast.fitting.rivals import RivalScore
 
 _PROBLEMS_SHOWN = 12
 
 
-@click.group(short_help="Fit bundles of operator and collective times to measurements.")
+@click.group(
+    short_help="Fit bundles of operator and collective times to measurements.",
+    epilog=options.example("fit operators mine.parquet -o mine.bundle"),
+)
 def fit() -> None:
-    """Fit what estimates times to tables of measurements, and write it as a bundle."""
+    """Fit models of operator and collective times to tables of measurements, and write them as a bundle.
+
+    Tables are .csv, .csv.gz or .parquet; `traincast profile` writes them, and the reference lists their columns.
+    """
 
 
-@fit.command(name="operators")
-@click.argument("data", nargs=-1, required=True, metavar="DATA…")
-@click.option("-o", "--output", required=True, metavar="BUNDLE", help="Folder to write the bundle to.")
-@click.option("--compare", is_flag=True, help="Also fit FI-Net's rivals, and print what each reaches.")
-@click.option("--networks", default="*", metavar="PATTERN,…", help="Cells that also try a network; 'none' for none.")
-@click.option("--epochs", type=click.IntRange(1, 10_000), help="Epochs of each network.")
-@click.option("--where", multiple=True, metavar="NAME=VALUE,…", help="Fit the rows of one device, op, dtype … only.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed of split and training.")
-@click.option("--jobs", type=click.IntRange(1, 1024), default=1, help="Processes to train in.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@fit.command(name="operators", epilog=options.example("fit operators mine.parquet -o mine.bundle --where device=A100"))
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@options.output("the bundle, a folder.")
+@options.rivals()
+@click.option(
+    "--networks",
+    default="*",
+    show_default=True,
+    metavar="PATTERN,…",
+    help="Cells that also try a network, such as 'attention/*,conv/*'; `none` for no cell.",
+)
+@click.option("--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Epochs of each network. Default: 40.")
+@options.where()
+@options.seed("Split and training are drawn with it.")
+@options.workers("They train one cell each at a time.", default=1)
+@options.json()
+@options.renamed("fit operators")
 def operators(
-    data: tuple[str, ...],
+    files: tuple[str, ...],
     output: str,
-    compare: bool,
+    rivals: bool,
     networks: str,
     epochs: int | None,
     where: tuple[str, ...],
     seed: int,
-    jobs: int,
+    workers: int,
     as_json: bool,
 ) -> None:
-    """Fit operator times to tables of measured operators (.parquet, .csv).
+    """Fit operator times to tables of measured operators.
 
-    One model is fitted for each family, setting, dtype and device; with three devices or more, also a network for
-    devices that were not measured. A device with few measurements adapts that network.
+    One model is fitted per family, setting, dtype and device. With three or more devices, a network for unmeasured
+    devices is fitted as well. A device with few measurements adapts that network.
     """
-    from dataclasses import asdict
-
     from traincast.cli.validate import conditions
-    from traincast.engines import local_engine
-    from traincast.estimate.bundle import check_output, save_bundle
-    from traincast.fitting.operator_bundle import bundle_of, shipped_base
-    from traincast.fitting.operators import FitConfig, fit_operators
-    from traincast.fitting.train import TrainConfig
+    from traincast.fitting.fit import fit as fit_times
 
-    check_output(Path(output))
-    table = _read(data, conditions(where))
-    _say_problems(table)
-    config = FitConfig(
-        seed=seed,
-        networks=() if networks == "none" else tuple(networks.split(",")),
-        general=len(table.devices) >= 3,
-        training=TrainConfig() if epochs is None else TrainConfig(epochs=epochs),
-    )
     with _progress() as say:
-        fitted = fit_operators(table, config, base=shipped_base(), engine=local_engine(jobs), progress=say)
-    card, arrays = bundle_of(fitted, table, data=_about(data, table), config=config)
-    save_bundle(Path(output), card, arrays)
-    rivals = _compare(table, seed, epochs) if compare else []
-    if as_json:
-        problems = table.problems_summary()
-        print_json(
-            {"bundle": output, "cells": _cells(fitted), "rivals": [asdict(r) for r in rivals], "left_out": problems}
+        result = fit_times(
+            files,
+            output=output,
+            rivals=rivals,
+            networks=() if networks == "none" else tuple(networks.split(",")),
+            epochs=epochs,
+            where=conditions(where),
+            seed=seed,
+            workers=workers,
+            progress=say,
+            warn=_say_problems,
         )
+    if as_json:
+        print_json(result.as_dict())
         return
-    _show(fitted)
-    if compare:
-        _show_rivals(rivals)
-    console().print(f"bundle: {output}")
+    _show(result.cells)
+    if rivals:
+        _show_rivals(result.as_dict()["rivals"])
+    console().print(f"bundle: {plain(output)}")
 
 
-def _read(data: tuple[str, ...], where: dict[str, set[str]]) -> OperatorTable:
-    from traincast.fitting.dataset import filters, joined, read_operators
-
-    table = joined([read_operators(Path(path), derive=True, **filters(where)) for path in data])
-    if not len(table):
-        reasons = "; ".join(table.problems_summary()[:2]) or "it has no rows"
-        raise RequestError(f"nothing to fit in {', '.join(data)}: {reasons}")
-    return table
-
-
-def _say_problems(table: OperatorTable | CollectiveTable) -> None:
-    lines = table.problems_summary()
+def _say_problems(lines: Sequence[str]) -> None:
+    """Print why rows are left out, the most frequent reasons first."""
     for line in lines[:_PROBLEMS_SHOWN]:
-        console(stderr=True).print(f"[yellow]left out[/yellow] {line}", highlight=False, soft_wrap=True)
+        console(stderr=True).print(f"[yellow]left out[/yellow] {plain(line)}", highlight=False, soft_wrap=True)
     if len(lines) > _PROBLEMS_SHOWN:
         console(stderr=True).print(f"left out for {len(lines) - _PROBLEMS_SHOWN} more reasons")
 
 
-def _about(data: tuple[str, ...], table: OperatorTable | CollectiveTable) -> dict[str, Any]:
-    import hashlib
-
-    return {
-        "files": {Path(path).name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in data},
-        "rows": len(table),
-        "left_out": len(table.problems),
-        "sources": sorted(set(table.source.tolist())),
-    }
-
-
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None] | None]:
-    """What has been fitted, line by line on standard error, where that is a terminal."""
+    """Print each fitted model on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
     yield lambda text: console(stderr=True).print(f"[dim]{text}[/dim]", highlight=False)
 
 
-def _cells(fitted: list[FittedCell]) -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
-    return [
-        {
-            "cell": made.cell.id,
-            "rows": made.rows,
-            "network_share": made.cell.share,
-            "train_s": made.seconds,
-            "scores": {name: asdict(score) for name, score in made.scores.items()},
-            "curve": made.curve,
-        }
-        for made in fitted
-    ]
-
-
-def _show(fitted: list[FittedCell]) -> None:
+def _show(fitted: Sequence[FittedCell]) -> None:
     rows = []
     general = [made.cell.family for made in fitted if made.cell.device == "any"]
     for made in fitted:
@@ -183,27 +146,18 @@ def _learner(made: FittedCell) -> str:
     return f"{cell.share:.0%} network, {1 - cell.share:.0%} trees"
 
 
-def _compare(table: OperatorTable, seed: int, epochs: int | None) -> list[RivalScore]:
-    from traincast.fitting.compare import compare_cells
-    from traincast.fitting.rivals import Budget
-
-    budget = Budget() if epochs is None else Budget(epochs=epochs)
-    with _progress() as say:
-        return compare_cells(table, seed=seed, budget=budget, progress=say)
-
-
-def _show_rivals(rivals: list[RivalScore]) -> None:
+def _show_rivals(rivals: Sequence[dict[str, Any]]) -> None:
     rows = [
         [
-            r.cell,
-            r.operator,
-            r.rival,
-            str(r.n),
-            f"{r.mape:.2f} %",
-            f"{r.median:.2f} %",
-            f"{r.p90:.1f} %",
-            f"{r.train_s:.1f} s",
-            f"{1e3 * r.inference_s:.2f} ms",
+            r["cell"],
+            r["operator"],
+            r["rival"],
+            str(r["n"]),
+            f"{r['mape']:.2f} %",
+            f"{r['median']:.2f} %",
+            f"{r['p90']:.1f} %",
+            f"{r['train_s']:.1f} s",
+            f"{1e3 * r['inference_s']:.2f} ms",
         ]
         for r in rivals
     ]
@@ -211,11 +165,11 @@ def _show_rivals(rivals: list[RivalScore]) -> None:
     print_table("FI-Net and its rivals, same rows and features", columns, rows, right=range(3, 9))
 
 
-@fit.command(name="renew")
+@fit.command(name="renew", epilog=options.example("fit renew mine.bundle"))
 @click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE…")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.json()
 def renew(bundles: tuple[str, ...], as_json: bool) -> None:
-    """Write bundles of an earlier format in the present one; nothing is fitted again."""
+    """Convert bundles of an earlier format to the present one; nothing is fitted again."""
     from traincast.estimate.bundle import renew_bundle
 
     renewed = {bundle: renew_bundle(Path(bundle)) for bundle in bundles}
@@ -228,48 +182,38 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
         console().print(f"{'renewed' if new else 'up to date'}: {bundle}", markup=False)
 
 
-@fit.command(name="collectives")
-@click.argument("data")
-@click.option("-o", "--output", required=True, metavar="BUNDLE", help="Folder to write the bundle to.")
-@click.option("--compare", is_flag=True, help="Also fit rivals, and print what each reaches.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed of split and training.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def collectives(data: str, output: str, compare: bool, seed: int, as_json: bool) -> None:
-    """Fit times of collectives and transfers to a table of measured ones (.parquet, .csv)."""
-    from dataclasses import asdict
+@fit.command(name="collectives", epilog=options.example("fit collectives mine.parquet -o mine.bundle"))
+@click.argument("file")
+@options.output("the bundle, a folder.")
+@options.rivals()
+@options.seed("The configurations held out are drawn with it.")
+@options.json()
+@options.renamed("fit collectives")
+def collectives(file: str, output: str, rivals: bool, seed: int, as_json: bool) -> None:
+    """Fit times of collectives and transfers to a table of measured ones."""
+    from traincast.fitting.fit import fit as fit_times
 
-    from traincast.estimate.bundle import check_output, save_bundle
-    from traincast.fitting.collective_table import read_collectives
-    from traincast.fitting.collectives import compare_collectives, fit_collectives
-
-    check_output(Path(output))
-    table = read_collectives(Path(data))
-    _say_problems(table)
-    weights, model = fit_collectives(table, seed=seed)
-    about = {**_about((data,), table), "rows": len(table)}
-    save_bundle(Path(output), {"kind": "collectives", "data": about, "seed": seed, "model": model}, weights)
-    rivals = compare_collectives(table, seed=seed) if compare else []
+    result = fit_times(file, output=output, kind="collectives", rivals=rivals, seed=seed, warn=_say_problems)
     if as_json:
-        summary = {"bundle": output, "held_out": model["held_out"], "rivals": [asdict(r) for r in rivals]}
-        print_json({**summary, "left_out": table.problems_summary()})
+        print_json(result.as_dict())
         return
-    held = model["held_out"]
+    held = result.held_out
     if held:
         console().print(
             f"on {held['cells']:g} configurations held out: MAPE {held['mape']:.2f} %, "
             f"median {held['median_ape']:.2f} %"
         )
-    if compare:
+    if rivals:
         columns = ["model", "tested on", "MAPE", "median", "90 %", "training", "inference"]
         rows = [
             [
-                r.name,
-                str(r.cells),
-                *(f"{error:.2f} %" for error in (r.mape, r.median_ape, r.p90_ape)),
-                f"{r.train_s:.1f} s",
-                f"{r.predict_s:.2f} s",
+                r["name"],
+                str(r["cells"]),
+                *(f"{r[error]:.2f} %" for error in ("mape", "median_ape", "p90_ape")),
+                f"{r['train_s']:.1f} s",
+                f"{r['predict_s']:.2f} s",
             ]
-            for r in rivals
+            for r in result.as_dict()["rivals"]
         ]
         print_table("models of collectives, same rows", columns, rows, right=range(1, 7))
-    console().print(f"bundle: {output}")
+    console().print(f"bundle: {plain(output)}")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from traincast.files import finite
-from traincast.units import parse_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,13 +100,12 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
         yield told
 
 
-def traced(model: str, *, seq: str | None, use_cache: bool) -> OperatorGraph:
-    """The operator graph of what a user wrote for MODEL and ``--seq``; a long trace shows how far it has come."""
+def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
+    """Return the operator graph of MODEL; show a progress bar while it is traced."""
     from traincast.graph.load import load_model
 
-    length = None if seq is None else parse_count(seq, what="--seq")
     with progress_bar("tracing modules") as progress:
-        return load_model(model, seq=length, use_cache=use_cache, progress=progress)
+        return load_model(model, seq=seq, use_cache=use_cache, progress=progress)
 
 
 def print_table(

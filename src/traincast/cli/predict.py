@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from traincast.cli import options
 from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, input_files, print_json, print_table, traced
 from traincast.errors import RequestError
@@ -33,52 +34,68 @@ _READABLE_SPANS = 150_000
 _CHART_WIDTH = 64
 
 
-@click.command(short_help="Forecast a training step, and the whole job.")
+@click.command(
+    short_help="Forecast a training step, and the whole job.",
+    epilog=options.example("predict llama3-8b --cluster dgx-h100:4 --global-batch 256 --tokens 1e12 --html step.html"),
+)
 @click.argument("model")
+@options.cluster(options.CATALOG_CLUSTER)
+@options.global_batch()
+@click.option("--strategy", metavar="dp=8,tp=4,…", help="How to spread the work. Chosen to fit in memory if omitted.")
+@options.seq()
+@options.precision(options.PRECISIONS)
+@options.runtime()
 @click.option(
-    "--cluster",
-    required=True,
-    metavar="NAME[:NODES]",
-    help="Cluster, node type or .toml file; dgx-h100:1x2 is part of a node.",
+    "--shard-rule",
+    "shard_rules",
+    multiple=True,
+    metavar="MODULE=ROLE",
+    help="Shard the linear layers that match MODULE by column or row, or replicate them. May be given several times.",
 )
-@click.option("--strategy", metavar="dp=8,tp=4,…", help="How to spread it; chosen to fit when left out.")
-@click.option("--global-batch", required=True, metavar="N", help="Samples per step, over all devices.")
-@click.option("--seq", metavar="N", help="Tokens per sample, for sequence models.")
-@click.option("--precision", metavar="NAME", help="fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4.")
-@click.option("--runtime", metavar="NAME", help="Training framework, or a .toml file; see `traincast runtimes`.")
-@click.option("--shard", metavar="MODULE=ROLE", multiple=True, help="Tensor-shard rule: column, row or replicate.")
-@click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
-@click.option("--samples", metavar="N", help="Length of the job in samples.")
-@click.option("--steps", metavar="N", help="Length of the job in steps.")
-@click.option("--slow", metavar="RANK=FACTOR", multiple=True, help="3=1.5: rank 3 computes 1.5 times slower.")
+@options.job_length()
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="RANK=FACTOR",
+    help="3=1.5: rank 3 computes 1.5 times slower. May be given several times.",
+)
 @click.option("--jitter", type=float, default=0.0, metavar="SIGMA", help="Spread of the ranks' speed, such as 0.05.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the jitter.")
-@click.option("--busy-network", type=float, default=0.0, metavar="SHARE", help="Bandwidth between nodes others take.")
-@click.option("--share-links", is_flag=True, help="Messages of a rank that run at once share its links.")
-@click.option("--memory", "show_memory", is_flag=True, help="Show memory over time and the tensors of its peak.")
-@click.option("--trace", metavar="FILE", help="Write a Chrome trace for Perfetto; a folder gets one file per rank.")
-@click.option("--trace-ranks", metavar="N|all", help="How many ranks the trace shows; as many as stay readable.")
-@click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@options.seed("The jitter is drawn with it.")
 @click.option(
-    "--export",
-    metavar="NAME",
-    help="megatron, torchtitan, deepspeed or nanotron: time its runtime, and print what it reads.",
+    "--busy-network",
+    type=float,
+    default=0.0,
+    metavar="SHARE",
+    help="Share of the bandwidth between nodes that other jobs use, such as 0.3.",
 )
-@click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
-@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache of traced models.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.option("--share-links", is_flag=True, help="Let simultaneous messages of a rank share its links.")
+@click.option(
+    "--memory", "show_memory", is_flag=True, help="Show memory over time, and the largest tensors at its peak."
+)
+@click.option(
+    "--trace", metavar="FILE", help="Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank."
+)
+@click.option(
+    "--trace-ranks", metavar="N|all", help="Number of ranks in the trace. If omitted, as many as stay readable."
+)
+@options.html()
+@options.export("The forecast uses its runtime unless --runtime names another.")
+@options.bundle()
+@options.no_cache()
+@options.json()
+@options.renamed("predict")
 def predict(
     model: str,
     cluster: str,
+    global_batch: int,
     strategy: str | None,
-    global_batch: str,
-    seq: str | None,
+    seq: int | None,
     precision: str | None,
     runtime: str | None,
-    shard: tuple[str, ...],
-    tokens: str | None,
-    samples: str | None,
-    steps: str | None,
+    shard_rules: tuple[str, ...],
+    tokens: int | None,
+    samples: int | None,
+    steps: int | None,
     slow: tuple[str, ...],
     jitter: float,
     seed: int,
@@ -107,18 +124,18 @@ def predict(
     _check_outputs(trace=trace, html=html, inputs=inputs)
     if trace_ranks is not None and trace is None:
         raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
-    batch, place = parse_count(global_batch, what="--global-batch"), load_cluster(cluster, hosts=True)
+    place = load_cluster(cluster, hosts=True)
     result = forecast_step(
         traced(model, seq=seq, use_cache=not no_cache),
         cluster=place,
         strategy=strategy,
-        global_batch=batch,
+        global_batch=global_batch,
         precision=precision,
         runtime=runtime_for(export, runtime),
-        shard=tuple(_rule(text) for text in shard),
-        tokens=None if tokens is None else parse_count(tokens, what="--tokens"),
-        samples=None if samples is None else parse_count(samples, what="--samples"),
-        steps=None if steps is None else parse_count(steps, what="--steps"),
+        shard_rules=tuple(_rule(text) for text in shard_rules),
+        tokens=tokens,
+        samples=samples,
+        steps=steps,
         cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
@@ -171,7 +188,7 @@ def _conditions(
 def _rule(text: str) -> tuple[str, str]:
     module, equals, role = text.rpartition("=")
     if not equals or not module:
-        raise RequestError(f"--shard {text!r}: expected MODULE=column, MODULE=row or MODULE=replicate")
+        raise RequestError(f"--shard-rule {text!r}: expected MODULE=column, MODULE=row or MODULE=replicate")
     return module, role
 
 

@@ -1,4 +1,4 @@
-"""``traincast profile operators | collectives | opset``: measurements on the machine at hand."""
+"""``traincast profile operators | collectives | opset``: measure on the machine at hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from traincast import files
+from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table
 from traincast.cli.profile_output import (
     facts_of,
@@ -25,71 +26,81 @@ from traincast.units import format_bytes, format_seconds, parse_count
 if TYPE_CHECKING:
     from traincast.graph import Operator
     from traincast.profiling.collective_cases import CollectiveRequest
-    from traincast.profiling.operators import OperatorRequest
 
 
-_MOST_LOCAL = 1024
-
-
-@click.group(short_help="Measure operators and collectives on the machine at hand.")
+@click.group(
+    short_help="Measure operators and collectives on the machine at hand.",
+    epilog=options.example("profile operators --from gpt2 -o mine.parquet"),
+)
 def profile() -> None:
-    """Measure operators and collectives on the machine at hand, into a table to learn from.
+    """Measure operators and collectives on the machine at hand, and write a table that `traincast fit` reads.
 
-    A run that was stopped goes on where it stopped when it is started again with the same output; a
-    table that exists is added to.
+    A table that exists is extended. A run that was interrupted resumes when the same command is run again.
     """
 
 
-@profile.command(name="operators")
+@profile.command(
+    name="operators",
+    epilog=options.example("profile operators --from gpt2,resnet50 --time-limit 10min -o mine.parquet"),
+)
 @click.option(
     "--from",
     "sources",
     default="opset",
     show_default=True,
     metavar="MODEL,…",
-    help="Models (`traincast models`), zoo for all of them, opset for the operator set, or an opset file.",
+    help="Models to take operators from (see `traincast models`). `zoo` takes all models, `opset` the operator set; "
+    "a .json file is a saved operator set.",
 )
-@click.option("--batch", default="1", show_default=True, metavar="N", help="Samples per step.")
-@click.option("--seq", metavar="N", help="Tokens per sample, for sequence models.")
-@click.option("--precision", default="fp32", show_default=True, metavar="NAME", help="fp32, bf16 or fp16.")
-@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu or cuda.")
-@click.option("--threads", default=1, show_default=True, metavar="N", help="Threads of the processor to use.")
-@click.option("--repeats", default=20, show_default=True, metavar="N", help="Timed runs of each operator alone.")
-@click.option("--steps", default=5, show_default=True, metavar="N", help="Timed steps of each model.")
-@click.option("--alone", is_flag=True, help="Only each distinct operator standing alone.")
-@click.option("--in-context", is_flag=True, help="Only operators while their model runs.")
-@click.option("--limit", type=int, metavar="N", help="At most so many operators alone, of all kinds in turn.")
-@click.option("--seconds", type=float, metavar="N", help="Stop after so long; start again to go on.")
-@click.option("--samples", default=40, show_default=True, metavar="N", help="Layers of each type in the operator set.")
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of the operator set.")
-@click.option("--source", default="profile", show_default=True, metavar="NAME", help="What the table calls its source.")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The table (.parquet).")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.batch()
+@options.seq()
+@options.precision("fp32, bf16 or fp16.", default="fp32")
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="Where to run: cpu or cuda.")
+@options.threads()
+@options.repeats()
+@click.option(
+    "--timed-steps", default=5, show_default=True, type=options.COUNT, metavar="N", help="Timed steps of each model."
+)
+@click.option("--alone", is_flag=True, help="Only time each distinct operator by itself.")
+@click.option("--in-context", is_flag=True, help="Only time operators while their model runs.")
+@click.option(
+    "--limit",
+    type=options.COUNT,
+    metavar="N",
+    help="Time at most N operators alone; the kinds of operators take turns.",
+)
+@options.time_limit()
+@options.layers_per_type()
+@options.seed("The operator set is drawn with it.")
+@options.source()
+@options.output("the table (.parquet).")
+@options.json()
+@options.renamed("profile operators")
 def operators(
     sources: str,
-    batch: str,
-    seq: str | None,
+    batch: int,
+    seq: int | None,
     precision: str,
     device: str,
     threads: int,
     repeats: int,
-    steps: int,
+    timed_steps: int,
     alone: bool,
     in_context: bool,
     limit: int | None,
-    seconds: float | None,
-    samples: int,
+    time_limit: float | None,
+    layers_per_type: int,
     seed: int,
     source: str,
     output: str,
     as_json: bool,
 ) -> None:
-    """Measure the operators of models, or of the operator set: alone, and while their model runs.
+    """Measure the operators of models, or of the operator set.
 
-    With neither --alone nor --in-context, both are done.
+    Each operator is timed alone, and while its model runs. --alone and --in-context choose one of the two.
     """
-    from traincast.profiling.operators import OperatorRequest, request_sources
-    from traincast.profiling.output import check_output
+    from traincast.profiling.operators import OperatorRequest, request_sources, summary_of
+    from traincast.profiling.profile import profile as measure
 
     models, files, opset = request_sources(sources)
     both = alone == in_context
@@ -97,30 +108,24 @@ def operators(
         models=models,
         files=files,
         opset=opset,
-        batch=parse_count(batch, what="--batch"),
-        seq=None if seq is None else parse_count(seq, what="--seq"),
+        batch=batch,
+        seq=seq,
         precision=precision,
         device=device,
         threads=threads,
         repeats=repeats,
-        steps=steps,
+        timed_steps=timed_steps,
         alone=alone or both,
         in_context=in_context or both,
         limit=limit,
-        seconds=seconds,
+        time_limit_s=time_limit,
         source=source,
-        samples=samples,
+        layers_per_type=layers_per_type,
         seed=seed,
     )
-    check_output(Path(output), table="operators")
-    _measure_operators(request, Path(output), as_json=as_json)
-
-
-def _measure_operators(request: OperatorRequest, output: Path, *, as_json: bool) -> None:
-    from traincast.profiling.operators import profile_operators, summary_of
-
-    with progress_on_terminal() as progress, saying_what_is_kept(output):
-        result = profile_operators(request, output, progress=progress)
+    with progress_on_terminal() as progress, saying_what_is_kept(Path(output)):
+        result = measure(request, output=output, progress=progress)
+    assert result is not None, "operators are measured in this process"
     summary = summary_of(result.rows)
     if as_json:
         print_json(facts_of(result) | {"summary": summary})
@@ -141,33 +146,51 @@ def _measure_operators(request: OperatorRequest, output: Path, *, as_json: bool)
     show_rest(result)
 
 
-@profile.command(name="collectives")
-@click.option("--ops", metavar="NAME,…", help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, p2p.")
+@profile.command(
+    name="collectives", epilog=options.example("profile collectives --local 4 --sizes 1KiB..64MiB:4 -o mine.parquet")
+)
+@click.option(
+    "--ops",
+    metavar="NAME,…",
+    help="Collectives to measure: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, p2p. Default: all.",
+)
 @click.option(
     "--sizes",
     default="1KiB..64MiB:4",
     show_default=True,
-    metavar="SIZES",
-    help="Sizes, or ranges that double (1KiB..64MiB) or grow by a factor (1KiB..64MiB:4).",
+    metavar="SIZE,…",
+    help="Message sizes (64KiB,1MB), or ranges that double (1KiB..64MiB) or grow by a factor (1KiB..64MiB:4).",
 )
-@click.option("--groups", metavar="N,…", help="Ranks per group; 2, 4, … up to all when left out.")
-@click.option("--backend", default="gloo", show_default=True, metavar="NAME", help="gloo or nccl.")
-@click.option("--repeats", default=20, show_default=True, metavar="N", help="Timed runs of each case.")
-@click.option("--seconds", type=float, metavar="N", help="Stop after so long; start again to go on.")
-@click.option("--threads", default=1, show_default=True, metavar="N", help="Threads per process.")
-@click.option("--local", type=int, metavar="N", help="Start so many processes here, instead of using torchrun.")
-@click.option("--source", default="profile", show_default=True, metavar="NAME", help="What the table calls its source.")
-@click.option("--system", default="", metavar="NAME", help="What the table calls the system; its host name otherwise.")
-@click.option("--interconnect", default="", metavar="TEXT", help="What connects the ranks, as the table shall say it.")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The table (.parquet); rank 0 writes it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.option("--groups", metavar="N,…", help="Ranks per group. Default: 2, 4, … up to all ranks.")
+@click.option(
+    "--backend", default="gloo", show_default=True, metavar="NAME", help="Communication library: gloo or nccl."
+)
+@options.repeats()
+@options.time_limit()
+@options.threads()
+@click.option(
+    "--local",
+    type=options.COUNT,
+    metavar="N",
+    help="Start N processes on this machine. If omitted, torchrun must start them.",
+)
+@options.source()
+@click.option(
+    "--system", default="", metavar="NAME", help="Value of the table's system column. Default: the name of the host."
+)
+@click.option(
+    "--interconnect", default="", metavar="TEXT", help="Value of the table's interconnect column: what links the ranks."
+)
+@options.output("the table (.parquet); rank 0 writes it.")
+@options.json()
+@options.renamed("profile collectives")
 def collectives(
     ops: str | None,
     sizes: str,
     groups: str | None,
     backend: str,
     repeats: int,
-    seconds: float | None,
+    time_limit: float | None,
     threads: int,
     local: int | None,
     source: str,
@@ -178,7 +201,7 @@ def collectives(
 ) -> None:
     """Measure collectives over sizes, group sizes and placements on nodes.
 
-    Launch it on every rank, such as
+    Start it on every rank, for example with
 
     torchrun --nproc-per-node 4 -m traincast profile collectives -o mine.parquet
 
@@ -186,7 +209,9 @@ def collectives(
     """
     from traincast.profiling.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
     from traincast.profiling.collectives import is_launched, torchrun_line
+    from traincast.profiling.launch import run_locally, words_of
     from traincast.profiling.output import check_output
+    from traincast.profiling.profile import check_ranks
 
     with only_rank_0_speaks():
         request = CollectiveRequest(
@@ -195,7 +220,7 @@ def collectives(
             groups=() if groups is None else _group_sizes(groups),
             backend=backend,
             repeats=repeats,
-            seconds=seconds,
+            time_limit_s=time_limit,
             threads=threads,
             source=source,
             system=system,
@@ -203,29 +228,23 @@ def collectives(
         )
         check_output(Path(output), table="collectives")
         if local is None and is_launched():
-            _measure_collectives(request, Path(output), as_json=as_json)
+            _measure_collectives(request, output, as_json=as_json)
             return
-    arguments = _without_local(click.get_current_context())
+    words = [*words_of(request, Path(output)), *(["--json"] if as_json else [])]
     if local is None:
-        raise RequestError(f"collectives need several processes: {torchrun_line(arguments)} (or add --local 4)")
-    if not max((2, *request.groups)) <= local <= _MOST_LOCAL:
-        raise RequestError(
-            f"--local {local}: expected 2 to {_MOST_LOCAL} processes, and as many as the largest group at least"
-        )
-    from traincast.profiling.collectives import check_backend
-    from traincast.profiling.launch import run_locally
-
-    check_backend(backend)
+        raise RequestError(f"collectives need several processes: {torchrun_line(words)} (or add --local 4)")
+    check_ranks(local, request, what="--local")
     with saying_what_is_kept(Path(output)):
-        code = run_locally(arguments, ranks=local)
+        code = run_locally(words, ranks=local)  # rank 0 prints the result
     sys.exit(code)
 
 
-def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: bool) -> None:
-    from traincast.profiling.collectives import profile_collectives, summary_of_collectives
+def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bool) -> None:
+    from traincast.profiling.collectives import summary_of_collectives
+    from traincast.profiling.profile import profile as measure
 
-    with progress_on_terminal() as progress, saying_what_is_kept(output):
-        result = profile_collectives(request, output, progress=progress)
+    with progress_on_terminal() as progress, saying_what_is_kept(Path(output)):
+        result = measure(request, output=output, progress=progress)
     if result is None:
         return
     summary = summary_of_collectives(result.rows)
@@ -259,15 +278,16 @@ def _measure_collectives(request: CollectiveRequest, output: Path, *, as_json: b
     show_rest(result)
 
 
-@profile.command(name="opset")
-@click.option("--samples", default=40, show_default=True, metavar="N", help="Layers of each type.")
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of the draw.")
-@click.option("--batch", default="1", show_default=True, metavar="N", help="Samples per step.")
+@profile.command(name="opset", epilog=options.example("profile opset --layers-per-type 10 -o opset.json"))
+@options.layers_per_type()
+@options.seed("The operator set is drawn with it.")
+@options.batch()
 @click.option("--list", "listed", is_flag=True, help="Print every operator.")
-@click.option("-o", "--output", metavar="FILE", help="Write the set (JSON), for `--from`.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-def opset(samples: int, seed: int, batch: str, listed: bool, output: str | None, as_json: bool) -> None:
-    """Draw the operator set: operators of thirteen CNN families and of transformers, around the published ones."""
+@options.output("the operator set (.json); `traincast profile operators --from` reads it.", required=False)
+@options.json()
+@options.renamed("profile opset")
+def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str | None, as_json: bool) -> None:
+    """Draw the operator set: operators of 13 CNN families and of transformers, with sizes around published ones."""
     from traincast.profiling.opset import operator_set_by_type
     from traincast.profiling.opset_files import save_operator_set
     from traincast.profiling.rows import PHASES
@@ -276,10 +296,9 @@ def opset(samples: int, seed: int, batch: str, listed: bool, output: str | None,
         raise RequestError(f"cannot write {output}: an operator set is JSON, so its name must end in .json")
     if output is not None:
         files.check_output(Path(output))
-    size = parse_count(batch, what="--batch")
-    by_type = operator_set_by_type(samples=samples, seed=seed, batch=size)
+    by_type = operator_set_by_type(samples=layers_per_type, seed=seed, batch=batch)
     if output is not None:
-        save_operator_set(by_type, Path(output), settings={"samples": samples, "seed": seed, "batch": size})
+        save_operator_set(by_type, Path(output), settings={"samples": layers_per_type, "seed": seed, "batch": batch})
     every = [op for chosen in by_type.values() for op in chosen]
     kinds = Counter(op.kind.value for op in every)
     if as_json:
@@ -318,17 +337,3 @@ def _group_sizes(text: str) -> tuple[int, ...]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _without_local(context: click.Context) -> list[str]:
-    """The words that would call this command again, but for ``--local``."""
-    words = ["profile", "collectives"]
-    for parameter in context.command.params:
-        value = context.params.get(str(parameter.name))
-        if not isinstance(parameter, click.Option) or parameter.name == "local" or value == parameter.default:
-            continue
-        if parameter.is_flag:
-            words += [parameter.opts[-1]] if value else []
-        elif value is not None:
-            words += [parameter.opts[0], str(value)]
-    return words

@@ -15,13 +15,13 @@ from traincast.cli.output import console
 from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
-    from traincast.profiling.operators import OperatorProfile, Progress
+    from traincast.profiling.operators import Profile, Progress
 
 
 _SHOWN_FAILURES = 12
 
 
-def facts_of(result: OperatorProfile) -> dict[str, object]:
+def facts_of(result: Profile) -> dict[str, object]:
     """What ``--json`` says of a run, but for its summary."""
     return {
         "file": str(result.output),
@@ -34,7 +34,7 @@ def facts_of(result: OperatorProfile) -> dict[str, object]:
     }
 
 
-def show_rest(result: OperatorProfile) -> None:
+def show_rest(result: Profile) -> None:
     """What was not measured and why, and where the table is."""
     from traincast.profiling.timing import SUSPECT_DISPERSION
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, progress_bar
 from traincast.cli.schedule_options import (
     check_names,
@@ -31,51 +32,103 @@ if TYPE_CHECKING:
     from traincast.scheduling.study import StudyRow
 
 
-@click.command(short_help="Replay a job trace on a cluster under a scheduling policy.")
-@click.argument("jobs")
-@click.option("--nodes", metavar="N|2x8:V100+…", help="Number of nodes, or nodes × GPUs of each type.")
-@click.option("--gpus-per-node", type=int, metavar="N", help="GPUs of each node, where --nodes is a number.")
-@click.option(
-    "--cluster-file", metavar="FILE", help="List of nodes (.csv) instead: node,gpu_type,gpus[,rack,switch,vc]."
+@click.command(
+    short_help="Replay a job trace on a cluster under a scheduling policy.",
+    epilog=options.example("schedule jobs.csv --nodes 2x8 --compare fifo,sjf,easy --html queue.html"),
 )
-@click.option("--gpu-type", default="", metavar="NAME", help="Type of the GPUs of nodes that name none.")
-@click.option("--hardware", metavar="TYPE=NAME,…", help="What a GPU type is in the catalog, for jobs to be forecast.")
-@click.option("--allow-code", is_flag=True, help="Let JOBS name models or schedules that are Python code, and run it.")
-@click.option("--nodes-per-rack", type=int, default=0, metavar="N", help="Put nodes into racks, each with its switch.")
-@click.option("--quota", multiple=True, metavar="VC=GPUS,…", help="Most GPUs that a virtual cluster holds at a time.")
-@click.option("--policy", metavar="NAME", help="Who runs next; a name or package.module:Class. Default: fifo.")
-@click.option("--placement", default="pooled", show_default=True, metavar="NAME", help="Which GPUs; or module:Class.")
-@click.option("--compare", metavar="NAME,…", help="Policies to show side by side; all for every one.")
-@click.option("--estimates", default="exact", show_default=True, metavar="KIND,…",
-              help="What the scheduler knows: exact, predicted, noisy:0.3 or user. Several are compared.")  # fmt: skip
+@click.argument("jobs")
 @click.option(
-    "--format", "kind", metavar="NAME", help="native, philly, helios, pai, openb or swf; found out if not given."
+    "--nodes", metavar="N|NxGPUS[:TYPE]+…", help="Number of nodes, or nodes x GPUs per node: 5x8, 2x8:V100+16x4:T4."
+)
+@click.option("--gpus-per-node", type=int, metavar="N", help="GPUs of each node; needed if --nodes is a number.")
+@click.option(
+    "--cluster-file", metavar="FILE", help="Node list (.csv) instead of --nodes: node,gpu_type,gpus[,rack,switch,vc]."
+)
+@click.option("--gpu-type", default="", metavar="NAME", help="GPU type of nodes that name none.")
+@click.option(
+    "--hardware",
+    metavar="TYPE=NAME,…",
+    help="Device or node type of the catalog that a GPU type stands for; jobs are forecast with it.",
+)
+@options.allow_code()
+@click.option(
+    "--nodes-per-rack", type=int, default=0, metavar="N", help="Put every N nodes into a rack with its own switch."
+)
+@click.option("--quota", multiple=True, metavar="VC=N,…", help="Most GPUs that a virtual cluster may hold at a time.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="Which job runs next: a policy, or your own as package.module:Class. Default: fifo.",
+)
+@click.option(
+    "--placement",
+    default="pooled",
+    show_default=True,
+    metavar="NAME",
+    help="Which GPUs a job gets: a placement, or your own as package.module:Class.",
+)
+@click.option("--compare", metavar="NAME,…", help="Show these policies side by side; `all` shows every policy.")
+@click.option(
+    "--estimates",
+    default="exact",
+    show_default=True,
+    metavar="KIND,…",
+    help="What the scheduler believes of durations: exact, predicted, noisy:0.3 or user. Several are compared.",
+)
+@click.option(
+    "--format",
+    "kind",
+    metavar="NAME",
+    help="Format of JOBS: native, philly, helios, pai, openb or swf. Detected from the file if omitted.",
 )
 @click.option("--drop-invalid", is_flag=True, help="Leave out jobs that cannot be read, instead of refusing the trace.")
-@click.option("--oversize", type=click.Choice(["refuse", "drop", "clip"]), default="refuse", show_default=True,
-              help="What to do with jobs larger than the cluster.")  # fmt: skip
-@click.option("--any-gpu", is_flag=True, help="Forget which GPU types jobs ask for.")
 @click.option(
-    "--load", default="1", metavar="X,…", help="Submit jobs X times as fast as in the trace; several are compared."
+    "--oversize",
+    type=click.Choice(["refuse", "drop", "clip"]),
+    default="refuse",
+    show_default=True,
+    metavar="KIND",
+    help="Jobs larger than the cluster: refuse the trace, drop them, or clip them to its size.",
 )
-@click.option("--mtbf", metavar="node=30d,…", help="Mean time between failures of each node, device or switch.")
-@click.option("--repair", metavar="TIME|node=4h,…", help="Mean time to repair; default 1h.")
-@click.option("--fixed-repair", is_flag=True, help="Repairs take always that long, instead of on average.")
-@click.option("--weibull-shape", metavar="K|node=0.7,…", help="Shape of the times between failures; 1 is exponential.")
-@click.option("--failure-events", metavar="FILE", help="Failures that are known: time_s,kind,target,repair_s[,gpu].")
-@click.option("--checkpoint-interval", metavar="TIME", help="Execution between regular checkpoints; none by default.")
+@click.option("--any-gpu", is_flag=True, help="Ignore the GPU types that jobs ask for.")
+@click.option(
+    "--load",
+    default="1",
+    show_default=True,
+    metavar="X,…",
+    help="Submit jobs X times as fast as in the trace. Several loads are compared.",
+)
+@click.option(
+    "--mtbf", metavar="KIND=TIME,…", help="Mean time between failures of each node, device or switch: node=30d."
+)
+@click.option("--repair", metavar="TIME|KIND=TIME,…", help="Mean time to repair. Default: 1h.")
+@click.option("--fixed-repair", is_flag=True, help="Every repair takes exactly the time of --repair.")
+@click.option(
+    "--weibull-shape",
+    metavar="K|KIND=K,…",
+    help="Weibull shape of the times between failures. Default: 1, the exponential distribution.",
+)
+@click.option("--failure-events", metavar="FILE", help="Known failures (.csv): time_s,kind,target,repair_s[,gpu].")
+@click.option(
+    "--checkpoint-interval", metavar="TIME", help="Execution time between regular checkpoints. Default: none."
+)
 @click.option("--checkpoint-cost", metavar="TIME", help="Time to write a checkpoint, such as 10s or 10s+1s/gpu.")
-@click.option("--restore-cost", metavar="TIME", help="Time to read one, such as 20s or 20s+1s/gpu.")
+@click.option("--restore-cost", metavar="TIME", help="Time to read a checkpoint, such as 20s or 20s+1s/gpu.")
 @click.option("--restart-cost", metavar="TIME", help="Time to start again after a failure.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Of noise, failures and random placement.")
-@click.option("--seeds", type=int, default=1, metavar="N", help="Run so many seeds from --seed on; figures are means.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True,
-              help="Where the runs of a study are spread: policies, seeds, estimates, loads.")  # fmt: skip
-@click.option("--workers", type=int, default=1, show_default=True, metavar="N", help="Processes for these runs.")
-@click.option("--address", metavar="ADDRESS", help="Of the Ray cluster; one is started here if not given.")
-@click.option("--jobs-out", metavar="FILE.csv", help="Write what became of each job.")
-@click.option("--html", metavar="FILE", help="Write one self-contained page.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.seed("Noise, failures and random placement are drawn with it.")
+@click.option(
+    "--seeds",
+    type=options.COUNT,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run N seeds, counted from --seed, and show means over them.",
+)
+@options.engine()
+@options.workers("They share the runs of a study: policies, seeds, estimates and loads.", default=1)
+@click.option("--jobs-out", metavar="FILE.csv", help="Write the outcome of each job.")
+@options.html()
+@options.json()
 def schedule(
     jobs: str,
     nodes: str | None,
@@ -113,10 +166,10 @@ def schedule(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Replay the jobs of a trace on a shared cluster, and say how they fared.
+    """Replay the jobs of a trace on a shared cluster; report waiting times, completion times and utilization.
 
-    JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …) or a log of Philly, Helios, Alibaba
-    or in the Standard Workload Format.
+    JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …), or a published log of Philly, Helios or
+    Alibaba, or one in the Standard Workload Format. A time is a number with its unit: 90s, 30min, 2h, 14d.
     """
     from traincast.scheduling.schedule import prepare, read_trace
 
@@ -128,12 +181,12 @@ def schedule(
     runner = engine_of(engine, workers, address)
     costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
     failures = failures_of(mtbf, repair, fixed_repair, weibull_shape, failure_events)
-    cluster, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, quota)
+    shared, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, quota)
     trace = read_trace(jobs, format=kind, drop_invalid=drop_invalid)
     with progress_bar("forecasts") as progress:
         queue = prepare(
             trace,
-            cluster,
+            shared,
             estimates=kinds[0],
             costs=costs,
             failures=failures,
@@ -149,7 +202,7 @@ def schedule(
     _show_notes(queue.notes, quiet=as_json)
     is_study = runner is not None or seeds > 1 or len(kinds) > 1 or len(loads) > 1
     rows = _study(queues, policies, placement, loads=loads, seeds=every_seed, engine=runner) if is_study else []
-    # in a study, only what files and virtual clusters are made of is run here
+    # in a study, only the runs that files and virtual clusters need are repeated here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
     _write(runs, jobs_out=jobs_out, html=html)
     if as_json:
@@ -218,7 +271,7 @@ def _write(runs: Sequence[Schedule], *, jobs_out: str | None, html: str | None) 
 
 
 def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print what a reader must know of how the trace and the cluster were read, unless the answer is for a program."""
+    """Print notes on how the trace and the cluster were read; print nothing if the answer is JSON."""
     for note in () if quiet else notes:
         console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What the options of ``traincast schedule`` say: policies, cluster, costs and failures, read and checked."""
+"""Readers of the options of ``traincast schedule``: policies, cluster, costs and failures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ _MOST_SEEDS: Final = 1000
 
 
 def engine_of(name: str, workers: int, address: str | None) -> Engine | None:
-    """The engine that runs of a study are spread over; none where they are run in this process."""
-    if workers < 1:
-        raise RequestError(f"--workers {workers}: expected at least 1")
+    """Return the engine that runs a study; ``None`` if this process runs it."""
     if name == "local" and workers == 1 and address is None:
         return None
     from traincast.engines import load_engine
@@ -29,14 +27,14 @@ def engine_of(name: str, workers: int, address: str | None) -> Engine | None:
 
 
 def seeds_of(first: int, count: int) -> range:
-    """The seeds of ``count`` runs, from ``first`` on."""
+    """Return the seeds of ``count`` runs, counted from ``first``."""
     if not 1 <= count <= _MOST_SEEDS:
         raise RequestError(f"--seeds {count}: expected a number of runs from 1 to {_MOST_SEEDS}")
     return range(first, first + count)
 
 
 def listed(text: str, option: str) -> list[str]:
-    """The values of a list separated by commas, each once."""
+    """Return the values of a comma-separated list, each once."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):
         raise RequestError(f"{option} {text!r}: expected values separated by commas, none of them empty")
@@ -44,7 +42,7 @@ def listed(text: str, option: str) -> list[str]:
 
 
 def policies_of(policy: str | None, compare: str | None) -> list[str]:
-    """The policies to run: that of ``--policy``, then those of ``--compare``, each once."""
+    """Return the policies to run, each once: that of ``--policy`` first, then those of ``--compare``."""
     if compare is None:
         return ["fifo" if policy is None else policy]
     from traincast.scheduling import POLICIES
@@ -56,7 +54,7 @@ def policies_of(policy: str | None, compare: str | None) -> list[str]:
 
 
 def hardware_of(text: str) -> dict[str, str]:
-    """What GPU types are in the catalog; a name that is not there is refused, whether a job needs it or not."""
+    """Return the catalog name of each GPU type; refuse a name that the catalog lacks, even if no job needs it."""
     from traincast.scheduling.step_times import node_of
 
     found = _pairs([text], "--hardware", "TYPE=NAME")
@@ -66,7 +64,7 @@ def hardware_of(text: str) -> dict[str, str]:
 
 
 def check_names(policies: Sequence[str], placement: str) -> None:
-    """Refuse a policy or placement that is none before anything runs."""
+    """Refuse an unknown policy or placement before anything runs."""
     from traincast.scheduling import load_placement, load_policy
     from traincast.scheduling.schedule import blaming
 
@@ -102,7 +100,7 @@ def cluster_of(
 
 
 def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
-    """``a=1,b=2`` by name."""
+    """Read ``a=1,b=2`` into a dictionary."""
     found: dict[str, str] = {}
     for part in (part for text in texts for part in text.split(",")):
         name, sign, value = (piece.strip() for piece in part.rpartition("="))
@@ -115,7 +113,7 @@ def _pairs(texts: Sequence[str], option: str, form: str) -> dict[str, str]:
 
 
 def number_of(text: str, what: str) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -128,7 +126,7 @@ def number_of(text: str, what: str) -> float:
 def failures_of(
     mtbf: str | None, repair: str | None, fixed: bool, shape: str | None, events: str | None
 ) -> Failures | None:
-    """What may fail, as it was said; nothing if nothing was."""
+    """Return the failures that the options describe, or ``None`` if there are none."""
     if mtbf is None and events is None:
         for option, text in (("--repair", repair), ("--weibull-shape", shape), ("--fixed-repair", fixed or None)):
             if text is not None:
@@ -154,7 +152,7 @@ def failures_of(
 
 
 def _by_kind(text: str, kinds: Mapping[str, str], option: str, form: str) -> dict[str, str]:
-    """A value for every kind of failure: one for all, or one by one."""
+    """Read one value for all kinds of failure, or one value per kind."""
     if "=" not in text:
         return dict.fromkeys(kinds, text)
     found = _pairs([text], option, form)
@@ -167,7 +165,7 @@ def _by_kind(text: str, kinds: Mapping[str, str], option: str, form: str) -> dic
 
 
 def costs_of(interval: str | None, checkpoint: str | None, restore: str | None, restart: str | None) -> Costs:
-    """Seconds to write, read and restart from checkpoints, and between them; 0 where nothing was said."""
+    """Return the costs of checkpoints and restarts; a cost whose option is omitted is 0."""
     from traincast.scheduling import Costs
 
     saving, saving_per_gpu = _by_size(checkpoint, "--checkpoint-cost")
@@ -183,7 +181,7 @@ def costs_of(interval: str | None, checkpoint: str | None, restore: str | None, 
 
 
 def _by_size(text: str | None, option: str) -> tuple[float, float]:
-    """``10s``, ``1s/gpu`` or ``10s+1s/gpu`` as seconds for every job and for each GPU."""
+    """Read ``10s``, ``1s/gpu`` or ``10s+1s/gpu`` as seconds for every job and seconds for each GPU."""
     fixed = per_gpu = 0.0
     for part in () if text is None else text.split("+"):
         amount, slash, unit = part.strip().partition("/")

@@ -167,7 +167,7 @@ def _show_one(run: Schedule) -> None:
         ["  99th percentile", _time(found.p99_queue_s), ""],
         ["makespan", _time(found.makespan_s), "from the first submission to the last end"],
         None,
-        ["utilisation", f"{found.utilisation:.1%}", "of the GPU time was held"],
+        ["utilization", f"{found.utilisation:.1%}", "of the GPU time was held"],
         ["goodput", f"{found.goodput:.1%}", "of the time held was work that lasted"],
         ["fragmentation", f"{found.fragmentation:.1%}", "of the free GPU time was on nodes partly in use"],
         ["idle while jobs wait", f"{found.idle_while_waiting:.1%}", "of the GPU time"],

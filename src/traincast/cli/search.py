@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from traincast.cli import options
 from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.output import console, input_files, print_json, progress_bar, traced
 from traincast.cli.search_tables import show
-from traincast.errors import FileFormatError, RequestError, StrategyError, UnknownNameError
+from traincast.errors import (
+    EmptyAxisError,
+    FileFormatError,
+    NoneAcceptedError,
+    RequestError,
+    StrategyError,
+    UnknownNameError,
+)
 from traincast.files import check_outputs
-from traincast.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
     from traincast.searching.answer import Answer
@@ -23,81 +30,101 @@ if TYPE_CHECKING:
     from traincast.strategy import Request
 
 
-@click.command(short_help="Find the best strategies, and how sure that is.")
-@click.argument("model")
-@click.option(
-    "--cluster",
-    required=True,
-    metavar="NAME[:NODES]",
-    help="Cluster, node type or .toml file; dgx-h100:1x2 is part of a node.",
+@click.command(
+    short_help="Find the best strategies, and how sure that is.",
+    epilog=options.example("search llama3-8b --cluster dgx-h100:4 --global-batch 256 --html search.html"),
 )
-@click.option("--global-batch", required=True, metavar="N", help="Samples per step, over all devices.")
-@click.option("--seq", metavar="N", help="Tokens per sample, for sequence models.")
-@click.option("--precision", metavar="NAME", help="fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4.")
-@click.option("--runtime", metavar="NAME", help="Training framework, or a .toml file; see `traincast runtimes`.")
-@click.option("--objective", metavar="NAME", help="time, cost, energy or memory; time unless a deadline is given.")
-@click.option("--top", default="10", show_default=True, metavar="N", help="How many strategies to show.")
-@click.option("--constraint", multiple=True, metavar="TEXT", help="Limits, such as memory<=70GB,tp<=8,zero=1|3.")
-@click.option("--nodes", metavar="8..128", help="Numbers of nodes to choose from: doublings of a range, or a list.")
-@click.option("--devices", metavar="NAME,…", help="Devices or node types to choose from, such as h100,h200.")
-@click.option("--tokens", metavar="N", help="Length of the job in tokens, such as 1e12.")
-@click.option("--samples", metavar="N", help="Length of the job in samples.")
-@click.option("--steps", metavar="N", help="Length of the job in steps.")
+@click.argument("model")
+@options.cluster(options.CATALOG_CLUSTER)
+@options.global_batch()
+@options.seq()
+@options.precision(options.PRECISIONS)
+@options.runtime()
 @click.option(
-    "--deadline", metavar="14d", help="How long the job may take: the cheapest way that is likely to is looked for."
+    "--objective",
+    metavar="NAME",
+    help="Minimize time, cost, energy or memory. Default: cost with --deadline, time otherwise.",
+)
+@click.option("--top", default=10, type=options.COUNT, show_default=True, metavar="N", help="Show N strategies.")
+@click.option(
+    "--constraint",
+    multiple=True,
+    metavar="LIMIT,…",
+    help="Consider only strategies within these limits, such as memory<=70GB,tp<=8,zero=1|3.",
+)
+@click.option(
+    "--nodes",
+    metavar="N,…|N..N",
+    help="Also choose the number of nodes: from a list (2,4,6) or from the doublings of a range (8..128).",
+)
+@click.option(
+    "--devices", metavar="NAME,…", help="Also choose the device: from these devices or node types, such as h100,h200."
+)
+@options.job_length()
+@click.option(
+    "--deadline",
+    type=options.TIME,
+    metavar="TIME",
+    help="Longest time that the job may take, such as 14d. Finds the cheapest way to meet it.",
 )
 @click.option(
     "--budget",
-    metavar="2e6",
-    help="What the job may cost, in US dollars: the fastest way that is likely to is looked for.",
+    type=options.COUNT,
+    metavar="DOLLARS",
+    help="Most that the job may cost, in US dollars, such as 2e6. Finds the fastest way to keep to it.",
 )
 @click.option(
     "--confidence",
     default="80%",
     show_default=True,
     metavar="CHANCE",
-    help="How likely a job must meet its deadline and budget, such as 0.9 or 90%.",
+    help="Least chance that the job meets its deadline and its budget, such as 0.9 or 90%.",
 )
-@click.option("--searcher", default="auto", metavar="NAME", help="auto, exhaustive, branch-and-bound or annealing.")
-@click.option("--seed", type=int, default=0, metavar="N", help="Seed of annealing and of what is drawn.")
-@click.option("--engine", default="local", metavar="NAME", help="Where it runs: local or ray.")
-@click.option("--workers", metavar="N", help="Parts that are searched at once; as many as there are processors.")
-@click.option("--address", metavar="ADDRESS", help="Of a Ray cluster; one is started here when left out.")
-@click.option("--resume", metavar="FOLDER", help="Keep finished parts there, and go on with those that are.")
 @click.option(
-    "--export",
+    "--searcher",
+    default="auto",
+    show_default=True,
     metavar="NAME",
-    help="megatron, torchtitan, deepspeed or nanotron: what it can run, timed with its runtime, as it reads it.",
+    help="Search method: auto, exhaustive, branch-and-bound or annealing.",
 )
-@click.option("--all-out", metavar="FILE.parquet", help="Write every candidate.")
-@click.option("--html", metavar="FILE", help="Write one self-contained page.")
-@click.option("--bundle", multiple=True, metavar="BUNDLE", help="Fitted times to ask before the shipped ones.")
-@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache of traced models.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.seed("Annealing and the draws behind chances use it.")
+@options.engine()
+@options.workers("If omitted, as many as this machine has processors.")
+@click.option(
+    "--resume",
+    metavar="FOLDER",
+    help="Save finished parts in FOLDER; a later run with the same folder resumes from them.",
+)
+@options.export("Only strategies that the framework can run are considered, timed with its runtime.")
+@click.option("--all-out", metavar="FILE.parquet", help="Write every strategy that was evaluated.")
+@options.html()
+@options.bundle()
+@options.no_cache()
+@options.json()
 @click.pass_context
 def search(
     context: click.Context,
     model: str,
     cluster: str,
-    global_batch: str,
-    seq: str | None,
+    global_batch: int,
+    seq: int | None,
     precision: str | None,
     runtime: str | None,
     objective: str | None,
-    top: str,
+    top: int,
     constraint: tuple[str, ...],
     nodes: str | None,
     devices: str | None,
-    tokens: str | None,
-    samples: str | None,
-    steps: str | None,
-    deadline: str | None,
-    budget: str | None,
+    tokens: int | None,
+    samples: int | None,
+    steps: int | None,
+    deadline: float | None,
+    budget: int | None,
     confidence: str,
     searcher: str,
     seed: int,
     engine: str,
-    workers: str | None,
+    workers: int | None,
     address: str | None,
     resume: str | None,
     export: str | None,
@@ -107,9 +134,9 @@ def search(
     no_cache: bool,
     as_json: bool,
 ) -> None:
-    """Find the best strategies for MODEL on a cluster: all that is legal, as far as it fits in memory.
+    """Find the best strategies for MODEL on a cluster, among all legal ones that fit in memory.
 
-    MODEL is what `traincast predict` takes. With --nodes or --devices the cluster is chosen as well.
+    MODEL is what `traincast predict` takes. With --nodes or --devices, the search chooses the cluster as well.
     """
     from traincast.cluster import load_cluster
     from traincast.engines import load_engine
@@ -119,31 +146,29 @@ def search(
 
     inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
     _check_outputs(all_out=all_out, html=html, resume=resume, inputs=inputs)
-    if seed < 0:
-        raise RequestError(f"--seed {seed}: expected a number from 0 on")
-    batch, _ = parse_count(global_batch, what="--global-batch"), load_cluster(cluster)
+    load_cluster(cluster)  # an unknown cluster is refused before the model is traced
     graph = traced(model, seq=seq, use_cache=not no_cache)
     refusals: list[str] = []
     with _limited_to(export, refusals), progress_bar("strategies") as progress:
         answer = find_best(
             graph,
             cluster=cluster,
-            global_batch=batch,
+            global_batch=global_batch,
             precision=precision,
             runtime=runtime_for(export, runtime),
             objective=_objective(objective, deadline),
-            top=parse_count(top, what="--top"),
+            top=top,
             constraint=",".join([*_expressible(export, model), *constraint]),
             nodes=() if nodes is None else parse_nodes(nodes),
             devices=() if devices is None else _names(devices),
-            tokens=_count(tokens, "--tokens"),
-            samples=_count(samples, "--samples"),
-            steps=_count(steps, "--steps"),
-            deadline_s=None if deadline is None else parse_duration(deadline, what="--deadline"),
-            budget=None if budget is None else float(parse_count(budget, what="--budget")),
+            tokens=tokens,
+            samples=samples,
+            steps=steps,
+            deadline_s=deadline,
+            budget=None if budget is None else float(budget),
             confidence=_chance(confidence),
             searcher=searcher,
-            engine=load_engine(engine, workers=_count(workers, "--workers"), address=address),
+            engine=load_engine(engine, workers=workers, address=address),
             engine_name=engine,
             resume=None if resume is None else Path(resume),
             progress=progress,
@@ -155,7 +180,7 @@ def search(
 
 
 def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None, inputs: Mapping[str, Path]) -> None:
-    """Refuse what cannot be written before anything is searched."""
+    """Refuse outputs that cannot be written before anything is searched."""
     if all_out is not None and not all_out.endswith(".parquet"):
         raise RequestError(
             f"cannot write {all_out}: a table of candidates is Parquet, so its name must end in .parquet"
@@ -163,11 +188,11 @@ def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None,
     outputs = {"--all-out": all_out, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs=inputs)
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
-        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is no folder; name another one")
+        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is not a folder; name another one")
 
 
-def _objective(said: str | None, deadline: str | None) -> Objective:
-    """What was said, or what a deadline leaves to ask for: the cheapest way to meet it."""
+def _objective(said: str | None, deadline: float | None) -> Objective:
+    """Return the objective that was given; without one, cost if there is a deadline, else time."""
     from traincast.searching.problem import OBJECTIVES
 
     if said is None:
@@ -178,12 +203,8 @@ def _objective(said: str | None, deadline: str | None) -> Objective:
     raise UnknownNameError("objective", said, OBJECTIVES)
 
 
-def _count(text: str | None, what: str) -> int | None:
-    return None if text is None else parse_count(text, what=what)
-
-
 def _chance(text: str) -> float:
-    """``0.9`` or ``90%``, strictly between 0 and 1."""
+    """Read ``0.9`` or ``90%``, strictly between 0 and 1."""
     try:
         chance = float(text.removesuffix("%")) * (0.01 if text.endswith("%") else 1.0)
     except ValueError:
@@ -202,19 +223,21 @@ def _names(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def _limited_to(framework: str | None, refusals: list[str]) -> Iterator[None]:
-    """Say so where nothing is left because of what a framework can express; ``refusals`` are its own words."""
+    """Name the framework in an error if its limits leave no strategy; ``refusals`` are its own reasons."""
     try:
         yield
-    except StrategyError as error:
-        if framework is not None and str(error).startswith("no value of"):
-            raise StrategyError(f"{error}, as far as {framework} has them") from error
-        if refusals and "accepted" in str(error):
-            raise StrategyError(f"{framework} runs none of the strategies that were found: {refusals[0]}") from error
-        raise
+    except EmptyAxisError as error:
+        if framework is None:
+            raise
+        raise StrategyError(f"{error}, as far as {framework} has them") from error
+    except NoneAcceptedError as error:
+        if not refusals:
+            raise
+        raise StrategyError(f"{framework} runs none of the strategies that were found: {refusals[0]}") from error
 
 
 def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
-    """Whether a strategy can be written for a framework; why the first one cannot is kept."""
+    """Return a test whether a framework can express a strategy; the first reason why not goes to ``refusals``."""
     from traincast.export import export
 
     def accepts(request: Request) -> bool:
@@ -230,14 +253,14 @@ def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
 
 
 def _expressible(framework: str | None, model: str) -> list[str]:
-    """What a framework can express, axis by axis; what it can of their products is asked candidate by candidate."""
+    """Return the framework's limits on single axes; :func:`_accepts` tests combinations of axes."""
     from traincast.export import axes_of
 
     return [] if framework is None else [axes_of(framework, model)]
 
 
 def _write(answer: Answer, *, all_out: str | None, html: str | None) -> list[tuple[str, str]]:
-    """Write the files asked for."""
+    """Write the requested files; return what each holds, and its path."""
     written = []
     if all_out is not None:
         from traincast.searching.table import write_table
@@ -261,7 +284,7 @@ def _tell(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Write the files asked for, then print the answer as tables or as one JSON document."""
+    """Write the requested files, then print the answer as tables or as one JSON document."""
     text = exported(answer.best.request, export)
     written = _write(answer, all_out=all_out, html=html)
     if as_json:
@@ -275,7 +298,7 @@ def _tell(
 
 
 def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
-    """The command that forecasts the first in full."""
+    """Print the command that forecasts the first strategy in detail."""
     given = context.params
     place = answer.best.request.cluster
     cluster = given["cluster"]
@@ -283,9 +306,9 @@ def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
         if cluster.partition(":")[0].endswith(".toml"):
             return
         cluster = f"{place.name}:{place.num_nodes}"
-    words = ["traincast", "predict", given["model"], "--cluster", cluster, "--global-batch", given["global_batch"]]
+    words = ["traincast", "predict", given["model"], "--cluster", cluster, "--global-batch", str(given["global_batch"])]
     asked = {**given, "runtime": runtime_for(given["export"], given["runtime"])}
     for name in ("seq", "precision", "runtime", "tokens", "samples", "steps"):
-        words += [f"--{name}", asked[name]] if asked[name] else []
+        words += [f"--{name}", str(asked[name])] if asked[name] else []
     words += ["--strategy", str(answer.best.strategy)]
-    click.echo(f"the first in full: {shlex.join(words)}")
+    click.echo(f"To see the first strategy in detail, run: {shlex.join(words)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar
 from traincast.errors import RequestError
 
@@ -18,33 +19,26 @@ if TYPE_CHECKING:
 
 _MOST = 12
 
-_UNCALIBRATED = click.option(
-    "--uncalibrated", is_flag=True, help="Use nothing that calibration to measured runs taught."
-)
-ALLOW_CODE = click.option(
-    "--allow-code", is_flag=True, help="Let FILE name models or schedules that are Python code, and run it."
-)
-_BUNDLE = click.option("--bundle", multiple=True, metavar="BUNDLE", help="Ask this bundle before the shipped ones.")
 
-
-@click.group(short_help="Compare forecasts with a table of measured runs.")
+@click.group(
+    short_help="Compare forecasts with a table of measured runs.",
+    epilog=options.example("validate steps runs.csv --cluster dgx-h100"),
+)
 def validate() -> None:
-    """Run the forecast over a table of measured runs and report its error per source."""
+    """Forecast every row of a table of measurements, and report the error of each source.
+
+    Tables are .csv, .csv.gz or .parquet; the reference lists their columns.
+    """
 
 
-@validate.command(name="operators")
+@validate.command(name="operators", epilog=options.example("validate operators operators.parquet --where device=A100"))
 @click.argument("file")
-@click.option("--rows", type=click.IntRange(min=1), help="Take an even sample of so many rows.")
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="NAME=VALUE,…",
-    help="Take the rows of one device, op, phase, dtype, source or framework; a name given twice takes both.",
-)
-@_BUNDLE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@click.option("--rows", type=options.COUNT, metavar="N", help="Use an even sample of N rows.")
+@options.where()
+@options.bundle()
+@options.json()
 def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple[str, ...], as_json: bool) -> None:
-    """Single operators on one device (.csv or .parquet)."""
+    """Compare estimates of single operators on one device with FILE."""
     from traincast.validating.operators import OperatorValidation
     from traincast.validating.validate import validate as compare
 
@@ -103,12 +97,12 @@ def _show_cells(result: OperatorValidation) -> None:
     print_table("by operator", columns, rows, right=range(3, len(columns)))
 
 
-@validate.command(name="collectives")
+@validate.command(name="collectives", epilog=options.example("validate collectives collectives.parquet"))
 @click.argument("file")
-@_BUNDLE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.bundle()
+@options.json()
 def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
-    """Single collectives and transfers (.csv or .parquet)."""
+    """Compare estimates of single collectives and transfers with FILE."""
     from traincast.validating.validate import validate as compare
 
     with progress_bar("collectives") as progress:
@@ -116,17 +110,19 @@ def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
     _show(result, as_json=as_json)
 
 
-@validate.command(name="steps")
+@validate.command(name="steps", epilog=options.example("validate steps runs.csv --cluster dgx-h100 --explain 3"))
 @click.argument("file")
-@click.option("--cluster", metavar="NAME|FILE", help="All rows ran on this cluster; default: what each row says.")
-@_UNCALIBRATED
-@click.option("--explain", type=click.IntRange(min=0), metavar="ROW", help="Say where the time of one row went.")
-@ALLOW_CODE
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.cluster("a name or a .toml file; all rows ran on it. If omitted, each row names its own.", required=False)
+@options.uncalibrated()
+@click.option(
+    "--explain", type=click.IntRange(min=0), metavar="ROW", help="Show where the time of one row went, counted from 0."
+)
+@options.allow_code()
+@options.json()
 def steps(
     file: str, cluster: str | None, uncalibrated: bool, explain: int | None, allow_code: bool, as_json: bool
 ) -> None:
-    """Steps of language models under a stated strategy (.csv or .parquet)."""
+    """Compare forecasts of training steps of language models with FILE; each row states its strategy."""
     from traincast.cluster import load_cluster
     from traincast.validating.validate import validate as compare
 
@@ -145,12 +141,12 @@ def steps(
     _show(result, as_json=as_json)
 
 
-@validate.command(name="dp-steps")
+@validate.command(name="dp-steps", epilog=options.example("validate dp-steps runs.csv"))
 @click.argument("file")
-@_UNCALIBRATED
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+@options.uncalibrated()
+@options.json()
 def dp_steps(file: str, uncalibrated: bool, as_json: bool) -> None:
-    """Data-parallel steps of convolutional and other models (.csv or .parquet)."""
+    """Compare forecasts of data-parallel training steps of any model with FILE."""
     from traincast.validating.validate import validate as compare
 
     with progress_bar("dp-steps") as progress:

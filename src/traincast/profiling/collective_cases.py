@@ -6,19 +6,19 @@ reduce_scatter the whole input, all_to_all the send buffer of a rank, p2p the me
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from traincast.errors import RequestError, UnknownNameError
-from traincast.units import GIB
+from traincast.units import GIB, KIB, parse_bytes
 
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 BACKENDS: Final = ("gloo", "nccl")
 ELEMENT_BYTES: Final = 4
-_SIZE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kKmMgG]?)(i?)([bB]?)\s*$")
+SIZES: Final = tuple(KIB * 4**n for n in range(9))
+"""1 KiB to 64 MiB, by factors of 4."""
 _LARGEST: Final = 64 * GIB
 _MOST_REPEATS: Final = 10**6
 _MOST_THREADS: Final = 4096
@@ -26,14 +26,17 @@ _MOST_THREADS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """Which collectives to profile: ``sizes`` in bytes, ``groups`` in ranks (if empty: 2, 4, 8 … up to all ranks)."""
+    """The collectives to profile: ``sizes`` in bytes, ``groups`` in ranks (empty: 2, 4, … up to all ranks).
+
+    ``time_limit_s`` is the most seconds to take; a later run with the same output measures what is left.
+    """
 
     collectives: tuple[str, ...] = COLLECTIVES
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...] = SIZES
     groups: tuple[int, ...] = ()
     backend: str = "gloo"
     repeats: int = 20
-    seconds: float | None = None
+    time_limit_s: float | None = None
     threads: int = 1
     source: str = "profile"
     system: str = ""
@@ -50,8 +53,8 @@ class CollectiveRequest:
                 f"repeats is {self.repeats} and threads is {self.threads}: expected 1 to {_MOST_REPEATS} repeats and "
                 f"1 to {_MOST_THREADS} threads"
             )
-        if self.seconds is not None and not self.seconds > 0:
-            raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise RequestError(f"time_limit_s is {self.time_limit_s:g}: expected more than 0")
         if not self.sizes or not self.collectives:
             raise RequestError("nothing to profile: give at least one collective and one size")
         if any(group < 2 for group in self.groups):
@@ -81,17 +84,12 @@ class CollectiveCase:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as ``4096``, ``64KiB``, ``1.5MB`` or ``2M``; a letter alone means 1024, as in nccl-tests.
+    """Read a message size such as ``4096``, ``64KiB`` or ``1.5MB``, in whole bytes.
 
-    >>> parse_size("64KiB"), parse_size("1MB"), parse_size("2M")
-    (65536, 1000000, 2097152)
+    >>> parse_size("64KiB"), parse_size("1MB")
+    (65536, 1000000)
     """
-    found = _SIZE.match(text)
-    if found is None:
-        raise RequestError(f"size {text!r}: expected bytes such as 4096, 64KiB or 16MB")
-    number, prefix, binary, unit = found.groups()
-    power = {"": 0, "k": 1, "m": 2, "g": 3}[prefix.lower()]
-    value = float(number) * (1000 if unit and not binary else 1024) ** power
+    value = parse_bytes(text, what="size")
     if not 1 <= value <= _LARGEST:
         raise RequestError(f"size {text!r}: expected from 1 byte to {_LARGEST // GIB} GiB")
     return int(value)

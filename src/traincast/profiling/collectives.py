@@ -20,7 +20,7 @@ from traincast.errors import RequestError
 from traincast.graph.capture import require_torch
 from traincast.profiling.collective_cases import CollectiveCase, CollectiveRequest, bus_factor, cases_of, elements_of
 from traincast.profiling.machine import device_name
-from traincast.profiling.operators import OperatorProfile, Progress, Unmeasured
+from traincast.profiling.operators import Profile, Progress, Unmeasured
 from traincast.profiling.output import ProfileOutput, check_output
 from traincast.profiling.rows import Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of
@@ -53,8 +53,8 @@ def check_backend(backend: str) -> None:
 
 def profile_collectives(
     request: CollectiveRequest, output: Path, *, progress: Progress | None = None
-) -> OperatorProfile | None:
-    """Measure ``request`` and write the table ``output``; call it on all ranks. Returns ``None`` except on rank 0."""
+) -> Profile | None:
+    """Measure ``request`` into the table ``output`` with all ranks of a launcher; ``None`` on all ranks but 0."""
     if not is_launched():
         raise RequestError("collectives need several processes: start them with torchrun, or use --local N")
     check_backend(request.backend)
@@ -110,9 +110,9 @@ class _Ring:
             )
         self.groups = {p: dist.new_group(list(p.ranks)) for p in dict.fromkeys(case.placement for case in self.cases)}
 
-    def lead(self, output: Path, progress: Progress) -> OperatorProfile:
-        """Run as rank 0: announce each case, take part in it, collect the times, and write the rows."""
-        end = None if self.request.seconds is None else time.monotonic() + self.request.seconds
+    def lead(self, output: Path, progress: Progress) -> Profile:
+        """Rank 0: say which case is next, take part in it, gather the times, keep the rows."""
+        end = None if self.request.time_limit_s is None else time.monotonic() + self.request.time_limit_s
         reasons: dict[tuple[str, str], int] = {}
         left = 0
         try:
@@ -135,7 +135,7 @@ class _Ring:
                 table.finish()
         finally:
             self.store.set(f"next/{self._turn}", "-1")
-        return OperatorProfile(
+        return Profile(
             output=output,
             rows=tuple(rows),
             failures=tuple(Unmeasured(what=w, reason=r, count=n) for (w, r), n in reasons.items()),

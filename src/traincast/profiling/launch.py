@@ -8,19 +8,52 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Final
 
 from traincast.graph.capture import require_torch
+from traincast.profiling.collective_cases import CollectiveRequest
 
 _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 10.0
 
 
-def run_locally(arguments: Sequence[str], *, ranks: int) -> int:
+_OPTIONS: Final = {
+    "collectives": "--ops",
+    "sizes": "--sizes",
+    "groups": "--groups",
+    "backend": "--backend",
+    "repeats": "--repeats",
+    "time_limit_s": "--time-limit",
+    "threads": "--threads",
+    "source": "--source",
+    "system": "--system",
+    "interconnect": "--interconnect",
+}
+"""The option of ``traincast profile collectives`` for each field of a request."""
+
+
+def words_of(request: CollectiveRequest, output: Path) -> list[str]:
+    """Return the arguments of ``traincast`` that measure ``request`` into ``output``."""
+    words = ["profile", "collectives"]
+    for field in fields(request):
+        value = getattr(request, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        elif field.name == "time_limit_s":
+            value = f"{value!r}s"
+        words += [_OPTIONS[field.name], str(value)]
+    return [*words, "-o", str(output)]
+
+
+def run_locally(arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | None = None) -> int:
     """Run ``traincast`` with ``arguments`` in ``ranks`` processes that know each other.
 
-    Returns 0, or the exit code of the first that failed. Rank 0 writes where this process writes; the
-    others say nothing.
+    Returns 0, or the exit code of the first process that failed. Rank 0 writes to ``stdout``, or where this process
+    writes; the other ranks write nothing.
     """
     require_torch()
     from datetime import timedelta
@@ -34,7 +67,7 @@ def run_locally(arguments: Sequence[str], *, ranks: int) -> int:
             [sys.executable, "-m", "traincast", *arguments],
             env=_environment(rank, ranks, store.port),
             stdin=subprocess.DEVNULL,
-            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stdout=stdout if rank == 0 else subprocess.DEVNULL,
             stderr=None if rank == 0 else subprocess.DEVNULL,
         )
         for rank in range(ranks)

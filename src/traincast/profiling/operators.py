@@ -32,16 +32,24 @@ _SPARE: Final = 0.7
 _SECONDS_PER_OPERATOR: Final = 10.0
 
 
-_MOST: Final = {"batch": 10**9, "threads": 4096, "repeats": 10**6, "steps": 10**6, "samples": 10**4, "limit": 10**9}
+_MOST: Final = {
+    "batch": 10**9,
+    "threads": 4096,
+    "repeats": 10**6,
+    "timed_steps": 10**6,
+    "layers_per_type": 10**4,
+    "limit": 10**9,
+}
 """What a request may ask for at most: more is a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
-    """What to profile: the operators of ``models``, of operator-set ``files`` or of the set itself.
+    """The operators to profile: those of ``models``, of operator-set ``files``, and of the operator set (``opset``).
 
-    ``repeats`` counts the timed runs of an operator alone, ``steps`` the timed steps of a model. ``limit``
-    stops after so many operators alone, ``seconds`` after so long; what is left is for the next run.
+    ``alone`` times each distinct operator by itself, ``repeats`` times; ``in_context`` times ``timed_steps`` steps of
+    each model. ``limit`` is the most operators to time alone, ``time_limit_s`` the most seconds to take. A later
+    run with the same output measures what is left. ``layers_per_type`` and ``seed`` choose the operator set.
     """
 
     models: tuple[str, ...] = ()
@@ -53,13 +61,13 @@ class OperatorRequest:
     device: str = "cpu"
     threads: int = 1
     repeats: int = 20
-    steps: int = 5
+    timed_steps: int = 5
     alone: bool = True
     in_context: bool = True
     limit: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     source: str = "profile"
-    samples: int = 40
+    layers_per_type: int = 40
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,8 +75,8 @@ class OperatorRequest:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise RequestError(f"{name} is {value}: expected a whole number from 1 to {most}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise RequestError(f"time_limit_s is {self.time_limit_s:g}: expected more than 0")
         if self.precision not in PRECISIONS:
             raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
         if not self.models and not self.files and not self.opset:
@@ -85,11 +93,11 @@ class Unmeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorProfile:
-    """What a run of the profiler did: all rows of the table, and what is not in it.
+class Profile:
+    """The result of a run of the profiler: all rows of the table ``output``, and what could not be measured.
 
-    ``measured`` counts the rows of this run, ``kept`` those that were there before, ``left`` the operators
-    that a limit or a budget left for the next run.
+    ``measured`` counts the rows of this run, ``kept`` those of earlier runs, ``left`` the measurements that a limit
+    left for the next run.
     """
 
     output: Path
@@ -166,7 +174,7 @@ def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[st
             continue
         sources.append((model, (precision.apply(op.with_batch(request.batch)) for op in graph.operators)))
     if request.opset:
-        chosen = operator_set(samples=request.samples, seed=request.seed, batch=request.batch)
+        chosen = operator_set(samples=request.layers_per_type, seed=request.seed, batch=request.batch)
         sources.append(("", (precision.apply(op) for op in chosen)))
     sources += [("", map(precision.apply, load_operator_set(path))) for path in request.files]
     for model, operators in sources:
@@ -190,7 +198,7 @@ def _takes_seq(model: str) -> bool:
     return "seq" in inspect.signature(getattr(importlib.import_module(module), function)).parameters
 
 
-def profile_operators(request: OperatorRequest, output: Path, *, progress: Progress | None = None) -> OperatorProfile:
+def profile_operators(request: OperatorRequest, output: Path, *, progress: Progress | None = None) -> Profile:
     """Measure what ``request`` asks for into the table ``output``, going on where an earlier run stopped."""
     require_torch()
     check_device(request.device)
@@ -226,9 +234,9 @@ class _Session:
         self.kept = len(self.table.rows)
         self.failures: list[Unmeasured] = []
         self._progress = progress
-        self._end = None if request.seconds is None else began + request.seconds
+        self._end = None if request.time_limit_s is None else began + request.time_limit_s
 
-    def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Unmeasured]) -> OperatorProfile:
+    def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Unmeasured]) -> Profile:
         """Measure alone, then in the models; write the table."""
         request = self.request
         self.failures += untraced
@@ -237,7 +245,7 @@ class _Session:
             left += self._in_models()
         rows = self.table.rows
         self.table.finish()
-        return OperatorProfile(
+        return Profile(
             output=self.table.output,
             rows=tuple(rows),
             failures=tuple(self.failures),
@@ -284,8 +292,12 @@ class _Session:
             self.table.fail(identity, f"needs {format_bytes(need)} of memory, and {format_bytes(free)} are free")
             return
         slowest = operator.flops / SLOW_RATE
-        if self.request.seconds is not None and self.request.device == "cpu" and slowest > 10 * self.request.seconds:
-            self.table.fail(identity, f"may take {format_seconds(slowest)}, far beyond the seconds given")
+        if (
+            self.request.time_limit_s is not None
+            and self.request.device == "cpu"
+            and slowest > 10 * self.request.time_limit_s
+        ):
+            self.table.fail(identity, f"may take {format_seconds(slowest)}, far beyond the time limit")
             return
         try:
             call = executor_of(operator, device=self.request.device)
@@ -325,7 +337,7 @@ class _Session:
                     self.device,
                     self.framework,
                     model,
-                    f"{request.batch},{request.seq},{request.precision},{request.steps}",
+                    f"{request.batch},{request.seq},{request.precision},{request.timed_steps}",
                 )
             )
             self._progress(done, len(request.models), model)
@@ -341,7 +353,7 @@ class _Session:
                     seq=request.seq if _takes_seq(model) else None,
                     precision=request.precision,
                     device=request.device,
-                    steps=request.steps,
+                    steps=request.timed_steps,
                     memory=free_memory(request.device) * _SPARE,
                     seconds=self._remaining,
                 )

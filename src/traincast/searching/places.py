@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import StrategyError
+from traincast.errors import NoneAcceptedError, StrategyError
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.answer import Candidate, Place, Status
 from traincast.searching.columns import StrategyColumns
@@ -141,21 +141,23 @@ def _leanest(columns: StrategyColumns, here: npt.NDArray[np.bool_], problem: Pro
     return f"the leanest of {int(here.sum()):,}, {strategy}, {lacks}"
 
 
-def nothing(places: Sequence[Place], ranking: Ranking) -> str:
-    """Why no strategy is left on any cluster, and what comes nearest."""
+def nothing(places: Sequence[Place], ranking: Ranking) -> StrategyError:
+    """Return the error that says why no strategy is left on any cluster, and what comes nearest."""
     known = [place for place in places if place.best is not None]
     if known:
-        return _nearest(known, ranking)
+        return StrategyError(_nearest(known, ranking))
     statuses = {place.status for place in places}
     place = next(p for p in places if p.status != "not legal") if statuses != {"not legal"} else places[0]
     on = f" on {place.name}" if len(places) > 1 else ""
     if place.status == "does not fit":
         lean = _least(places, ranking.columns)
         on = f" on {lean.name}" if len(places) > 1 else ""
-        return f"no strategy fits: {lean.reason}{on}; use more devices, a smaller batch or a narrower dtype"
+        return StrategyError(
+            f"no strategy fits: {lean.reason}{on}; use more devices, a smaller batch or a narrower dtype"
+        )
     if place.status == "not accepted":
-        return "the filter that was given accepted none of the strategies that were found; loosen it"
-    return f"no legal strategy{on}: {place.reason}"
+        return NoneAcceptedError("the filter that was given accepted none of the strategies that were found; loosen it")
+    return StrategyError(f"no legal strategy{on}: {place.reason}")
 
 
 def _least(places: Sequence[Place], columns: StrategyColumns) -> Place:

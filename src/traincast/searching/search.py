@@ -137,7 +137,7 @@ def search(
     measured = any(request.cluster.calibration for request in requests)
     best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED), within=True)
     if not best:
-        raise StrategyError(nothing(places, ranking))
+        raise nothing(places, ranking)
     unused = _check_bundles(cost_model, best)
     ranked, places, sure = ranking.compared(best, places, top, seed)
     first = ranking.objective_of(ranked[0])

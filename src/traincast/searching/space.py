@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from traincast.errors import StrategyError
+from traincast.errors import EmptyAxisError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy import Request, Strategy
 from traincast.strategy.experts import find_regions
@@ -257,5 +257,5 @@ def restricted(axes: Axes, name: str, keep: Any) -> Axes:
     left = tuple(value for value in values if keep(value))
     if not left:
         shown = ", ".join(map(str, values[:12]))
-        raise StrategyError(f"no value of {name} is left: this model, cluster and batch allow {shown}")
+        raise EmptyAxisError(f"no value of {name} is left: this model, cluster and batch allow {shown}")
     return replace(axes, **{name: left})

@@ -106,7 +106,7 @@ def check_shardable(graph: OperatorGraph, sharding: Sharding, tp: int) -> None:
     if Role.COLUMN not in sharding.roles:
         raise StrategyError(
             f"tp={tp}, but no pair of column and row shards was found in {graph.name}: "
-            f"give rules with --shard 'MODULE=column' and --shard 'MODULE=row', or set tp=1"
+            f"give rules with --shard-rule 'MODULE=column' and --shard-rule 'MODULE=row', or set tp=1"
         )
     for op, role in zip(graph.operators, sharding.roles, strict=True):
         if op.phase is not Phase.FORWARD:

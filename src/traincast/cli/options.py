@@ -1,0 +1,353 @@
+"""The options of the command line that several verbs share: one name, one type and one meaning on every verb.
+
+A verb may add a sentence to the help of a shared option, never change its first one. Values are read by one parser
+per kind: :class:`Count`, :class:`Time`, :class:`Seed`. Spellings of earlier versions are refused with the present one
+(:data:`RENAMED`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import click
+
+from traincast.errors import RequestError
+from traincast.units import parse_count, parse_seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """Adds one option or more to the function of a verb."""
+
+    def __call__(self, function: F, /) -> F:
+        """Return the function with the options."""
+
+
+_LARGEST_SEED: Final = 2**31 - 1
+
+RENAMED: Final[dict[str, dict[str, str]]] = {
+    "predict": {"--shard": "--shard-rule MODULE=ROLE"},
+    "fit operators": {"--compare": "--rivals", "--jobs": "--workers N"},
+    "fit collectives": {"--compare": "--rivals"},
+    "profile operators": {
+        "--seconds": "--time-limit TIME, such as --time-limit 10min",
+        "--steps": "--timed-steps N",
+        "--samples": "--layers-per-type N",
+    },
+    "profile collectives": {"--seconds": "--time-limit TIME, such as --time-limit 10min"},
+    "profile opset": {"--samples": "--layers-per-type N"},
+}
+"""Old option to what replaces it, by verb."""
+
+
+if TYPE_CHECKING:
+    _Whole = click.ParamType[int]
+    _Seconds = click.ParamType[float]
+else:  # generic only in later releases of click
+    _Whole = _Seconds = click.ParamType
+
+
+class Count(_Whole):
+    """A whole number from 1 to ``most``, such as ``256``, ``4k`` or ``1e12``."""
+
+    name = "count"
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read what the user wrote with :func:`traincast.units.parse_count`; a default is a number already."""
+        count = parse_count(value, what=_name(param)) if isinstance(value, str) else int(value)
+        if count > self.most:
+            raise RequestError(f"{_name(param)} is {value!r}: expected a whole number from 1 to {self.most}")
+        return count
+
+
+class Time(_Seconds):
+    """A time above zero with its unit, such as ``30min`` or ``14d``: see :func:`traincast.units.parse_seconds`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read what the user wrote, as seconds."""
+        return parse_seconds(value, what=_name(param), zero=False) if isinstance(value, str) else float(value)
+
+
+class Seed(_Whole):
+    """A whole number from 0 to 2147483647."""
+
+    name = "seed"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read what the user wrote; the default is a number already."""
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit() and int(text) <= _LARGEST_SEED):
+            raise RequestError(f"{_name(param)} is {value!r}: expected a whole number from 0 to {_LARGEST_SEED}")
+        return int(text)
+
+
+def _name(param: click.Parameter | None) -> str:
+    """The long spelling of an option, for errors."""
+    return param.opts[-1] if param else "value"
+
+
+CATALOG_CLUSTER: Final = (
+    "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is part of a node."
+)
+PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4."
+COUNT: Final = Count()
+WORKERS: Final = Count(most=1024)
+TIME: Final = Time()
+SEED: Final = Seed()
+
+
+def renamed(verb: str) -> Decorator:
+    """Refuse the earlier spellings of a verb's options, and name the present ones."""
+
+    def refuse(_: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            raise click.UsageError(f"{param.opts[0]} is now {RENAMED[verb][param.opts[0]]}")
+
+    def decorate(function: F) -> F:
+        for old in reversed(RENAMED[verb]):
+            function = click.option(
+                old,
+                f"old_{old.strip('-').replace('-', '_')}",
+                hidden=True,
+                expose_value=False,
+                is_eager=True,
+                is_flag=False,
+                flag_value="",  # with or without a value: both are refused
+                callback=refuse,
+                help="An earlier spelling, which is refused.",
+            )(function)
+        return function
+
+    return decorate
+
+
+def example(words: str) -> str:
+    """Return the end of a verb's help: one call that works as it stands."""
+    return f"\b\nExample:\n  traincast {words}"
+
+
+def _text(first: str, more: str) -> str:
+    """The sentence that an option has on every verb, and what this verb adds."""
+    return f"{first} {more}".rstrip()
+
+
+def json() -> Decorator:
+    """``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document to standard output.")
+
+
+def output(more: str, *, required: bool = True) -> Decorator:
+    """``-o/--output``: where the verb writes its result; ``more`` says what it holds."""
+    return click.option("-o", "--output", required=required, metavar="PATH", help=_text("Write to PATH:", more))
+
+
+def html() -> Decorator:
+    """``--html``."""
+    return click.option("--html", metavar="FILE", help="Write a self-contained HTML page to FILE.")
+
+
+def cluster(more: str, *, required: bool = True) -> Decorator:
+    """``--cluster``: the hardware; ``more`` says which forms this verb takes."""
+    return click.option("--cluster", required=required, metavar="CLUSTER", help=_text("The cluster:", more))
+
+
+def global_batch() -> Decorator:
+    """``--global-batch``."""
+    return click.option(
+        "--global-batch", required=True, type=COUNT, metavar="N", help="Samples per step, over all devices."
+    )
+
+
+def seq() -> Decorator:
+    """``--seq``."""
+    return click.option("--seq", type=COUNT, metavar="N", help="Tokens per sample, for sequence models.")
+
+
+def precision(choices: str, *, default: str | None = None) -> Decorator:
+    """``--precision``; ``choices`` names those that the verb knows."""
+    return click.option(
+        "--precision",
+        default=default,
+        show_default=default is not None,
+        metavar="NAME",
+        help=_text("Number formats of the training step:", choices),
+    )
+
+
+def runtime() -> Decorator:
+    """``--runtime``."""
+    return click.option(
+        "--runtime",
+        metavar="NAME",
+        help="Training framework: a name (see `traincast runtimes`) or a .toml file.",
+    )
+
+
+def job_length() -> Decorator:
+    """``--tokens``, ``--samples`` and ``--steps``: the length of the job; at most one of them."""
+
+    def decorate(function: F) -> F:
+        for unit, example in (("steps", ""), ("samples", ""), ("tokens", ", such as 1e12")):
+            text = f"Length of the job in {unit}{example}."
+            function = click.option(f"--{unit}", type=COUNT, metavar="N", help=text)(function)
+        return function
+
+    return decorate
+
+
+def bundle() -> Decorator:
+    """``--bundle``."""
+    return click.option(
+        "--bundle",
+        multiple=True,
+        metavar="FOLDER",
+        help="Estimate times with this bundle before the shipped ones. May be given several times.",
+    )
+
+
+def no_cache() -> Decorator:
+    """``--no-cache``."""
+    return click.option("--no-cache", is_flag=True, help="Do not read or write the cache of traced models.")
+
+
+def export(more: str) -> Decorator:
+    """``--export``."""
+    return click.option(
+        "--export",
+        metavar="NAME",
+        help=_text("Print the strategy for megatron, torchtitan, deepspeed or nanotron.", more),
+    )
+
+
+def allow_code() -> Decorator:
+    """``--allow-code``."""
+    return click.option(
+        "--allow-code",
+        is_flag=True,
+        help="Run Python code that the table names as a model or schedule (package.module:factory).",
+    )
+
+
+def where() -> Decorator:
+    """``--where``."""
+    return click.option(
+        "--where",
+        multiple=True,
+        metavar="NAME=VALUE,…",
+        help="Use only rows with this device, op, phase, dtype, source or framework. "
+        "A name given twice takes rows with either value.",
+    )
+
+
+def seed(more: str) -> Decorator:
+    """``--seed``; ``more`` says what is drawn with it."""
+    return click.option(
+        "--seed",
+        type=SEED,
+        default=0,
+        show_default=True,
+        metavar="N",
+        help=_text("Seed of the random numbers.", more),
+    )
+
+
+def workers(more: str, *, default: int | None = None) -> Decorator:
+    """``--workers``; without a ``default``, as many as this machine has processors."""
+    return click.option(
+        "--workers",
+        type=WORKERS,
+        default=default,
+        show_default=default is not None,
+        metavar="N",
+        help=_text("Number of processes that work at once.", more),
+    )
+
+
+def engine() -> Decorator:
+    """``--engine`` and ``--address``."""
+
+    def decorate(function: F) -> F:
+        function = click.option(
+            "--address", metavar="ADDRESS", help="Address of the Ray cluster. A local one is started if omitted."
+        )(function)
+        return click.option(
+            "--engine",
+            default="local",
+            show_default=True,
+            metavar="NAME",
+            help="Where the workers run: local (this machine) or ray (a Ray cluster).",
+        )(function)
+
+    return decorate
+
+
+def time_limit() -> Decorator:
+    """``--time-limit``."""
+    return click.option(
+        "--time-limit",
+        type=TIME,
+        metavar="TIME",
+        help="Stop after this time, such as 30min. The same command resumes later.",
+    )
+
+
+def repeats() -> Decorator:
+    """``--repeats``."""
+    return click.option(
+        "--repeats", default=20, show_default=True, type=COUNT, metavar="N", help="Timed runs of each measurement."
+    )
+
+
+def threads() -> Decorator:
+    """``--threads``."""
+    return click.option(
+        "--threads", default=1, show_default=True, type=COUNT, metavar="N", help="Threads of each process."
+    )
+
+
+def source() -> Decorator:
+    """``--source``."""
+    return click.option(
+        "--source",
+        default="profile",
+        show_default=True,
+        metavar="NAME",
+        help="Value of the table's source column; errors are grouped by it.",
+    )
+
+
+def layers_per_type() -> Decorator:
+    """``--layers-per-type``."""
+    return click.option(
+        "--layers-per-type",
+        default=40,
+        show_default=True,
+        type=COUNT,
+        metavar="N",
+        help="Layers of each type in the operator set.",
+    )
+
+
+def batch() -> Decorator:
+    """``--batch``."""
+    return click.option(
+        "--batch", default=1, show_default=True, type=COUNT, metavar="N", help="Samples per step on the one device."
+    )
+
+
+def rivals() -> Decorator:
+    """``--rivals``."""
+    return click.option("--rivals", is_flag=True, help="Also fit the rival models, and print the error of each.")
+
+
+def uncalibrated() -> Decorator:
+    """``--uncalibrated``."""
+    return click.option("--uncalibrated", is_flag=True, help="Ignore all calibrations of clusters.")

@@ -1,0 +1,163 @@
+"""``fit``: fit times of operators or collectives to tables of measurements, and write them as a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from traincast.errors import RequestError, UnknownNameError
+from traincast.estimate.bundle import check_output, save_bundle
+from traincast.fitting.collective_table import CollectiveTable, read_collectives
+from traincast.fitting.collectives import HeldOutScore, compare_collectives, fit_collectives
+from traincast.fitting.dataset import OperatorTable, filters, joined, read_operators
+
+if TYPE_CHECKING:
+    from traincast.fitting.operators import FittedCell
+    from traincast.fitting.rivals import RivalScore
+
+Kind: TypeAlias = Literal["operators", "collectives"]
+_DEVICES_OF_A_NETWORK = 3
+"""Measured devices from which on a network for unmeasured devices is fitted, too."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """The result of a fit: the bundle that was written, and its errors on measurements held out.
+
+    Operators have ``cells``, one model per family, setting, dtype and device; collectives have ``held_out``, the
+    errors on configurations that were not fitted. ``rivals`` are the scores of other models where they were asked
+    for, ``left_out`` says which rows were not used and why.
+    """
+
+    kind: Kind
+    bundle: Path
+    cells: Sequence[FittedCell] = ()
+    held_out: Mapping[str, float] = field(default_factory=dict)
+    rivals: Sequence[RivalScore | HeldOutScore] = ()
+    left_out: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``traincast fit --json`` prints."""
+        cells = [
+            {
+                "cell": made.cell.id,
+                "rows": made.rows,
+                "network_share": made.cell.share,
+                "train_s": made.seconds,
+                "scores": {name: asdict(score) for name, score in made.scores.items()},
+                "curve": made.curve,
+            }
+            for made in self.cells
+        ]
+        result = {"cells": cells} if self.kind == "operators" else {"held_out": self.held_out}
+        rivals = [asdict(rival) for rival in self.rivals]
+        return {"bundle": str(self.bundle), **result, "rivals": rivals, "left_out": list(self.left_out)}
+
+
+def fit(
+    tables: str | Path | Sequence[str | Path],
+    *,
+    output: str | Path,
+    kind: Kind = "operators",
+    rivals: bool = False,
+    networks: Sequence[str] | None = None,
+    epochs: int | None = None,
+    where: Mapping[str, Collection[str]] | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Callable[[str], None] | None = None,
+    warn: Callable[[Sequence[str]], None] | None = None,
+) -> Fit:
+    """Fit times to tables of measurements (``.parquet``, ``.csv`` or ``.csv.gz``), and write the bundle ``output``.
+
+    ``kind`` says what the tables hold. Equal tables, seed and library versions give the same bundle. ``rivals`` also
+    fits other models and scores each. ``progress`` is called with one line for each model that was fitted, ``warn``
+    with the sentences on rows that are left out, before anything is fitted.
+
+    For operators only: ``networks`` are patterns of the cells that also try a network (``("attention/*",)``; ``None``
+    is all, ``()`` none), ``epochs`` those of each network, ``where`` keeps rows with these values
+    (``{"device": ["A100"]}``), and ``workers`` is the number of processes. They are refused for collectives, which
+    take one table.
+
+    >>> from traincast import fit
+    >>> fit("mine.parquet", output="mine.bundle", networks=()).cells[0].scores["all"].mape  # doctest: +SKIP
+    4.7
+    """
+    paths = [Path(tables)] if isinstance(tables, str | Path) else [Path(path) for path in tables]
+    target = Path(output)
+    if kind == "collectives":
+        given = {"networks": networks, "epochs": epochs, "where": where, "workers": workers}
+        wrong = [name for name, value in given.items() if value is not None]
+        if wrong or len(paths) != 1:
+            what = ", ".join(wrong) or f"{len(paths)} tables"
+            raise RequestError(f"{what}: collectives are fitted to one table, and by one process, as a whole")
+        return _fit_collectives(paths[0], target, rivals=rivals, seed=seed, warn=warn)
+    if kind != "operators":
+        raise UnknownNameError("kind of measurements", kind, ("operators", "collectives"))
+    from traincast.engines import local_engine
+    from traincast.fitting.operator_bundle import bundle_of, shipped_base
+    from traincast.fitting.operators import FitConfig, fit_operators
+    from traincast.fitting.train import TrainConfig
+
+    check_output(target)
+    table = _read_operators(paths, where or {})
+    left_out = _told(table, warn)
+    config = FitConfig(
+        seed=seed,
+        networks=("*",) if networks is None else tuple(networks),
+        general=len(table.devices) >= _DEVICES_OF_A_NETWORK,
+        training=TrainConfig() if epochs is None else TrainConfig(epochs=epochs),
+    )
+    cells = fit_operators(table, config, base=shipped_base(), engine=local_engine(workers or 1), progress=progress)
+    card, arrays = bundle_of(cells, table, data=_about(paths, table), config=config)
+    save_bundle(target, card, arrays)
+    scores: list[RivalScore] = []
+    if rivals:
+        from traincast.fitting.compare import compare_cells
+        from traincast.fitting.rivals import Budget
+
+        budget = Budget() if epochs is None else Budget(epochs=epochs)
+        scores = compare_cells(table, seed=seed, budget=budget, progress=progress)
+    return Fit(kind=kind, bundle=target, cells=cells, rivals=scores, left_out=left_out)
+
+
+def _fit_collectives(
+    path: Path, target: Path, *, rivals: bool, seed: int, warn: Callable[[Sequence[str]], None] | None
+) -> Fit:
+    check_output(target)
+    table = read_collectives(path)
+    left_out = _told(table, warn)
+    weights, model = fit_collectives(table, seed=seed)
+    save_bundle(target, {"kind": "collectives", "data": _about([path], table), "seed": seed, "model": model}, weights)
+    scores = compare_collectives(table, seed=seed) if rivals else []
+    return Fit(kind="collectives", bundle=target, held_out=model["held_out"], rivals=scores, left_out=left_out)
+
+
+def _read_operators(paths: Sequence[Path], where: Mapping[str, Collection[str]]) -> OperatorTable:
+    """Read and join tables of operators; refuse them if no row is left."""
+    table = joined([read_operators(path, derive=True, **filters(where)) for path in paths])
+    if not len(table):
+        reasons = "; ".join(table.problems_summary()[:2]) or "it has no rows"
+        raise RequestError(f"nothing to fit in {', '.join(map(str, paths))}: {reasons}")
+    return table
+
+
+def _told(table: OperatorTable | CollectiveTable, warn: Callable[[Sequence[str]], None] | None) -> list[str]:
+    """Return the sentences on rows that are left out, after a call of ``warn`` with them."""
+    lines = table.problems_summary()
+    if warn is not None and lines:
+        warn(lines)
+    return lines
+
+
+def _about(paths: Sequence[Path], table: OperatorTable | CollectiveTable) -> dict[str, Any]:
+    """Return what the card of a bundle says of its data."""
+    return {
+        "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths},
+        "rows": len(table),
+        "left_out": len(table.problems),
+        "sources": sorted(set(table.source.tolist())),
+    }
