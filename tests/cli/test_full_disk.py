@@ -154,5 +154,5 @@ def test_no_verb_writes_over_what_it_reads(
     ):
         assert "which would be lost; choose another name" in refused(capsys, *arguments)
     same = refused(capsys, *SEARCH, "--html", "a.parquet", "--all-out", "a.parquet")
-    assert "--output and --html are both a.parquet" in same
+    assert "--all-out and --html are both a.parquet" in same
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == inputs

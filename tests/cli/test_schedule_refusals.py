@@ -69,7 +69,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "failures faster than checkpoints": ([JOBS, *ON, "--mtbf", "node=1s", "--repair", "0"], "failures come faster"),
     "events that are not there": ([JOBS, *ON, "--failure-events", "missing.csv"], "missing.csv"),
     "a negative checkpoint cost": ([JOBS, *ON, "--checkpoint-cost", "-5"], "-5"),
-    "a checkpoint cost per node": ([JOBS, *ON, "--checkpoint-cost", "5s/node"], "device"),
+    "a checkpoint cost per node": ([JOBS, *ON, "--checkpoint-cost", "5s/node"], "gpu"),
     "a restore cost that is NaN": ([JOBS, *ON, "--restore-cost", "nan"], "nan"),
     "a restart cost that is infinite": ([JOBS, *ON, "--restart-cost", "inf"], "inf"),
     "an interval that is a word": ([JOBS, *ON, "--checkpoint-interval", "hourly"], "hourly"),
@@ -126,7 +126,7 @@ TRACES: dict[str, tuple[str, str]] = {
     "no GPUs": (HEADER + "a,0,0,1,\n", "num_gpus"),
     "one and a half GPUs": (HEADER + "a,0,1.5,1,\n", "num_gpus"),
     "no name": (HEADER + ",0,1,1,\n", "job_id"),
-    "a name twice": (HEADER + "a,0,1,1,\na,1,1,1,\n", "once"),
+    "a name twice": (HEADER + "a,0,1,1,\na,1,1,1,\n", "its own job_id"),
     "a model without steps": ("job_id,submit_s,num_gpus,duration_s,model\na,0,1,,resnet50\n", "steps"),
     "a model that is not known": (
         "job_id,submit_s,num_gpus,duration_s,model,batch,steps\na,0,1,,resnet51,8,9\n",

@@ -89,7 +89,7 @@ def cluster_of(
         raise RequestError(
             "say what the cluster is in one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file FILE"
         )
-    quotas = {name: number_of(value, f"--quota {name}") for name, value in _pairs(quota, "--quota", "VC=GPUS").items()}
+    quotas = {name: number_of(value, f"--quota {name}") for name, value in _pairs(quota, "--quota", "VC=N").items()}
     return load_shared_cluster(
         Path(cluster_file) if cluster_file is not None else str(nodes),
         gpus_per_node=gpus_per_node,
