@@ -211,8 +211,8 @@ def _say_if_calibrated_with(result: RowValidation) -> None:
     seen = result.calibration()["rows_maybe_seen"]
     if seen:
         console().print(
-            f"[yellow]{_counted(seen, 'forecast')} may come from a calibration fitted to the same rows[/yellow]: errors "
-            "on new runs are larger; --uncalibrated leaves calibrations out",
+            f"[yellow]{_counted(seen, 'forecast')} may come from a calibration fitted to the same rows[/yellow]: "
+            "errors on new runs are larger; --uncalibrated leaves calibrations out",
             highlight=False,
         )
 
