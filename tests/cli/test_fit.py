@@ -57,7 +57,7 @@ def test_a_table_becomes_a_bundle_that_predict_and_validate_take(
     assert judged["summary"]["all"]["n"] == 400
     assert judged["summary"]["all"]["mape"] < 8
     told, _ = run(capsys, "validate", "operators", data, "--bundle", bundle)
-    assert "my.bundle was fitted to four fifths of this very table" in " ".join(told.split())
+    assert "my.bundle was fitted to four fifths of this table" in " ".join(told.split())
     assert {"index", "measured", "predicted", "low", "high", "status", "reason"} <= set(judged["rows"][0])
 
 
