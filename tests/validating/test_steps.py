@@ -102,7 +102,7 @@ def test_forecasts_by_a_calibration_that_may_have_seen_the_rows_are_counted(
     with pytest.raises(SystemExit):
         main(["validate", "steps", str(path)])
     said = capsys.readouterr().out
-    assert "1 forecasts use a calibration that may have been fitted to the same rows" in said
+    assert "1 forecast may come from a calibration fitted to the same rows" in said
     assert "--uncalibrated" in said
 
 

@@ -196,7 +196,7 @@ def _show(result: Validation, *, as_json: bool) -> None:
 def _list(what: str, counts: list[tuple[str, int]]) -> None:
     """Print one line for each of the most frequent texts, and one for all others."""
     for text, count in counts[:_MOST]:
-        console().print(f"[dim]{what} {_rows(count)}: {plain(text)}[/dim]", highlight=False)
+        console().print(f"[dim]{what} {_counted(count, 'row')}: {plain(text)}[/dim]", highlight=False)
     if len(counts) > _MOST:
         more = sum(count for _, count in counts[_MOST:])
         console().print(f"[dim]{what} {more} more for {len(counts) - _MOST} other reasons: see --json[/dim]")
@@ -207,8 +207,8 @@ def _say_if_calibrated_with(result: RowValidation) -> None:
     seen = result.calibration()["rows_maybe_seen"]
     if seen:
         console().print(
-            f"[yellow]{seen} forecasts use a calibration that may have been fitted to the same rows[/yellow]: their "
-            "errors are smaller than those on new runs; --uncalibrated leaves calibrations out",
+            f"[yellow]{_counted(seen, 'forecast')} may come from a calibration fitted to the same rows[/yellow]: "
+            "errors on new runs are larger; --uncalibrated leaves calibrations out",
             highlight=False,
         )
 
@@ -223,15 +223,15 @@ def _show_fitting(summary: dict[str, dict[str, Any]]) -> None:
         if figures["failed_otherwise"]:
             left = figures["memory_failures"]
             text += (
-                f"; {_share(left['fits_f1'])} and {_percent(100 * left['fits_failed'])} without "
-                f"{figures['failed_otherwise']} failures that memory did not cause: another run that needs at least as "
-                "much memory succeeded"
+                f"; without {_counted(figures['failed_otherwise'], 'failure')} that memory did not cause (another run "
+                f"that needs at least as much memory succeeded): {_share(left['fits_f1'])} and "
+                f"{_percent(100 * left['fits_failed'])}"
             )
         console().print(f"[dim]{text}[/dim]")
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _kind(reason: str) -> str:
