@@ -141,9 +141,8 @@ class LearnedCostModel:
             if outside:
                 size, time = ("has a size", "its time is") if outside == 1 else ("have sizes", "their times are")
                 where = "other devices" if cell.device == ANY else cell.device
-                warnings[
-                    f"{outside} of {len(shapes)} {what} {size} outside the range measured on {where}; {time} extrapolated"
-                ] = None
+                text = f"{outside} of {len(shapes)} {what} {size} outside the range measured on {where}"
+                warnings[f"{text}; {time} extrapolated"] = None
             yield rows, found, answer
 
     def _cells_for(
