@@ -6,13 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Meta
 
+from traincast.cluster.schema import TABLES
 from traincast.errors import FileFormatError
 from traincast.schema import Text, Words, convert, keys_of, read_table, read_toml, record_of, table_of
+from traincast.strategy import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,47 @@ def test_a_record_has_numbers_of_any_size_but_of_the_right_type() -> None:
         convert({"width": "wide"}, record_of(Wheel), "")
     with pytest.raises(FileFormatError, match=r"^width is missing$"):
         convert({"spokes": 3}, record_of(Wheel), "")
+
+
+class Parcel(TypedDict):
+    weight: float
+    labels: NotRequired[dict[str, list[str]]]
+    notes: NotRequired[dict[str, Any]]
+    inner: NotRequired[list[tuple[float, Parcel]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": 3}, "labels is 3: expected a table of lists of texts"),
+        ({"labels": {"a": ["x"], "b": ["x", 4]}}, "labels.b[1] is 4: expected a text"),
+        ({"notes": 3}, "notes is 3: expected a table"),
+        ({"inner": [[1.0, {"weight": 2}], [1.0, {"weight": "x"}]]}, "inner[1][1].weight is 'x': expected a number"),
+        ({"inner": [[1.0, 2]]}, "inner[0][1] is 2: expected a table with weight, labels, notes, inner"),
+        ({"inner": [[1.0, {}]]}, "inner[0][1].weight is missing"),
+        ({"inner": [[1.0]]}, "inner[0] is [1.0]: expected a list of 2 items"),
+    ],
+)
+def test_optional_and_nested_keys_are_named_too(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileFormatError) as caught:
+        convert({"weight": 1.0, **change}, Parcel, "")
+    assert str(caught.value) == message
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abwidth"), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(data=st.data(), kind=st.sampled_from([*TABLES.values(), table_of(Runtime), table_of(Cart), Parcel]))
+def test_any_value_of_any_key_is_read_or_refused_in_one_line(data: st.DataObject, kind: Any) -> None:
+    said = {data.draw(st.sampled_from(keys_of(kind))): data.draw(_VALUES), **({"weight": 1} if kind is Parcel else {})}
+    try:
+        read_table(said, kind, "my.toml:")
+    except FileFormatError as error:
+        assert str(error).startswith("my.toml: ") and "\n" not in str(error)
 
 
 def test_a_file_that_is_no_toml_is_refused_in_one_line(tmp_path: Path) -> None:

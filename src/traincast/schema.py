@@ -5,7 +5,7 @@ A value is declared once, as a frozen dataclass whose fields carry their ranges:
     Bandwidth: TypeAlias = Annotated[float, Meta(ge=1e6, le=1e15, description="bytes/s")]
 
 msgspec converts and refuses; this module turns what it refuses into one line with the place, the value and what was
-expected. Booleans are no numbers, NaN and infinity are in no range, and keys that nobody declared are errors.
+expected. Booleans are not numbers, NaN and infinity are in no range, and keys that are not declared are errors.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 def convert(value: object, kind: type[T], where: str, *, remedy: str = "") -> T:
     """Returns ``value`` as a ``kind``. Keys that a dataclass does not declare are left out.
 
-    Raises ``FileFormatError`` for anything else than ``kind`` expects. The message begins with ``where``, the file and
+    Raises ``FileFormatError`` if ``value`` does not match ``kind``. The message begins with ``where``, the file and
     table that ``value`` comes from; ``remedy`` says what to do about a missing key.
     """
     try:
@@ -143,13 +143,13 @@ def _explain(problem: str, value: Any, kind: Any, where: str, remedy: str) -> st
     found = _PLACE.search(problem)
     for step in _STEP.finditer(found.group(1) if found else ""):
         name, number = step.groups()
-        key, kind = _inner(value, _without_none(kind), name, number)
+        key, kind = _inner(value, _required(kind), name, number)
         value = value[key]
         where = f"{where}[{key}]" if number else _at(where, key)
     missing = _MISSING.match(problem)
     if missing:
         return f"{_at(where, missing.group(1))} is missing" + (f": {remedy}" if remedy else "")
-    return f"{where} is {_shown(value)}: expected {_expected(_without_none(kind))}"
+    return f"{where} is {_shown(value)}: expected {_expected(_required(kind))}"
 
 
 def _at(where: str, key: object) -> str:
@@ -157,7 +157,9 @@ def _at(where: str, key: object) -> str:
     return f"{where}{' ' if where.endswith(':') else '.' if where else ''}{key}"
 
 
-def _without_none(hint: Any) -> Any:
+def _required(hint: Any) -> Any:
+    """A type without ``NotRequired`` around it and without ``| None``."""
+    hint = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
     options = get_args(hint)
     return next(option for option in options if option is not NoneType) if NoneType in options else hint
 
@@ -197,7 +199,7 @@ def _expected(hint: Any, *, several: bool = False) -> str:
         inner = _expected(items[0], several=True) if same else "items"
         return f"{'lists' if several else 'a list'} of {count}{inner}"
     if origin in (dict, Mapping):
-        inner = f" of {_expected(items[1], several=True)}" if items else ""
+        inner = f" of {_expected(items[1], several=True)}" if items and items[1] is not Any else ""
         return f"{'tables' if several else 'a table'}{inner}"
     one, many = _WORDS[origin]
     return f"{many if several else one}{_limits_of(limits)}"

@@ -140,7 +140,7 @@ def test_beyond_the_measured_ranks_small_messages_are_trees_and_large_ones_rings
     sizes = np.array([10.0, 14.0, 29.0, 30.0])
     found = model.estimate(messages("all_reduce", list(2.0**sizes), 256, 64), ALPS)
     np.testing.assert_allclose(found.seconds, all_reduce_seconds(sizes, 256), rtol=0.05)
-    assert "at most 64 ranks were measured; the time of 256 is extrapolated" in found.warnings[0]
+    assert "at most 64 ranks were measured; the time with 256 is extrapolated" in found.warnings[0]
     gathered = model.estimate(messages("all_gather", list(2.0**sizes), 128, 32), ALPS)
     np.testing.assert_allclose(gathered.seconds, ring(sizes, 128), rtol=0.05)
 

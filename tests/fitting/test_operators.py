@@ -132,7 +132,7 @@ def test_outside_what_was_measured_it_warns_and_widens(
     near = model.estimate([inside], cluster)
     assert near.warnings == ()
     far = model.estimate([inside, beyond], cluster)
-    assert "1 of 2 matrix products have sizes outside the range measured on" in far.warnings[0]
+    assert "1 of 2 matrix products has a size outside the range measured on" in far.warnings[0]
     assert far.high[1] / far.seconds[1] > far.high[0] / far.seconds[0]
     assert far.seconds[1] == pytest.approx(seconds_of("A100-SXM4-80GB", 0.6, 1 << 20, 2048, 2048), rel=0.2)
 

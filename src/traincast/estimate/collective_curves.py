@@ -83,7 +83,7 @@ class CurveFamily:
         away = _PER_OCTAVE_OF_BYTES * np.abs(size - inside) + _PER_DOUBLING_OF_RANKS * beyond
         warning = ""
         if beyond:
-            warning = f"at most {self.curves[-1].ranks} ranks were measured; the time of {ranks} is extrapolated"
+            warning = f"at most {self.curves[-1].ranks} ranks were measured; the time with {ranks} is extrapolated"
         elif (np.abs(size - inside) > 1).any():
             warning = f"2^{first:.0f} to 2^{last:.0f} bytes were measured; the times of other sizes are extrapolated"
         return CurveEstimate(seconds, away, warning)

@@ -33,7 +33,7 @@ _CREDIBLE: Final = 8.0
 _NEAR: Final = float(np.log(1.05))
 """How far outside the measured range a size may be, in logarithm, before there is a warning."""
 WORD: Final = {
-    "product": "matrix products", "grouped": "grouped products", "attention": "attentions",
+    "product": "matrix products", "grouped": "grouped products", "attention": "attention operators",
     "conv": "convolutions", "traffic": "memory-bound operators",
 }  # fmt: skip
 """What users call the operators of a family."""
@@ -139,10 +139,10 @@ class LearnedCostModel:
             elif cell.device != device.name:
                 warnings[f"{what} on {device.name} take the times measured on {cell.device}"] = None
             if outside:
-                warnings[
-                    f"{outside} of {len(shapes)} {what} have sizes outside the range measured on "
-                    f"{'other devices' if cell.device == ANY else cell.device}; their times are extrapolated"
-                ] = None
+                size, time = ("has a size", "its time is") if outside == 1 else ("have sizes", "their times are")
+                where = "other devices" if cell.device == ANY else cell.device
+                text = f"{outside} of {len(shapes)} {what} {size} outside the range measured on {where}"
+                warnings[f"{text}; {time} extrapolated"] = None
             yield rows, found, answer
 
     def _cells_for(

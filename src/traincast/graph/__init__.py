@@ -1,4 +1,4 @@
-"""What is computed: tensors, operators, graphs, and where they come from."""
+"""What is computed: tensors, operators and graphs, and the ways to obtain a graph."""
 
 from traincast.graph.operator import Block, FixedTensor, Operator, OperatorGraph, OpKind, Phase, Scalar
 from traincast.graph.tensor import DType, TensorSpec

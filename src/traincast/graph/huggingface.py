@@ -1,7 +1,7 @@
 """Hugging Face ``config.json`` files, read as families of the zoo: sizes only, no code and no weights.
 
-A configuration names the longest sequence a model can take, not the one it is trained with: sequences
-default to that maximum or :data:`DEFAULT_SEQ`, whichever is less.
+A configuration states the longest sequence that a model accepts, not the one it is trained with. So the sequence
+length defaults to that maximum or to :data:`DEFAULT_SEQ`, whichever is less.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Reading: TypeAlias = tuple[str, Parameters]
 
 
 def read_config(path: str | Path) -> Reading:
-    """Family and builder parameters from the ``config.json`` at ``path``."""
+    """Returns the family and its dimensions from the ``config.json`` at ``path``."""
     data = read_json(Path(path))
     if not isinstance(data, dict):
         raise FileFormatError(f"model file {path} holds a {type(data).__name__}, not an object with model_type")
@@ -32,7 +32,7 @@ def read_config(path: str | Path) -> Reading:
 
 
 def from_config(data: Mapping[str, object]) -> Reading:
-    """Family and builder parameters from the content of a ``config.json``."""
+    """Returns the family and its dimensions from the content of a ``config.json``."""
     model_type = data.get("model_type")
     if model_type is None:
         raise RequestError("the configuration has no model_type; is it a Hugging Face config.json?")
@@ -49,7 +49,7 @@ def _show(value: object) -> str:
 
 
 class Fields:
-    """The fields of a configuration, read with their types; what is missing or wrong is refused."""
+    """Reads the fields of a configuration with their types; raises ``RequestError`` for missing or wrong ones."""
 
     def __init__(self, model_type: str, data: Mapping[str, object]) -> None:
         self.model_type = model_type
@@ -92,7 +92,7 @@ class Fields:
         return value
 
     def choice(self, *names: str, default: str, known: Mapping[str, str]) -> str:
-        """Our word for the word under the first of ``names`` that is given."""
+        """The zoo's word for the word under the first of ``names`` that is given."""
         for name in names:
             value = self._data.get(name)
             if value is None:
@@ -119,7 +119,7 @@ class Fields:
         return len(value)
 
     def require(self, name: str, value: object, *, why: str) -> None:
-        """Refuse a field that is given with another value than the one the zoo can build."""
+        """Raise ``RequestError`` if a field has a value that the zoo cannot build."""
         given = self._data.get(name, value)
         if given is not None and (type(given) is not type(value) or given != value):
             raise self._refuse(name, f"{_show(given)} is not supported: {why}")
@@ -140,7 +140,7 @@ def _seq(fields: Fields, *names: str) -> int:
 
 
 def _decoder(fields: Fields) -> Parameters:
-    """What all recent decoder-only configurations have."""
+    """The dimensions that all recent decoder-only configurations have."""
     heads = fields.size("num_attention_heads")
     parameters: Parameters = {
         "layers": fields.size("num_hidden_layers"),
@@ -375,4 +375,4 @@ READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = {
     "t5": _t5,
     "vit": _vit,
 }
-"""How each ``model_type`` is read."""
+"""The reader of each ``model_type``."""

@@ -49,16 +49,16 @@ class Runtime:
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
     ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline has.
 
-    Memory: ``lean_kernels`` for attention and routing keep only what their backward reads. If gradients are summed in a
-    wider dtype, there are also ``gradient_copies`` in the narrow one: ``none`` outlives its own product, one of each
-    of the ``shapes``, or ``all`` of a stage. The loss holds ``logits_copies`` of the logits in fp32 in addition to
-    those that it keeps for backward. ``tensor_buffers`` whole tensors are in use around tensor-parallel collectives, and
-    ``held_collectives`` more cannot be reused while the host runs ahead of the device. ``workspace_bytes`` belong to
-    libraries, ``context_bytes`` to the driver, and ``buffer_bytes`` to each communicator. ``allocator_overhead`` is the
-    fraction of tensors lost to fragmentation. The framework's log ``reports`` the first rank or the fullest one, by a
-    ``counter`` of allocated or reserved memory. In 90 % of runs, the memory of a rank beyond weights, gradients and
-    optimizer states is between ``memory_low`` and ``memory_high`` times its forecast (see
-    :mod:`traincast.strategy.fits`); the defaults are for frameworks that nobody measured.
+    Memory: ``lean_kernels`` for attention and routing keep only what their backward reads. If gradients are summed in
+    a wider dtype, there are also ``gradient_copies`` in the narrow one: ``none`` (each is freed after its own
+    product), one of each shape (``shapes``), or ``all`` of a stage. The loss holds ``logits_copies`` of the logits in
+    fp32 in addition to those that it keeps for backward. ``tensor_buffers`` whole tensors are in use around
+    tensor-parallel collectives, and ``held_collectives`` more cannot be reused while the host runs ahead of the
+    device. ``workspace_bytes`` belong to libraries, ``context_bytes`` to the driver, and ``buffer_bytes`` to each
+    communicator. ``allocator_overhead`` is the fraction of tensors lost to fragmentation. The framework's log
+    ``reports`` the first rank or the fullest one, by a ``counter`` of allocated or reserved memory. In 90 % of runs,
+    the memory of a rank beyond weights, gradients and optimizer states is between ``memory_low`` and ``memory_high``
+    times its forecast (see :mod:`traincast.strategy.fits`); the defaults are for frameworks that nobody measured.
     """
 
     name: str

@@ -29,7 +29,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "max_positions": 2**24,
     "window": 2**24,
 }
-"""Largest size that is believed; every size that is not named here may be up to ``LARGEST``."""
+"""The largest accepted value of each size; sizes that are not listed may be up to ``LARGEST``."""
 LARGEST: Final = 2**20
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "norm": ("layernorm", "rmsnorm"),
@@ -37,11 +37,11 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "positions": ("learned", "rope", "alibi", "none"),
     "router": ("softmax", "sigmoid"),
 }
-"""The words that a setting may have; a setting that is not named here is true or false."""
+"""The accepted words of each setting; settings that are not listed are true or false."""
 
 
 def check_sizes(family: str, sizes: Mapping[str, object], *, may_be_zero: frozenset[str] = frozenset()) -> None:
-    """Refuse sizes that are not whole numbers, not positive, or beyond what any machine could hold."""
+    """Raise ``RequestError`` for sizes that are not whole numbers, not positive, or too large for any machine."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise RequestError(f"{family}: {name}={value!r} is not a whole number")
@@ -52,7 +52,7 @@ def check_sizes(family: str, sizes: Mapping[str, object], *, may_be_zero: frozen
 
 
 def check_choices(family: str, choices: Mapping[str, object]) -> None:
-    """Refuse a setting that is not one of its known words, or a flag that is neither true nor false."""
+    """Raise ``RequestError`` for a setting that is not one of its words, or a flag that is not true or false."""
     for name, value in choices.items():
         known = CHOICES.get(name, ())
         if known and isinstance(value, str) and value not in known:
@@ -62,7 +62,7 @@ def check_choices(family: str, choices: Mapping[str, object]) -> None:
 
 
 def check_divides(family: str, *, whole: tuple[str, int], parts: tuple[str, int], remedy: str) -> None:
-    """Refuse a size that cannot be shared out evenly."""
+    """Raise ``RequestError`` if a size cannot be divided evenly."""
     if whole[1] % parts[1]:
         raise RequestError(
             f"{family}: {whole[0]}={whole[1]} is not divisible by {parts[0]}={parts[1]} "

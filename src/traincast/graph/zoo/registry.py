@@ -59,7 +59,7 @@ FAMILIES: Final[dict[str, str]] = {
     "electra": "traincast.graph.zoo.electra:electra",
     "ncf": "traincast.graph.zoo.recommend:ncf",
 }
-"""Family name to the function that builds it; imported only when asked for, because it needs PyTorch."""
+"""The function that builds each family, imported only when needed because it needs PyTorch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def _card(name: str) -> ModelCard:
 
 
 def card(spec: str) -> ModelCard:
-    """The card of a zoo name (``resnet50``) or of a family by its dimensions (``gpt:layers=24,hidden=2048``)."""
+    """Returns the card of a zoo model (``resnet50``) or of a family by dimensions (``gpt:layers=24,hidden=2048``)."""
     if ":" not in spec:
         if spec not in _names():
             raise UnknownNameError("model", spec, _names(), hint="`traincast models` lists all")
@@ -141,7 +141,7 @@ def _scalar(text: str) -> Scalar:
 
 
 def build(spec: str, *, seq: int | None = None, layers: int | None = None) -> Traceable:
-    """Build a model of the zoo on the ``meta`` device, with ``seq`` tokens per sample where that applies.
+    """Build a model of the zoo on the ``meta`` device; ``seq`` sets the tokens per sample, if the model has a sequence.
 
     ``layers`` replaces the number of layers of a family that has such a dimension.
     """
@@ -166,7 +166,7 @@ def no_sequence(spec: str, seq: int) -> RequestError:
 
 
 def defaults_of(family: str) -> dict[str, Any]:
-    """The dimensions of ``family`` that have a default, with it. Needs PyTorch."""
+    """The default dimensions of ``family``. Needs PyTorch."""
     dimensions = inspect.signature(_builder(family)).parameters.values()
     return {d.name: d.default for d in dimensions if d.default is not d.empty}
 

@@ -18,7 +18,7 @@ from traincast.graph.zoo.stack import TransformerConfig, traceable
 from traincast.graph.zoo.traceable import Traceable
 
 DROPOUT: Final = 0.1
-"""What GPT-2 and BERT, and those that follow them, train with."""
+"""The settings that GPT-2, BERT and their successors are trained with."""
 
 _MAY_BE_ZERO: Final = frozenset(
     {"window", "window_period", "first_dense", "shared_ffn", "shared_experts", "q_lora", "predictions"}
@@ -316,7 +316,7 @@ def deepseek(
 ) -> Traceable:
     """DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437): latent attention, many small experts.
 
-    Without V3's multi-token-prediction module; its expert-balancing bias is no trained parameter.
+    Without V3's multi-token-prediction module; its expert-balancing bias is not a trained parameter.
     """
     check_choices("deepseek", {"tied": tied})
     sizes = {"layers": layers, "vocab": vocab, "first_dense": first_dense, "shared_experts": shared_experts}
