@@ -163,7 +163,7 @@ def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None,
     outputs = {"--all-out": all_out, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs=inputs)
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
-        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is no folder; name another one")
+        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is not a folder; name another one")
 
 
 def _objective(said: str | None, deadline: str | None) -> Objective:

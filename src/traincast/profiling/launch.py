@@ -1,4 +1,4 @@
-"""Local processes for collectives: what ``torchrun`` does on one machine, without leaving the command."""
+"""Start local processes for collectives, as ``torchrun`` does on one machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PATIENCE_S: Final = 10.0
 
 
 def run_locally(arguments: Sequence[str], *, ranks: int) -> int:
-    """Run ``traincast`` with ``arguments`` in ``ranks`` processes that know each other.
+    """Run ``traincast`` with ``arguments`` in ``ranks`` processes, which form one group.
 
-    Returns 0, or the exit code of the first that failed. Rank 0 writes where this process writes; the
-    others say nothing.
+    Returns 0, or the exit code of the first process that failed. Rank 0 prints to this process's output; the other
+    ranks print nothing.
     """
     require_torch()
     from datetime import timedelta
 
     from torch.distributed import TCPStore
 
-    # The store is here, on a port that the system chose, so that two launches never want the same one.
+    # The store is in this process, on a port that the system chose: two launches never collide.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
     processes = [
         subprocess.Popen(  # noqa: S603  (this very program)
@@ -61,7 +61,7 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Until all are done, or one has failed."""
+    """Wait until all processes have ended, or one has failed."""
     while True:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
@@ -73,7 +73,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End those that still run: asked first, then not."""
+    """End the processes that still run: terminate, then kill."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Profiling of operators: each distinct one alone, and those of a model while the model runs."""
+"""Measure operators: each distinct operator alone, and those of a model while the model runs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _SECONDS_PER_OPERATOR: Final = 10.0
 
 
 _MOST: Final = {"batch": 10**9, "threads": 4096, "repeats": 10**6, "steps": 10**6, "samples": 10**4, "limit": 10**9}
-"""What a request may ask for at most: more is a slip of the pen."""
+"""Largest values that a request may have: larger ones are typing errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRequest:
-    """What to profile: the operators of ``models``, of operator-set ``files`` or of the set itself.
+    """What to profile: the operators of ``models``, of operator-set ``files``, or of the built-in operator set.
 
-    ``repeats`` counts the timed runs of an operator alone, ``steps`` the timed steps of a model. ``limit``
-    stops after so many operators alone, ``seconds`` after so long; what is left is for the next run.
+    ``repeats`` is the number of timed runs of an operator alone, ``steps`` the number of timed steps of a model. A run
+    stops after ``limit`` operators alone, or after ``seconds``; the next run measures the rest.
     """
 
     models: tuple[str, ...] = ()
@@ -72,12 +72,12 @@ class OperatorRequest:
         if self.precision not in PRECISIONS:
             raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
         if not self.models and not self.files and not self.opset:
-            raise RequestError("nothing to profile: name models of the zoo, `zoo` or `opset`")
+            raise RequestError("nothing to profile: give models of the zoo, `zoo` or `opset`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """An operator, or a whole model, that could not be measured; ``count`` of them for the same reason."""
+    """Why an operator or a whole model could not be measured; ``count`` is how many have the same reason."""
 
     what: str
     reason: str
@@ -86,10 +86,10 @@ class Unmeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorProfile:
-    """What a run of the profiler did: all rows of the table, and what is not in it.
+    """The result of a profile: all rows of the table, and what could not be measured.
 
-    ``measured`` counts the rows of this run, ``kept`` those that were there before, ``left`` the operators
-    that a limit or a budget left for the next run.
+    ``measured`` is the number of new rows, ``kept`` that of rows from earlier runs, ``left`` that of operators which a
+    limit left for the next run.
     """
 
     output: Path
@@ -102,9 +102,9 @@ class OperatorProfile:
 
 
 def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]:
-    """``(models, operator-set files, whether the operator set)`` of a list of models, ``zoo`` and ``opset``.
+    """Parse a list of models, files, ``zoo`` and ``opset``; return (models, files, whether ``opset`` is in it).
 
-    A family by its dimensions has commas of its own: an item with ``=`` and no ``:`` belongs to the one before.
+    A family with dimensions contains commas: an item with ``=`` and without ``:`` belongs to the item before it.
     """
     items: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -129,7 +129,7 @@ def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]
 
 
 def distinct_operators(operators: Iterable[Operator]) -> dict[str, Operator]:
-    """Operators by key, the first of each kept."""
+    """Operators by key; of several with one key, the first."""
     found: dict[str, Operator] = {}
     for operator in operators:
         found.setdefault(key_of(operator), canonical(operator))
@@ -137,7 +137,7 @@ def distinct_operators(operators: Iterable[Operator]) -> dict[str, Operator]:
 
 
 def in_turn(operators: dict[str, Operator]) -> dict[str, Operator]:
-    """The same operators, one of each kind in turn, so that any first part of them has all kinds."""
+    """The same operators, taking one of each kind in turn, so that a limit leaves out no kind."""
     by_kind: defaultdict[str, list[tuple[str, Operator]]] = defaultdict(list)
     for key, operator in operators.items():
         by_kind[operator.kind.value].append((key, operator))
@@ -152,7 +152,7 @@ def in_turn(operators: dict[str, Operator]) -> dict[str, Operator]:
 
 
 def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[str, str], list[Unmeasured]]:
-    """The distinct operators of a request by key, the model each was first found in, and models not traced."""
+    """The distinct operators of a request by key, the model that each was first found in, and untraceable models."""
     precision = load_precision(request.precision)
     found: dict[str, Operator] = {}
     home: dict[str, str] = {}
@@ -178,7 +178,7 @@ def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[st
 
 
 def _takes_seq(model: str) -> bool:
-    """Whether a sequence length means anything to a model."""
+    """Whether a model has a sequence length."""
     import importlib
     import inspect
 
@@ -191,13 +191,13 @@ def _takes_seq(model: str) -> bool:
 
 
 def profile_operators(request: OperatorRequest, output: Path, *, progress: Progress | None = None) -> OperatorProfile:
-    """Measure what ``request`` asks for into the table ``output``, going on where an earlier run stopped."""
+    """Measure ``request`` and write the table ``output``; resumes if an earlier run was stopped."""
     require_torch()
     check_device(request.device)
     import torch
 
     began = time.monotonic()
-    found = operators_of(request)  # before a journal is opened: a model that cannot be read leaves nothing behind
+    found = operators_of(request)  # before the journal is created: a model that cannot be read leaves no file
     session = _Session(request, output, progress or (lambda done, total, what: None), began)
     threads = torch.get_num_threads()
     torch.set_num_threads(request.threads)
@@ -209,7 +209,7 @@ def profile_operators(request: OperatorRequest, output: Path, *, progress: Progr
 
 
 def operator_identity(row: Row) -> str:
-    """What makes two rows of operators the same measurement."""
+    """A text that is equal for rows of the same measurement."""
     key = key_of(operator_from_row(row))
     model = row["model"] if row["context"] == IN_MODEL else ""
     return "|".join((row["context"], row["device"], row["framework"], row["source"], model, key))
@@ -229,7 +229,7 @@ class _Session:
         self._end = None if request.seconds is None else began + request.seconds
 
     def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Unmeasured]) -> OperatorProfile:
-        """Measure alone, then in the models; write the table."""
+        """Measure operators alone, then inside the models; write the table."""
         request = self.request
         self.failures += untraced
         left = self._alone(operators, home) if request.alone else 0
@@ -255,7 +255,7 @@ class _Session:
         return float("inf") if self._end is None else self._end - time.monotonic()
 
     def _alone(self, operators: dict[str, Operator], home: dict[str, str]) -> int:
-        """Measure each operator by itself; returns how many are left."""
+        """Measure each operator alone; return how many are left for the next run."""
         wanted = list(operators.items())[: self.request.limit]
         total = len(wanted)
         reasons: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -281,11 +281,11 @@ class _Session:
 
         need, free = memory_of(operator), free_memory(self.request.device) * _SPARE
         if need > free:
-            self.table.fail(identity, f"needs {format_bytes(need)} of memory, and {format_bytes(free)} are free")
+            self.table.fail(identity, f"needs {format_bytes(need)} of memory, but {format_bytes(free)} are free")
             return
         slowest = operator.flops / SLOW_RATE
         if self.request.seconds is not None and self.request.device == "cpu" and slowest > 10 * self.request.seconds:
-            self.table.fail(identity, f"may take {format_seconds(slowest)}, far beyond the seconds given")
+            self.table.fail(identity, f"may take {format_seconds(slowest)}, far more than --seconds")
             return
         try:
             call = executor_of(operator, device=self.request.device)
@@ -314,7 +314,7 @@ class _Session:
         )
 
     def _in_models(self) -> int:
-        """Run each model and keep the time of each operator in it; returns how many models are left."""
+        """Run each model and keep the times of its operators; return how many models are left for the next run."""
         from traincast.profiling.in_model import CannotRunModelError, run_model
 
         left = 0
@@ -365,7 +365,7 @@ class _Session:
         return left
 
     def _model_name(self, model: str) -> str:
-        """The model with what was asked of it, so that two batches of one model are two measurements."""
+        """The model's name with batch, precision and sequence length: each combination is a measurement of its own."""
         request = self.request
         asked: dict[str, Scalar] = {"batch": request.batch, "precision": request.precision}
         if request.seq is not None:
@@ -381,7 +381,7 @@ class _Session:
 
 
 def summary_of(rows: Sequence[Row]) -> list[Row]:
-    """Per context and kind: how many rows, how many suspect, the median dispersion, the total time in seconds."""
+    """For each context and kind: rows, suspect rows, median dispersion, and total time in seconds."""
     groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["context"], row["op"]].append(row)
