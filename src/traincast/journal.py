@@ -35,14 +35,16 @@ class Journal:
     :attr:`parts` if kind and key are the same. A file that is no journal, is of another version or of another kind, or
     that another process has open, is refused. One with another key is refused as well, or with ``restart`` emptied
     and a warning left in :attr:`warnings`. Lines at the end that are damaged are dropped with a warning. Without a
-    path, parts are kept in memory alone.
+    path, parts are kept in memory alone. With ``sync``, a part is on the disk when :meth:`keep` returns; without it, a
+    power failure may lose the last parts.
     """
 
-    def __init__(self, path: Path | None, *, kind: str, key: str, restart: bool = False) -> None:
+    def __init__(self, path: Path | None, *, kind: str, key: str, restart: bool = False, sync: bool = True) -> None:
         self.path = path
         self.warnings: list[str] = []
         self._header = {"format": FORMAT, "version": VERSION, "kind": kind, "key": key}
         self._restart = restart
+        self._sync = sync
         self._parts: dict[str, Any] = {}
         self._file: IO[bytes] | None = None
         if path is not None:
@@ -101,8 +103,14 @@ class Journal:
             self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise refusal(path, error) from error
-        if not sound:
+        if sound:
+            return
+        try:
             self._write(self._header)
+        except FileFormatError:
+            if not text:  # made here just now: leave no empty journal behind
+                path.unlink(missing_ok=True)
+            raise
 
     def _read(self, text: bytes, path: Path) -> int:
         """Take over the parts that ``text`` holds; return how many of its bytes are sound."""
@@ -153,6 +161,8 @@ class Journal:
         try:
             self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
             self._file.flush()
+            if self._sync:
+                os.fsync(self._file.fileno())
         except OSError as error:
             raise refusal(self.path, error) from error
 

@@ -130,7 +130,7 @@ class _Problem:
         ]
 
     def distrust(self, values: Floats) -> None:
-        """Lower the weight of runs far from the forecast at ``values``, relative to the median run if there are several."""
+        """Lower the weight of runs whose error at ``values`` is far from that of the median run."""
         errors = self.errors(values)
         usual = float(np.median(errors)) if len(errors) >= _FEWEST_TO_COMPARE else 0.0
         self._trust = 1.0 / (1.0 + ((errors - usual) / _FAR) ** 4)

@@ -40,7 +40,7 @@ _COSTS: Final = 1.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A parameter before and after; ``unsure`` and ``sure`` are the standard deviations of its logarithm then and now."""
+    """A parameter before and after; ``unsure`` and ``sure`` are the standard deviations of its logarithm."""
 
     name: str
     meaning: str

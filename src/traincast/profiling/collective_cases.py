@@ -1,7 +1,7 @@
 """Which collectives to measure: message sizes, groups of ranks, and their placement on nodes.
 
-Bytes are those of nccl-tests: all_reduce and broadcast the buffer, all_gather the whole output,
-reduce_scatter the whole input, all_to_all the send buffer of a rank, p2p the message.
+Bytes are counted as in nccl-tests: for all_reduce and broadcast the buffer, for all_gather the whole output, for
+reduce_scatter the whole input, for all_to_all the send buffer of one rank, for p2p the message.
 """
 
 from __future__ import annotations

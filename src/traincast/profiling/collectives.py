@@ -101,7 +101,7 @@ class _Ring:
         too_large = [group for group in request.groups if group > self.size]
         if too_large:
             raise RequestError(
-                f"a group of {too_large[0]} ranks needs as many processes, and {self.size} were started: start more"
+                f"a group of {too_large[0]} ranks does not fit {self.size} processes: start more processes"
             )
         self.cases = cases_of(request, self.nodes)
         if not self.cases:

@@ -66,7 +66,9 @@ class ProfileOutput:
         self._failures: dict[str, str] = {}
         self._marks: set[str] = set()
         self.found = len(self._rows)
-        self._journal = Journal(journal_path(output), kind=f"a profile of {table}", key=",".join(TABLES[table]))
+        self._journal = Journal(
+            journal_path(output), kind=f"a profile of {table}", key=",".join(TABLES[table]), sync=False
+        )
         for name, value in self._journal.parts.items():
             self._take(name, value)
         self.resumed = len(self._rows) - self.found

@@ -35,7 +35,7 @@ def search_journal(folder: Path, problem: Problem) -> Journal:
     many searches, and no search reads the results of another.
     """
     if folder.exists() and not folder.is_dir():
-        raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
+        raise FileFormatError(f"cannot keep parts of a search in {folder}: it is not a folder; name another one")
     make_folder(folder)
     model = identity_of(problem.cost_model or default_cost_model())
     key = key_of(problem.request, problem.axes, problem.most_memory, problem.reach, problem.lean, model)
