@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -323,5 +324,5 @@ def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
 
 def _short(value: int | str) -> str:
     """Return a count as a person would write it: ``1e10``, not ``10000000000``."""
-    short = f"{value:g}".replace("e+", "e") if isinstance(value, int) else value
+    short = re.sub(r"e\+0*", "e", f"{value:g}") if isinstance(value, int) else value
     return short if isinstance(value, str) or float(short) == value else str(value)

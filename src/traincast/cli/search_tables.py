@@ -136,8 +136,8 @@ def _show_clusters(answer: Answer) -> None:
     unmeasured = {p.request.cluster.device.name: p.unmeasured for p in answer.places if p.unmeasured >= _NOTABLE}
     print_table("clusters: the best on each", names, rows, right=range(1, len(names) - 2))
     console().print(
-        "Against the first: 90 % interval of the ratio to the first. Chance: probability that the best of all strategies "
-        "runs there. Unknown properties of each device, and of each cluster's links, are drawn separately."
+        "Against the first: 90 % interval of the ratio to the first. Chance: probability that the best of all "
+        "strategies runs there. Unknown properties of each device, and of each cluster's links, are drawn separately."
         + "".join(
             f" {device} was not measured: {share:.0%} of its operators' time is estimated from other devices."
             for device, share in unmeasured.items()
