@@ -1,12 +1,12 @@
-"""What FI-Net's parts are worth: the network against its rivals, and FNO-Inception against simpler bodies.
+"""How much the parts of FI-Net improve it: the network against its rivals, and FNO-Inception against simpler bodies.
 
     python -m benchmarks.ablation DATA [--seeds N] [--rows N] [--epochs N]
 
-Reads ``operators.parquet`` of the folder DATA. The first study trains every rival on the same rows, features and
-budget, for a few cells. The second asks whether several mode counts side by side are better than one, on a sequence
-that is long enough to tell: 64 sizes of square tiles, with hardly any flat feature beside it. A seed decides the
-partition, the rows that are drawn from it, and how a network begins; errors are mean absolute percentage errors on
-configurations that were not trained on. Prints Markdown.
+Reads ``operators.parquet`` of the folder DATA. The first study trains every rival on the same rows and features with
+the same budget, for a few cells. The second study asks whether several mode counts side by side are better than one,
+on a sequence that is long enough to tell: 64 sizes of square tiles, with only two flat features. The seed determines
+the partition, the rows drawn from it, and the initial weights of a network. Errors are mean absolute percentage errors
+on configurations that were not trained on. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CELLS: Final = {
     "causal attention, bf16, H100": ("attention", "bf16", "h100-sxm5-80gb", "serving"),
     "convolution forward, fp32, V100, TensorFlow": ("conv2d", "fp32", "v100-sxm2-16gb", "tensorflow"),
 }
-"""Operation, dtype, device and setting of what is studied."""
+"""Operation, dtype, device and framework of each cell that is studied."""
 RIVALS: Final = ("LightGBM", "MLP", "Inception", "FNO", "FI-Net", "mean")
 OURS: Final = "FI-Net"
 
@@ -55,7 +55,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
 }
 TEST_ROWS: Final = 3000
 BATCH: Final = 128
-"""Rows of a step: few, so that a short training has steps enough."""
+"""Rows of a training step: few, so that a short training has enough steps."""
 ROUNDS: Final = 500
 STUDENT: Final = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """97.5 % quantiles of Student's t by number of values."""
@@ -63,7 +63,7 @@ STUDENT: Final = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Errors of a variant by seed (per cent), the numbers it learned, and seconds of training."""
+    """Errors of a variant for each seed (per cent), the number of its parameters, and seconds of training."""
 
     errors: list[float]
     parameters: int
@@ -72,7 +72,7 @@ class Result:
 
 @cache
 def table(path: Path, cell: str) -> OperatorTable:
-    """All rows of a cell."""
+    """Return all rows of a cell."""
     op, dtype, device, setting = CELLS[cell]
     found = read_operators(path, ops=[op], dtypes=[dtype], devices=[device], phases=["fwd"])
     chosen = [rows for (_, where, *_), rows in cells_of(found).items() if where == setting]
@@ -84,7 +84,7 @@ def table(path: Path, cell: str) -> OperatorTable:
 
 
 def partition(path: Path, cell: str, *, rows: int, seed: int) -> tuple[Rows, Rows]:
-    """Rows of a cell to train on and to test on."""
+    """Return the rows of a cell to train on and to test on."""
     op, *_ = CELLS[cell]
     family = {"gemm": "product", "attention": "attention", "conv2d": "conv"}[op]
     found = table(path, cell)
@@ -94,7 +94,7 @@ def partition(path: Path, cell: str, *, rows: int, seed: int) -> tuple[Rows, Row
 
 
 def study_rivals(path: Path, *, seeds: int, budget: Budget) -> Iterator[tuple[str, dict[str, Result]]]:
-    """The rivals on each cell."""
+    """Yield the results of all rivals on each cell."""
     for cell in CELLS:
         scores = []
         for seed in range(seeds):
@@ -116,7 +116,7 @@ def study_rivals(path: Path, *, seeds: int, budget: Budget) -> Iterator[tuple[st
 
 
 def long_examples(rows: Rows, vocabulary: Mapping[str, Sequence[str]], rates: Rates) -> Examples:
-    """The rows with the channels of a tile over :data:`SIDES`; flat are only the baseline and compute over memory."""
+    """Return examples with a sequence over :data:`SIDES`; flat features are the baseline and FLOPs over bytes."""
     family = FAMILIES[rows.shapes.family]
     b, m, n, k = (x[:, None] for x in family.product(rows.shapes.sizes))
     flops, nbytes = family.amounts(rows.shapes.sizes)
@@ -140,7 +140,7 @@ def long_examples(rows: Rows, vocabulary: Mapping[str, Sequence[str]], rates: Ra
 
 
 def study_bodies(path: Path, *, seeds: int, budget: Budget) -> dict[str, Result]:
-    """Networks that differ in their body alone, on the long sequence."""
+    """Train networks that differ only in their body on the long sequence."""
     errors: dict[str, list[float]] = {name: [] for name in BODIES}
     seconds: dict[str, list[float]] = {name: [] for name in BODIES}
     parameters: dict[str, int] = {}
@@ -173,7 +173,7 @@ def _mape(said: npt.NDArray[np.float64], target: npt.NDArray[np.float64]) -> flo
 
 
 def markdown(results: Mapping[str, Result]) -> str:
-    """A table of variants, the best first."""
+    """Return a table of variants, the best first."""
     lines = ["| variant | MAPE, % | parameters | training, s |", "|---|---|---|---|"]
     for name, result in sorted(results.items(), key=lambda item: np.mean(item[1].errors)):
         lines.append(f"| {name} | {_spread(result.errors)} | {result.parameters:,} | {result.seconds:.1f} |")
@@ -181,7 +181,7 @@ def markdown(results: Mapping[str, Result]) -> str:
 
 
 def verdict(results: Mapping[str, Result], ours: Sequence[str], *, without: Sequence[str] = ()) -> str:
-    """Whether the best of ``ours`` is better than the best of the others, by differences within each seed."""
+    """Say whether the best of ``ours`` is better than the best of the others, by differences within each seed."""
     mean = {name: float(np.mean(result.errors)) for name, result in results.items() if name not in without}
     own = min(ours, key=mean.__getitem__)
     other = min((name for name in mean if name not in ours), key=mean.__getitem__)
@@ -195,7 +195,7 @@ def verdict(results: Mapping[str, Result], ours: Sequence[str], *, without: Sequ
 
 
 def _half_width(values: npt.NDArray[np.float64]) -> float:
-    """Of the 95 % interval of a mean, by Student's t."""
+    """Return the half width of the 95 % interval of a mean, by Student's t."""
     if len(values) < 2:
         return float("inf")
     return float(STUDENT.get(len(values), 2.0) * values.std(ddof=1) / np.sqrt(len(values)))

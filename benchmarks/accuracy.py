@@ -1,9 +1,9 @@
-"""Errors against tables of measured runs: docs/accuracy.md and the plots in docs/accuracy/, all of it.
+"""Writes docs/accuracy.md and the plots in docs/accuracy/: errors of forecasts of measured runs.
 
     python -m benchmarks.accuracy --steps steps.parquet --dp-steps dp_steps.parquet [--study study.json]
 
-With ``--study``, a study that ``benchmarks.study`` made before is read instead of made again; then ``--steps`` is only
-needed to tell how well runs that do not fit are told from those that do.
+With ``--study``, the page is made from a study that ``benchmarks.study`` wrote before; ``--steps`` is then only needed
+for the section on memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write_page(path: Path, study: Mapping[str, Any], *, fits: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the page, and its plots into a folder of its name beside it."""
+    """Write the page, and its plots into a folder of the same name beside it."""
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     for name, drawing in drawings(study).items():
@@ -58,12 +58,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _fits(steps: Path) -> dict[str, dict[str, Any]]:
-    """How well runs that do not fit are told from those that do, by source, as a validation's summary has it."""
+    """Return the figures of a validation by source, for the section on memory."""
     return validate(steps, calibrated=False, progress=_progress("memory")).summary()
 
 
 def _progress(what: str) -> Callable[[int, int], None]:
-    """Show how far a validation is, where standard error is a terminal."""
+    """Show the progress of a validation if standard error is a terminal."""
 
     def show(done: int, total: int) -> None:
         if sys.stderr.isatty():

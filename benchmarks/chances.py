@@ -1,11 +1,11 @@
-"""Whether chances hold: of a deadline, and of being the better of two GPUs, two scales or two strategies.
+"""Whether stated probabilities hold: of meeting a deadline, and of being the better of two GPUs, scales or strategies.
 
-    python -m benchmarks.chances DATA [--write]      # some ten minutes on one core
+    python -m benchmarks.chances DATA [--write]      # about ten minutes on one core
 
-DATA is a folder with ``steps.parquet``, ``dp_steps.parquet`` and, where they are there, ``steps_more.parquet`` and
-``dp_steps_more.parquet``. Measured runs are forecast twice: with nothing that calibration taught, and with the
-calibrated cluster of the catalog. The latter was fitted to most of these runs, so its figures flatter it; runs of the
-tables gathered later are those it has not seen. Two runs are compared by the device-seconds of a sample, which a
+DATA is a folder with ``steps.parquet``, ``dp_steps.parquet`` and, if they exist, ``steps_more.parquet`` and
+``dp_steps_more.parquet``. Measured runs are forecast twice: without calibration, and with the calibrated cluster of the
+catalog. The latter was fitted to most runs of the first two tables, so its figures there are too good; it has not seen
+the runs of the other two, which were gathered later. Two runs are compared by their device-seconds per sample, which a
 search draws for both. Prints Markdown; with ``--write`` the tables in docs/search.md are replaced.
 """
 
@@ -37,9 +37,9 @@ Floats = npt.NDArray[np.float64]
 PAGE: Final = Path(__file__).parents[1] / "docs" / "search.md"
 DRAWS: Final = 256
 MOST_RUNS: Final = 150
-"""Runs of one source, device and runtime that are forecast at most, drawn at random."""
+"""The most runs of one source, device and runtime that are forecast, drawn at random."""
 MOST_PAIRS: Final = 12
-"""Pairs of one source, model and runtime that are compared at most, drawn at random."""
+"""The most pairs of one source, model and runtime that are compared, drawn at random."""
 STATED: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.8, 0.9, 0.95)
 BINS: Final = ((0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 0.97), (0.97, 1.0001))
 KINDS: Final = {"device": "two GPUs", "scale": "two scales", "strategy": "two strategies"}
@@ -57,24 +57,26 @@ class Run:
 
     @property
     def request(self) -> Request:
-        """What was run."""
+        """The request that was run."""
         return self.plain.request
 
     @property
     def group(self) -> Hashable:
-        """Runs that were measured alike."""
+        """Runs with the same source, device and runtime have the same group."""
         return self.source, self.request.cluster.device.name, self.request.runtime.name
 
     @property
     def task(self) -> Hashable:
-        """Runs that trained the same thing with the same framework."""
+        """Runs that trained the same model with the same framework have the same task."""
         r = self.request
         return self.source, r.graph.name, r.graph.tokens_per_sample, r.precision.name, r.runtime.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two runs: the chance that the first takes less of a device per sample, whether it did, and where it fell."""
+    """Two runs: the probability that the first takes fewer device-seconds per sample, whether it did, and the quantile
+    of the measured ratio among the drawn ones.
+    """
 
     kind: str
     chance: float
@@ -83,7 +85,7 @@ class Pair:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make the study; print it, and write it into its page if asked to."""
+    """Make the study and print it; with ``--write``, write it into its page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--write", action="store_true")
@@ -97,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _runs(data: Path) -> Iterator[Run]:
-    """Measured runs of all tables that are there, forecast."""
+    """Yield the forecast runs of all tables that exist."""
     random = np.random.default_rng(0)
     for name, read in (
         ("steps", steps.read_timed_run),
@@ -144,7 +146,7 @@ def _forecast(source: str, measured: Measured, *, seen: bool) -> Run | None:
 
 
 def _deadlines(runs: Sequence[Run]) -> str:
-    """Shares of runs that ended within the time that has a chance; each source, device and runtime counts alike."""
+    """Return the shares of runs that met a deadline of each probability; every group has the same weight."""
     columns = {
         "not calibrated": [(r, r.plain) for r in runs],
         "not calibrated, gathered later": [(r, r.plain) for r in runs if not r.seen],
@@ -174,7 +176,7 @@ def _reached(members: Sequence[tuple[Run, Forecast]]) -> list[float]:
 
 
 def _pairs_table(runs: Sequence[Run]) -> str:
-    """How often the likelier of two was the better one, by its chance."""
+    """Return how often the more likely of two runs was the better one, by its probability."""
     by_task: dict[Hashable, list[Run]] = defaultdict(list)
     for run in runs:
         by_task[run.task].append(run)
@@ -195,7 +197,7 @@ def _pairs_table(runs: Sequence[Run]) -> str:
 
 
 def _chosen(by_task: dict[Hashable, list[Run]]) -> Iterator[tuple[str, Run, Run]]:
-    """Pairs of runs of one task, each with what they differ in; some of each."""
+    """Yield pairs of runs of one task with what they differ in, a sample of each kind."""
     random = np.random.default_rng(0)
     for members in by_task.values():
         found: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
@@ -242,7 +244,7 @@ def _compared(chosen: Sequence[tuple[str, Run, Run]], made: Callable[[Run], Fore
 
 
 def _likelier(pairs: Sequence[Pair]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """The chance of the likelier of each pair, and whether it was the better one."""
+    """Return the probability of the more likely run of each pair, and whether it was the better one."""
     chance, first = np.array([p.chance for p in pairs]), np.array([p.first for p in pairs], dtype=bool)
     return np.maximum(chance, 1.0 - chance), np.where(chance >= 0.5, first, ~first)
 

@@ -23,7 +23,7 @@ _MODELS: Final[tuple[tuple[str, Callable[[Row], bool]], ...]] = (
 
 
 def split(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by source, and those of a source with both dense models and mixtures of experts apart as well."""
+    """Return rows by source, and dense models and mixtures of experts apart for a source that has many of both."""
     found = []
     for source, members in by_source(rows):
         found.append((source, members))
@@ -52,7 +52,7 @@ def sources(groups: Iterable[tuple[str, Sequence[Row]]], *, by: str = "source") 
 
 
 def repeats(rows: Sequence[Row]) -> str:
-    """Sources that ran configurations several times, forecast with and without having seen another such run."""
+    """Compare forecasts with and without repeats of the same configuration in the fit."""
     lines = []
     for name, members in split(rows):
         known = [row for row in members if row.get("repeat_seen") is not None]
@@ -62,11 +62,11 @@ def repeats(rows: Sequence[Row]) -> str:
     if not lines:
         return ""
     said = (
-        "Some sources ran a configuration several times, in several releases. *Calibrated* leaves all of them out at "
-        "once; with *another seen*, only the run itself is left out."
+        "Some sources ran a configuration several times, with several releases. *Calibrated* leaves out all runs of a "
+        "configuration at once; *another seen* leaves out only the run itself."
     )
     columns = ["source", "runs", "calibrated mean", "calibrated median", "another seen mean", "another seen median"]
-    return "\n\n".join(["#### Configurations that were run again", prose(said), table(columns, lines)])
+    return "\n\n".join(["#### Configurations that were run several times", prose(said), table(columns, lines)])
 
 
 def rivals(rows: Sequence[Row]) -> str:
@@ -84,19 +84,19 @@ def rivals(rows: Sequence[Row]) -> str:
         "zero-shot",
         "calibrated",
         "unseen models",
-        "how its figure came to be",
+        "where its figure comes from",
     ]
     said = (
-        "Beside what other tools claim or reach on the same rows. All figures but the range of SimuMax are mean "
-        "errors. Our calibrated ones are on runs that the fit had not seen. Of the two models of `calculon_seqsel`, "
-        "*unseen models* leaves out one at a time."
+        "The errors that other tools claim or reach on the same rows. All figures but the range of SimuMax are mean "
+        "errors. Our calibrated figures are on runs that the fit had not seen. `calculon_seqsel` has two models, and "
+        "*unseen models* leaves out one of them at a time."
     )
     shown = table(columns, lines, numbers=(2, 3, 4, 5))
     return "\n\n".join(["#### Others on the same rows", prose(said), shown])
 
 
 def modes(rows: Sequence[Row]) -> str:
-    """Sources whose runs fall into two modes, each apart."""
+    """Show the errors of each mode, for sources whose runs fall into two modes."""
     parts = []
     for source, members in by_source(rows):
         known = [row for row in members if figures.stalled(row) is not None]
@@ -115,12 +115,12 @@ def modes(rows: Sequence[Row]) -> str:
         ]
         apart = [row for row in known if row["stalled"] > _MODES_DIFFER * row["usual"]]
         said = (
-            f"Some runs of `{source}` stall: every message between stages takes longer, for no reason that their "
-            "configuration shows. A run counts as stalled if its time is nearer the calibrated time with stalls than "
-            "the one without, as ratios. *Mode known* is the forecast in that mode: what could be reached at best. "
-            f"The right mode was forecast for {share(_right(known))} of the {len(known):,} runs, and for "
-            f"{share(_right(apart))} of the {len(apart):,} whose two times differ by more than "
-            f"{share(_MODES_DIFFER - 1.0)}; to say that none stalls is right for {share(_never(known))} and "
+            f"Some runs of `{source}` stall: every message between stages takes longer, and their configuration does "
+            "not explain it. A run counts as stalled if the ratio of its time to the calibrated time with stalls is "
+            "nearer to 1 than the ratio to the time without. *Mode known* is the forecast in that mode, the best that "
+            f"could be reached. The forecast has the right mode for {share(_right(known))} of the {len(known):,} runs, "
+            f"and for {share(_right(apart))} of the {len(apart):,} runs whose two times differ by more than "
+            f"{share(_MODES_DIFFER - 1.0)}. Always forecasting no stall would be right for {share(_never(known))} and "
             f"{share(_never(apart))}."
         )
         parts += [f"#### Runs of {source} that stall", prose(said), table([*columns, "mode right"], lines)]
@@ -139,10 +139,10 @@ def _never(rows: Sequence[Row]) -> float:
 def apart(steps: Sequence[Row], other: Sequence[Row]) -> str:
     largest = max(by_source(steps), key=lambda item: len(item[1]), default=("none", []))
     said = (
-        f"All runs count alike, and {len(largest[1]):,} of the {len(steps):,} of language models are of "
-        f"`{largest[0]}`: look at how many sources a line stands on."
+        f"Every run counts once, and {len(largest[1]):,} of the {len(steps):,} runs of language models come from "
+        f"`{largest[0]}`: the column *sources* says how many sources a line has."
     )
-    parts = ["## Errors taken apart", prose(said)]
+    parts = ["## Errors by model, GPU, scale and strategy", prose(said)]
     order = [name for *_, name in figures.BANDS]
     for title, key, first in (
         ("model family", _family, None),
@@ -153,12 +153,12 @@ def apart(steps: Sequence[Row], other: Sequence[Row]) -> str:
             groups = sorted(grouped(rows, key).items(), key=lambda item: first(item[0]) if first else item[0])
             parts += [f"### By {title}: {models}", _breakdown(title, groups)]
     parts += ["### By strategy: language models", _breakdown("strategy", _axes(steps))]
-    said = "A run is in the line of everything that it does. What its table does not state is the runtime's habit."
+    said = "A run counts in every line that applies to it. What its table does not state is the default of its runtime."
     return "\n\n".join([*parts, said])
 
 
 def _axes(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by everything that their strategy does; the same row is in several groups."""
+    """Return the rows of each technique that a strategy uses; a row is in several groups."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         for axis in figures.axes(row):
@@ -196,8 +196,9 @@ def left_out(steps: Sequence[Row], other: Sequence[Row]) -> str:
         lines.append(_left_out_line(name, members, errors(members, "zero_shot"), share(covered(members, *ends))))
     middle = float(np.median(medians)) if medians else math.nan
     said = (
-        "A cluster that nobody calibrated. The interval comes from the errors of all other sources, each counting "
-        "alike. Families of data-parallel models count as sources here, though one publisher measured them all."
+        "These are the errors on a cluster without calibration. The interval comes from the errors of all other "
+        "sources, with the same weight for each. Families of data-parallel models count as sources here, although one "
+        "publisher measured them all."
     )
     end = (
         f"The median over sources of their median errors is {percent(middle)}; the median over all runs is "
@@ -222,9 +223,10 @@ def ablation(study: Mapping[str, Any], steps: Sequence[Row], other: Sequence[Row
         share = f"{sum(bool(g['correction']) for g in of)} of {len(of)}" if of else "–"
         lines.append([name, f"{len(rows):,}", share, *(percent(errors(rows, field).mean) for field in fields)])
     said = (
-        "A calibration first moves parameters that mean something (rates, latencies, host costs). What is left over "
-        "may then be learned by a small correction. A group keeps it only if errors on unseen runs become smaller "
-        "and those on unseen models hardly larger: one yes or no per group, decided by these same errors. Mean errors:"
+        "A calibration first fits parameters with a meaning (rates, latencies, host times). A small learned correction "
+        "may then reduce the remaining error. A group keeps the correction only if errors on unseen runs are smaller "
+        "and errors on unseen models at most slightly larger; these same errors decide it, once for each group. The "
+        "table has mean errors."
     )
     columns = [
         "source",
@@ -252,10 +254,10 @@ def curves(study: Mapping[str, Any], folder: str) -> str:
     }
     shown = "; ".join(f"`{source}`: {', '.join(map(str, counts))} runs" for source, counts in runs.items())
     said = (
-        "So many runs are drawn at random, a cluster is calibrated with them, and others are forecast: the mean "
-        f"error over eight draws. Groups of a source count by their runs ({shown}). Slow modes cannot be told from "
-        "so few runs: all are forecast in the usual one here, and those that stalled are missed whatever a "
-        "calibration has seen."
+        "A cluster is calibrated with runs drawn at random, and other runs are forecast; errors are means over eight "
+        f"draws. Groups of a source are weighted by their runs ({shown}). So few runs cannot reveal a slow mode: all "
+        "runs are forecast without stalls here, and those that stalled have large errors whatever the calibration has "
+        "seen."
     )
     return "\n\n".join(
         [
@@ -268,15 +270,15 @@ def curves(study: Mapping[str, Any], folder: str) -> str:
 
 
 def picking(rows: Sequence[Row]) -> str:
-    """Picking the best of the really measured runs of a model on so many GPUs."""
+    """Show how good the strategy is that a forecast picks among measured ones."""
     ultrascale = [row for row in rows if row["source"] == "ultrascale" and figures.expected(row) is not None]
     sets = grouped(ultrascale, lambda row: (row["model"], row["n_gpus"], figures.samples(row)))
     groups = [members for members in sets.values() if len(members) >= _FEWEST_TO_PICK]
     if not groups:
         return ""
     made = [
-        ("calibrated, the chance of a stall counted", figures.picks(groups, figures.expected)),
-        ("calibrated, in the likelier mode", figures.picks(groups, lambda row: row["calibrated"])),
+        ("calibrated, probability of a stall counted", figures.picks(groups, figures.expected)),
+        ("calibrated, in the more likely mode", figures.picks(groups, lambda row: row["calibrated"])),
         ("zero-shot", figures.picks(groups, lambda row: row["zero_shot"])),
         (_RANDOM, figures.random_picks(groups)),
     ]
@@ -293,9 +295,9 @@ def picking(rows: Sequence[Row]) -> str:
     ]
     said = (
         f"`ultrascale` measured many strategies for each model, number of GPUs and batch: {len(groups)} such groups "
-        f"have at least {_FEWEST_TO_PICK} runs ({sum(map(len, groups)):,} in all). In each, the run with the "
-        "shortest forecast is picked; *regret* is how much longer it took than the best. Calibrated forecasts have "
-        "not seen the run. With the chance p of a stall counted, a run is expected to take (1−p)·usual + p·stalled."
+        f"have at least {_FEWEST_TO_PICK} runs ({sum(map(len, groups)):,} in all). In each group the run with the "
+        "shortest forecast is picked; *regret* is how much longer it took than the best run. Calibrated forecasts have "
+        "not seen the run. If the probability p of a stall is counted, the forecast is (1−p)·usual + p·stalled."
     )
     columns = ["picked by", "mean regret", "median regret", "best picked", "rank corr. in groups"]
     return "\n\n".join(["## Picking the best strategy", prose(said), table(columns, lines)])

@@ -39,7 +39,7 @@ class Errors:
 
 
 def errors(rows: Iterable[Row], forecast: str | Callable[[Row], float | None]) -> Errors:
-    """Errors of a forecast, named by its field or computed, on the rows that have one."""
+    """Return the errors of a forecast, named by its field or computed, on the rows that have one."""
     value = forecast if callable(forecast) else lambda row: row.get(forecast)
     found = [100.0 * (made / row["measured"] - 1.0) for row in rows if (made := value(row)) is not None]
     if not found:
@@ -49,13 +49,13 @@ def errors(rows: Iterable[Row], forecast: str | Callable[[Row], float | None]) -
 
 
 def covered(rows: Iterable[Row], low: str = "low", high: str = "high") -> float:
-    """Share of measured times inside an interval, named by the fields of its ends; NaN where no row has one."""
+    """Return the share of measured times inside an interval, given the fields of its ends; NaN if no row has one."""
     known = [row for row in rows if row.get(low) is not None and row.get(high) is not None]
     return sum(row[low] <= row["measured"] <= row[high] for row in known) / len(known) if known else math.nan
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Rows by ``key``."""
+    """Return the rows of each ``key``."""
     groups: dict[Key, list[Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
@@ -68,38 +68,38 @@ def by_source(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def log_error(row: Row, forecast: str = "calibrated") -> float:
-    """Logarithm of forecast over measured."""
+    """Return the logarithm of forecast over measured."""
     return math.log(row[forecast] / row["measured"])
 
 
 def settings(row: Row) -> dict[str, str]:
-    """The settings of a row's strategy as text; flags that are set have an empty value."""
+    """Return the settings of a row's strategy as text; flags that are set have an empty value."""
     return {name: value for name, _, value in (part.partition("=") for part in row["strategy"].split(","))}
 
 
 def degree(row: Row, axis: str) -> int:
-    """How many ways an axis of the strategy cuts."""
+    """Return the degree of an axis of a row's strategy."""
     return int(settings(row).get(axis, "1"))
 
 
 def samples(row: Row) -> int:
-    """Samples of a step over all replicas."""
+    """Return the samples of a step over all replicas."""
     return degree(row, "dp") * degree(row, "num_microbatches") * int(row["micro_batch"] or 1)
 
 
 def band(row: Row) -> str:
-    """The band of numbers of GPUs that a row is in."""
+    """Return the band of a row's number of GPUs."""
     return next(name for low, high, name in BANDS if low <= int(row["n_gpus"]) <= high)
 
 
 def precision(row: Row) -> str:
-    """The precision of a row, its usual spellings taken as one."""
+    """Return the precision of a row in one spelling."""
     stated = str(row["precision"] or "").lower()
     return next((name for name in ("fp4", "fp8", "bf16", "fp16", "tf32", "fp32") if name in stated), "not stated")
 
 
 def axes(row: Row) -> list[str]:
-    """Everything that a row's strategy does, in words."""
+    """Return a phrase for each technique of a row's strategy."""
     said = settings(row)
     found = [f"{axis} > 1" for axis in ("tp", "pp", "cp", "ep") if degree(row, axis) > 1]
     if degree(row, "tp") * row["nodes"] > int(row["n_gpus"]):
@@ -113,7 +113,7 @@ def axes(row: Row) -> list[str]:
 
 
 def stalled(row: Row) -> bool | None:
-    """Whether a run was nearer the slow mode of its cluster than the usual one; None where it has no slow mode."""
+    """Return whether a run was nearer the slow mode of its cluster than the usual one; None without a slow mode."""
     if not row.get("stall_chance") or not row.get("usual") or not row.get("stalled"):
         return None
     slow, usual = (abs(math.log(row["measured"] / row[mode])) for mode in ("stalled", "usual"))
@@ -121,18 +121,18 @@ def stalled(row: Row) -> bool | None:
 
 
 def stall_forecast(row: Row) -> bool:
-    """Whether a run was forecast to be in the slow mode."""
+    """Return whether a run was forecast to be in the slow mode."""
     return bool((row.get("stall_chance") or 0.0) >= MOST_LIKELY)
 
 
 def in_its_mode(row: Row) -> float | None:
-    """The calibrated forecast, had the mode that the run was in been known."""
+    """Return the calibrated forecast in the mode that the run was in."""
     value: float | None = row.get("stalled") if stalled(row) else row.get("usual")
     return value
 
 
 def expected(row: Row) -> float | None:
-    """The calibrated forecast with the chance of a stall counted: (1 − p)·usual + p·stalled."""
+    """Return the expected time with probability p of a stall: (1 − p)·usual + p·stalled."""
     if row.get("usual") is None:
         return None
     chance = row.get("stall_chance") or 0.0
@@ -141,10 +141,10 @@ def expected(row: Row) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """How good it is to pick the best of several runs by a forecast.
+    """How good the runs are that a forecast picks from ``groups`` groups of runs.
 
-    ``regret`` is what the pick took over what the best took, minus one; ``best`` the share of groups whose best run
-    was picked; ``rank`` the mean Spearman correlation within groups.
+    ``mean`` and ``median`` are of the regret in per cent: the time of the picked run over that of the best run, minus
+    one. ``best`` is the share of groups whose best run was picked, ``rank`` the mean Spearman correlation in groups.
     """
 
     groups: int
@@ -155,7 +155,7 @@ class Pick:
 
 
 def picks(groups: Iterable[Sequence[Row]], forecast: Callable[[Row], float | None]) -> Pick:
-    """Pick one run per group by its forecast and compare what was measured."""
+    """Pick the run with the shortest forecast from each group, and compare it with the best run."""
     regrets, ranks = [], []
     for rows in groups:
         measured = np.array([row["measured"] for row in rows])
@@ -166,7 +166,7 @@ def picks(groups: Iterable[Sequence[Row]], forecast: Callable[[Row], float | Non
 
 
 def random_picks(groups: Iterable[Sequence[Row]]) -> Pick:
-    """What a pick at random is expected to come to in each group."""
+    """Return the expected result of picking a run of each group at random."""
     regrets, best = [], []
     for rows in groups:
         measured = np.array([row["measured"] for row in rows])
@@ -187,7 +187,7 @@ def _pick(regrets: Sequence[float], ranks: Sequence[float]) -> Pick:
 
 
 def curves(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
-    """Mean errors by runs seen, per source: the mean over its groups, each counting by its runs."""
+    """Return the mean errors of each source by runs seen; its groups are weighted by their runs."""
     sums: dict[str, dict[int, list[tuple[float, int]]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         for point in group["learning_curve"]:

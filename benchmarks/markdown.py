@@ -10,18 +10,21 @@ from benchmarks.figures import Errors
 
 
 def pair(made: Errors, runs: int) -> list[str]:
-    """Mean and median; with the number of runs where not all ``runs`` have the forecast."""
+    """Return mean and median as text, with the number of forecasts if not all ``runs`` have one."""
     count = f" ({made.n:,})" if 0 < made.n < runs else ""
     return [f"{percent(made.mean)}{count}", percent(made.median)]
 
 
 def prose(said: str) -> str:
-    """A paragraph in lines of usual length."""
+    """Return a paragraph broken into lines of at most 120 characters."""
     return textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] | None = None) -> str:
-    """A Markdown table; all columns but the first are numbers unless said otherwise, lines of sums are bold."""
+    """Return a Markdown table; rows that begin with ``all`` are bold.
+
+    ``numbers`` are the columns aligned to the right: by default, all but the first.
+    """
     right: Callable[[int], bool] = (lambda i: i > 0) if numbers is None else lambda i: i in numbers
     lines = [_line(columns), _line(["---:" if right(i) else "---" for i in range(len(columns))])]
     for row in rows:

@@ -29,7 +29,10 @@ _PLOTTED: Final = (("zero_shot", "zero-shot"), ("calibrated", "calibrated"))
 
 
 def page(study: Mapping[str, Any], *, fits: Mapping[str, Mapping[str, Any]], folder: str) -> str:
-    """The whole page; ``fits`` has how right "fits" is by source, ``folder`` the plots beside the page."""
+    """Return the whole page.
+
+    ``fits`` has the summary of a validation of memory by source, ``folder`` the name of the folder with the plots.
+    """
     rows: list[Row] = study["rows"]
     steps, other = ([row for row in rows if row["table"] == table] for table in TABLES)
     return (
@@ -70,7 +73,7 @@ def page(study: Mapping[str, Any], *, fits: Mapping[str, Mapping[str, Any]], fol
 
 
 def drawings(study: Mapping[str, Any]) -> dict[str, str]:
-    """Every plot of the page as SVG, by the name of its file."""
+    """Return every plot of the page as SVG, by the name of its file."""
     made = {}
     for table, title in TABLES.items():
         groups = by_source([row for row in study["rows"] if row["table"] == table])

@@ -12,7 +12,7 @@ Points = Sequence[tuple[float, float]]
 _COLOURS: Final = ("#3b82c4", "#e08214", "#2ca25f", "#d6455d", "#8e6bbf", "#17a2b8", "#a0704a", "#888888")
 _LEFT, _TOP, _SIDE, _LEGEND, _BELOW = 66, 34, 440, 178, 46
 _BAND: Final = 1.2
-"""Lines beside the diagonal: forecasts so many times too long or too short."""
+"""Ratio of forecast to measured time at the dashed lines beside the diagonal."""
 _STYLE: Final = """<style>
 svg { font: 12px system-ui, sans-serif; --back: #ffffff; --ink: #24292f; --line: #d0d7de }
 @media (prefers-color-scheme: dark) { svg { --back: #0d1117; --ink: #e6edf3; --line: #3d444d } }
@@ -23,7 +23,7 @@ text { fill: var(--ink) } .back { fill: var(--back) } .grid { stroke: var(--line
 
 
 def scatter(title: str, series: Mapping[str, Points]) -> str:
-    """Forecast (upwards) against measured (to the right) seconds, a colour per series, on logarithmic axes.
+    """Plot forecast (vertical) against measured (horizontal) seconds on logarithmic axes, one colour for each series.
 
     The diagonal is a perfect forecast; dashed lines are 20 % off.
     """
@@ -52,7 +52,7 @@ def scatter(title: str, series: Mapping[str, Points]) -> str:
 
 
 def curve(title: str, series: Mapping[str, Mapping[int, float]]) -> str:
-    """Errors in per cent against the number of runs that a calibration has seen; the first steps are drawn wider."""
+    """Plot errors in per cent against the number of runs that a calibration has seen, on a logarithmic axis."""
     most = max((x for points in series.values() for x in points), default=1)
     top = max((y for points in series.values() for y in points.values()), default=1.0)
     step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500) if top / s <= 8 or s == 500)

@@ -53,14 +53,20 @@ def misses(study: Mapping[str, Any], steps: Sequence[Row], other: Sequence[Row])
     foreseen = [row for row in steps if figures.stalled(row) in (None, figures.stall_forecast(row))]
     missed = len(steps) - len(foreseen)
     said = (
-        f"The {_WORST} runs of each table whose calibrated forecasts are furthest off, as ratios, and what the rows "
-        "themselves say of why. A run is named by its row, from 0. What is *in interval* was allowed for."
+        f"The {_WORST} runs of each table with the largest ratio between calibrated forecast and measurement, and what "
+        "the other rows suggest as the reason. Rows are numbered from 0. *In interval* says whether the measurement is "
+        "inside the forecast's 90 % interval."
     )
     if missed:
         said += (
-            f" Of language models, {missed:,} runs in another mode than forecast hide the others, which follow apart."
+            f" Of the language models, {missed:,} runs were in another mode than forecast; the second table leaves "
+            "them out."
         )
-    groups = [(TABLES["steps"], steps), ("Language models, mode foreseen", foreseen), (TABLES["dp-steps"], other)]
+    groups = [
+        (TABLES["steps"], steps),
+        ("Language models, mode forecast correctly", foreseen),
+        (TABLES["dp-steps"], other),
+    ]
     parts = ["## The worst cases", prose(said)]
     for title, rows in groups if missed else groups[::2]:
         lines = [_miss(row, reasons) for row in worst(rows, _WORST)]
@@ -79,8 +85,8 @@ def _miss(row: Row, reasons: Reasons) -> list[str]:
 
 
 def assumed(rows: Sequence[Row]) -> str:
-    """What the rows of each source left open, the most frequent first."""
-    parts = ["## What rows left open", words.ASSUMED.strip()]
+    """List what the rows of each source do not state, the most frequent first."""
+    parts = ["## What rows do not state", words.ASSUMED.strip()]
     for name, title in TABLES.items():
         lines = []
         for source, group in by_source(row for row in rows if row["table"] == name and "assumed" in row):
@@ -89,13 +95,18 @@ def assumed(rows: Sequence[Row]) -> str:
             said = ", ".join(f"{what.removesuffix(_UNSTATED)} ({count:,})" for what, count in kinds.items())
             lines.append([source, f"{len(group):,}", f"{some:,}", said.replace("|", "/")])
         if lines:
-            columns = ["source" if name == "steps" else "family", "runs", "with more open than the optimizer", "open"]
+            columns = [
+                "source" if name == "steps" else "family",
+                "runs",
+                "with more than the optimizer not stated",
+                "not stated",
+            ]
             parts += [f"{title}:", table(columns, lines, numbers=(1, 2))]
     return "\n\n".join(parts) if len(parts) > 2 else ""
 
 
 def skipped(study: Mapping[str, Any]) -> str:
-    parts = ["## Rows that were skipped, and why"]
+    parts = ["## Skipped rows"]
     for name, title in TABLES.items():
         reasons = Counter(_kind(entry["reason"]) for entry in study["skipped"] if entry["table"] == name)
         if reasons:
@@ -105,6 +116,6 @@ def skipped(study: Mapping[str, Any]) -> str:
 
 
 def _kind(reason: str) -> str:
-    """A reason without its remedy, at most so long."""
+    """Return a reason without its remedy, cut to a length that fits the table."""
     kind = " ".join(reason.split(";", maxsplit=1)[0].split())
     return kind if len(kind) <= _LONGEST else f"{kind[:_LONGEST].rsplit(' ', maxsplit=1)[0]} …"

@@ -1,11 +1,11 @@
-"""Everything that can be said of forecasts on tables of measured runs: zero-shot, calibrated, and left out.
+"""Forecasts of all runs in tables of measured runs: zero-shot, calibrated, and with the whole source left out.
 
     python -m benchmarks.study --steps steps.parquet --dp-steps dp_steps.parquet -o study.json [--clusters DIR]
 
-Runs are grouped by the cluster and framework that a source measured on. Each group is calibrated, and every run is
-forecast by a calibration that has not seen it: with its configuration left out, with its model left out, and with its
-whole source left out (nothing calibrated at all). ``--clusters`` writes the calibrated clusters of the catalog. Fits
-are kept in a folder beside the output until all is done, so that a study that was stopped goes on.
+Runs are grouped by source, device and framework. Each group is calibrated, and every run is forecast by calibrations
+that have not seen it: with its configuration left out, with its model left out, and with its whole source left out
+(no calibration). ``--clusters`` writes the calibrated clusters of the catalog. Finished fits are saved in a folder
+beside the output, and the same command resumes from them if it was stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Entry = dict[str, Any]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make the study and write it down."""
+    """Make the study and write it."""
     parser = argparse.ArgumentParser(prog="benchmarks.study", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--steps", type=Path, metavar="FILE", help="measured steps of language models")
     parser.add_argument("--dp-steps", type=Path, metavar="FILE", help="measured data-parallel steps")
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
 def make(
     steps: Path | None, dp: Path | None, *, journals: Path | None = None, curves: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The study: ``data`` as plain values, ``calibrated`` by group."""
+    """Return the study: ``data`` as plain values, ``calibrated`` the result of each group, ``runs`` and ``groups``."""
     entries: list[Entry] = []
     skipped: list[Entry] = []
     runs: list[MeasuredRun] = []
@@ -147,7 +147,7 @@ def _prepare(  # noqa: PLR0917
 
 
 def _note(entries: list[Entry], members: Sequence[int], result: Calibrated) -> None:
-    """Write what a group's calibration says of its runs, none of which it had seen."""
+    """Add the forecasts by calibrations that had not seen a run to its entry."""
     held, by_model, kept = result.held, result.held_by_model, result.correction_kept
     for place, i in enumerate(members):
         entry = entries[i]
@@ -163,7 +163,7 @@ def _note(entries: list[Entry], members: Sequence[int], result: Calibrated) -> N
 def _note_repeats(
     entries: list[Entry], members: Sequence[int], runs: Sequence[MeasuredRun], result: Calibrated
 ) -> None:
-    """Where configurations were run several times: forecasts by fits that may have seen another run of the same one."""
+    """Add forecasts by fits that may have seen another run of the same configuration, if there are repeats."""
     kept = [runs[i] for i in members]
     configurations = {(entries[i]["strategy"], entries[i]["model"], entries[i]["n_gpus"]) for i in members}
     if len(configurations) > _REPEATED * len(members) or len(members) < 5:
@@ -176,7 +176,7 @@ def _note_repeats(
 def _note_intervals(
     entries: list[Entry], groups: dict[tuple[str, str, str], list[int]], results: dict[tuple[str, str, str], Calibrated]
 ) -> None:
-    """Intervals from errors of other folds: a group's own, or for small ones those of all small ones of the source."""
+    """Add intervals from errors of other folds of the group; small groups of a source share their errors."""
     together: dict[tuple[str, ...], list[tuple[str, str, str]]] = defaultdict(list)
     for key in groups:
         together[key if len(groups[key]) >= _POOLED_BELOW else key[:1]].append(key)
@@ -196,7 +196,7 @@ def _note_intervals(
 
 
 def _pooled(results: dict[tuple[str, str, str], Calibrated]) -> dict[tuple[str, str, str], Calibrated]:
-    """Groups with few runs take the interval of all groups of their source together."""
+    """Return the results with the interval of all groups of the source in groups that have few runs."""
     errors: dict[str, list[float]] = defaultdict(list)
     for key, result in results.items():
         for held in (result.held, result.held_by_model):
@@ -213,7 +213,7 @@ def _pooled(results: dict[tuple[str, str, str], Calibrated]) -> dict[tuple[str, 
 
 
 def _left_out(entries: list[Entry]) -> None:
-    """Intervals of runs of a source that nothing was calibrated with: from the errors of all others, each alike."""
+    """Add intervals for a source without calibration: from the errors of all others, with the same weight for each."""
     left = defaultdict(list)
     for entry in entries:
         left[entry["source"]].append(float(np.log(entry["measured"] / entry["zero_shot"])))
@@ -225,7 +225,7 @@ def _left_out(entries: list[Entry]) -> None:
         low, high = every[entry["source"]]
         entry["left_out_low"], entry["left_out_high"] = entry["zero_shot"] * low, entry["zero_shot"] * high
     everything = np.concatenate([np.quantile(values, np.linspace(0.0, 1.0, 201)) for values in left.values()])
-    _say(f"a run of a cluster that nobody calibrated takes {bounds(everything)} times its forecast")
+    _say(f"on a cluster without calibration, 90 % of runs take {bounds(everything)} times their forecast")
 
 
 def write_clusters(folder: Path, results: dict[tuple[str, str, str], Calibrated]) -> None:

@@ -1,4 +1,4 @@
-"""The prose of docs/accuracy.md: what does not depend on any figure."""
+"""The prose of docs/accuracy.md that does not depend on any figure."""
 # ruff: noqa: E501 (lines of tables)
 
 from __future__ import annotations
@@ -9,58 +9,58 @@ from typing import Final
 HEAD: Final = """\
 # Accuracy
 
-How far forecasts are from measured training steps: per source, model, GPU, scale and strategy, with the worst misses.
+The errors of forecasts of measured training steps: by source, model, GPU, scale and strategy, with the worst cases.
 
-This page and its plots are written by one command, and by nothing else:
+One command writes this page and its plots:
 
 ```sh
 python -m benchmarks.accuracy --steps steps.parquet --dp-steps dp_steps.parquet
 ```
 
-[Accuracy of single operators and collectives](operators.md) has the errors of what a step is made of.
+For the errors of single operators and collectives, see [their page](operators.md).
 """
 
 COMPARED: Final = """\
 ## What is compared
 
 Training steps that others measured and published. The tables of measured runs are not part of the project;
-[NOTICE](../NOTICE) names the sources, and `traincast validate` compares with a table of your own. Each row becomes a
-request by its own columns: device, machine, framework, precision, strategy, batch. A row that cannot be forecast is
-skipped with its reason, never dropped in silence.
+[NOTICE](../NOTICE) names the sources, and `traincast validate` compares forecasts with a table of your own. Each row
+becomes a request by its own columns: device, machine, framework, precision, strategy, batch. A row that cannot be
+forecast is skipped, and the reason is listed below.
 
 - **zero-shot**: physics and measured operators. Constants and learned times come from measurements of single
-  operators and collectives; nothing is fitted to training steps. Exceptions: what hosts pay per operator, layer
-  and message under `nanotron` and `megatron-deepspeed` was set by hand to what runs of `ultrascale` and
-  `vtrain_single` show, so those sources and `vtrain_multi` are not independent of these [habits](runtimes.md). And the
-  rows were looked at while physics was mended: that FlashAttention 2 is slow on Hopper, that grouped products reach
-  0.42 of batched ones, that 1 × 1 convolutions are products and depthwise ones slow, that logits stay on the stage of
-  the loss, which kernels old releases of Megatron-LM had.
-- Two models of `neusight_single` ran with other dimensions than its table states (`gpt3_xl`, `switchxl4`); they are
-  forecast as its configurations and operator shapes say.
-- **calibrated**: runs of one source on one GPU under one framework are a group. Every run is forecast by a
+  operators and collectives; nothing is fitted to training steps, with two exceptions. The host's time per operator,
+  layer and message under `nanotron` and `megatron-deepspeed` was set by hand from runs of `ultrascale` and
+  `vtrain_single`, so these sources and `vtrain_multi` are not independent of these [runtimes](runtimes.md). And these
+  rows guided corrections of the physics: FlashAttention 2 is slow on Hopper, grouped products reach 0.42 of the rate
+  of batched ones, 1 × 1 convolutions are products, depthwise convolutions are slow, logits stay on the stage of the
+  loss, and old releases of Megatron-LM lack some kernels.
+- Two models of `neusight_single` ran with other dimensions than its table states (`gpt3_xl`, `switchxl4`). They are
+  forecast with the dimensions of its configurations and operator shapes.
+- **calibrated**: runs of one source on one GPU under one framework form a group. Every run is forecast by a
   calibration fitted to other runs of its group, with all repeats of its own configuration left out: 5 folds, seed 0.
 - **unseen models**: the same, with all runs of its model left out.
-- **a source left out**: nothing of the whole source is used. That is the zero-shot forecast, with an interval from
-  the errors of the other sources.
+- **a source left out**: no run of the source is used. This is the zero-shot forecast, with an interval from the
+  errors of the other sources.
 """
 
 MEMORY: Final = """
-Peak memory where it was measured, uncalibrated. Weights, gradients and optimizer states are counted exactly; what a rank
-holds beyond them is forecast, and real runs hold x times as much. Of 890 runs of nanotron x is between 0.75 and 1.37 in
-90 %, which is the interval that its runtime ships. Held back by model, by degree of each axis or by number of GPUs, 88 to
-90 % of runs lie inside an interval that the others gave. 24 runs of Megatron-LM lie inside the same one; 42 of
-Megatron-DeepSpeed hold 1.2 to 2.6 times their forecast, which has an interval of its own; frameworks that nobody measured
-get a wider one (0.6 to 2). It is not wide enough for every framework: runs of two fine-tuning libraries hold up to five
-times as much beyond their states.
+Peak memory where it was measured, uncalibrated. Weights, gradients and optimizer states are counted exactly. What a rank
+holds beyond them is forecast, and real runs hold x times that amount. In 90 % of 890 runs of nanotron, x is between 0.75
+and 1.37; its runtime ships this interval. If runs are held back by model, by degree of an axis or by number of GPUs, 88 to
+90 % of them lie inside an interval fitted to the others. All 24 runs of Megatron-LM lie inside the same interval. 42 runs
+of Megatron-DeepSpeed hold 1.2 to 2.6 times their forecast, so its runtime has an interval of its own. Frameworks without
+measurements get a wider one (0.6 to 2), which is not wide enough for all: runs of two fine-tuning libraries hold up to five
+times the forecast beyond their states.
 """
 
 FITS: Final = """
-A strategy *fits* if its memory suffices with a probability of 85 %. Below is how well runs that worked are told from
-runs that failed, by the F1 of either; and the share of runs said to fit that failed. Not every failure is one of memory:
-the table says that a run failed, not why. A failure is left out of the second row where another run of the same source
-worked that needs no less in any respect: model, sequence and micro batch no smaller, tensor groups and ZeRO stage no
-larger, the same pipeline (`failed_otherwise` in `validate steps --json`; 84 runs of ultrascale). Whatever the margin, the
-share of the first row cannot fall below that of such failures, 4 %. The margin is where the F1 of *fits* is largest.
+A strategy *fits* if its memory suffices with a probability of 85 %. The table below has the F1 scores of "does not fit" and
+of "fits", and the share of runs forecast to fit that failed. The tables of runs say that a run failed, not why, and memory
+does not cause every failure. The second row leaves a failure out if another run of the same source succeeded that needs at
+least as much memory: model, sequence and micro batch are not smaller, tensor groups and ZeRO stage are not larger, and the
+pipeline is the same (`failed_otherwise` in `validate steps --json`; 84 runs of ultrascale). The share in the first row
+cannot fall below that of these failures, 4 %, whatever the margin. The margin of 85 % maximises the F1 score of *fits*.
 """
 
 GLOSSARY: Final = """\
@@ -70,44 +70,43 @@ GLOSSARY: Final = """\
 | mean error, mean | mean of \\|predicted − measured\\| / measured (MAPE) |
 | median error, median | median of the same |
 | bias | median of predicted / measured − 1: above 0, forecasts are too slow |
-| rank corr. | Spearman correlation of predicted and measured times: whether the faster of two runs is told from the slower |
-| in interval | share of measured times inside the 90 % interval, which comes from other folds or sources; ideally 90 % |
-| does-not-fit F1, fits F1 | how well runs that failed are told from runs that worked, as the one or the other; 1 is perfect |
+| rank corr. | Spearman correlation of predicted and measured times; 1: forecasts order all runs correctly |
+| in interval | share of measured times inside the 90 % interval, which is fitted to other folds or sources; ideally 90 % |
+| does-not-fit F1, fits F1 | F1 score of the forecast that a run fails for memory, and that it works; 1 is perfect |
 | memory error | mean error of peak memory, where it was measured |
 
-A number in brackets is that of runs, where it is not all of them: fewer than four runs of a group leave nothing to
-fit to, and a group with a single model has no unseen one.
+A number in brackets counts the runs behind a figure if they are not all runs of the line: a group of fewer than four
+runs is too small to leave any out, and a group with a single model has no unseen one.
 """
 
 ASSUMED: Final = """\
-Few sources state everything that a forecast needs. What is left open is filled in as the last section of this page says, and
-`validate` lists it for every row. A number in brackets counts the runs that leave that open.
+Few sources state everything that a forecast needs. What is not stated is filled in by the rules in the last section of this
+page, and `validate` lists it for every row. A number in brackets counts the runs that do not state it.
 """
 
 ADVICE: Final = """\
-## What to make of it
+## How to use these figures
 
-- **Published runs differ among themselves.** The same matrix product measured by two laboratories differs by 10 % at
-  the median; repeats of one training step at scale by 5 to 25 %. Sources often leave out the GPU variant, the network
-  card, the recomputation or the framework's version, and a forecast has to assume one.
-- **Compare strategies, not digits.** Errors that two strategies share cancel in a comparison.
-- **Mind the interval.** If two forecasts' intervals overlap much, the forecast does not tell them apart for sure.
-- **A few runs of your own are worth more than anything here.** The learning curves say how many.
+- **Published runs differ among themselves.** Two laboratories that measure the same matrix product differ by 10 % at
+  the median; repeats of one training step at scale differ by 5 to 25 %. Sources often do not state the GPU variant, the
+  network card, the recomputation or the framework's version, and a forecast has to assume one.
+- **Compare strategies, not absolute times.** Errors that two strategies share cancel in a comparison.
+- **Look at the interval.** If the intervals of two forecasts overlap much, the order of the two is uncertain.
+- **Measure a few runs of your own.** They improve forecasts more than anything here; the learning curves say how many.
 
 ## Known weaknesses
 
-- Backward of attention and convolution, and memory-bound operators in bf16, were measured on few devices: elsewhere
-  they are analytical.
-- Some runs at scale stall for no reason that their configuration shows. A forecast gives the chance of it, not which
-  ones.
+- The backward passes of attention and convolution, and memory-bound operators in bf16, were measured on few devices. On
+  others their times are analytical.
+- Some runs at scale stall, and their configuration does not explain it. A forecast gives the probability, not which runs.
 - Runs dominated by their host (small models, small batches, many microbatches) depend on launch costs that differ
   between versions of a framework.
-- Communication and compute that overlap are taken not to slow each other down; on real devices they share memory and
+- Communication and compute that overlap are assumed not to slow each other down; on real devices they share memory and
   compute units.
 - Mixture-of-experts layers are forecast with balanced experts, unless `imbalance` says otherwise.
-- Loading of data, stragglers, thermal limits and other users of the network are not in a step.
+- Data loading, stragglers, thermal limits and other users of the network are not part of a forecast step.
 - Convolutions vary most between library versions and layouts; their intervals are the widest of the common operators.
-- Architectures without published operator measurements get cautious fractions and wider intervals.
+- Architectures without published operator measurements get conservative efficiencies and wider intervals.
 """
 
 OWN_RUNS: Final = """\
@@ -120,15 +119,15 @@ traincast validate steps my-steps.csv
 traincast validate dp-steps my-dp-steps.csv --json
 ```
 
-Blank, or `?`, means not stated. More columns do no harm.
+An empty cell or `?` means "not stated". Other columns are ignored.
 
 **`steps`**: one training step of a language model per row.
 
 | column | meaning |
 |---|---|
-| `source` | what errors are grouped by; also tells whether a shipped calibration may have been fitted to the row |
+| `source` | errors are grouped by it; it also tells whether a shipped calibration may have been fitted to the row |
 | `framework` | as in the `frameworks` of a [runtime](runtimes.md), alone or within a text (`PyTorch FSDP 2.4`) |
-| `model` | a name of the zoo; any name where dimensions are stated |
+| `model` | a name of the zoo; any name if dimensions are stated |
 | `n_layers`, `hidden`, `heads`, `kv_heads`, `ffn`, `vocab`, `params_b` | dimensions; parameters in billions |
 | `seq` | tokens per sample |
 | `gpu`, `hardware`, `n_gpus`, `gpus_per_node`, `interconnect` | device and machine, in any usual spelling |
@@ -140,38 +139,38 @@ Blank, or `?`, means not stated. More columns do no harm.
 | `precision` | see below |
 | `optimizer` | `adamw`, `sgd` and so on |
 | `notes` | "no optimizer" leaves the optimizer out |
-| `status` | `ok`, or `failed…` for a run that did not fit |
-| `step_time_s` | measured seconds per step; where it is blank, it follows from `tokens_per_s_per_gpu` |
-| `mem_gb`, `mem_unit` | measured peak memory, in GiB (1024³ bytes) unless `mem_unit` says `GB`, `MiB`, `MB` or `B` |
+| `status` | `ok`, or `failed…` for a run that failed |
+| `step_time_s` | measured seconds per step; if empty, computed from `tokens_per_s_per_gpu` |
+| `mem_gb`, `mem_unit` | measured peak memory; the unit is GiB (1024³ bytes) unless `mem_unit` is `GB`, `MiB`, `MB` or `B` |
 
-Required columns, blank or not: `source`, `gpu`, `n_gpus`, `seq`, `step_time_s`.
+These columns must exist, though cells may be empty: `source`, `gpu`, `n_gpus`, `seq`, `step_time_s`.
 
-Precisions are read by what they compute in. `bf16`, `fp16`, `fp32` and `tf32` may be spelled `bfloat16`, `float16`, `half` and so on.
-With `amp`, `mixed` or `autocast` beside it, a half precision keeps fp32 weights. `fp8`, `float8`, `mxfp8`, `e4m3` in any scaling
-(`float8 rowwise`, `fp8-delayed`) are fp8 products; `nvfp4`, `mxfp4`, `fp4` are nvfp4 products. A row with any other
-precision is skipped.
+The precision is the format of matrix products. `bf16`, `fp16`, `fp32` and `tf32` may be spelled `bfloat16`, `float16`, `half`
+and so on. With `amp`, `mixed` or `autocast` in its name, a 16-bit precision keeps fp32 weights. `fp8`, `float8`, `mxfp8` and
+`e4m3` with any scaling (`float8 rowwise`, `fp8-delayed`) mean fp8 products; `nvfp4`, `mxfp4` and `fp4` mean nvfp4 products. A
+row with any other precision is skipped.
 
-What a row leaves open is filled in, and each row's `assumed` says how:
+What a row does not state is filled in, and its `assumed` says how:
 
-| left open | taken |
+| not stated | filled in |
 |---|---|
-| `recompute`, `zero`, `sp` | the habit of the runtime |
-| `micro_batch` and `grad_accum`; or the whole strategy | what `predict` chooses |
-| `framework`, `precision` | what `predict` takes for such a model; `fsdp` for sharded parameters, `torchtitan` for PyTorch with `tp` or `pp` |
+| `recompute`, `zero`, `sp` | the default of the runtime |
+| `micro_batch` and `grad_accum`; or the whole strategy | the choice of `predict` |
+| `framework`, `precision` | the choice of `predict` for the model; `fsdp` for sharded parameters, `torchtitan` for PyTorch with `tp` or `pp` |
 | the variant of the device, the network, `gpus_per_node` | the most common variant; the usual node of the device |
-| `seq`, `vocab`, `ffn`, `kv_heads` | the family's or the model's own |
+| `seq`, `vocab`, `ffn`, `kv_heads` | the default of the family or the model |
 | `heads`, `n_layers`, `hidden` | a usual shape with `params_b` parameters, if the name tells the family |
-| `schedule`, `vp`, `ep`, `optimizer` | `1f1b`, or interleaved where `vp` is stated; 1; 1; AdamW |
+| `schedule`, `vp`, `ep`, `optimizer` | `1f1b`, or interleaved if `vp` is stated; 1; 1; AdamW |
 
-A row is skipped, with the reason, if its device or precision is not known, its global batch neither stated nor derivable, or its
-figures contradict one another. `zero`, microbatches and devices that do not go together are such a contradiction, and so is a
-`params_b` that is more than 1.5 times off.
+A row is skipped with the reason if its device or precision is not known, if its global batch is neither stated nor computable,
+or if its figures contradict each other: for example `dp`, `micro_batch` and `global_batch`, or a `params_b` that differs from the
+dimensions by more than a factor of 1.5.
 
 **`dp-steps`**: one data-parallel training step of any other model per row.
 
 | column | meaning |
 |---|---|
-| `family` | what errors are grouped by (else `source`) |
+| `family` | errors are grouped by it, or by `source` if it is empty |
 | `model` | a name of the zoo, in any usual spelling |
 | `framework`, `container` | the framework; its container's year and month (`21.05`) tells PyTorch 1 from 2 |
 | `gpu_model`, `gpu_mem_gb`, `system` | device and machine |
@@ -179,29 +178,29 @@ figures contradict one another. `zero`, microbatches and devices that do not go 
 | `precision` | as above |
 | `batch_per_gpu`, `grad_accum`, `global_batch` | samples per microbatch and GPU; microbatches; samples per step |
 | `seq_len`, `input_resolution` | tokens per sample, for sequence models; `224x224`, for images |
-| `parallelism` | rows with embedding parallelism are skipped |
-| `step_time_s`, `microstep_time_s` | measured seconds per step; of one microbatch, compared where `grad_accum` is blank. Where both are blank, they follow from `throughput_samples_per_s` |
+| `parallelism` | rows whose embeddings are model-parallel are skipped |
+| `step_time_s`, `microstep_time_s` | measured seconds of a step and of one microbatch, which is compared if `grad_accum` is empty; if both are empty, computed from `throughput_samples_per_s` |
 
-Required: `model`, `gpu_model`, `n_gpus`, `precision`, `batch_per_gpu`, `step_time_s`.
+These columns must exist: `model`, `gpu_model`, `n_gpus`, `precision`, `batch_per_gpu`, `step_time_s`.
 
-Models and schedules that are Python code (`package.module:factory`) are refused in a table, because whoever wrote the file could then
-run anything on your machine. If you trust it, `--allow-code` lets them run.
+A table may not name models and schedules that are Python code (`package.module:factory`), because its author could then run
+anything on your machine. If you trust the table, `--allow-code` permits it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """What another tool claims or reaches on rows of ours: the figure, and how it came to be."""
+    """The error of another tool on rows of this page, and where that figure comes from."""
 
     source: str
     tool: str
     figure: str
     how: str
     dense: bool = False
-    """Whether it is about the models without experts only."""
+    """Whether it covers only models without experts."""
 
 
-_MFU: Final = "one share of the peak rate for all runs of a source, fitted to others of them"
+_MFU: Final = "one share of the peak rate for all runs of a source, fitted to its other runs"
 RIVALS: Final = (
     Rival(source="vtrain_single", tool="vTrain", figure="8.37 %", how="its own claim (Bang et al., MICRO 2024)"),
     Rival(source="vtrain_single", tool="constant MFU", figure="58 %", how=_MFU),
@@ -215,7 +214,7 @@ RIVALS: Final = (
         source="megatron-bridge",
         tool="another release",
         figure="6 %",
-        how="how far the same configuration differs between releases: the floor",
+        how="difference of one configuration between two releases: no forecast can be better",
         dense=True,
     ),
     Rival(source="simumax", tool="SimuMax", figure="−13.5 … +0.1 %", how="its own claim, a range"),

@@ -1,4 +1,4 @@
-"""The runs that calibrated forecasts miss by most, and what can be told of why from the rows alone."""
+"""The runs with the largest errors of calibrated forecasts, and what the other rows suggest as the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.figures import Row, degree, grouped, in_its_mode, log_error, sta
 _REPEATS_DIFFER: Final = 0.15
 _FEW: Final = 15
 _SHARED: Final = 0.5
-"""Other runs share an error if their median is this share of it."""
+"""Other runs share an error if their median error is at least this part of it."""
 _ALONE: Final = 0.1
 _PART: Final = {
     "gemm": "matrix products",
@@ -35,13 +35,13 @@ _PART: Final = {
 
 
 def worst(rows: Sequence[Row], count: int) -> list[Row]:
-    """The rows whose calibrated forecasts are furthest off, as ratios, in this order."""
+    """Return the rows with the largest ratio between calibrated forecast and measurement, the largest first."""
     known = [row for row in rows if row.get("calibrated") is not None]
     return sorted(known, key=lambda row: (-abs(log_error(row)), row["index"]))[:count]
 
 
 class Reasons:
-    """What the other rows of a study say of a miss; looked up once per study."""
+    """Possible reasons for the error of a row, found in the other rows of its study."""
 
     def __init__(self, study: Mapping[str, Any]) -> None:
         known = [row for row in study["rows"] if row.get("calibrated") is not None]
@@ -50,7 +50,7 @@ class Reasons:
         self._runs = {(g["source"], g["device"], g["runtime"]): g["runs"] for g in study["groups"]}
 
     def of(self, row: Row) -> list[str]:
-        """Why a forecast may have missed, as phrases; the weightiest first."""
+        """Return phrases that may explain the error of a row, the most important first."""
         mode = _mode(row)
         found = [mode, self._repeat(row)]
         if not mode:
@@ -72,22 +72,22 @@ class Reasons:
             middle, own = float(np.median(others)), log_error(row)
             said = f"the {len(others)} other runs {words} are"
             if middle * own > 0 and abs(middle) >= _SHARED * abs(own):
-                return f"{said} off alike ({_signed(middle)} at the median)"
-            return f"alone in it: {said} {_signed(middle)} at the median" if abs(middle) < _ALONE else ""
-        return "fewer than two other runs of its model there"
+                return f"{said} off in the same way (median {_signed(middle)})"
+            return f"no shared error: {said} off by {_signed(middle)} at the median" if abs(middle) < _ALONE else ""
+        return "fewer than two other runs of its model on this cluster"
 
     def _small(self, row: Row) -> str:
         runs = self._runs.get((group_of(row), row["device"], row["runtime"]), 0)
-        return f"only {runs} runs of its cluster and framework" if 0 < runs < _FEW else ""
+        return f"only {runs} runs on its cluster with its framework" if 0 < runs < _FEW else ""
 
 
 def group_of(row: Row) -> str:
-    """Whose machines a row was measured on, as groups of a study are called."""
+    """Return the name of the study's group of sources that a row belongs to."""
     return str(row["source"]) if row["table"] == "steps" else "deep-learning-examples"
 
 
 def _configuration(row: Row) -> tuple[object, ...]:
-    """What repeats of one run share; the zero-shot forecast stands for batch and length, which a row does not have."""
+    """Return what repeats of one run share; the zero-shot forecast stands for batch and length, which rows lack."""
     names = ("table", "source", "model", "strategy", "n_gpus", "precision", "device", "runtime")
     return (*(row[name] for name in names), f"{row['zero_shot']:.9g}")
 
@@ -103,29 +103,29 @@ def _degrees(row: Row) -> tuple[object, ...]:
 _LIKE: Final[tuple[tuple[str, Callable[[Row], tuple[object, ...]]], ...]] = (
     ("of its model and degrees", _degrees),
     ("of its model on as many GPUs", lambda row: (*_place(row), row["n_gpus"])),
-    ("of its model there", _place),
+    ("of its model on this cluster", _place),
 )
-"""Runs that are like another, the nearest first."""
+"""Groups of similar runs, the most similar first."""
 
 
 def _own_mode(row: Row) -> float:
-    """The error of a forecast in the mode that the run was in."""
+    """Return the error of the forecast in the mode that the run was in."""
     own = in_its_mode(row) if stalled(row) is not None else None
     return log_error(row) if own is None else math.log(own / row["measured"])
 
 
 def _mode(row: Row) -> str:
-    """Whether a run was in another mode than forecast, and how far off the forecast in its own mode was."""
+    """Return a phrase if a run was in another mode than forecast, with the error of the forecast in its own mode."""
     was, own = stalled(row), in_its_mode(row)
     if was is None or own is None or was == stall_forecast(row):
         return ""
-    what = "stalled, forecast not to" if was else "did not stall, forecast to"
-    chance = f"chance of a stall {100 * row['stall_chance']:.0f} %"
+    what = "stalled, but no stall was forecast" if was else "did not stall, but a stall was forecast"
+    chance = f"probability of a stall {100 * row['stall_chance']:.0f} %"
     return f"{what} ({chance}; in its own mode {_signed(math.log(own / row['measured']))})"
 
 
 def _taught(row: Row) -> str:
-    """Whether the run was forecast better before anything was calibrated."""
+    """Return a phrase if the zero-shot forecast of the run was much better."""
     before, after = abs(log_error(row, "zero_shot")), abs(log_error(row))
     return f"zero-shot {_signed(log_error(row, 'zero_shot'))}" if before < _SHARED * after else ""
 

@@ -15,9 +15,9 @@ from benchmarks.accuracy import main
 from benchmarks.worst import Reasons, worst
 
 SECTIONS = (
-    "What is compared", "Errors on measured runs", "Errors taken apart", "A source left out",
+    "What is compared", "Errors on measured runs", "Errors by model, GPU, scale and strategy", "A source left out",
     "With and without the learned correction", "How many runs a calibration needs", "Picking the best strategy",
-    "Memory", "The worst cases", "What rows left open", "Rows that were skipped, and why", "Compare with your own runs",
+    "Memory", "The worst cases", "What rows do not state", "Skipped rows", "Compare with your own runs",
 )  # fmt: skip
 
 
@@ -134,6 +134,8 @@ def test_the_worst_case_comes_first_and_says_why(study: dict[str, Any]) -> None:
     steps = [r for r in study["rows"] if r["table"] == "steps"]
     first = worst(steps, 1)[0]
     assert first["index"] == 3
-    assert Reasons(study).of(first) == ["stalled, forecast not to (chance of a stall 20 %; in its own mode +3 %)"]
+    assert Reasons(study).of(first) == [
+        "stalled, but no stall was forecast (probability of a stall 20 %; in its own mode +3 %)"
+    ]
     net = next(r for r in study["rows"] if r["table"] == "dp-steps")
     assert "mostly convolutions (75 % of all work)" in Reasons(study).of(net)

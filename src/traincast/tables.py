@@ -21,6 +21,10 @@ Row: TypeAlias = Mapping[str, Any]
 _BLANKS: Final = ("", "?", "nan", "None")
 _YES: Final = ("true", "yes", "on")
 _NO: Final = ("false", "no", "off", "none")
+_DTYPES: Final = {
+    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "single": "fp32", "float16": "fp16",
+    "half": "fp16", "bfloat16": "bf16", "float8": "fp8", "fp4": "nvfp4",
+}  # fmt: skip
 _MOST: Final = 1e12
 """The largest count that a table may state."""
 
@@ -96,6 +100,12 @@ def number_in(value: object) -> float | None:
     except (TypeError, ValueError):
         return None
     return result if math.isfinite(result) else None
+
+
+def dtype_in(written: str) -> str:
+    """Return our name of a dtype that a table spells ``torch.bfloat16``, ``half`` or the like; others in lower case."""
+    plain = written.lower().removeprefix("torch.")
+    return _DTYPES.get(plain, plain)
 
 
 def text(row: Row, key: str) -> str:

@@ -33,22 +33,22 @@ def test_a_row_that_states_everything_assumes_nothing() -> None:
         ({"schedule": None}, "pipeline schedule not stated: 1f1b"),
         ({"schedule": "Interleaved1F1B"}, "virtual stages not stated: 2"),
         ({"optimizer": None}, "optimizer not stated: adamw"),
-        ({"optimizer": "Adafactor"}, "optimizer 'Adafactor' is not forecast: adamw"),
+        ({"optimizer": "Adafactor"}, "optimizer 'Adafactor' is not modelled: adamw"),
         ({"precision": None}, "precision not stated: bf16"),
         ({"precision": "fp8/bf16?"}, "precision 'fp8/bf16?' read as: fp8"),
         ({"hardware": None}, "network between nodes not stated: 8 × NDR InfiniBand"),
         ({"gpu": "H100", "hardware": None}, "GPU variant not stated: h100-sxm5-80gb"),
         ({"gpus_per_node": None}, "GPUs per node not stated: 8"),
-        ({"vocab": None}, "vocab not stated: usual of llama"),
-        ({"kv_heads": None}, "kv_heads not stated: usual of llama"),
+        ({"vocab": None}, "vocab not stated: default of llama"),
+        ({"kv_heads": None}, "kv_heads not stated: default of llama"),
         ({"heads": None, "model": "llama"}, "heads not stated: 4 layers of width 256 with 4 heads"),
         ({"seq": None}, "sequence length not stated: 4096"),
         ({"framework": None}, "framework not stated: megatron"),
         ({"framework": "MyTrainer 3"}, "framework 'MyTrainer 3' not known: megatron"),
         ({"dp": None, "cp": None}, "cp not stated: 1"),
         ({"micro_batch": None, "grad_accum": None}, "micro batch not stated: 1"),
-        ({"hardware": "DGX H100, 500 W"}, "power limit of 500 W not forecast: 700 W"),
-        ({"mem_gb": None, "model": "mystery"}, "family of mystery not known: llama"),
+        ({"hardware": "DGX H100, 500 W"}, "power limit of 500 W is not modelled: 700 W"),
+        ({"mem_gb": None, "model": "mystery"}, "family of mystery is not known: llama"),
     ],
 )
 def test_each_thing_that_a_row_leaves_open_is_said(changes: Row, said: str) -> None:
@@ -78,7 +78,7 @@ def test_a_row_that_says_nothing_of_its_strategy_gets_the_one_that_predict_choos
         ({"precision": "int8"}, "precision 'int8' is not known"),
         ({"precision": "posit16e2"}, "precision 'posit16e2' is not known"),
         ({"global_batch": None, "grad_accum": None}, "global_batch is not stated"),
-        ({"global_batch": 64.0}, "accumulation 4 and global batch 64 do not go together"),
+        ({"global_batch": 64.0}, "accumulation 4 and global batch 64 contradict each other"),
         ({"micro_batch": "two"}, "micro_batch is 'two': expected a number"),
         ({"schedule": "waltz"}, "schedule 'waltz' is not known"),
         ({"gpu": "TPU v5e"}, "device 'TPU v5e' is not in the catalog"),
@@ -86,7 +86,7 @@ def test_a_row_that_says_nothing_of_its_strategy_gets_the_one_that_predict_choos
         ({"gpu": None}, "gpu is not stated"),
         ({"model": "Mixtral-99x7B"}, "mixture of experts"),
         ({"model": "llama", "active_params_b": 1.0, "params_b": 8.0}, "mixture of experts"),
-        ({"params_b": 7.0}, "params_b is 7, but llama-small as it is described has 0.00"),
+        ({"params_b": 7.0}, "params_b is 7, but the stated dimensions of llama-small give 0.00"),
         ({"model": "LLAMA2-13B LoRA"}, "LoRA"),
         ({"notes": "sharding=FULL_SHARD; cpu_offload=True"}, "host memory"),
         ({"zero": 4.0}, "zero is 4"),
@@ -138,7 +138,7 @@ def test_tensor_and_pipeline_groups_in_plain_pytorch_are_torchtitans() -> None:
     strategy = reading.request.strategy
     assert reading.request.runtime.name == "torchtitan"
     assert (strategy.zero, strategy.reshard) == (3, False)  # a stated stage is kept in a pipeline too
-    assert "framework 'PyTorch 2.6' with tp, pp or cp: torchtitan" in reading.assumed
+    assert "framework 'PyTorch 2.6' used with tp, pp or cp: torchtitan" in reading.assumed
 
 
 def test_an_eager_run_of_torchtitan_fuses_less() -> None:
@@ -153,7 +153,7 @@ def test_the_whole_share_of_a_replica_is_no_micro_batch_of_torchtitan() -> None:
     row = {**TITAN, "framework": "torchtitan", "micro_batch": 32.0, "grad_accum": 1.0, "global_batch": 64.0}
     reading = read_row(row)
     assert reading.request.strategy.num_microbatches >= 2
-    assert any("read as a replica's batch" in sentence for sentence in reading.assumed)
+    assert any("taken as a replica's batch" in sentence for sentence in reading.assumed)
 
 
 def test_a_global_batch_follows_from_tokens_per_second() -> None:
@@ -196,12 +196,12 @@ DP: Row = {
         ({"framework": "TensorFlow2"}, "XLA not stated: off"),
         ({"system": None}, "GPU variant not stated: v100-sxm2-32gb"),
         ({"input_resolution": None}, "size of inputs not stated: 224"),
-        ({"input_resolution": "224x320"}, "size of inputs '224x320' not read: 224"),
+        ({"input_resolution": "224x320"}, "size of inputs '224x320' cannot be read: 224"),
         ({"precision": None}, "precision not stated: amp"),
-        ({"precision": "bf16"}, "v100-sxm3-32gb has no bf16: taken in the next wider format that it has"),
+        ({"precision": "bf16"}, "v100-sxm3-32gb has no bf16: the next wider format that it has"),
         ({"model": "quartznet-10x5"}, "model 'quartznet-10x5' is not in the zoo: quartznet-15x5"),
-        ({"flag": "inconsistent_batch"}, "the table itself doubts the row: inconsistent_batch"),
-        ({"global_batch": 500}, "global batch differs from that of the GPUs: 512 instead of 500"),
+        ({"flag": "inconsistent_batch"}, "the table flags this row: inconsistent_batch"),
+        ({"global_batch": 500}, "global_batch differs from the batch of all GPUs: 512 instead of 500"),
         ({"optimizer": None}, "optimizer not stated: sgd"),
     ],
 )

@@ -113,7 +113,7 @@ def test_figures_that_follow_from_others_need_not_be_stated(change: Row, strateg
 
 
 def test_batches_that_do_not_go_together_are_a_reason() -> None:
-    with pytest.raises(RowError, match=r"dp=2, micro batch 2 and global batch 17 do not go together"):
+    with pytest.raises(RowError, match=r"dp=2, micro batch 2 and global batch 17 contradict each other"):
         request_of({**ROW, "grad_accum": None, "global_batch": 17.0})
 
 

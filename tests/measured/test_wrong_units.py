@@ -48,7 +48,7 @@ def test_a_table_is_in_another_unit_if_most_of_it_is() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("0.05,A100", "50,A100", "step_time_s looks like milliseconds: 50 s are stated where 0.0"),
+        ("0.05,A100", "50,A100", "step_time_s looks like milliseconds: a row states 50 s, its forecast is 0.0"),
         ("0.05,A100", "0.00005,A100", "step_time_s looks like thousands of seconds"),
         ("11.5", "11776", "mem_gb looks like MiB"),
         ("11.5", "12348030976", "mem_gb looks like bytes"),

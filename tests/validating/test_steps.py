@@ -69,7 +69,7 @@ def test_the_summary_counts_rows_errors_and_misses_per_source(tmp_path: Path) ->
 def test_memory_that_only_fits_as_decimal_gigabytes_is_taken_for_such(tmp_path: Path) -> None:
     rows = validate_steps(write(tmp_path / "t.parquet", {**STATED, "mem_gb": 80.5}, STATED)).rows
     assert [row.measured_memory for row in rows] == [80.5e9, 3 * 2**30]
-    assert rows[0].assumed == ("mem_gb is more GiB than h100-sxm5-80gb has: 80.5 GB of 10⁹ bytes",)
+    assert rows[0].assumed == ("mem_gb in GiB exceeds the memory of h100-sxm5-80gb: 80.5 GB of 10⁹ bytes",)
 
 
 def test_a_run_without_a_time_or_memory_is_skipped(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Learning a cluster from its own runs: the few parameters that datasheets do not give, and how sure they are."""
+"""Calibration: a few parameters that datasheets do not give, fitted to a cluster's own runs, with their uncertainty."""

@@ -1,4 +1,4 @@
-"""What calibration fits: the parameters, where they start, and how far they may reasonably be from there."""
+"""The parameters that calibration fits: their usual values, and how much clusters differ in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 class Parameter:
     """One parameter: its usual value, and the standard deviation of its logarithm between clusters.
 
-    Usual values are what datasheets and measured operators say. Spreads are about those of the calibrated clusters of
+    Usual values come from datasheets and measured operators. Spreads are close to those of the calibrated clusters of
     the catalog: 0.18 of ``gemm``, 0.38 of ``memory``, 0.56 of ``intra``, 0.5 of ``inter``, 0.36 of ``kernels``.
     """
 
@@ -38,12 +38,12 @@ PARAMETERS: Final = (
     Parameter(name="intra", usual=1.0, spread=0.4, meaning="time of collectives within a node"),
     Parameter(name="inter", usual=1.0, spread=0.5, meaning="time of collectives between nodes"),
     Parameter(name="send", usual=1.0, spread=0.5, meaning="time of messages between stages"),
-    Parameter(name="kernels", usual=1.0, spread=0.4, meaning="what the host pays for an operator"),
-    Parameter(name="blocks", usual=1.0, spread=0.5, meaning="what the host pays for a layer"),
-    Parameter(name="collectives", usual=1.0, spread=0.5, meaning="what the host pays for a collective"),
-    Parameter(name="handshakes", usual=1.0, spread=0.5, meaning="what the host pays before a message"),
-    Parameter(name="waits", usual=1.0, spread=0.5, meaning="how long hosts wait for one another"),
-    Parameter(name="interference", usual=1.0, spread=0.7, meaning="how much traffic beside them slows kernels down"),
+    Parameter(name="kernels", usual=1.0, spread=0.4, meaning="host time per operator"),
+    Parameter(name="blocks", usual=1.0, spread=0.5, meaning="host time per layer"),
+    Parameter(name="collectives", usual=1.0, spread=0.5, meaning="host time per collective"),
+    Parameter(name="handshakes", usual=1.0, spread=0.5, meaning="host time before a message"),
+    Parameter(name="waits", usual=1.0, spread=0.5, meaning="time that hosts wait for one another"),
+    Parameter(name="interference", usual=1.0, spread=0.7, meaning="slowdown of kernels by concurrent traffic"),
     Parameter(
         name="intra_latency_s", usual=0.3e-6, spread=1.0, meaning="latency per hop of a collective in a node, in s"
     ),
@@ -51,7 +51,7 @@ PARAMETERS: Final = (
         name="inter_latency_s", usual=3e-6, spread=1.5, meaning="latency per hop of a collective between nodes, in s"
     ),
     Parameter(name="jitter", usual=0.003, spread=1.0, meaning="share of a step lost per doubling of nodes"),
-    Parameter(name="step_s", usual=2e-3, spread=1.5, meaning="what every step takes besides, in s"),
+    Parameter(name="step_s", usual=2e-3, spread=1.5, meaning="fixed time added to every step, in s"),
 )
 NAMES: Final = tuple(p.name for p in PARAMETERS)
 _ALWAYS: Final = frozenset({"step_s"})
@@ -60,14 +60,14 @@ _OF_SEVERAL_NODES: Final = frozenset({"jitter"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed before any run: logarithms of the parameters, and their standard deviations."""
+    """The parameters expected before any run: means and standard deviations of their logarithms."""
 
     mean: Floats
     spread: Floats
 
     @classmethod
     def usual(cls) -> Prior:
-        """What datasheets and measured operators say."""
+        """Return the usual values and spreads of all parameters."""
         return cls(
             mean=np.log([p.usual for p in PARAMETERS]),
             spread=np.array([p.spread for p in PARAMETERS]),
@@ -75,7 +75,7 @@ class Prior:
 
     @classmethod
     def around(cls, calibration: Calibration, *, spread: Floats | None = None) -> Prior:
-        """Beliefs around another calibration."""
+        """Return a prior centred on ``calibration``; a parameter that it leaves at 0 has its usual value."""
         usual = cls.usual()
         mean = np.array([_log(getattr(calibration, n), m) for n, m in zip(NAMES, usual.mean, strict=True)])
         return cls(mean=mean, spread=usual.spread if spread is None else spread)
@@ -86,13 +86,16 @@ def _log(value: float, otherwise: float) -> float:
 
 
 def calibration_at(values: Floats, *, like: Calibration | None = None) -> Calibration:
-    """A calibration with the parameters whose logarithms are ``values``, and all else as in ``like``."""
+    """Return a calibration whose parameters have the logarithms ``values``; everything else is taken from ``like``."""
     numbers = dict(zip(NAMES, np.exp(values).tolist(), strict=True))
     return replace(like or Calibration(), **numbers)
 
 
 def matters(name: str, by_part: Mapping[str, float], *, nodes: int) -> bool:
-    """Whether a run says anything about a parameter."""
+    """Return whether the step time of a run depends on a parameter.
+
+    ``by_part`` has the uncalibrated seconds of each part of the step, ``nodes`` is the number of nodes.
+    """
     if name in (*FACTORS, "interference"):
         return by_part.get(name, 0.0) > 0.0
     if name == "intra_latency_s":

@@ -48,7 +48,7 @@ def _in_their_units(path: Path, runs: Sequence[MeasuredRun], skipped: dict[int, 
     memories = [(run.measured.memory_bytes, run.predicted_memory) for run in runs if run.measured.memory_bytes]
     for guess in (wrong_time_unit(times), wrong_memory_unit([(m, p) for m, p in memories if m and p])):
         if guess:
-            raise FileFormatError(f"{path}: {guess}; convert the column, or describe the cluster's device as it is")
+            raise FileFormatError(f"{path}: {guess}; convert the column, or correct the device in the cluster's file")
     kept = []
     for run, (seconds, expected) in zip(runs, times, strict=True):
         memory, need = run.measured.memory_bytes, run.predicted_memory

@@ -1,4 +1,4 @@
-"""How good a calibration is on runs it has not seen: folds, learning curve, odd runs."""
+"""How good a calibration is on runs that it was not fitted to: folds, a learning curve, and runs that stand out."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ CURVE: Final = (0, 1, 3, 10, 30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Forecasts of runs by fits that had not seen them, with and without correction, in the order of the runs.
+    """Forecasts of runs by fits to other runs only, in the order of the runs.
 
-    ``usual`` and ``stalled`` are the seconds in either mode, ``factor`` is the correction, ``chance`` that of a stall;
-    ``fold`` is −1 where a run was never left out.
+    ``measured`` is in seconds. ``usual`` and ``stalled`` are the seconds without and with a stall, ``factor`` is the
+    correction, ``chance`` the probability of a stall. ``fold`` is −1, and the forecasts are NaN, for a run that was
+    in every fit.
     """
 
     measured: Floats
@@ -46,27 +47,27 @@ class HeldOut:
     fold: Ints
 
     def as_lists(self) -> dict[str, list[float]]:
-        """Its columns as plain values."""
+        """Return its columns as plain values."""
         return {name: getattr(self, name).tolist() for name in type(self).__slots__}
 
     @classmethod
     def from_lists(cls, columns: Mapping[str, Sequence[float]]) -> HeldOut:
-        """The same from plain values."""
+        """Build it from the plain values of :meth:`as_lists`."""
         numbers = {name: np.array(values, np.float64) for name, values in columns.items() if name != "fold"}
         return cls(**numbers, fold=np.array(columns["fold"], np.int64))
 
     def forecast(self, *, corrected: bool = True) -> Floats:
-        """Seconds in the likelier mode."""
+        """Return the seconds in the more likely mode."""
         base = np.where(self.chance >= MOST_LIKELY, np.maximum(self.stalled, self.usual), self.usual)
         return base * self.factor if corrected else base
 
     def errors(self, *, corrected: bool = True) -> Floats:
-        """Relative errors of the forecasts."""
+        """Return the relative errors of the forecasts."""
         result: Floats = self.forecast(corrected=corrected) / self.measured - 1.0
         return result
 
     def left_over(self, *, corrected: bool = True) -> Floats:
-        """Logarithms of measured over forecast, in whichever mode is nearer where both are possible."""
+        """Return the logarithms of measured over forecast; of two possible modes, the nearer one counts."""
         factor = self.factor if corrected else 1.0
         usual = np.log(self.measured / (self.usual * factor))
         slow = np.log(self.measured / (np.maximum(self.stalled, self.usual) * factor))
@@ -76,7 +77,7 @@ class HeldOut:
 
 
 def fold_numbers(runs: Sequence[MeasuredRun], key: Key, *, folds: int = FOLDS, seed: int = 0) -> Ints:
-    """A fold for every run; runs with the same ``key`` are in the same one."""
+    """Return a fold for every run, drawn at random; runs with the same ``key`` are in the same fold."""
     keys = [key(run) for run in runs]
     distinct = sorted(set(keys), key=repr)
     order = np.random.default_rng(seed).permutation(len(distinct))
@@ -92,7 +93,7 @@ def held_out(
     modes: bool = True,
     done: Callable[[], None] | None = None,
 ) -> HeldOut:
-    """Forecast every run by a fit to the other folds."""
+    """Forecast every run by a fit to the runs of the other folds."""
     columns = {name: np.full(len(runs), np.nan) for name in ("usual", "stalled", "factor", "chance")}
     numbers = np.unique(fold[fold >= 0]).tolist()
     for number in numbers if len(numbers) > 1 else []:
@@ -110,7 +111,7 @@ def held_out(
 
 
 def corrected(runs: Sequence[MeasuredRun], made: CalibrationFit) -> Correction:
-    """The correction that a fit leaves to be made."""
+    """Return the correction fitted to the errors that a fit leaves."""
     times = [run.simulated(made.calibration, stalled=bool(s)) for run, s in zip(runs, made.stalled, strict=True)]
     return fit_correction(runs, np.log(np.array([run.seconds for run in runs]) / np.array(times)))
 
@@ -124,7 +125,11 @@ def _forecast(run: MeasuredRun, calibration: Calibration) -> tuple[float, float,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Errors on runs not seen after so many that were: the mean over draws of runs, and their range, in per cent."""
+    """Errors on other runs after a calibration with ``runs`` runs, in per cent.
+
+    ``mean_error`` and ``median_error`` are over all draws of the runs, ``best`` and ``worst`` are the means of single
+    draws.
+    """
 
     runs: int
     mean_error: float
@@ -141,7 +146,7 @@ def learning_curve(
     seed: int = 0,
     done: Callable[[], None] | None = None,
 ) -> list[CurvePoint]:
-    """How the error on other runs falls with the number of runs that a calibration has seen."""
+    """Return the errors on other runs after calibrations with a growing number of runs."""
     rng = np.random.default_rng(seed)
     points = []
     for size in sizes:
@@ -176,7 +181,7 @@ def learning_curve(
 
 
 def _careful(seen: Sequence[MeasuredRun], prior: Prior | None) -> Calibration:
-    """A calibration to a few runs, or none where leaving some of them out shows that it does not help."""
+    """Return a calibration with a few runs, or an empty one if it does not help on those of them that are left out."""
     made = fit(seen, prior, modes=False)
     if len(seen) >= _FEWEST_TO_TEST:
         fold = fold_numbers(seen, lambda run: run.measured.index, folds=_FEW_FOLDS)
@@ -187,7 +192,10 @@ def _careful(seen: Sequence[MeasuredRun], prior: Prior | None) -> Calibration:
 
 
 def helps(runs: Sequence[MeasuredRun], held: HeldOut) -> bool:
-    """Whether calibrated forecasts of runs not seen are better than uncalibrated ones; so, where none was left out."""
+    """Return whether calibrated forecasts of runs that were left out are better than uncalibrated ones.
+
+    If no run was left out, calibration is taken to help.
+    """
     left = held.left_over()
     known = np.isfinite(left)
     if not known.any():
@@ -198,7 +206,7 @@ def helps(runs: Sequence[MeasuredRun], held: HeldOut) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odd:
-    """A run that the others do not explain."""
+    """A run that stands out: its time is far from the forecast by fits to the other runs."""
 
     index: int
     measured_s: float
@@ -207,7 +215,7 @@ class Odd:
 
 
 def odd_runs(runs: Sequence[MeasuredRun], held: HeldOut) -> list[Odd]:
-    """Runs whose error is far outside those of the others, the oddest first; those that stalled are among them."""
+    """Return the runs whose errors are far outside those of the others, stalled ones included; the largest first."""
     left = held.left_over()
     known = np.isfinite(left)
     if known.sum() < 3:

@@ -1,4 +1,4 @@
-"""``traincast calibrate``: learn a cluster from a few of its own measured runs."""
+"""``traincast calibrate``: fit a cluster to its own measured runs."""
 
 from __future__ import annotations
 
@@ -79,39 +79,37 @@ def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
         for m in result.moves
         if m.taught > 0.05
     ]
-    columns = ["parameter", "before", "after", "sure to", "learned", "what it is"]
+    columns = ["parameter", "before", "after", "std. dev.", "learned", "meaning"]
     if moves:
-        print_table("what the runs taught", columns, moves, right=(1, 2, 3, 4))
+        print_table("parameters learned from the runs", columns, moves, right=(1, 2, 3, 4))
     curve = [
         [str(p.runs), _percent(p.mean_error), _percent(p.median_error), f"{p.best:.1f} … {p.worst:.1f} %"]
         for p in result.curve
     ]
     if curve:
-        print_table("error on runs not seen", ["runs seen", "mean", "median", "draws"], curve, right=range(4))
+        print_table("error on unseen runs", ["runs seen", "mean", "median", "range of draws"], curve, right=range(4))
     out = console()
     calibration = result.calibration
     if not result.helped:
-        out.print(
-            "[yellow]on runs not seen, calibration was no better than none: parameters are left as they were[/yellow]"
-        )
+        out.print("[yellow]calibration did not help on unseen runs: the parameters are left unchanged[/yellow]")
     out.print(
-        f"a run takes {calibration.low:.2f} to {calibration.high:.2f} times its forecast in 90 % of cases"
-        f"{'' if result.correction_kept else '; a learned correction did not pay and was left out'}"
+        f"90 % of runs take {calibration.low:.2f} to {calibration.high:.2f} times their forecast"
+        f"{'' if result.correction_kept else '; a learned correction did not help on unseen runs and was left out'}"
     )
     if calibration.stall:
-        out.print("some runs stall, for no reason that their configuration shows: forecasts say how likely that is")
+        out.print("some runs stall, and their configuration does not explain it: forecasts state the probability")
     for odd in result.odd[:8]:
-        what = "stalled" if odd.stalled else "odd"
+        what = "seems to have stalled" if odd.stalled else "stands out"
         out.print(
-            f"[yellow]row {odd.index} looks {what}[/yellow]: {odd.measured_s:.3g} s measured, "
-            f"{odd.forecast_s:.3g} s forecast by the others"
+            f"[yellow]row {odd.index} {what}[/yellow]: {odd.measured_s:.3g} s measured, "
+            f"{odd.forecast_s:.3g} s forecast from the other runs"
         )
     if len(result.odd) > 8:
-        out.print(f"[dim]… and {len(result.odd) - 8} more (--json has them all)[/dim]")
+        out.print(f"[dim]… and {len(result.odd) - 8} more (see --json)[/dim]")
     for index, reason in list(skipped.items())[:5]:
         out.print(f"[dim]skipped row {index}: {reason}[/dim]")
     if len(skipped) > 5:
-        out.print(f"[dim]… and {len(skipped) - 5} more[/dim]")
+        out.print(f"[dim]… and {len(skipped) - 5} more (see --json)[/dim]")
     out.print(f"written: {target}")
 
 

@@ -196,10 +196,10 @@ def _show(result: Validation, *, as_json: bool) -> None:
 def _list(what: str, counts: list[tuple[str, int]]) -> None:
     """Print one line for each of the most frequent texts, and one for all others."""
     for text, count in counts[:_MOST]:
-        console().print(f"[dim]{what} {count}: {plain(text)}[/dim]", highlight=False)
+        console().print(f"[dim]{what} {_rows(count)}: {plain(text)}[/dim]", highlight=False)
     if len(counts) > _MOST:
         more = sum(count for _, count in counts[_MOST:])
-        console().print(f"[dim]{what} {more} more, for {len(counts) - _MOST} other reasons: see --json[/dim]")
+        console().print(f"[dim]{what} {more} more for {len(counts) - _MOST} other reasons: see --json[/dim]")
 
 
 def _say_if_calibrated_with(result: RowValidation) -> None:
@@ -219,14 +219,19 @@ def _show_fitting(summary: dict[str, dict[str, Any]]) -> None:
         if math.isnan(figures["oom_f1"]) or source == "all":
             continue
         failed = _percent(100 * figures["fits_failed"])
-        text = f"{source}: F1 of fits {_share(figures['fits_f1'])}, of which {failed} failed"
+        text = f"{source}: F1 of fits {_share(figures['fits_f1'])}; {failed} of the runs forecast to fit failed"
         if figures["failed_otherwise"]:
             left = figures["memory_failures"]
             text += (
-                f"; without {figures['failed_otherwise']} failures that memory did not cause (another run needed no "
-                f"less and ran) {_share(left['fits_f1'])} and {_percent(100 * left['fits_failed'])}"
+                f"; {_share(left['fits_f1'])} and {_percent(100 * left['fits_failed'])} without "
+                f"{figures['failed_otherwise']} failures that memory did not cause: another run that needs at least as "
+                "much memory succeeded"
             )
         console().print(f"[dim]{text}[/dim]")
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def _kind(reason: str) -> str:

@@ -23,6 +23,7 @@ from traincast.cluster.hardware import PROCESSOR
 from traincast.cluster.match import GENERIC, is_processor, measured_name
 from traincast.errors import RequestError
 from traincast.estimate.collectives import collective_seconds, islands_of, nic_bandwidth, transfer_seconds
+from traincast.tables import dtype_in
 from traincast.work import Collective, CollectiveKind, Transfer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -37,10 +38,8 @@ _COLLECTIVES: Final[dict[str, CollectiveKind]] = {
     "all_to_all": "all_to_all",
     "broadcast": "broadcast",
 }
-_DTYPES: Final = {
-    "half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "float32": "fp32", "single": "fp32",
-    "double": "fp64", "float64": "fp64", "char": "int8", "uint8": "int8",
-}  # fmt: skip
+_BYTES: Final = ("char", "uint8")
+"""What NCCL's tests call int8 beside its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +116,8 @@ def condition_of(library: str, variant: str = "", dtype: str = "") -> Condition:
     family, version = " ".join(words[:split]), " ".join(words[split:])
     if "custom" in family and variant:
         family, version = f"custom {variant.partition('/')[0]}", f"{words[0]} {version}"
-    plain = dtype.lower().removeprefix("torch.")
-    return Condition(family=family, version=version, dtype=_DTYPES.get(plain, plain))
+    name = dtype_in(dtype)
+    return Condition(family=family, version=version, dtype="int8" if name in _BYTES else name)
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from traincast.graph import DType, OpKind, Phase, Scalar, TensorSpec
-from traincast.tables import RowError
+from traincast.tables import RowError, dtype_in
 
 Params: TypeAlias = Mapping[str, Any]
 _MAX_SIZE: Final = 10**15
@@ -25,18 +25,13 @@ PHASES: Final = {
 FORWARD: Final = frozenset({"fwd"})
 BOTH: Final = frozenset({"fwd", "bwd"})
 """Phases of a pass forward, and of both passes."""
-_DTYPE_WORDS: Final = {
-    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16",
-    "bfloat16": "bf16", "float8": "fp8", "fp4": "nvfp4",
-}  # fmt: skip
 
 
 @lru_cache(maxsize=256)
 def dtype_of(text: str) -> DType:
     """The dtype that a table's spelling means."""
-    plain = str(text).lower().removeprefix("torch.")
     try:
-        return DType(_DTYPE_WORDS.get(plain, plain))
+        return DType(dtype_in(str(text)))
     except ValueError:
         raise RowError(f"unknown dtype {text!r}") from None
 

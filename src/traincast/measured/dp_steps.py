@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from functools import lru_cache
 from typing import Final
 
-from traincast.cluster import Cluster, find_device, find_node
-from traincast.cluster.interconnect import says_network
-from traincast.cluster.match import open_variants
 from traincast.errors import UnknownNameError
 from traincast.forecast import usual_precision
 from traincast.graph import OperatorGraph, zoo
+from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import model, optimizer_name, zoo_name
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import optimizer_of, precision_name, supported
@@ -42,18 +38,18 @@ _LIKE: Final = {
     "seresnext10132x4d": "resnext101-32x4d",
     "quartznet10x5": "quartznet-15x5",  # the only one that NVIDIA's recipe has a configuration of
 }
-"""Models that are forecast as the one of the zoo that is most like them."""
+"""Models that are not in the zoo, and the most similar one that is."""
 _PYTORCH_2: Final = 23.02
 _BINNED_SINCE: Final = {"pytorch": 21.11, "paddlepaddle": 22.12}
-"""Containers since which BERT reads long sequences in bins of 64 lengths (NVIDIA's LDDL), by framework."""
+"""The first container in which BERT's sequences are grouped by length in bins of 64 (NVIDIA's LDDL), by framework."""
 _BINNED_LENGTH: Final = {512: 288}
-"""What such sequences are padded to on average: half of Wikipedia's 512 are text (Krell et al. 2021,
+"""The average padded length of grouped sequences: half of Wikipedia's 512 tokens are text (Krell et al. 2021,
 arXiv:2107.02027), and half a bin is padding."""
 _MASKED: Final = {128: 20, 512: 80}
 _MASKED_SHARE: Final = 0.15
-"""Tokens of a sequence that BERT's recipes predict, and the share of those of other lengths."""
+"""Tokens that BERT's recipes predict in a sequence of each length, and their share in sequences of other lengths."""
 _SIDES: Final = ("resolution", "image")
-"""What families call the side of their square images."""
+"""Names that families give to the side of their square images."""
 _SEQUENCE: Final = ("bert", "electra", "transformer", "gpt", "t5")
 
 
@@ -87,7 +83,7 @@ def _seconds(row: Row) -> float:
 
 
 def _accumulation(row: Row) -> int:
-    """Microbatches of a step: stated, or what the global batch is of that of all GPUs; else one is compared."""
+    """Return the microbatches of a step: as stated, or global batch over the batch of all GPUs, or 1."""
     total, share = figure(row, "global_batch"), whole(row, "n_gpus") * whole(row, "batch_per_gpu")
     if figure(row, "grad_accum") is None and "microstep_time_s" not in row and total and total % share == 0:
         return int(total) // share
@@ -95,17 +91,17 @@ def _accumulation(row: Row) -> int:
 
 
 def request_of(row: Row) -> Request:
-    """What a row measured, as a request."""
+    """Return the request that repeats a row's run; see :func:`read_row`."""
     return read_row(row).request
 
 
 def read_row(row: Row) -> Reading:
-    """What a row measured, as a request, and what was assumed for it."""
+    """Return the request that repeats a row's run, and what was assumed in it."""
     if "embedding" in text(row, "parallelism"):
-        raise RowError(f"{text(row, 'parallelism')}: not a data-parallel run")
+        raise RowError(f"parallelism is {text(row, 'parallelism')[:40]!r}: expected data parallelism only")
     assumed: list[str] = []
     devices, batch = whole(row, "n_gpus"), whole(row, "batch_per_gpu")
-    place = _cluster(row, devices, assumed)
+    place = dp_cluster_of(row, assumed)
     graph = _graph(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     runtime = _runtime(row, assumed)
@@ -116,10 +112,10 @@ def read_row(row: Row) -> Reading:
         assumed.append(unstated("accumulation", "one microbatch compared"))
     elif total and total != batch * devices * accumulate:
         assumed.append(
-            f"global batch differs from that of the GPUs: {batch * devices * accumulate} instead of {total:g}"
+            f"global_batch differs from the batch of all GPUs: {batch * devices * accumulate} instead of {total:g}"
         )
     if text(row, "flag"):
-        assumed.append(f"the table itself doubts the row: {text(row, 'flag')}")
+        assumed.append(f"the table flags this row: {text(row, 'flag')}")
     request = Request(
         graph=graph,
         cluster=place,
@@ -132,7 +128,7 @@ def read_row(row: Row) -> Reading:
 
 
 def _runtime(row: Row, assumed: list[str]) -> Runtime:
-    """The framework of a row; a container's number is its year and month, and tells PyTorch 1 from 2."""
+    """Return the runtime of a row's framework; the container, numbered by year and month, tells PyTorch 1 from 2."""
     framework = text(row, "framework")
     released = figure(row, "container")
     if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
@@ -153,39 +149,11 @@ def _runtime(row: Row, assumed: list[str]) -> Runtime:
 
 
 def _compiled(row: Row) -> bool:
-    """Whether XLA compiled the graph; ELECTRA's recipe turns it on together with mixed precision."""
+    """Return whether XLA compiled the graph; ELECTRA's recipe turns it on together with mixed precision."""
     stated = text(row, "xla").lower()
     return stated == "yes" or (
         not stated and "electra" in text(row, "model").lower() and "amp" in text(row, "precision")
     )
-
-
-def _cluster(row: Row, devices: int, assumed: list[str]) -> Cluster:
-    gpu, system, memory = text(row, "gpu_model"), text(row, "system"), figure(row, "gpu_mem_gb")
-    if not gpu:
-        raise RowError("gpu_model is not stated")
-    try:
-        device = find_device(gpu, memory, system or None)
-    except UnknownNameError:
-        raise RowError(f"device {gpu[:60]!r} is not in the catalog") from None
-    nodes, stated = figure(row, "n_nodes"), figure(row, "gpus_per_node")
-    per_node = stated or (devices / nodes if nodes else min(devices, 8))
-    whole_per_node = max(1, min(devices, round(per_node)))
-    if devices % whole_per_node:
-        raise RowError(f"{devices} GPUs do not fill nodes of {whole_per_node}")
-    if len(open_variants(gpu, memory, system or None)) > 1:
-        assumed.append(unstated("GPU variant", device.name))
-    if devices > 1 and not stated and not nodes:
-        assumed.append(unstated("GPUs per node", whole_per_node))
-    node = _node(device.name, whole_per_node, system)
-    if devices > whole_per_node and not says_network(device, "", system=system):
-        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
-    return node.with_nodes(math.ceil(devices / whole_per_node))
-
-
-@lru_cache(maxsize=256)
-def _node(gpu: str, per_node: int, system: str) -> Cluster:
-    return find_node(find_device(gpu), per_node, None, system=system or None)
 
 
 def _graph(row: Row, assumed: list[str]) -> OperatorGraph:
@@ -214,7 +182,7 @@ def _graph(row: Row, assumed: list[str]) -> OperatorGraph:
 
 
 def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: list[str]) -> None:
-    """Say which size of input was taken, where a row does not state it or states one that is not read."""
+    """Add a sentence to ``assumed`` for each size of input that a row does not state, or that cannot be read."""
     if graph.tokens_per_sample and card.family not in ("vit",) and not figure(row, "seq_len"):
         assumed.append(unstated("sequence length", graph.tokens_per_sample))
     written = text(row, "input_resolution").lower()
@@ -225,30 +193,30 @@ def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: lis
         if not written:
             assumed.append(unstated("size of inputs", usual))
         elif (_side(row) is None) if key in _SIDES else not written.startswith(str(usual)):
-            assumed.append(f"size of inputs {written!r} not read: {usual}")
+            assumed.append(f"size of inputs {written!r} cannot be read: {usual}")
 
 
 def _length(row: Row, assumed: list[str]) -> int | None:
-    """Tokens per sequence as computed: those of pre-training may come in bins of like lengths."""
+    """Return the tokens of a sequence after padding: pre-training may group sequences by length."""
     seq = figure(row, "seq_len")
     since = _BINNED_SINCE.get(text(row, "framework").lower())
     released = figure(row, "container")
     if seq and since and released and released >= since and "pre-training" in text(row, "task").lower():
         binned = _BINNED_LENGTH.get(int(seq), int(seq))
         if binned != seq:
-            assumed.append(f"sequences of {seq:g} come in bins of like lengths: {binned} on average")
+            assumed.append(f"sequences of {seq:g} tokens are grouped by length: {binned} tokens on average")
         return binned
     return int(seq) if seq else None
 
 
 def _side(row: Row) -> int | None:
-    """The side of square images, where a row says it: ``300x300``, ``572x572x1``."""
+    """Return the side of square images, stated as ``300x300`` or ``572x572x1``; ``None`` otherwise."""
     sides = text(row, "input_resolution").lower().split("x")
     same = len(sides) > 1 and sides[0] == sides[1] and sides[0].isdecimal()
     return int(sides[0]) if same and (len(sides) == 2 or int(sides[2]) < int(sides[0])) else None
 
 
 def _changed(card: zoo.ModelCard, changes: dict[str, int]) -> str:
-    """A model of the zoo with some of its dimensions changed."""
+    """Return the spec of a model of the zoo with some of its dimensions changed."""
     parts = {**card.parameters, **changes}
     return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")

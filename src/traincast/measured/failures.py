@@ -1,7 +1,7 @@
-"""Failed runs that cannot have failed for want of memory: another run needed no less and ran.
+"""Failed runs that did not run out of memory: another run that needs at least as much memory succeeded.
 
-A table of runs says that a run failed, seldom why. Nodes break, jobs time out, launchers refuse. Whether a forecast of
-memory is right can only be judged by failures that memory may have caused.
+A table says that a run failed, but seldom why: nodes break, jobs time out, launchers refuse. A forecast of memory can
+only be judged by failures that memory may have caused.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from traincast.tables import Row, number, text
 Flags = npt.NDArray[np.bool_]
 
 _SAME: Final = ("source", "framework", "gpu", "precision", "recompute", "pp", "vp", "cp", "ep", "sp")
-"""What two runs must have in common to be compared."""
+"""Columns in which two runs must agree to be compared."""
 _NO_SMALLER: Final = ("n_layers", "hidden", "ffn", "vocab", "seq", "micro_batch")
 _NO_LARGER: Final = ("tp", "zero")
 
 
 def failed_otherwise(rows: Sequence[Row], ran: Sequence[bool]) -> list[bool]:
-    """Which of ``rows`` failed although another one ``ran`` that needs at least as much memory in every respect.
+    """Return for each row whether it failed although another row ``ran`` that needs at least as much memory.
 
-    That one has a model, a sequence and a micro batch no smaller, tensor groups and a ZeRO stage no larger, the same
-    pipeline with no fewer microbatches in flight, and no more replicas to share sharded states.
+    The other run has a model, a sequence and a micro batch that are not smaller; tensor groups and a ZeRO stage that
+    are not larger; the same pipeline with at least as many microbatches in flight; and, if states are sharded, not
+    more replicas to share them.
     """
     common = [tuple(text(row, name) for name in _SAME) for row in rows]
     columns = {name: _column(rows, name) for name in (*_NO_SMALLER, *_NO_LARGER, "dp", "pp", "grad_accum")}
@@ -51,5 +52,5 @@ def failed_otherwise(rows: Sequence[Row], ran: Sequence[bool]) -> list[bool]:
 
 
 def _column(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
-    """Numbers of a column; what is not stated is comparable to nothing."""
+    """Return the numbers of a column; NaN, which no comparison holds for, if a number is not stated."""
     return np.array([value if (value := number(row, name)) is not None else np.nan for row in rows])

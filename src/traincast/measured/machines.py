@@ -1,4 +1,4 @@
-"""The nodes that a row of a table of steps ran on, from what it says of its devices, its machine and its network."""
+"""The machines that rows of measured steps name: devices, nodes and the network between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from traincast.cluster import Cluster, find_device, find_node
+from traincast.cluster import Cluster, Device, find_device, find_node
 from traincast.cluster.interconnect import says_network, usual_count
 from traincast.cluster.match import open_variants
 from traincast.cluster.topology import part_of_node
@@ -16,11 +16,12 @@ from traincast.tables import Row, RowError, figure, text, whole
 
 _POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
 _SAME_POWER: Final = 0.05
+_USUAL_PER_NODE: Final = 8
 _NVLINK: Final = re.compile(r"nvlink(?!.*(?:bridge|pair|pci))", re.IGNORECASE)
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """So many devices of ``cluster``: whole nodes, or part of one."""
+    """Return the part of ``cluster`` with this many devices: whole nodes, or part of one node."""
     if devices % cluster.devices_per_node == 0:
         return cluster.with_nodes(devices // cluster.devices_per_node)
     if devices < cluster.devices_per_node:
@@ -29,7 +30,7 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
 
 
 def cluster_of(row: Row, assumed: list[str]) -> Cluster:
-    """The nodes that a row ran on, by its own columns."""
+    """Return the nodes that a row of language-model steps ran on, by its own columns."""
     gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
     if not gpu:
         raise RowError("gpu is not stated")
@@ -44,18 +45,46 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     stated = whole(row, "gpus_per_node", usual_count(device))
     most = min(devices, stated)
     per_node = next(d for d in range(most, 0, -1) if devices % d == 0)
-    node = _node(device.name, per_node, network, system)
     if len(open_variants(gpu, None, form)) > 1:
         assumed.append(unstated("GPU variant", device.name))
     if devices > 1 and figure(row, "gpus_per_node") is None:
         assumed.append(unstated("GPUs per node", per_node))
     elif per_node < most:
-        assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} in each")
-    if devices > per_node and not says_network(device, network, system=system):
-        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
+        assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} per node")
+    place = _nodes(device, devices, per_node, network, system, assumed)
     power = _POWER.search(" ".join((gpu, system, text(row, "notes"))))
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
-        assumed.append(f"power limit of {power[1]} W not forecast: {device.tdp_w:.0f} W")
+        assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
+    return place
+
+
+def dp_cluster_of(row: Row, assumed: list[str]) -> Cluster:
+    """Return the nodes that a row of data-parallel steps ran on, by its own columns."""
+    gpu, system, memory = text(row, "gpu_model"), text(row, "system"), figure(row, "gpu_mem_gb")
+    if not gpu:
+        raise RowError("gpu_model is not stated")
+    try:
+        device = find_device(gpu, memory, system)
+    except UnknownNameError:
+        raise RowError(f"device {gpu[:60]!r} is not in the catalog") from None
+    devices, nodes, stated = whole(row, "n_gpus"), figure(row, "n_nodes"), figure(row, "gpus_per_node")
+    per_node = max(1, min(devices, round(stated or (devices / nodes if nodes else _USUAL_PER_NODE))))
+    if devices % per_node:
+        raise RowError(f"{devices} GPUs do not fill nodes of {per_node}")
+    if len(open_variants(gpu, memory, system)) > 1:
+        assumed.append(unstated("GPU variant", device.name))
+    if devices > 1 and not stated and not nodes:
+        assumed.append(unstated("GPUs per node", per_node))
+    return _nodes(device, devices, per_node, "", system, assumed)
+
+
+def _nodes(  # noqa: PLR0917
+    device: Device, devices: int, per_node: int, network: str, system: str, assumed: list[str]
+) -> Cluster:
+    """Return the nodes that hold ``devices``; a network that the texts do not tell is assumed."""
+    node = _node(device.name, per_node, network, system)
+    if devices > per_node and not says_network(device, network, system=system):
+        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
     return node.with_nodes(devices // per_node)
 
 

@@ -28,5 +28,5 @@ def plausible_bytes(row: Row, stated: float | None, device: Device, assumed: lis
     decimal = (figure(row, "mem_gb") or 0.0) * GB
     if stated is None or text(row, "mem_unit") or not decimal <= device.memory_bytes < stated:
         return stated
-    assumed.append(f"mem_gb is more GiB than {device.name} has: {decimal / GB:g} GB of 10⁹ bytes")
+    assumed.append(f"mem_gb in GiB exceeds the memory of {device.name}: {decimal / GB:g} GB of 10⁹ bytes")
     return decimal

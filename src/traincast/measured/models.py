@@ -1,4 +1,4 @@
-"""The model that a row of a table of language-model steps trained, from its dimensions or its name."""
+"""The language model that a row trained, from its dimensions or its name."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _AS_RUN: Final = {
     ("gpt3_xl", 2048): "gpt:layers=24,hidden=3072,heads=24,activation=gelu_new",
     ("switchxl4", 2048): "switch-xl-4",
 }
-"""Models of Hugging Face that a table states with other dimensions than those that ran, by name and stated width.
+"""Models of Hugging Face that ran with other dimensions than a table states, by name and stated width.
 
-NeuSight's configurations and the shapes of its operators (``neusight_labels``) say so.
+The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
 """
 _TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat)\b")
 _HEAD: Final = 128
-"""Usual width of a head, and of a layer over the number of layers: GPT-3 and Llama have both within a third."""
+"""Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
 _LEAST_INFERRED_B: Final = 1.0
-"""Billions of parameters from which a shape may follow from them alone: below, the vocabulary is too much of them."""
+"""Billions of parameters from which they tell the shape: in smaller models the vocabulary is too large a part."""
 _CLOSE: Final = 1.1
 _ANOTHER: Final = 1.5
-"""Factors on the stated number of parameters from which a model is said to differ, and is another one."""
+"""Ratios of found to stated parameters above which the difference is reported, and above which a row is refused."""
 
 
 def graph_of(row: Row, assumed: list[str], *, allow_code: bool = False) -> OperatorGraph:
-    """The operator graph of a row's model; ``assumed`` gets a sentence for all that the row leaves open."""
+    """Return the operator graph of a row's model; ``assumed`` gets a sentence for each thing that is not stated."""
     graph = _graph(row, assumed, allow_code=allow_code)
     if not whole(row, "seq", 0) and graph.tokens_per_sample:
         assumed.append(unstated("sequence length", graph.tokens_per_sample))
@@ -54,13 +54,13 @@ def graph_of(row: Row, assumed: list[str], *, allow_code: bool = False) -> Opera
 
 
 def optimizer_name(graph: OperatorGraph) -> str:
-    """The optimizer of a graph, "" if it has none."""
+    """Return the name of a graph's optimizer; "" if it has none."""
     return next((op.name for op, _ in graph if op.phase is Phase.OPTIMIZER), "")
 
 
 @lru_cache(maxsize=1024)
 def zoo_name(written: str) -> str | None:
-    """The zoo model that a table's spelling means, if there is one: ``Qwen3_30B_a3B``, ``DeepSeekV3``."""
+    """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
     names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
     plain = re.sub(r"\(.*?\)", "", written.lower())
     for said in (plain, _TASKS.sub("", plain)):
@@ -72,7 +72,7 @@ def zoo_name(written: str) -> str | None:
 
 @lru_cache(maxsize=512)
 def model(spec: str, seq: int | None, *, allow_code: bool = False) -> OperatorGraph:
-    """A graph by its spec, kept in memory and in the cache of graphs."""
+    """Return the graph of a model by its spec; it stays in memory and in the cache of graphs."""
     return load_model(spec, seq=seq, use_cache=True, allow_code=allow_code)
 
 
@@ -87,7 +87,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         return model(as_run, seq)
     known = zoo_name(name)
     if _is_mixture(row) and known is None:
-        raise RowError(f"{name} is a mixture of experts, which no column describes, and it is not in the zoo")
+        raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
     if known is not None and (_is_mixture(row) or not (layers and hidden and heads)):
         return model(_shortened(known, int(layers)) if layers else known, seq)
     layers, hidden, heads = _shape(row, layers, hidden, heads, assumed)
@@ -96,7 +96,9 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
     if family == "llama":
         parts["kv_heads"] = kv_heads
-    assumed += [unstated(key, f"usual of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)]
+    assumed += [
+        unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
+    ]
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
     if written_out and family == "gpt":
         spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
@@ -107,7 +109,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
 
 
 def _is_mixture(row: Row) -> bool:
-    """Whether a row's model has experts, by its name or by parameters that are not all active."""
+    """Return whether a row's model has experts: its name says so, or not all of its parameters are active."""
     active, every = figure(row, "active_params_b"), figure(row, "params_b")
     fewer = active is not None and every is not None and active < 0.95 * every
     return fewer or _MIXTURE.search(text(row, "model").lower()) is not None
@@ -116,9 +118,10 @@ def _is_mixture(row: Row) -> bool:
 def _shape(
     row: Row, layers: float | None, hidden: float | None, heads: float | None, assumed: list[str]
 ) -> tuple[float, float, float]:
-    """Layers, width and heads; what is not stated follows from the number of parameters of a model of a known family.
+    """Return layers, width and heads, as stated or inferred.
 
-    A transformer of L layers of width h has about 12·L·h² parameters.
+    They are inferred from the number of parameters of a model of a known family: a transformer of L layers of width h
+    has about 12·L·h².
     """
     if layers and hidden and heads:
         return layers, hidden, heads
@@ -140,15 +143,15 @@ def _shape(
 
 
 def _usual_heads(hidden: int, tp: int) -> float:
-    """The number of heads that a tensor group can share out and whose width is nearest to the usual one."""
+    """Return the number of heads, a multiple of ``tp``, whose width is nearest to the usual one."""
     choices: Sequence[int] = [d for d in range(1, hidden + 1) if hidden % d == 0 and d % tp == 0]
     if not choices:
-        raise RowError(f"heads are not stated, and no number of them divides hidden={hidden} over tp={tp}")
+        raise RowError(f"heads is not stated, and no multiple of tp={tp} divides hidden={hidden}")
     return float(min(choices, key=lambda d: abs(math.log(hidden / d / _HEAD))))
 
 
 def _check_parameters(row: Row, graph: OperatorGraph, assumed: list[str]) -> None:
-    """Compare with the stated number of parameters: another model is a reason, a somewhat other one is said."""
+    """Compare the stated number of parameters: report a small difference, and refuse the row for a large one."""
     stated_b = figure(row, "params_b")
     if not stated_b:
         return
@@ -156,15 +159,15 @@ def _check_parameters(row: Row, graph: OperatorGraph, assumed: list[str]) -> Non
     apart = max(found_b / stated_b, stated_b / found_b)
     if apart > _ANOTHER:
         raise RowError(
-            f"params_b is {stated_b:g}, but {text(row, 'model') or 'the model'} as it is described has {found_b:.3g} "
-            "billion parameters"
+            f"params_b is {stated_b:g}, but the stated dimensions of {text(row, 'model') or 'the model'} give "
+            f"{found_b:.3g} billion parameters"
         )
     if apart > _CLOSE:
-        assumed.append(f"parameters differ from those stated: {found_b:.3g} B instead of {stated_b:.3g} B")
+        assumed.append(f"number of parameters differs from params_b: {found_b:.3g} B instead of {stated_b:.3g} B")
 
 
 def _shortened(known: str, layers: int) -> str:
-    """A model of the zoo cut down to so many layers, as a family with its dimensions."""
+    """Return the spec of a model of the zoo with this number of layers."""
     card = zoo.card(known)
     if card.parameters.get("layers") in (None, layers):
         return known
@@ -181,12 +184,12 @@ def _family(name: str, ffn: float | None, hidden: float, assumed: list[str]) -> 
         if word in lower:
             return family
     taken = "llama" if ffn and ffn != 4 * hidden else "gpt"
-    assumed.append(f"family of {name or 'the model'} not known: {taken}")
+    assumed.append(f"family of {name or 'the model'} is not known: {taken}")
     return taken
 
 
 def _closer_tied(row: Row, stated_b: float) -> bool:
-    """Whether the stated parameter count is that of a Llama with one embedding table rather than two."""
+    """Return whether the stated parameters are closer to a Llama with one embedding table than to one with two."""
     layers, hidden, ffn, vocab = (figure(row, k) or 0.0 for k in ("n_layers", "hidden", "ffn", "vocab"))
     heads = figure(row, "heads") or 1.0
     kv = (figure(row, "kv_heads") or heads) / heads

@@ -1,4 +1,4 @@
-"""How tables of measured runs spell precisions, recomputation, schedules and frameworks, and what we take each for."""
+"""How tables of measured runs spell precisions, recomputation, schedules, optimizers and frameworks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NARROW: Final = (
     (r"nvfp4|mxfp4|(?:fp|float)4|e2m1", "nvfp4"),
     (r"(?:fp|float)8|mxfp8|e4m3|e5m2", "fp8"),
 )
-"""Products in narrow formats, whatever their scaling (delayed, rowwise, per block): the rest of the step is in bf16."""
+"""Formats of matrix products, with any scaling (delayed, rowwise, per block); the rest of the step is in bf16."""
 _WIDE: Final = (
     (r"tf32|tensorfloat", "tf32"),
     (r"bf16|bfloat16", "bf16"),
@@ -43,16 +43,16 @@ _SCHEDULES: Final = (
     (r"interleaved", "interleaved"),
     (r"1f1b|onefoneb", "1f1b"),
 )
-"""Looked for in this order: ``Interleaved1F1B`` has two of these words."""
+"""The first pattern that matches counts: ``Interleaved1F1B`` matches two."""
 _FLASH_SINCE: Final = 2023
-"""The year from which Megatron-LM's own runs have fused attention."""
+"""The year from which Megatron-LM's published runs use fused attention."""
 _ADAM: Final = ("adam", "lamb")
 
 
 def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | None = None) -> str:
-    """The precision that a table's spelling means: ``amp_bf16``, ``MXFP8``, ``float8 rowwise``, ``bf16-mixed`` …
+    """Return the precision that a table spells ``amp_bf16``, ``MXFP8``, ``float8 rowwise``, ``bf16-mixed`` or the like.
 
-    A blank is ``usual``, and ``assumed`` gets a sentence for it; a spelling that is not known is a reason to skip.
+    If nothing is written, ``usual`` is returned and ``assumed`` gets a sentence. An unknown spelling is refused.
     """
     said = list[str]() if assumed is None else assumed
     if not written:
@@ -64,7 +64,7 @@ def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | No
     name = next((name for pattern, name in (*_NARROW, *_WIDE) if re.search(pattern, joined)), None)
     if name is None and automatic:
         name = "fp16"
-        said.append(f"precision {written!r} does not say which half: fp16")
+        said.append(f"precision {written!r} names no 16-bit format: fp16")
     if name is None:
         raise RowError(f"precision {written[:40]!r} is not known: expected one such as fp32, tf32, bf16, amp or fp8")
     if "?" in plain or "mxfp4" in joined:
@@ -73,16 +73,19 @@ def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | No
 
 
 def supported(name: str, device: Device, assumed: list[str]) -> str:
-    """``name`` as the device runs it: TF32 is plain fp32 where there is none, other formats become wider ones."""
+    """Return the precision that ``device`` runs ``name`` in: fp32 if it has no TF32, else ``name`` itself.
+
+    If the device lacks the format of products, these run in the next wider one that it has, and ``assumed`` says so.
+    """
     dtype = load_precision(name).linear.value
     if device.supports(dtype):
         return name
-    assumed.append(f"{device.name} has no {dtype}: taken in the next wider format that it has")
+    assumed.append(f"{device.name} has no {dtype}: the next wider format that it has")
     return "fp32" if name == "tf32" else name
 
 
 def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> Recompute:
-    """What a row says of recomputation, or the habit of its runtime."""
+    """Return the recomputation that a row states; if it states none that is known, the default of ``runtime``."""
     written = text(row, "recompute")
     found = _RECOMPUTE.get(re.sub(r"^.*[=:]", "", written.lower()).strip())
     if found is None:
@@ -95,10 +98,10 @@ def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> Recompute:
 
 
 def schedule_of(row: Row) -> str:
-    """The pipeline schedule that a row names in its column ``schedule`` or in its notes; "" where it does not."""
+    """Return the pipeline schedule that a row names in ``schedule`` or in its notes; "" if it names none."""
     written = text(row, "schedule")
     if ":" in written:
-        return written  # a user's own: allowed or refused by the caller
+        return written  # Python code: allowed or refused by the caller
     said = re.sub(_BLANKS, "", (written or text(row, "notes")).lower())
     found = next((name for pattern, name in _SCHEDULES if re.search(pattern, said)), "")
     if written and not found:
@@ -107,21 +110,21 @@ def schedule_of(row: Row) -> str:
 
 
 def optimizer_of(row: Row, forecast: str, assumed: list[str]) -> None:
-    """Say so where the optimizer that is forecast is not the one that a row states."""
+    """Add a sentence to ``assumed`` if the optimizer that is ``forecast`` is not the one that a row states."""
     written = text(row, "optimizer")
     plain = re.sub(_BLANKS, "", written.lower())
     adam = any(word in forecast for word in _ADAM)
     if not written:
         assumed.append(unstated("optimizer", forecast))
     elif "8bit" in plain or adam != any(word in plain for word in _ADAM) or (not adam and "sgd" not in plain):
-        assumed.append(f"optimizer {written!r} is not forecast: {forecast}")
+        assumed.append(f"optimizer {written!r} is not modelled: {forecast}")
 
 
 def runtime_of(row: Row, *, usual: str = "", assumed: list[str] | None = None) -> Runtime:
-    """The runtime of a row's framework; one that is not known is taken for the usual one of its strategy.
+    """Return the runtime of a row's framework.
 
-    ``usual`` is what `predict` takes for such a model. Sharded parameters tell FSDP, and plain PyTorch with tensor or
-    pipeline groups is taken for torchtitan, which has them.
+    An unknown framework becomes FSDP if parameters are sharded, otherwise ``usual``, which `predict` takes for this
+    model. Plain PyTorch becomes torchtitan if the row has tensor, pipeline or context groups.
     """
     said = list[str]() if assumed is None else assumed
     framework = text(row, "framework")
@@ -138,13 +141,13 @@ def runtime_of(row: Row, *, usual: str = "", assumed: list[str] | None = None) -
         return load_runtime("megatron-2")
     if runtime.name in ("pytorch", "pytorch-1", "fsdp", "ddp") and (spread or (sharded and runtime.name != "fsdp")):
         name = "torchtitan" if spread else "fsdp"
-        said.append(f"framework {framework!r} with {'tp, pp or cp' if spread else 'sharded parameters'}: {name}")
+        said.append(f"framework {framework!r} used with {'tp, pp or cp' if spread else 'sharded parameters'}: {name}")
         runtime = load_runtime(name)
     return _compiled(row, runtime, said) if runtime.name == "torchtitan" else runtime
 
 
 def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:
-    """torchtitan compiles blocks, unless a row says that it ran eagerly: then operators are launched one by one."""
+    """Return ``runtime`` with compiled blocks, or with operators launched one by one if the row ran eagerly."""
     said = " ".join(text(row, key) for key in ("framework", "notes", "precision")).lower()
     written = text(row, "compile").lower()
     if written in ("false", "no", "off", "0", "0.0") or re.search(

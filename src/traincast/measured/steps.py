@@ -121,9 +121,9 @@ def read_row(row: Row, *, cluster: Cluster | None = None, allow_code: bool = Fal
     """
     notes = text(row, "notes").lower()
     if _ADAPTERS.search(f"{text(row, 'model').lower()} {notes}"):
-        raise RowError("LoRA trains adapters beside frozen weights: not a step of full training")
+        raise RowError("the run trains adapters (LoRA) beside frozen weights: only full training is forecast")
     if re.search(r"cpu_offload\s*[=:]\s*true", notes):
-        raise RowError("parameters are kept in host memory (cpu_offload): not forecast")
+        raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
     assumed: list[str] = []
     place = cluster_of(row, assumed) if cluster is None else part_of(cluster, whole(row, "n_gpus"))
     graph = graph_of(row, assumed, allow_code=allow_code)
@@ -149,7 +149,7 @@ def read_row(row: Row, *, cluster: Cluster | None = None, allow_code: bool = Fal
 
 
 def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """``request`` with the strategy that a row states as one text, as `predict` reads it."""
+    """Return ``request`` with the strategy in the column ``strategy``, written as `predict` takes it."""
     written, global_batch = text(row, "strategy"), whole(row, "global_batch")
     strategy = parse_strategy(written, global_batch=global_batch)
     check_schedule_of_data(strategy.schedule, allow_code=allow_code)
@@ -163,7 +163,10 @@ def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bo
 
 
 def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """``request`` with the strategy that a row states column by column, or the one that `predict` chooses."""
+    """Return ``request`` with the strategy that a row states in one column for each axis.
+
+    If no axis is stated, the strategy is the one that `predict` chooses.
+    """
     devices, said = whole(row, "n_gpus"), ("dp", "tp", "pp", "cp", "zero", "micro_batch", "grad_accum")
     if devices > 1 and all(figure(row, key) is None for key in said):
         request = replace(request, global_batch=_global_batch(row, request, None, assumed))
@@ -197,9 +200,9 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
 
 
 def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]) -> int:
-    """Samples of a step: stated, or what follows from microbatches or from tokens per second.
+    """Return the samples of a step, as stated or computed from microbatches or from tokens per second.
 
-    Without a pipeline, a micro batch whose accumulation is not stated is taken for the whole share of a replica.
+    Without a pipeline, a micro batch whose accumulation is not stated is taken as the whole batch of a replica.
     """
     if figure(row, "global_batch") is not None:
         return whole(row, "global_batch")
@@ -213,13 +216,13 @@ def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]
     if dp is not None and request.strategy.pp == 1 and figure(row, "micro_batch"):
         assumed.append("gradient accumulation not stated: none")
         return dp * whole(row, "micro_batch")
-    raise RowError("global_batch is not stated, nor what it follows from")
+    raise RowError("global_batch is not stated and does not follow from other columns")
 
 
 def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request:
-    """``request`` cut into the microbatches that a row states; where it does not, into those that `predict` chooses.
+    """Return ``request`` with the microbatches that a row states, or with those that `predict` chooses.
 
-    In a pipeline an accumulation of 1 only says that nothing is accumulated beyond its microbatches.
+    In a pipeline, an accumulation of 1 means that nothing is accumulated beyond the pipeline's microbatches.
     """
     strategy, total = request.strategy, request.global_batch
     micro_batch, accumulate = figure(row, "micro_batch"), figure(row, "grad_accum")
@@ -233,11 +236,11 @@ def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request
     if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
         also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
         raise RowError(
-            f"dp={strategy.dp}, micro batch {micro_batch:g}{also} and global batch {total} do not go together"
+            f"dp={strategy.dp}, micro batch {micro_batch:g}{also} and global batch {total} contradict each other"
         )
     if request.runtime.name == "torchtitan" and count < strategy.pp:
         assumed.append(
-            f"micro batch {micro_batch:g} leaves stages idle, which torchtitan refuses: read as a replica's batch"
+            f"micro batch {micro_batch:g} leaves stages idle, which torchtitan refuses: taken as a replica's batch"
         )
         return _with_chosen_micro_batch(request, assumed)
     return replace(request, strategy=replace(strategy, num_microbatches=int(count)))
@@ -254,7 +257,7 @@ def _with_chosen_micro_batch(request: Request, assumed: list[str]) -> Request:
 
 
 def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tuple[int, str]:
-    """Chunks of layers per rank, and the schedule."""
+    """Return the chunks of layers on each rank, and the schedule."""
     if pp == 1:
         return 1, "1f1b"
     virtual, schedule = whole(row, "vp", 1), schedule_of(row)
@@ -272,7 +275,7 @@ def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tup
 
 
 def _sharding(row: Row, runtime: Runtime, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
-    """The ZeRO stage, replicas that it shards over (0: all), and whether gathered parameters are dropped again."""
+    """Return the ZeRO stage, the replicas that share states (0: all), and whether gathered parameters are freed."""
     stated, shard = figure(row, "zero"), _sharded(row)
     if stated is not None and stated not in (0, 1, 2, 3):
         raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
@@ -283,7 +286,7 @@ def _sharding(row: Row, runtime: Runtime, replicas: int, pp: int, assumed: list[
             assumed.append(unstated("zero", zero))
     keeps = zero == 3 and pp > 1 and runtime.name == "torchtitan"
     if keeps and replicas > 1:
-        assumed.append("resharding in a pipeline not stated: parameters stay gathered, as torchtitan keeps them")
+        assumed.append("resharding in a pipeline not stated: parameters stay gathered, the default of torchtitan")
     return zero, shard, not keeps
 
 
@@ -302,6 +305,6 @@ def _experts(row: Row, request: Request, assumed: list[str]) -> int:
 
 
 def _sharded(row: Row) -> int:
-    """Replicas that parameters are sharded over, where the notes say so (``fsdp=64``); 0 where they do not."""
+    """Return the replicas that share parameters, if the notes state them (``fsdp=64``); otherwise 0."""
     found = re.search(r"\bfsdp\s*=\s*(\d+)", text(row, "notes").lower())
     return int(found[1]) if found else 0

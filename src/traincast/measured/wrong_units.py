@@ -1,6 +1,6 @@
-"""Figures that look as if they were in another unit, told by how far they are from their forecasts.
+"""Figures that look as if they were in another unit, because they are far from their forecasts.
 
-A forecast without calibration is within a factor of a few of what ran, a wrong unit is off by 60 or more.
+A forecast without calibration is within a small factor of the measurement; a wrong unit is off by 60 or more.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _TIMES: Final = (
     (1 / 1000, "thousands of seconds"),
     (1 / 3600, "hours"),
 )
-"""Measured over forecast, where ``step_time_s`` holds another unit than seconds."""
+"""Ratio of measured to forecast time if ``step_time_s`` is in another unit than seconds."""
 _MEMORIES: Final = ((1024.0**3, "bytes"), (1024.0**2, "KiB"), (1024.0, "MiB"), (1 / 1024, "TiB"))
-"""Measured over forecast, where ``mem_gb`` holds another unit than GiB."""
+"""Ratio of measured to forecast memory if ``mem_gb`` is in another unit than GiB."""
 _SLOW: Final = 6.0
-"""A unit is guessed for a run that is slower than its forecast only so near to it: real runs may be very slow."""
+"""For a run slower than its forecast, a unit is guessed only within this factor of it: real runs may be very slow."""
 _FAST: Final = 15.0
-"""Nothing runs so many times faster than forecast: whatever unit is nearest is guessed."""
+"""No run is this many times faster than its forecast: the nearest unit is guessed."""
 
 
 def time_unit(measured_s: float, forecast_s: float) -> str:
-    """The unit that a measured time seems to be in, "" if it may well be in seconds."""
+    """Return the unit that a measured time seems to be in; "" if it may be in seconds."""
     return _guess(measured_s / forecast_s, _TIMES)
 
 
 def memory_unit(measured: float, forecast: float) -> str:
-    """The unit that a measured memory seems to be in, "" if it may well be as stated."""
+    """Return the unit that a measured memory seems to be in; "" if it may be in the unit stated."""
     return _guess(measured / forecast, _MEMORIES)
 
 
 def wrong_time_unit(pairs: Sequence[tuple[float, float]]) -> str:
-    """A sentence with the guess if most (measured, forecast) times of a table look like another unit, else ""."""
+    """Return a sentence with the guess if most (measured, forecast) times of a table look wrong; otherwise ""."""
     return _sentence("step_time_s", "s", 1.0, pairs, [time_unit(*pair) for pair in pairs])
 
 
 def wrong_memory_unit(pairs: Sequence[tuple[float, float]]) -> str:
-    """The same of (measured, forecast) bytes."""
+    """Return the same sentence for pairs of (measured, forecast) bytes."""
     return _sentence("mem_gb", "GiB", 1024.0**3, pairs, [memory_unit(*pair) for pair in pairs])
 
 
@@ -62,6 +62,6 @@ def _sentence(
     guess = max(sorted({guesses[i] for i in found}), key=guesses.count)
     measured, forecast = pairs[guesses.index(guess)]
     return (
-        f"{column} looks like {guess}: {measured / unit:.4g} {shown} are stated where {forecast / unit:.4g} {shown} "
-        f"are forecast, and {len(found)} of {len(pairs)} runs are as far off"
+        f"{column} looks like {guess}: a row states {measured / unit:.4g} {shown}, its forecast is "
+        f"{forecast / unit:.4g} {shown}, and {len(found)} of {len(pairs)} runs are as far off"
     )

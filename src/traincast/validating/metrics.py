@@ -1,4 +1,4 @@
-"""How wrong we are: error figures over rows of (measured, predicted)."""
+"""Error figures of forecasts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Errors of a set of forecasts; shares from 0 to 1 except where it says per cent.
+    """Errors of ``n`` forecasts.
 
-    ``mape`` and ``median_ape`` are absolute errors relative to the measurement in per cent, ``bias`` the
-    median of predicted/measured minus one in per cent, ``coverage_90`` the share of measurements inside
-    the 90 % interval.
+    ``mape`` and ``median_ape`` are the mean and the median of the absolute error relative to the measurement, in per
+    cent. ``bias`` is the median of predicted/measured minus one, in per cent. ``spearman`` is the rank correlation.
+    ``coverage_90`` is the share of measurements inside the 90 % interval, from 0 to 1. Without forecasts, all figures
+    are NaN.
     """
 
     n: int
@@ -29,7 +30,7 @@ class Summary:
 def summarize(
     measured: Sequence[float], predicted: Sequence[float], low: Sequence[float], high: Sequence[float]
 ) -> Summary:
-    """Error figures of forecasts against measurements, all in seconds."""
+    """Return the error figures of forecasts, given measurements, forecasts and their 90 % intervals in seconds."""
     truth, guess = np.asarray(measured, dtype=float), np.asarray(predicted, dtype=float)
     if not len(truth):
         return Summary(n=0, mape=np.nan, median_ape=np.nan, bias=np.nan, spearman=np.nan, coverage_90=np.nan)
@@ -45,7 +46,7 @@ def summarize(
 
 
 def spearman(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Rank correlation; NaN for fewer than two rows or constant columns."""
+    """Return Spearman's rank correlation; NaN for fewer than two rows or a constant column."""
     if len(a) < 2:
         return float("nan")
     ranks_a, ranks_b = _ranks(a), _ranks(b)
@@ -55,7 +56,7 @@ def spearman(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Ranks with ties averaged."""
+    """Return the rank of each value; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     ranks: npt.NDArray[np.float64] = (ends - (counts - 1) / 2)[inverse]
@@ -63,7 +64,7 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def f1(actual: Sequence[bool], predicted: Sequence[bool]) -> float:
-    """F1 of a yes/no forecast; NaN where nothing was true, so that there is nothing to find."""
+    """Return the F1 score of a yes/no forecast; NaN if nothing was actually true."""
     both = sum(a and p for a, p in zip(actual, predicted, strict=True))
     said, was = sum(predicted), sum(actual)
     return 2 * both / (said + was) if was else float("nan")

@@ -10,10 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel
-from traincast.validating.collectives import validate_collectives
-from traincast.validating.operators import validate_operators
 from traincast.validating.outcome import Validation
-from traincast.validating.steps import validate_dp_steps, validate_steps
 
 TableKind: TypeAlias = Literal["steps", "dp-steps", "operators", "collectives"]
 """What a table holds: steps of language models, data-parallel steps of other models, operators, or collectives."""
@@ -74,10 +71,15 @@ def validate(
     if isinstance(cluster, str):
         stated["cluster"] = load_cluster(cluster)
     path = Path(table)
-    if kind == "steps":
-        return validate_steps(path, progress=progress, **stated)
-    if kind == "dp-steps":
-        return validate_dp_steps(path, progress=progress, **stated)
     if kind == "operators":
+        from traincast.validating.operators import validate_operators
+
         return validate_operators(path, progress=progress, **stated)
-    return validate_collectives(path, progress=progress, **stated)
+    if kind == "collectives":
+        from traincast.validating.collectives import validate_collectives
+
+        return validate_collectives(path, progress=progress, **stated)
+    from traincast.validating.steps import validate_dp_steps, validate_steps
+
+    compare: Callable[..., Validation] = validate_steps if kind == "steps" else validate_dp_steps
+    return compare(path, progress=progress, **stated)
