@@ -15,8 +15,8 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units", "tables", "imports", "files"},
-    {"engines"},
+    {"units", "tables", "imports", "files", "compiled"},
+    {"engines", "journal"},
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},

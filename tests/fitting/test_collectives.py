@@ -81,8 +81,8 @@ def file(tmp_path: Path) -> Path:
 
 BAD: list[tuple[Row, str]] = [
     ({"collective": "gossip"}, "unknown collective 'gossip'"),
-    ({"time_us": None}, "missing or no number"),
-    ({"time_us": float("nan")}, "missing or no number"),
+    ({"time_us": None}, "missing or not a number"),
+    ({"time_us": float("nan")}, "missing or not a number"),
     ({"time_us": 0.0}, "the time is 0 µs"),
     ({"time_us": -3.0}, "the time is -3 µs"),
     ({"bytes": 0.0}, "bytes is 0"),
@@ -115,7 +115,7 @@ def test_a_series_with_many_impossible_rows_is_not_believed_at_all(file: Path) -
     bad = [row(2**e, time_us=2**e / 450e9 * 1e6 / 100 if e > 22 else 50.0) for e in range(20, 30)]
     table = read_collectives(write(file, [*good, *bad]))
     assert {p.row for p in table.problems} == set(range(16, 26))
-    assert {"not believed" in p.reason for p in table.problems} == {True, False}
+    assert {"none is used" in p.reason for p in table.problems} == {True, False}
 
 
 def test_rows_equal_to_the_digit_on_two_devices_are_reported(file: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_table_of_ones_own_with_gloo_on_cpus_is_fitted(tmp_path: Path) -> None
 
 
 def test_an_empty_table_is_refused(file: Path) -> None:
-    with pytest.raises(RequestError, match="no row to fit: 1 rows have problems"):
+    with pytest.raises(RequestError, match="there is no row to fit: all 1 rows have problems"):
         fit_collectives(read_collectives(write(file, [row(suspect=True)])))
 
 

@@ -161,7 +161,7 @@ def test_a_sample_is_spread_evenly(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", *({**GEMM, "time_us": 600.0 + i} for i in range(101)))
     assert read_operators(path, rows=5).index.tolist() == [0, 25, 50, 75, 100]
     assert len(read_operators(path, rows=1000)) == 101
-    with pytest.raises(RequestError, match="at least one"):
+    with pytest.raises(RequestError, match="rows is 0: expected 1 or more"):
         read_operators(path, rows=0)
 
 

@@ -124,7 +124,7 @@ def test_the_key_leaves_out_where_an_operator_stood_and_keeps_what_it_costs() ->
         ({"op": "warp"}, "warp"),
         ({"phase": "sideways"}, "sideways"),
         ({"dtype": "bf16"}, "bf16"),
-        ({"params": "{"}, "no operator"),
+        ({"params": "{"}, "does not describe a profiled operator"),
         ({"params": json.dumps({"name": "mm"})}, "inputs"),
         ({"params": json.dumps({"name": "mm", "inputs": [[[-1], "fp32"]], "outputs": [], "attributes": {}})}, "-1"),
         ({"params": 7}, "params"),

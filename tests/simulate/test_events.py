@@ -297,6 +297,6 @@ def random_plan(size: int, seed: int) -> Tasks:
 def test_the_compiled_form_agrees_with_the_plain_one_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = random_plan(500, seed=7)
     plain = plan.run()
-    monkeypatch.setattr(events, "COMPILE_FROM", 1)
+    monkeypatch.setattr(events.run_compiled, "pays_from", 1)
     assert plan.run() == plain
     assert Tasks([], [], [], 0).run() == ([], [])

@@ -95,5 +95,5 @@ def test_the_compiled_form_agrees_with_the_plain_one_to_the_last_digit(monkeypat
     lanes = [random.choice(8, size=random.integers(0, 3), replace=False).tolist() for _ in range(size)]
     waits = [random.integers(0, i, size=2).tolist() if i else [] for i in range(size)]
     plain = run(durations, lanes, waits, 8)
-    monkeypatch.setattr(executor, "COMPILE_FROM", 1)
+    monkeypatch.setattr(executor.execute_compiled, "pays_from", 1)
     assert run(durations, lanes, waits, 8) == plain

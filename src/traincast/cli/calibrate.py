@@ -90,6 +90,8 @@ def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
         print_table("error on unseen runs", ["runs seen", "mean", "median", "range of draws"], curve, right=range(4))
     out = console()
     calibration = result.calibration
+    for warning in result.warnings:
+        out.print(f"[yellow]{plain(warning)}[/yellow]")
     if not result.helped:
         out.print("[yellow]calibration did not help on unseen runs: the parameters are left unchanged[/yellow]")
     out.print(

@@ -209,8 +209,8 @@ def collectives(
     """
     from traincast.profiling.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
     from traincast.profiling.collectives import is_launched, torchrun_line
-    from traincast.profiling.journal import check_output
     from traincast.profiling.launch import run_locally, words_of
+    from traincast.profiling.output import check_output
     from traincast.profiling.profile import check_ranks
 
     with only_rank_0_speaks():

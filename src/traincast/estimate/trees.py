@@ -6,14 +6,15 @@ Leaves point at themselves, every row walks the same number of steps, and the pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from traincast.compiled import Compiled
 
 _BLOCK: Final = 128
 """Rows that walk a tree before the next tree begins: what fits the first-level cache."""
@@ -46,11 +47,11 @@ class Trees:
         nodes[:, :inner] = self.nodes
         nodes[:, inner:, 1] = 255
         nodes[:, inner:, 2:] = np.arange(inner, count, dtype=np.uint8)[None, :, None]
-        if len(table) * len(nodes) < COMPILE_FROM and not _compiled.cache_info().currsize:
+        if not _walk_compiled.pays(len(table) * len(nodes)):
             return self._few(table, nodes)
         total = np.full(len(table), self.base[0])
         packed, leaves = nodes.view("<u4")[..., 0], self.leaves.astype(np.float32)
-        _compiled()(np.ascontiguousarray(table), self.cuts, self.starts, packed, leaves, self.depth, total)
+        _walk_compiled(np.ascontiguousarray(table), self.cuts, self.starts, packed, leaves, self.depth, total)
         return total
 
     def _few(self, table: npt.NDArray[np.float32], nodes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
@@ -74,15 +75,6 @@ class Trees:
     def from_arrays(arrays: Mapping[str, npt.NDArray[np.generic]]) -> Trees:
         """The forest of :meth:`arrays`."""
         return Trees(**{name: arrays[name] for name in Trees.__slots__})  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> Callable[..., None]:
-    """The loop below in machine code, kept on disk between runs."""
-    import numba
-
-    compiled: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_walk)
-    return compiled
 
 
 def _walk(  # noqa: PLR0917
@@ -121,3 +113,6 @@ def _walk(  # noqa: PLR0917
                     at[i] = (node >> 24) if right else ((node >> 16) & 255)
             for i in range(size):
                 total[start + i] += leaves[tree, at[i] - inner]
+
+
+_walk_compiled = Compiled(_walk, pays_from=COMPILE_FROM)

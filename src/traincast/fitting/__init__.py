@@ -1,1 +1,1 @@
-"""What is learned from measurements: datasets, splits, and the models fitted to them."""
+"""Fit models to measurements: tables, splits, training, and bundles."""

@@ -1,8 +1,7 @@
-"""Fine-tuning to a device with a handful of measurements: a network's last layer, moved as little as explains them.
+"""Adapt a network to a device with a handful of measurements: a small change of its last layer.
 
-The layers below have learned from many devices what matters in an operator; how strongly it matters on this one is a
-linear question, and has a closed form. A ridge penalty keeps the move small; how small is decided by leaving out
-one measurement after another.
+The other layers have learned from many devices which features matter. How strongly each matters on this device is a
+linear problem with a closed form. A ridge penalty keeps the change small; leave-one-out errors choose the penalty.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ PENALTIES = tuple(10.0**exponent for exponent in np.arange(-3.0, 4.01, 0.5))
 
 
 def adapt(network: Network, examples: Examples, said: Floats) -> tuple[Network, Floats]:
-    """The network for the device of ``examples``, and what is missed of each of them when that one is left out.
+    """Return the network adapted to the device of ``examples``, and the leave-one-out error of each example.
 
-    ``said`` is what is known of them already; the network adds to it.
+    ``said`` is what other cells predict for the examples; the network's output is added to it.
     """
     if not len(examples.target):
         return network, np.zeros(0)
     hidden = network.hidden(*examples[:3]).astype(np.float64)
     seen = np.concatenate([hidden, np.ones((len(hidden), 1))], axis=1)
     left = examples.target - said
-    # Measurements agree or disagree with the network in common first: the shift is penalised least.
+    # Devices differ from the network first by a common factor: the constant is penalised least.
     scale = np.concatenate([1.0 / (hidden.std(axis=0) + 0.1), [10.0]])
     scaled = seen * scale / np.sqrt(seen.shape[1])
     best: tuple[float, Floats, Floats] | None = None
@@ -55,7 +54,7 @@ def learning_curve(
     counts: tuple[int, ...] = (0, 10, 30, 100),
     seeds: int = 5,
 ) -> dict[int, float]:
-    """Mean absolute percentage error on the other operators after adapting to so many, averaged over draws."""
+    """Mean absolute percentage error on the remaining operators, by the number adapted to; averaged over draws."""
     curve = {}
     total = len(examples.target)
     for count in counts:

@@ -13,7 +13,7 @@ from traincast.estimate.trees import Trees
 
 MOST_FEATURES: Final = 256
 MOST_LEAVES: Final = 128
-"""What the bytes of a node can count."""
+"""The most features and leaves that the bytes of a node can number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def grow(
     seed: int = 0,
     threads: int = 1,
 ) -> Trees:
-    """Grow a forest for ``target``; with rows ``held`` out, only as far as their error falls."""
+    """Grow a forest that predicts ``target``; with ``held`` rows, stop when their error no longer falls."""
     lightgbm = _lightgbm()
     settings = {
         "objective": "regression", "learning_rate": config.rate, "num_leaves": config.leaves,
@@ -58,7 +58,7 @@ def grow(
 
 
 def compact(text: str, features: int, *, base: float = 0.0) -> Trees:
-    """The forest of a LightGBM model file, its sums starting from ``base``."""
+    """Convert the text of a LightGBM model file; sums of leaves start from ``base``."""
     trees = [_fields(block) for block in text.split("\nTree=")[1:]]
     most = max((len(tree["leaf_value"]) for tree in trees), default=1)
     if features > MOST_FEATURES or most > MOST_LEAVES:
@@ -93,7 +93,7 @@ def compact(text: str, features: int, *, base: float = 0.0) -> Trees:
 
 
 def _below(threshold: float) -> float:
-    """The largest float32 that is not above: what a row of float32 compares with it as with the threshold itself."""
+    """The largest float32 not above ``threshold``: comparing a float32 with either gives the same result."""
     near = np.float32(threshold)
     return float(near if float(near) <= threshold else np.nextafter(near, np.float32(-np.inf)))
 
@@ -105,7 +105,7 @@ def _fields(block: str) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def _depth(left: npt.NDArray[np.int64], right: npt.NDArray[np.int64], inner: int) -> int:
-    """Steps from the root to the farthest leaf; a child stands after its parent."""
+    """Number of steps from the root to the farthest leaf; children come after their parent."""
     level = np.zeros(len(left), dtype=np.int64)
     for node in range(len(left)):
         for child in (left[node], right[node]):

@@ -1,10 +1,10 @@
-"""Curves of time over bytes, fitted to measured collectives by a Gaussian process that shares what curves share.
+"""Fit curves of time over message size to measured collectives, all curves of a library at once.
 
-The time of a collective over its message size is a curve with cliffs, where protocols and algorithms change. Curves of
-the same library on like hardware have the same cliffs, and a size that one curve lacks is told by its siblings. So
+The time of a collective over its message size has cliffs, where protocols and algorithms change. Curves of one library
+on similar hardware have the same cliffs, so a size missing on one curve can be inferred from the others. Therefore
 log(measured / baseline) of all curves of a library is one Gaussian process (Rasmussen and Williams, 2006) whose
-covariance is a sum of :data:`PARTS`, each shared by more or fewer curves. Noise has Student's t, by reweighting:
-single runs that met congestion do not bend a curve. The posterior mean at knots is all that is kept.
+covariance is a sum of :data:`PARTS`, each shared by some of the curves. Noise follows Student's t, by reweighting, so
+that single runs with congestion do not distort a curve. Only the posterior mean at knots is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Numbers: TypeAlias = npt.NDArray[Any]
 class Part(NamedTuple):
     """One part of the covariance: σ² k(Δ log₂ bytes / bytes_scale) exp(−Δ log₂ ranks / ranks_scale).
 
-    It joins cells that agree in all of ``shared``; ``smooth`` parts have k = exp(−x²/2), others Matérn 3/2.
+    It couples cells that agree in all of ``shared``; ``smooth`` parts have k = exp(−x²/2), others Matérn 3/2.
     """
 
     shared: tuple[str, ...]
@@ -61,31 +61,31 @@ KERNEL_PARTS: Final = (
     Part(("version",), 0.057, 1.6, 1.2),
 )
 PARTS: Final = {True: LIBRARY_PARTS, False: KERNEL_PARTS}
-"""For collective libraries, and for frameworks' own kernels, whose versions differ more. A cohort is an architecture
-with one kind of links. From marginal likelihood on NCCL 2.23–2.29 and the kernels of three serving frameworks, then
-adjusted by hand on the error of held-out configurations."""
+"""For collective libraries (True), and for frameworks' own kernels, whose versions differ more. A cohort is an
+architecture with one kind of links. The values come from marginal likelihood on NCCL 2.23–2.29 and the kernels of three
+serving frameworks, then adjusted by hand on the error of held-out configurations."""
 NOISE: Final = 0.03
-"""Relative spread of a single measurement around its curve, without the outliers."""
+"""Relative spread of a single measurement around its curve, outliers excluded."""
 FREEDOM: Final = 4.0
 """Degrees of freedom of the noise's Student distribution."""
 REWEIGHTINGS: Final = 4
 DENSE_PER_OCTAVE: Final = 4
-"""Sizes per factor of two beyond which those of a curve are merged, to this many."""
+"""Curves with more sizes per factor of two than this have neighbouring sizes merged."""
 MARGIN_OCTAVES: Final = 2.0
-"""How far beyond its own sizes a curve is continued where its siblings were measured."""
+"""How far a curve is continued beyond its own sizes, if other curves were measured there."""
 MAX_CELLS: Final = 4_000
-"""More cells than this are fitted route by route: time goes with the cube."""
+"""Groups with more cells are fitted route by route: the time grows with the cube."""
 UNTUNED_ACROSS: Final = 1.8
 UNTUNED_INSIDE: Final = 8.0
-"""Measured over baseline at the largest sizes from which a series did not run on the fabric that it names (TCP instead
-of the NICs' own protocol, no peer access): it answers only those who ask for its software."""
+"""Ratios of measured time to baseline at the largest sizes. A series above them did not run on the fabric that it names
+(TCP instead of the NICs' own protocol, no peer access); it is used only for requests that name its software."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """Medians over the repeats of one size on one curve, as columns; ``value`` is log(seconds / baseline).
+    """Medians over the repeats of each size on each curve, as columns; ``value`` is log(seconds / baseline).
 
-    ``first`` is a row of the table that stands for the cell.
+    ``first`` is the number of one row of the table in the cell.
     """
 
     curve: Ints
@@ -97,7 +97,7 @@ class Cells:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCurve:
-    """Knots of one curve; route and condition index the table's."""
+    """The knots of one curve; ``route`` and ``condition`` index the tuples of the table."""
 
     route: int
     kind: int
@@ -110,7 +110,7 @@ class FittedCurve:
 
 
 def fit_curves(table: CollectiveTable, *, progress: Callable[[int, int], None] | None = None) -> list[FittedCurve]:
-    """Fit all curves of a table; the same rows give the same curves in whatever order they come."""
+    """Fit all curves of a table; the order of its rows does not matter."""
     curves, curve_of_row = _curves(table)
     cells = _cells(table, curve_of_row)
     sound = _sound(table, curves, cells)
@@ -143,7 +143,7 @@ class _Curve(NamedTuple):
 
 
 def _curves(table: CollectiveTable) -> tuple[list[_Curve], Ints]:
-    """The distinct curves of a table, and which one each row lies on."""
+    """The distinct curves of a table, and the number of each row's curve."""
     columns = np.stack([table.route, table.kind, table.condition, table.ranks, table.islands], axis=1)
     distinct, first, number = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     curves = [_Curve(*(int(x) for x in (*ids, row))) for ids, row in zip(distinct, first, strict=True)]
@@ -175,7 +175,7 @@ def _cells(table: CollectiveTable, curve: Ints) -> Cells:
 
 
 def _sound(table: CollectiveTable, curves: Sequence[_Curve], cells: Cells) -> list[bool]:
-    """Whether each curve reaches, at its largest sizes, what its links let expect; of a host, nothing is expected."""
+    """Whether each curve is as fast at its largest sizes as its links allow; curves inside a host always pass."""
     result = []
     for i, c in enumerate(curves):
         where = cells.curve == i
@@ -190,7 +190,7 @@ def _sound(table: CollectiveTable, curves: Sequence[_Curve], cells: Cells) -> li
 def _fit_group(
     table: CollectiveTable, curves: Sequence[_Curve], members: Sequence[int], cells: Cells, sound: Sequence[bool]
 ) -> list[FittedCurve]:
-    """The process of one library and collective, and its mean at the knots of every curve."""
+    """Fit one library and collective; return the posterior mean at the knots of each curve."""
     rows = np.flatnonzero(np.isin(cells.curve, members))
     names = _names(table, [curves[i] for i in members])
     position = {curve: n for n, curve in enumerate(members)}
@@ -226,7 +226,7 @@ def _fit_group(
 
 
 def _names(table: CollectiveTable, curves: Sequence[_Curve]) -> dict[str, Numbers]:
-    """What parts of the covariance are shared by, as numbers, and log₂ ranks under ``ranks``."""
+    """The properties that parts of the covariance share, as numbers; ``ranks`` is log₂ of the ranks."""
     texts: dict[str, list[str]] = {"route": [], "cohort": [], "version": [], "dtype": []}
     for c in curves:
         route, condition = table.routes[c.route], table.conditions[c.condition]
@@ -243,7 +243,7 @@ def _names(table: CollectiveTable, curves: Sequence[_Curve]) -> dict[str, Number
 
 
 def _knots(owner: Ints, size: Floats, count: int) -> tuple[Floats, Ints]:
-    """Where curves are kept: at their own sizes and at whole octaves, a little beyond where siblings go there."""
+    """The knots of each curve: its own sizes, and powers of two; beyond its sizes only where other curves are."""
     least, most = size.min(), size.max()
     knots, owners = [], []
     for n in range(count):
@@ -273,7 +273,7 @@ def _covariance(
 
 
 def _solve(covariance: Floats, value: Floats, variance: Floats) -> tuple[Floats, Floats]:
-    """(K + V/w)⁻¹ value with Student weights w by iteration, and what is left of the values beside the mean."""
+    """(K + V/w)⁻¹ value with Student weights w, found by iteration; and the residuals of the values."""
     weight = np.ones(len(value))
     for step in range(REWEIGHTINGS + 1):
         matrix = covariance.copy()
@@ -286,7 +286,7 @@ def _solve(covariance: Floats, value: Floats, variance: Floats) -> tuple[Floats,
 
 
 def _kept(knots: Floats, size: Floats, left: Floats, variance: Floats) -> Floats:
-    """What the mean misses at measured sizes, as far as it exceeds the noise on this curve: cliffs of its own."""
+    """The residuals at measured sizes, shrunk by the noise of the curve: cliffs that no other curve has."""
     spread = np.median(left**2) / 0.455
     share = np.maximum(0.0, spread - variance) / np.maximum(spread, variance)
     result = np.zeros(len(knots))

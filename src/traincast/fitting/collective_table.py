@@ -1,8 +1,8 @@
-"""Tables of measured collectives: rows in, columns and problems out; nothing wrong is passed over in silence.
+"""Read tables of measured collectives into columns; every row left out is reported with its reason.
 
-A row is placed on a cluster by its own columns (device, interconnect, system, ranks per node), never by its source.
-What a configuration is: route, collective, bytes, ranks, islands, and library. Versions, dtypes, settings and repeats
-of it are no new configurations: a partition that let them stand on both sides would test memory.
+The cluster of a row follows from its own columns (device, interconnect, system, ranks per node), never from its source.
+A configuration is a route, collective, message size, number of ranks and islands, and library. Versions, dtypes,
+settings and repeats do not make a new configuration: with them on both sides of a split, the test would measure memory.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ Texts: TypeAlias = npt.NDArray[np.object_]
 FASTER_THAN_LINK: Final = 1.5
 """How much faster than its links' stated bandwidth a row may claim to be before it counts as implausible."""
 DISBELIEVED_SHARE: Final = 0.2
-"""Share of implausible rows from which none of a series (route, collective, software) is believed."""
+"""If a larger share of a series (route, collective, software) is implausible, the whole series is left out."""
 UNIT_FACTOR: Final = 30.0
-"""How far a time and a stated bus bandwidth may be apart before they cannot be in the same units."""
+"""Factor between a time and a stated bus bandwidth above which their units must be mixed up."""
 OUTLIER_FACTOR: Final = 100.0
-"""How far a time may be from its series before it is taken for a mistake."""
+"""Factor between a time and the median of its series above which it counts as a mistake."""
 COPIED_SHARE: Final = 0.9
 _COPIED_ROWS: Final = 50
-"""A device with so many rows, that share of them equal to another device's to the digit, was not measured."""
+"""If at least this share of at least this many rows equals another device's rows to the digit, they are copies."""
 
 _NEEDS: Final = ("device", "collective", "bytes", "n_ranks", "time_us")
 _TEXTS: Final = ("source", "system", "device", "collective", "interconnect", "library", "dtype", "variant")
@@ -93,13 +93,13 @@ class CollectiveTable:
         return len(self.index)
 
     def take(self, rows: npt.NDArray[Any]) -> CollectiveTable:
-        """Some of the rows, by position or by mask; problems stay with the whole."""
+        """The table of some rows, given by position or mask, without ``problems``."""
         columns = {name: getattr(self, name)[rows] for name in _ROW_COLUMNS}
         shared = {name: getattr(self, name) for name in ("clusters", "routes", "conditions")}
         return CollectiveTable(**columns, **shared, problems=())
 
     def works(self, rows: Iterable[int]) -> list[Message]:
-        """The collectives and transfers that rows timed."""
+        """The collectives and transfers that the given rows measured."""
         return [
             message_of(KINDS[self.kind[i]], float(self.nbytes[i]), int(self.ranks[i]), int(self.nodes[i])) for i in rows
         ]
@@ -119,7 +119,7 @@ _ROW_COLUMNS: Final = (
 
 
 def read_collectives(path: Path) -> CollectiveTable:
-    """Read a table of measured collectives (``.parquet``, ``.csv`` or ``.csv.gz``); what is wrong is said by row."""
+    """Read a table of measured collectives (``.parquet``, ``.csv`` or ``.csv.gz``); ``problems`` has rows left out."""
     columns = _columns(read_arrow(path, needs=_NEEDS))
     count = len(columns["time_us"])
     reasons: list[str] = [_row_problem(columns, i) for i in range(count)]
@@ -129,7 +129,7 @@ def read_collectives(path: Path) -> CollectiveTable:
 
 
 def _columns(table: pa.Table) -> dict[str, list[Any]]:
-    """The columns that matter, texts and numbers; a number that is missing or no number is NaN."""
+    """The columns that are used, as texts and numbers; a missing or malformed number is NaN."""
     empty: list[Any] = [None] * table.num_rows
     found = {
         name: table[name].to_pylist() if name in table.column_names else empty
@@ -141,19 +141,19 @@ def _columns(table: pa.Table) -> dict[str, list[Any]]:
 
 
 def _row_problem(c: dict[str, list[Any]], i: int) -> str:
-    """What is wrong with a row by itself; empty if nothing is."""
+    """The problem of a row by itself; empty if there is none."""
     kind, time_us = c["collective"][i], c["time_us"][i]
     if kind not in KINDS:
         return f"unknown collective {kind!r}: known are {', '.join(KINDS)}"
     if not np.isfinite(time_us):
-        return "the time is missing or no number"
+        return "the time is missing or not a number"
     if time_us <= 0:
         return f"the time is {time_us:g} µs: expected more than 0"
     nbytes, ranks = c["bytes"][i], c["n_ranks"][i]
     if not (np.isfinite(nbytes) and nbytes > 0):
         return f"bytes is {nbytes:g}: expected more than 0"
     if not (2 <= ranks <= 1e6 and ranks == int(ranks)):
-        return f"n_ranks is {ranks:g}: expected a whole number from 2 on"
+        return f"n_ranks is {ranks:g}: expected a whole number of 2 or more"
     nodes = _nodes(c, i)
     if not nodes:
         return f"n_nodes is {c['n_nodes'][i]:g} for {ranks:g} ranks: expected a whole number from 1 to n_ranks"
@@ -169,7 +169,7 @@ def _row_problem(c: dict[str, list[Any]], i: int) -> str:
 
 
 def _nodes(c: dict[str, list[Any]], i: int) -> int:
-    """Nodes of a row: as stated, or from ranks per node, or from a text such as ``8-GPU nodes``; 0 if none holds."""
+    """The nodes of a row: as stated, or from ranks per node, or from a text such as ``8-GPU nodes``; else 0."""
     ranks, nodes, per_node = c["n_ranks"][i], c["n_nodes"][i], c["ranks_per_node"][i]
     if np.isnan(nodes) and np.isnan(per_node):
         said = _PER_NODE.search(c["interconnect"][i]) or _PER_NODE.search(c["system"][i])
@@ -180,7 +180,7 @@ def _nodes(c: dict[str, list[Any]], i: int) -> int:
 
 
 class _Placed(NamedTuple):
-    """Where each row ran: numbers of clusters, routes and conditions (−1 for a problem), and what follows from them."""
+    """Where each row ran: indices of its cluster, route and condition (−1 for a row with a problem), and baselines."""
 
     nodes: Ints
     islands: Ints
@@ -195,7 +195,7 @@ class _Placed(NamedTuple):
 
 
 def _placed(c: dict[str, list[Any]], reasons: list[str]) -> _Placed:
-    """Find the cluster of every sound row by its own columns; those that name no known device get their reason."""
+    """Find the cluster of every sound row from its own columns; note a reason for rows with an unknown device."""
     count = len(reasons)
     nodes, islands, cluster, route, condition = (np.full(count, -1, dtype=np.int64) for _ in range(5))
     clusters: dict[Cluster, int] = {}
@@ -236,7 +236,7 @@ def _placed(c: dict[str, list[Any]], reasons: list[str]) -> _Placed:
 
 
 def _series_problems(c: dict[str, list[Any]], p: _Placed, reasons: list[str]) -> list[str]:
-    """What is wrong with rows beside the others of their series: impossible, copied, or far off."""
+    """Problems of rows compared with their series: impossibly fast, copied, or far off."""
     result = list(reasons)
     sound = np.array([not reason for reason in reasons])
     seconds = np.array(c["time_us"]) * MICRO
@@ -253,7 +253,7 @@ def _series_problems(c: dict[str, list[Any]], p: _Placed, reasons: list[str]) ->
             result[i] = "faster than the stated bandwidth of its links allows: implausible"
         if len(bad) > DISBELIEVED_SHARE * len(rows):
             for i in where[~impossible[where]].tolist():
-                result[i] = f"{len(bad)} of the {len(rows)} rows of its series are faster than the links: not believed"
+                result[i] = f"{len(bad)} of the {len(rows)} rows of its series are faster than the links: none is used"
             continue
         off = np.abs(ratio[where] - np.median(ratio[where])) > np.log(OUTLIER_FACTOR)
         for i in where[off & ~impossible[where]].tolist():
@@ -264,7 +264,7 @@ def _series_problems(c: dict[str, list[Any]], p: _Placed, reasons: list[str]) ->
 
 
 def _copies(c: dict[str, list[Any]], p: _Placed, sound: Sequence[bool]) -> list[int]:
-    """Rows of a device and collective of which nearly all appear under another device."""
+    """Rows of a device and collective that nearly all appear under another device as well."""
     groups: dict[tuple[str, str, int], dict[tuple[float, float, float], int]] = defaultdict(dict)
     for i in np.flatnonzero(sound).tolist():
         place = (p.clusters[p.cluster[i]].device.name, c["collective"][i], int(p.nodes[i]))

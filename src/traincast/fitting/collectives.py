@@ -1,4 +1,4 @@
-"""The learned cost model of collectives: fitted to a table, judged on held-out rows, compared with its rivals."""
+"""Fit the learned model of collectives to a table, test it on held-out rows, and compare it with rivals."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Card: TypeAlias = dict[str, Any]
 
 COVERAGE: Final = 0.9
 MIN_CALIBRATION: Final = 20
-"""Held-out cells that an interval needs; fewer take that of all."""
+"""Held-out cells that an interval of its own needs; with fewer, the interval of all cells is used."""
 DEFAULT_INTERVAL: Final = (0.8, 1.25)
-"""Where a table is too small to hold anything out."""
+"""The interval if a table is too small to hold rows out."""
 
 
 def held_out_split(table: CollectiveTable, *, seed: int = 0) -> Split:
@@ -50,7 +50,7 @@ def fit_collectives(table: CollectiveTable, *, seed: int = 0, progress: Progress
     ``seed`` holds out, which then tell how far off they are.
     """
     if not len(table):
-        raise RequestError(f"no row to fit: {len(table.problems)} rows have problems")
+        raise RequestError(f"there is no row to fit: all {len(table.problems)} rows have problems")
     split = held_out_split(table, seed=seed)
     intervals, scores = {"all": list(DEFAULT_INTERVAL)}, dict[str, float]()
     if len(split.test) and len(split.train):
@@ -68,7 +68,7 @@ def fit_collectives(table: CollectiveTable, *, seed: int = 0, progress: Progress
 
 
 def predict_rows(model: CollectiveModel, table: CollectiveTable, *, interval: bool = False) -> Floats:
-    """Seconds of every row of a table on its own cluster and software; with ``interval``, low and high as well."""
+    """Predict seconds for every row of a table on its cluster and software; with ``interval``, also low and high."""
     result = np.zeros((3, len(table)))
     for number, cluster in enumerate(table.clusters):
         rows = np.flatnonzero(table.cluster == number)
@@ -102,7 +102,7 @@ def _packed(table: CollectiveTable, curves: Sequence[FittedCurve], intervals: Ma
 
 
 def _intervals(table: CollectiveTable, measured: Floats, predicted: Floats) -> dict[str, list[float]]:
-    """Factors around the estimate that hold 90 % of held-out cells: per collective and route, or wider classes.
+    """Factors around the estimate that cover 90 % of held-out cells: by collective and route, or wider classes.
 
     In a wider class all curves count alike, so that the one measured at most sizes does not speak for all.
     """
@@ -126,7 +126,7 @@ def _intervals(table: CollectiveTable, measured: Floats, predicted: Floats) -> d
 
 
 def _quantiles(ratio: Floats, weight: Floats) -> list[float]:
-    """Both ends, with the correction for a finite sample; the estimate itself is always inside."""
+    """Both ends of an interval, corrected for a finite sample; the estimate itself is always inside."""
     order = np.argsort(ratio)
     below = np.cumsum(weight[order]) / weight.sum()
     tail = max(0.0, (1.0 - COVERAGE) / 2.0 - 1.0 / len(ratio))
@@ -149,7 +149,7 @@ def _scores(measured: Floats, predicted: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutScore:
-    """How one model fares on held-out configurations: errors in per cent, times in seconds."""
+    """The result of one model on held-out configurations: errors in per cent, times in seconds."""
 
     name: str
     cells: int
@@ -170,7 +170,7 @@ def compare_collectives(
     rivals: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> list[HeldOutScore]:
-    """Train each rival and our model on one partition and judge all on the other.
+    """Train each rival and our model on the training side of one split, and test all on the other side.
 
     Rivals are trained on log(measured / baseline) with the same columns; ``rivals`` names some of :data:`RIVALS`.
     """
@@ -220,7 +220,7 @@ def _judged(name: str, measured: Floats, train_s: float, predict: Callable[[], F
 
 
 def _features(table: CollectiveTable) -> Floats:
-    """Columns for the rivals: sizes, what the links promise, and codes of route, software and collective."""
+    """Features for the rivals: sizes, times from link rates, and codes of route, software and collective."""
     routes, conditions = table.routes, table.conditions
     families = sorted({c.family for c in conditions})
     versions = sorted({c.version for c in conditions})
@@ -238,7 +238,7 @@ def _features(table: CollectiveTable) -> Floats:
 
 
 def _expanded(features: Floats) -> Callable[[Floats], Floats]:
-    """Codes as one column for each value, numbers standardised with a few powers: what linear models and nets need."""
+    """One column per value of a code, and standardised numbers with a few powers: for linear models and networks."""
     numbers, codes = features[:, :8], features[:, 8:]
     mean, std = numbers.mean(axis=0), numbers.std(axis=0) + 1e-9
     values = [np.unique(column) for column in codes.T]
@@ -320,4 +320,4 @@ RIVALS: Final[dict[str, _Regressor]] = {
     "lightgbm": _boosted,
     "mlp": _network,
 }
-"""Models to compare with: functions of features, target and seed that give a function of features."""
+"""Rivals by name: each takes features, target and seed, and returns a function of features."""

@@ -1,4 +1,4 @@
-"""swPredictor's table: FI-Net against its rivals on every cell of a table of measured operators."""
+"""Compare FI-Net with its rivals on every cell of a table of measured operators, as swPredictor does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compare_cells(
     budget: Budget | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[RivalScore]:
-    """Scores of every rival in every cell of ``table``, under one partition."""
+    """Scores of every rival in every cell of ``table``, all on the same split."""
     split = protocol_split(table.key, table.groups, table.seconds, seed=seed)
     scores: list[RivalScore] = []
     for key, rows in cells_of(table).items():

@@ -1,4 +1,4 @@
-"""Tables of measured operators: rows in, columns and problems out; nothing wrong is passed over in silence."""
+"""Read tables of measured operators into columns; every row left out is reported with its reason."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Texts: TypeAlias = npt.NDArray[np.object_]
 ROOFLINE_FACTOR: Final = 3.0
 """How much faster than its device's peak rates a measurement may claim to be before it counts as implausible."""
 CELL_SHARE: Final = 0.2
-"""Share of implausible rows above which none of a source's rows of that operator on that device is believed."""
+"""If a larger share of a source's rows of an operator on a device is implausible, all of them are left out."""
 UNIT_FACTOR: Final = 30.0
-"""How far a time and a stated rate may be apart before they cannot be in the same units."""
+"""Factor between a time and a stated rate above which their units must be mixed up."""
 
 _FILTERS: Final = {
     "op": "ops",
@@ -97,7 +97,7 @@ class OperatorTable:
         return {d.name: d for d in dict.fromkeys(self.device.tolist())}
 
     def take(self, rows: npt.NDArray[Any]) -> OperatorTable:
-        """The table of some of the rows, given by position or by mask; problems stay with the whole."""
+        """The table of some rows, given by position or mask, without ``problems``."""
         columns = {name: getattr(self, name)[rows] for name in _ROW_COLUMNS}
         return OperatorTable(**columns, configurations=self.configurations, problems=())
 
@@ -145,7 +145,7 @@ def read_operators(
     )
     if rows is not None and rows < len(wanted):
         if rows < 1:
-            raise RequestError(f"{rows} rows were asked for: at least one is needed")
+            raise RequestError(f"rows is {rows}: expected 1 or more")
         wanted = wanted[np.linspace(0, len(wanted) - 1, rows).astype(np.int64)]
     if len(wanted) < table.num_rows:
         table = table.take(wanted)
@@ -156,7 +156,7 @@ def read_operators(
 
 
 def _load(path: Path) -> pa.Table:
-    """The columns of a file that matter here, under their own types; those it lacks are empty."""
+    """The columns that are used, in their types; missing columns are empty."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -180,7 +180,7 @@ def _load(path: Path) -> pa.Table:
 
 
 def _coded(column: Any) -> tuple[Ints, list[str | None]]:
-    """A column of texts as numbers into its distinct values; a missing text is number 0, ``None``."""
+    """A column of texts as indices into its distinct values; index 0 is ``None``, a missing text."""
     import pyarrow.compute as pc
 
     whole = column.combine_chunks() if hasattr(column, "combine_chunks") else column
@@ -340,7 +340,7 @@ def _share_of_cell(codes: Sequence[Ints], failed: npt.NDArray[np.bool_]) -> Floa
 def _operators(
     rows: Ints, codes: dict[str, tuple[Ints, list[str | None]]], numbers: dict[str, Floats]
 ) -> tuple[list[Operator], list[str | None]]:
-    """The operators of some rows, and the reasons why they have none; a row without one gets a stand-in."""
+    """The operator of each row, or a placeholder and the reason why there is none."""
     texts = [[values[i] for i in column[rows].tolist()] for column, values in (codes[n] for n in _CONFIG_TEXTS)]
     sizes = [[_whole(x) for x in numbers[name][rows].tolist()] for name in _SIZES]
     operators: list[Operator] = []

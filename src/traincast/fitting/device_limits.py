@@ -1,4 +1,4 @@
-"""How fast a device can be at most: by its datasheet, or by the best of its own measurements."""
+"""The highest rates of a device: from its datasheet, or the best of its own measurements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONVOLUTIONS: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV})
 
 
 class MeasuredRates(NamedTuple):
-    """What every row did: FLOPs, bytes and seconds, in which dtype, on which device."""
+    """FLOPs, bytes, seconds, dtype and device of every row."""
 
     device_code: Ints
     dtype: Ints

@@ -1,4 +1,4 @@
-"""From measured operators to what a model learns from: cells, features and targets."""
+"""Turn measured operators into training examples: cells, features and targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CellKey = tuple[str, str, str, str]
 
 
 def cells_of(table: OperatorTable) -> dict[CellKey, npt.NDArray[np.int64]]:
-    """Rows of each (family, setting, dtype, device), the largest cells first; rows of no family are left out."""
+    """The rows of each cell (family, setting, dtype, device), largest first; rows of no family are left out."""
     if not len(table):
         return {}
     families = np.array([family_of(op) or "" for op in table.configurations], dtype=object)
@@ -49,7 +49,7 @@ def cells_of(table: OperatorTable) -> dict[CellKey, npt.NDArray[np.int64]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Operators of one family with what was measured of them: one entry for each merged row.
+    """Operators of one family with their measurements: one entry for each merged row.
 
     ``setting`` is the text that the model is told of where it was measured, ``device`` the device's name.
     """
@@ -128,11 +128,11 @@ def codes_of(rows: Rows, vocabulary: Mapping[str, Sequence[str]]) -> npt.NDArray
 
 
 def examples_of(rows: Rows, vocabulary: Mapping[str, Sequence[str]]) -> Examples:
-    """The rows as a network learns them."""
+    """The rows as training examples of a network."""
     hot = one_hot(codes_of(rows, vocabulary), vocabulary)
     return Examples(flat=rows.found.flat, tiles=rows.found.tiles, categories=hot, target=rows.target)
 
 
 def table_of(rows: Rows, vocabulary: Mapping[str, Sequence[str]]) -> npt.NDArray[np.float32]:
-    """The rows as trees and linear models learn them."""
+    """The rows as a table of features, for trees and linear models."""
     return trees_table(rows.found, codes_of(rows, vocabulary))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from traincast.engines import local_engine
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate.bundle import check_output, save_bundle
 from traincast.fitting.collective_table import CollectiveTable, read_collectives
@@ -109,9 +110,9 @@ def fit(
         networks=("*",) if networks is None else tuple(networks),
         general=len(table.devices) >= _DEVICES_OF_A_NETWORK,
         training=TrainConfig() if epochs is None else TrainConfig(epochs=epochs),
-        jobs=workers or 1,
     )
-    cells = fit_operators(table, config, base=shipped_base(), progress=progress)
+    engine = local_engine(workers or 1)
+    cells = fit_operators(table, config, base=shipped_base(), engine=engine, progress=progress)
     card, arrays = bundle_of(cells, table, data=_about(paths, table), config=config)
     save_bundle(target, card, arrays)
     scores: list[RivalScore] = []

@@ -1,4 +1,4 @@
-"""Fitted cells as a bundle, and the shipped bundle as what a new fit starts from."""
+"""Turn fitted cells into a bundle, and read the shipped bundle as the base of a new fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from traincast.fitting.scores import MOST_ERROR, Score
 
 
 def shipped_base() -> Base:
-    """What the bundle that comes with Traincast knows."""
+    """The base of a new fit: the networks and cells of the shipped bundle."""
     path = SHIPPED / "operators"
     if not path.is_dir():
         return Base(general={}, measured=())
@@ -39,7 +39,7 @@ def shipped_base() -> Base:
 def bundle_of(
     fitted: Collection[FittedCell], table: OperatorTable, *, data: Mapping[str, Any], config: FitConfig
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Card and arrays of a bundle with all that was ``fitted``."""
+    """Return the card and the arrays of a bundle of the ``fitted`` cells."""
     cells: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
     inside = {made.cell.id for made in fitted}

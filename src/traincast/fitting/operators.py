@@ -1,18 +1,18 @@
-"""Fitting operator times: one model for each cell, one network per family for devices that nobody measured."""
+"""Fit operator times: one model per cell, and one network per family for devices without measurements."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device
+from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError
 from traincast.estimate.cells import ANY, Cell, beside
 from traincast.fitting.adapt import adapt, learning_curve
@@ -27,17 +27,17 @@ Progress = Callable[[str], None]
 
 HALF: Final = ("bf16", "fp16")
 FEWEST: Final = 300
-"""Measured operators that a cell of its own needs; fewer adapt the network of its family instead."""
+"""Measured operators that a cell needs for a model of its own; with fewer, it adapts the network of its family."""
 SHARES: Final = (0.0, 0.3, 0.5, 0.7, 1.0)
-"""Parts of the network in the mean with the trees that validation chooses from."""
+"""Shares of the network in the mean with the trees; validation chooses one of them."""
 GENERAL_SHARE: Final = 0.25
-"""The network's part on a device that was not measured; the rest is of the measured devices most like it."""
+"""Share of the network on a device that was not measured; the rest comes from similar measured devices."""
 ENOUGH_HELD: Final = 1000
-"""Validation rows that a choice and an interval need: more of them are better trained on."""
+"""Validation rows that suffice to choose a share and an interval: further rows are better used for training."""
 ROUNDS: Final = {"product": 400, "conv": 200, "attention": 200, "grouped": 120, "traffic": 120}
-"""Trees of a large cell: what more of them gain is no longer worth their bytes and time."""
+"""Number of trees in a large cell: more would gain too little for their bytes and time."""
 OTHER_ROUNDS: Final = 200
-"""The same for products of other dtypes than bf16 and fp16, which training seldom meets."""
+"""The same for products in dtypes other than bf16 and fp16, which are rare in training."""
 ROWS_PER_ROUND: Final = 50
 CELL_SIZE: Final = {"body": "none", "hidden": 128, "frequencies": 4, "spread": 0.15}
 GENERAL_SIZE: Final = {"width": 24, "blocks": 2, "hidden": 160, "frequencies": 5}
@@ -45,7 +45,7 @@ GENERAL_SIZE: Final = {"width": 24, "blocks": 2, "hidden": 160, "frequencies": 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """What to fit: ``networks`` are patterns of the cells that also get a network, ``general`` the families' own."""
+    """What to fit: cells whose name matches ``networks`` also get a network; ``general`` fits one per family."""
 
     seed: int = 0
     networks: tuple[str, ...] = ("*",)
@@ -54,14 +54,13 @@ class FitConfig:
     general_epochs: int = 8
     boosting: BoostingConfig = field(default_factory=BoostingConfig)
     training: TrainConfig = field(default_factory=TrainConfig)
-    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedCell:
-    """A cell with its scores on test rows, per operator and ``all``.
+    """A cell with its scores on test rows, by operator and for ``all``.
 
-    Of an adapted network, ``curve`` is the error by how many operators it was adapted to.
+    For an adapted network, ``curve`` has the error by the number of operators that it was adapted to.
     """
 
     cell: Cell
@@ -76,29 +75,34 @@ def fit_operators(
     config: FitConfig | None = None,
     *,
     base: Base | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> list[FittedCell]:
-    """Fit every cell of ``table``.
+    """Fit every cell of ``table``, each as one task of ``engine`` (by default in this process).
 
     Cells with fewer than :data:`FEWEST` operators adapt the network of their family: that of ``base``, or the one
-    fitted here.
+    fitted here. ``progress`` is given a line for each cell as soon as it is fitted.
     """
     config = config or FitConfig()
     say = progress or (lambda text: None)
     split = protocol_split(table.key, table.groups, table.seconds, seed=config.seed)
     cells = cells_of(table)
     if not cells:
-        raise RequestError("no row of the table describes an operator that a model can be fitted to")
+        raise RequestError("no row of the table describes an operator of a known family: there is nothing to fit")
     work = _Work(table=table, split=split, cells=cells, config=config)
     tasks: list[CellKey | str] = [*dict.fromkeys(key[0] for key in cells)] if config.general else []
     tasks += [key for key in cells if len(work.side(key, split.train)) + len(work.side(key, split.test)) >= FEWEST]
-    fitted = []
-    for made in _run(work, tasks):
+    found: dict[int, FittedCell] = {}
+
+    def take(index: int, made: FittedCell | None) -> None:
         if made is not None:
-            fitted.append(made)
+            found[index] = made
             say(_line(made))
+
+    (engine or local_engine(1)).run("traincast.fitting.operators:worker", work, tasks, done=take)
+    fitted = [found[index] for index in sorted(found)]
     general = dict(base.general if base else {}) | {m.cell.family: m.cell for m in fitted if m.cell.device == ANY}
-    fresh = {m.cell.family for m in fitted if m.cell.device == ANY}  # families that need nothing of the base
+    fresh = {m.cell.family for m in fitted if m.cell.device == ANY}  # families that do not need the base
     measured = [pair for pair in (base.measured if base else []) if pair[1].family not in fresh]
     measured += [(table.devices[m.cell.device], m.cell) for m in fitted if m.cell.device != ANY]
     done = {(m.cell.family, m.cell.dtype, m.cell.device) for m in fitted}
@@ -113,15 +117,15 @@ def fit_operators(
     if not fitted:
         most = max(map(len, cells.values()))
         raise RequestError(
-            f"nothing could be fitted: the largest cell has {most} operators, and {FEWEST} are needed where no network "
-            "of its family can be adapted"
+            f"nothing could be fitted: the largest cell has {most} operators; it needs {FEWEST}, or a network of its "
+            "family to adapt"
         )
     return fitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What all tasks of a fit share: a task is a cell, or the network of a family."""
+    """The inputs of all tasks of a fit; a task is a cell, or a family whose network is fitted."""
 
     table: OperatorTable
     split: Split
@@ -135,32 +139,16 @@ class _Work:
         return side.take(inside[side.first])
 
     def fit(self, task: CellKey | str) -> FittedCell | None:
-        """One task."""
+        """Fit one task; ``None`` if a family has too few rows."""
         if isinstance(task, str):
             return fit_general(task, self.table, self.split, self.cells, self.config)
         train, test = self.side(task, self.split.train), self.side(task, self.split.test)
         return fit_cell(task, self.table, train, test, self.config)
 
 
-_inherited: list[_Work] = []
-"""The work of a process that was forked from one that had it: a table is too large to be sent."""
-
-
-def _fit_inherited(task: CellKey | str) -> FittedCell | None:
-    return _inherited[-1].fit(task)
-
-
-def _run(work: _Work, tasks: Sequence[CellKey | str]) -> Iterator[FittedCell | None]:
-    """Every task's result in order, from as many processes as the configuration says."""
-    if work.config.jobs <= 1:
-        yield from map(work.fit, tasks)
-        return
-    _inherited.append(work)
-    try:
-        with get_context("fork").Pool(work.config.jobs) as pool:
-            yield from pool.imap(_fit_inherited, tasks, chunksize=1)
-    finally:
-        _inherited.pop()
+def worker(work: _Work) -> Callable[[CellKey | str], FittedCell | None]:
+    """The setup of the engine's workers: return the function that fits one task."""
+    return work.fit
 
 
 def _line(made: FittedCell) -> str:
@@ -169,7 +157,7 @@ def _line(made: FittedCell) -> str:
 
 
 def fit_cell(key: CellKey, table: OperatorTable, train: Merged, test: Merged, config: FitConfig) -> FittedCell:
-    """Trees and perhaps a network for one cell, mixed as validation rows say, with conformal intervals."""
+    """Fit trees, and a network if asked, to one cell; validation chooses their shares; intervals are conformal."""
     begun = time.perf_counter()
     family, setting, dtype, device = key
     share = min(0.12, max(0.05, ENOUGH_HELD / max(1, len(train))))
@@ -208,9 +196,9 @@ def fit_general(
     *,
     without: Collection[str] = (),
 ) -> FittedCell | None:
-    """One network for a family that reads the device from its datasheet, trained on all devices but ``without``.
+    """Fit the network of a family, which reads the device from its datasheet, to all devices except ``without``.
 
-    Its interval is what it misses on devices that a first training leaves out: every third of them.
+    Its interval comes from the errors on every third device, which a first training leaves out.
     """
     begun = time.perf_counter()
 
@@ -262,7 +250,7 @@ def fit_general(
 def adapt_cell(
     key: CellKey, table: OperatorTable, general: Cell, measured: Sequence[tuple[Device, Cell]]
 ) -> FittedCell | None:
-    """What is known of devices like this one, the family's network moved towards a few measurements of its own."""
+    """Adapt the network of the family, and the cells of similar devices, to the few measurements of one device."""
     begun = time.perf_counter()
     family, setting, dtype, device = key
     alike = [(other, cell) for other, cell in measured if cell.family == family and cell.dtype == dtype]
@@ -331,7 +319,7 @@ def _joined(parts: list[Rows]) -> Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What is known before a table is fitted: networks of all devices by family, and cells of measured devices."""
+    """What a fit can start from: the network of each family, and cells of measured devices."""
 
     general: Mapping[str, Cell]
     measured: Sequence[tuple[Device, Cell]]

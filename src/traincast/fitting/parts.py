@@ -1,4 +1,4 @@
-"""The leaf operators that a measured operator amounts to: what a model of single kernels can estimate.
+"""Split a measured operator into leaf operators, which a model of single kernels can estimate.
 
 A measured operator has its forward's shapes, whatever was run on them (see :mod:`traincast.fitting.rows`). A backward
 of a product is two products, a training step of a layer its forward, its gradients and its update, a mixture of experts
@@ -16,7 +16,7 @@ Parts: TypeAlias = tuple[Operator, ...]
 
 
 def parts_of(op: Operator) -> Parts:
-    """The leaf operators of ``op``, in the order they run; ``op`` itself where it is one."""
+    """The leaf operators of ``op`` in the order in which they run; ``op`` itself if it is a leaf."""
     name, _, phase = op.name.rpartition(".")
     make = _PARTS.get(name)
     return make(op, phase) if make else (op,)

@@ -31,7 +31,7 @@ _PHASE_WORDS: Final = {"forward": "fwd", "backward": "bwd", "optimizer": "update
 
 
 class RowConfig(NamedTuple):
-    """What a row ran, apart from where and how long: its columns as the table has them."""
+    """The columns of a row that say what ran, as in the table; without device and time."""
 
     op: str
     phase: str
@@ -45,7 +45,7 @@ class RowConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredOperator:
-    """What a row measured, and the leaf operators that it amounts to."""
+    """The operator that a row measured, and the leaf operators that it consists of."""
 
     operator: Operator
     parts: tuple[Operator, ...]

@@ -1,4 +1,4 @@
-"""How far a fitted cell is off on rows that it was not trained on: its errors, and the intervals that follow."""
+"""Errors of a fitted cell on rows that it was not trained on, and the intervals that follow from them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from traincast.fitting.examples import Rows
 Floats = npt.NDArray[np.float64]
 
 FEWEST_OF_A_NAME: Final = 40
-"""Validation rows that an operator's own interval needs."""
+"""Validation rows that an operator needs for an interval of its own."""
 
 
 MOST_ERROR: Final = 1e6
-"""An error of more per cent counts as this."""
+"""Larger errors, in per cent, count as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Score:
 
     @staticmethod
     def of(measured: Floats, said: Floats, interval: Floats) -> Score:
-        """The errors of log times ``said`` against ``measured``, and the share inside ``interval`` [row, 2]."""
+        """Errors of predicted log times ``said`` against ``measured``, and the share inside ``interval`` [row, 2]."""
         if not len(measured):
             return Score(n=0, mape=0.0, median=0.0, p90=0.0, coverage=0.0)
         error = np.minimum(np.abs(np.exp(np.minimum(said - measured, 50.0)) - 1.0) * 100, MOST_ERROR)
@@ -49,7 +49,7 @@ class Score:
 
 
 def said_of(cell: Cell, rows: Rows) -> Floats:
-    """Log of time over roofline that ``cell`` says of ``rows``."""
+    """Log of time over roofline that ``cell`` predicts for ``rows``."""
     return cell.says(rows.shapes, rows.found, rows.setting, rows.dtype)
 
 
@@ -69,17 +69,17 @@ def scores_of(cell: Cell, rows: Rows) -> dict[str, Score]:
 
 
 def residual_of(cell: Cell, rows: Rows) -> Floats:
-    """Log of the measured time of each row over the time that ``cell`` says."""
+    """Log of measured over predicted time, for each row."""
     return rows.target - said_of(cell, rows)
 
 
 def mape_of(cell: Cell, rows: Rows) -> float:
-    """Mean absolute error of what ``cell`` says, as a share; 0 of no rows."""
+    """Mean absolute error of ``cell`` as a share of the measured time; 0 without rows."""
     return float(np.abs(np.expm1(-residual_of(cell, rows))).mean()) if len(rows) else 0.0
 
 
 def conformal(residual: Floats, names: Collection[str]) -> dict[str, tuple[float, float]]:
-    """Intervals that hold 90 % of new rows: quantiles of log(measured / said) on rows not trained on, per operator.
+    """Intervals that cover 90 % of new rows: quantiles of log(measured / predicted) on held-out rows, by operator.
 
     Split conformal prediction (Vovk et al.): the level is raised by (n + 1) / n for the n rows it is taken from.
     """

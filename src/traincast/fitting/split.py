@@ -1,4 +1,4 @@
-"""Partitions of measurements for training and testing, in which nothing that is tested was trained on.
+"""Split measurements into training and test sides that share no configuration.
 
 A table of measurements has each configuration several times: repeats, releases, devices. A plain random split puts
 copies of one configuration on both sides, and what it calls a test is partly memory. :func:`protocol_split` is the
@@ -29,7 +29,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 TRAIN_SHARE: Final = 0.8
 """Four parts to train on, one to test on."""
 _ROWS, _INTERSECTION, _DIMS, _VALIDATION = range(4)
-"""The draws of chance, each independent of the others."""
+"""Numbers of the independent random draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Merged:
 
     @property
     def first(self) -> Ints:
-        """A row of each example, to take from it what all its rows share."""
+        """One row of each example, for columns that are equal in all its rows."""
         return self.rows[self.starts[:-1]]
 
     def median(self, values: Floats) -> Floats:
@@ -90,7 +90,7 @@ def protocol_split(keys: Keys, groups: Ints, values: Floats, *, seed: int = 0) -
 
 
 def by_region(keys: Keys, groups: Ints, size: Floats, *, share: float = 1 - TRAIN_SHARE) -> Split:
-    """Extrapolation: tests the ``share`` of configurations with the largest ``size`` (a dim, FLOPs, bytes …)."""
+    """Test extrapolation: the ``share`` of configurations with the largest ``size`` (a dim, FLOPs, bytes …)."""
     distinct, number = np.unique(keys, return_inverse=True)
     largest = np.full(len(distinct), -np.inf)
     np.maximum.at(largest, number, size)
@@ -99,7 +99,7 @@ def by_region(keys: Keys, groups: Ints, size: Floats, *, share: float = 1 - TRAI
 
 
 def by_unseen_dims(keys: Keys, groups: Ints, dims: Sequence[Ints], *, count: int = 4, seed: int = 0) -> Split:
-    """Interpolation to unseen widths: tests all rows in which one of ``dims`` has one of ``count`` held-out values.
+    """Test interpolation to unseen widths: all rows in which one of ``dims`` has one of ``count`` held-out values.
 
     The values are drawn among those between the smallest and the largest.
     """
@@ -117,7 +117,7 @@ def by_unseen_dims(keys: Keys, groups: Ints, dims: Sequence[Ints], *, count: int
 
 
 def by_device(keys: Keys, groups: Ints, devices: npt.NDArray[Any], held: Any, *, disjoint: bool = False) -> Split:
-    """A device that training has not seen.
+    """Test a device that training has not seen.
 
     Its configurations may have been seen on others, unless ``disjoint`` drops those from training.
     """
@@ -125,7 +125,7 @@ def by_device(keys: Keys, groups: Ints, devices: npt.NDArray[Any], held: Any, *,
 
 
 def by_source(keys: Keys, groups: Ints, sources: npt.NDArray[Any], held: str, *, disjoint: bool = False) -> Split:
-    """A laboratory that training has not seen.
+    """Test a source of measurements that training has not seen.
 
     Its configurations may have been measured by others, unless ``disjoint`` drops those from training.
     """
@@ -133,7 +133,7 @@ def by_source(keys: Keys, groups: Ints, sources: npt.NDArray[Any], held: str, *,
 
 
 def carve_validation(train: Merged, keys: Keys, *, share: float = 0.1, seed: int = 0) -> Split:
-    """Examples set aside from training to decide when to stop: a ``share`` of its configurations, whole."""
+    """Set aside a ``share`` of the training configurations, each with all its examples, for validation."""
     aside = _chance(keys[train.first], seed, _VALIDATION) < share
     return Split(train=train.take(~aside), test=train.take(aside))
 
@@ -170,7 +170,7 @@ def _mixed(a: Keys, b: Keys) -> Keys:
 
 
 def _chance(content: Keys, seed: int, draw: int) -> Floats:
-    """A number from 0 to 1 for each entry: a function of its content, the seed and which ``draw`` it is, alone."""
+    """A number from 0 to 1 for each entry, which depends on its content, ``seed`` and ``draw`` only."""
     salt = _scrambled(_scrambled(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64)) + np.uint64(draw))
     return (_scrambled(content ^ salt) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

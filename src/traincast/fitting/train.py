@@ -1,4 +1,4 @@
-"""The training loop of the networks: the same for FI-Net and for its rivals."""
+"""The training loop of all networks: FI-Net and its rivals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BATCH_OF_TWO: Final = 2
 
 
 class Examples(NamedTuple):
-    """What a model learns from: features of each row, and the log of time over baseline."""
+    """Training examples: the features of each row, and the log of its time over the baseline."""
 
     flat: npt.NDArray[np.float32]
     tiles: npt.NDArray[np.float32]
@@ -31,7 +31,7 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How long and how fast; Huber's loss turns from square to absolute at an error of ``beta``."""
+    """Settings of a training; Huber's loss turns from squared to absolute at an error of ``beta``."""
 
     epochs: int = 40
     batch: int = 256
@@ -52,8 +52,8 @@ def train_network(
 ) -> Network:
     """Train a network of ``size`` (fields of :class:`traincast.fitting.fi_net.NetConfig`) on ``examples``.
 
-    AdamW under a one-cycle learning rate; what is returned is the running average of the weights, which generalises
-    better than their last value. ``progress`` is given the epoch, their number and the training loss.
+    Uses AdamW with a one-cycle learning rate. Returns the running average of the weights, which generalises better than
+    the last weights. ``progress`` is called with the epoch, the number of epochs and the training loss.
     """
     try:
         import torch
@@ -64,7 +64,7 @@ def train_network(
     from traincast.fitting.fi_net import FINet, NetConfig
 
     if len(examples.target) < _BATCH_OF_TWO:
-        raise RequestError(f"a network cannot learn from {len(examples.target)} operators")
+        raise RequestError(f"a network needs at least {_BATCH_OF_TWO} operators, and has {len(examples.target)}")
     config = config or TrainConfig()
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(seed)

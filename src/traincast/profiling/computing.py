@@ -65,7 +65,7 @@ def _group_norm(operator: Operator, make: Make) -> Call:
 
 
 def _rms_norm(operator: Operator, make: Make) -> Call:
-    """The zoo's own operator, or PyTorch's fused one where there is such a kernel."""
+    """PyTorch's fused operator if there is one, else the zoo's own."""
     backward = operator.name.endswith("backward")
     x, weight = make.all(operator.inputs[1:3] if backward else operator.inputs[:2])
     fused = make.device != "cpu" and hasattr(aten, "_fused_rms_norm")
@@ -88,7 +88,7 @@ def _rms_norm(operator: Operator, make: Make) -> Call:
 
 
 def _softmax(operator: Operator, make: Make) -> Call:
-    """The last dim, but for the logarithm over classes of an image or a sequence of labels."""
+    """A softmax over the last dim; a log-softmax of images or label sequences over their classes, dim 1."""
     ndim = len(operator.inputs[0].shape)
     dim = 1 if "log" in operator.name and ndim > 2 else ndim - 1
     if operator.name.endswith("backward_data"):
@@ -150,7 +150,7 @@ def _pool(operator: Operator, make: Make) -> Call:
         stride=int(operator.attributes.get("stride", 0)),
     )
     if window is None:
-        raise CannotRunError(f"no pool of usual size takes {data.shape} to {out.shape}")
+        raise CannotRunError(f"no pool of usual size gives {out.shape} from {data.shape}")
     x = make(data)
     if "max_pool" in operator.name:
         return _max_pool(operator, make, x, window, dims=dims, backward=backward)
@@ -174,7 +174,7 @@ def _adaptive_pool(operator: Operator, make: Make, *, size: list[int], backward:
     if backward:
         grad, x = make.all(operator.inputs[:2])
         if len(operator.inputs) > 2:
-            raise CannotRunError("the places of an adaptive maximum are not known")
+            raise CannotRunError("the indices of an adaptive maximum are not known")
         return bound(getattr(aten, operator.name).default, (grad, x))
     return bound(getattr(aten, operator.name).default, (make(operator.inputs[0]), size))
 

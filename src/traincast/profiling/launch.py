@@ -1,4 +1,4 @@
-"""Local processes for collectives: what ``torchrun`` does on one machine, without leaving the command."""
+"""Start local processes for collectives, as ``torchrun`` does on one machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run_locally(arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | Non
 
     from torch.distributed import TCPStore
 
-    # The store is here, on a port that the system chose, so that two launches never want the same one.
+    # The store is in this process, on a port that the system chose: two launches never collide.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
     processes = [
         subprocess.Popen(  # noqa: S603  (this very program)
@@ -94,7 +94,7 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Until all are done, or one has failed."""
+    """Wait until all processes have ended, or one has failed."""
     while True:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
@@ -106,7 +106,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End those that still run: asked first, then not."""
+    """End the processes that still run: terminate, then kill."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What the machine at hand is called, and how much memory it has to spare."""
+"""The name of this machine's device, and its free memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def framework_name(device: str) -> str:
 
 
 def free_memory(device: str) -> float:
-    """Bytes of memory that can be used without harm, on the host or on the current GPU."""
+    """Bytes of free memory on the host or on the current GPU."""
     if device == "cuda":
         import torch
 

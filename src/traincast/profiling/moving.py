@@ -1,4 +1,4 @@
-"""Builders of operators that move: reductions, look-ups and copies."""
+"""Builders of operators that move data: reductions, look-ups and copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten: Final = torch.ops.aten
 
 
 def reduced_dims(shape: Sequence[int], result: Sequence[int]) -> tuple[list[int], bool] | None:
-    """Which dims of ``shape`` a reduction to ``result`` sums over, and whether it keeps them as ones.
+    """The dims of ``shape`` that a reduction to ``result`` sums over, and whether it keeps them with size 1.
 
     >>> reduced_dims((8, 128, 768), (768,))
     ([0, 1], False)
@@ -77,7 +77,7 @@ def _embedding(operator: Operator, make: Make) -> Call:
 
 
 def _looked_up_dim(data: Sequence[int], index: Sequence[int]) -> int:
-    """The dim along which an index of that shape picks: the one that differs, or the last."""
+    """The dim that an index selects along: the one whose size differs, or the last."""
     differing = [d for d, (a, b) in enumerate(zip(data, index, strict=False)) if a != b]
     return differing[0] if differing else max(0, len(data) - 1)
 
@@ -97,7 +97,7 @@ def _gather(operator: Operator, make: Make) -> Call:
 
 
 def _rows(operator: Operator, make: Make) -> Call:
-    """Operators that pick or add whole rows."""
+    """Operators that select or add whole rows."""
     data, index = operator.inputs[:2]
     ids = make.index(index, data.shape[0])
     if operator.name == "index_select":
@@ -108,7 +108,7 @@ def _rows(operator: Operator, make: Make) -> Call:
 def _index(operator: Operator, make: Make) -> Call:
     data, *indices = operator.inputs
     if operator.name.startswith("index_put") or operator.name.startswith("_unsafe_index_put"):
-        raise CannotRunError("where it puts its values is not known")
+        raise CannotRunError("which dims it indexes is not known")
     ids = [make.index(spec, data.shape[d]) for d, spec in enumerate(indices)]
     return bound(getattr(aten, operator.name).Tensor, (make(data), ids))
 
@@ -155,7 +155,7 @@ def _split(operator: Operator, make: Make) -> Call:
 
 
 def _clone(operator: Operator, make: Make) -> Call:
-    """A copy into order: models make one where dims were swapped, most often the second and the third."""
+    """A copy to contiguous memory of a tensor with swapped dims, most often the second and third."""
     spec = operator.inputs[0]
     if len(spec.shape) < 2:
         return bound(aten.clone.default, (make(spec),))
@@ -174,7 +174,7 @@ def _copy_to(operator: Operator, make: Make) -> Call:
 
 
 def _pad(operator: Operator, make: Make) -> Call:
-    """Half of the difference before, the rest after; negative where the result is smaller."""
+    """Padding on both sides: half of the difference before, the rest after; negative if the result is smaller."""
     x, out = operator.inputs[0], operator.outputs[0]
     pads: list[int] = []
     for size, result in zip(reversed(x.shape), reversed(out.shape), strict=True):

@@ -1,4 +1,4 @@
-"""Profiling of operators: each distinct one alone, and those of a model while the model runs."""
+"""Measure operators: each distinct operator alone, and those of a model while the model runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from traincast.graph import Operator, Scalar, zoo
 from traincast.graph.capture import require_torch
 from traincast.graph.load import load_model, takes_seq
 from traincast.imports import import_callable
-from traincast.profiling.journal import ProfileJournal
 from traincast.profiling.machine import check_device, device_name, framework_name, free_memory
 from traincast.profiling.opset import operator_set
 from traincast.profiling.opset_files import is_operator_set, load_operator_set
+from traincast.profiling.output import ProfileOutput
 from traincast.profiling.rows import Row, canonical, key_of, operator_from_row, row_of
 from traincast.profiling.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision
@@ -40,7 +40,7 @@ _MOST: Final = {
     "layers_per_type": 10**4,
     "limit": 10**9,
 }
-"""What a request may ask for at most: more is a slip of the pen."""
+"""Largest values that a request may have: larger ones are typing errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +80,12 @@ class OperatorRequest:
         if self.precision not in PRECISIONS:
             raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
         if not self.models and not self.files and not self.opset:
-            raise RequestError("nothing to profile: name models of the zoo, `zoo` or `opset`")
+            raise RequestError("nothing to profile: give models of the zoo, `zoo` or `opset`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """An operator, or a whole model, that could not be measured; ``count`` of them for the same reason."""
+    """Why an operator or a whole model could not be measured; ``count`` is how many have the same reason."""
 
     what: str
     reason: str
@@ -110,9 +110,9 @@ class Profile:
 
 
 def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]:
-    """``(models, operator-set files, whether the operator set)`` of a list of models, ``zoo`` and ``opset``.
+    """Parse a list of models, files, ``zoo`` and ``opset``; return (models, files, whether ``opset`` is in it).
 
-    A family by its dimensions has commas of its own: an item with ``=`` and no ``:`` belongs to the one before.
+    A family with dimensions contains commas: an item with ``=`` and without ``:`` belongs to the item before it.
     """
     items: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -137,7 +137,7 @@ def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]
 
 
 def distinct_operators(operators: Iterable[Operator]) -> dict[str, Operator]:
-    """Operators by key, the first of each kept."""
+    """Operators by key; of several with one key, the first."""
     found: dict[str, Operator] = {}
     for operator in operators:
         found.setdefault(key_of(operator), canonical(operator))
@@ -145,7 +145,7 @@ def distinct_operators(operators: Iterable[Operator]) -> dict[str, Operator]:
 
 
 def in_turn(operators: dict[str, Operator]) -> dict[str, Operator]:
-    """The same operators, one of each kind in turn, so that any first part of them has all kinds."""
+    """The same operators, taking one of each kind in turn, so that a limit leaves out no kind."""
     by_kind: defaultdict[str, list[tuple[str, Operator]]] = defaultdict(list)
     for key, operator in operators.items():
         by_kind[operator.kind.value].append((key, operator))
@@ -160,7 +160,7 @@ def in_turn(operators: dict[str, Operator]) -> dict[str, Operator]:
 
 
 def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[str, str], list[Unmeasured]]:
-    """The distinct operators of a request by key, the model each was first found in, and models not traced."""
+    """The distinct operators of a request by key, the model that each was first found in, and untraceable models."""
     precision = load_precision(request.precision)
     found: dict[str, Operator] = {}
     home: dict[str, str] = {}
@@ -186,7 +186,7 @@ def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[st
 
 
 def _takes_seq(model: str) -> bool:
-    """Whether a sequence length means anything to a model."""
+    """Whether a model has a sequence length."""
     import importlib
     import inspect
 
@@ -205,54 +205,54 @@ def profile_operators(request: OperatorRequest, output: Path, *, progress: Progr
     import torch
 
     began = time.monotonic()
-    found = operators_of(request)  # before a journal is opened: a model that cannot be read leaves nothing behind
+    found = operators_of(request)  # before the journal is created: a model that cannot be read leaves no file
     session = _Session(request, output, progress or (lambda done, total, what: None), began)
     threads = torch.get_num_threads()
     torch.set_num_threads(request.threads)
     try:
-        with session.journal:
+        with session.table:
             return session.run(*found)
     finally:
         torch.set_num_threads(threads)
 
 
 def operator_identity(row: Row) -> str:
-    """What makes two rows of operators the same measurement."""
+    """A text that is equal for rows of the same measurement."""
     key = key_of(operator_from_row(row))
     model = row["model"] if row["context"] == IN_MODEL else ""
     return "|".join((row["context"], row["device"], row["framework"], row["source"], model, key))
 
 
 class _Session:
-    """One run of the profiler: the request, its journal, and the time it started."""
+    """One run of the profiler: the request, the table that it writes, and when it must end."""
 
     def __init__(self, request: OperatorRequest, output: Path, progress: Progress, began: float) -> None:
         self.request = request
         self.device = device_name(request.device, threads=request.threads)
         self.framework = framework_name(request.device)
-        self.journal = ProfileJournal(output, table="operators", identity=operator_identity)
-        self.kept = len(self.journal.rows)
+        self.table = ProfileOutput(output, table="operators", identity=operator_identity)
+        self.kept = len(self.table.rows)
         self.failures: list[Unmeasured] = []
         self._progress = progress
         self._end = None if request.time_limit_s is None else began + request.time_limit_s
 
     def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Unmeasured]) -> Profile:
-        """Measure alone, then in the models; write the table."""
+        """Measure the operators alone, then in their models, and write the table."""
         request = self.request
         self.failures += untraced
         left = self._alone(operators, home) if request.alone else 0
         if request.in_context:
             left += self._in_models()
-        rows = self.journal.rows
-        self.journal.finish()
+        rows = self.table.rows
+        self.table.finish()
         return Profile(
-            output=self.journal.output,
+            output=self.table.output,
             rows=tuple(rows),
             failures=tuple(self.failures),
             measured=len(rows) - self.kept,
             kept=self.kept,
             left=left,
-            warnings=tuple(self.journal.warnings),
+            warnings=tuple(self.table.warnings),
         )
 
     def _identity(self, context: str, model: str, key: str) -> str:
@@ -263,7 +263,7 @@ class _Session:
         return float("inf") if self._end is None else self._end - time.monotonic()
 
     def _alone(self, operators: dict[str, Operator], home: dict[str, str]) -> int:
-        """Measure each operator by itself; returns how many are left."""
+        """Measure each operator alone; return how many are left for the next run."""
         wanted = list(operators.items())[: self.request.limit]
         total = len(wanted)
         reasons: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -271,12 +271,12 @@ class _Session:
         for done, (key, operator) in enumerate(wanted):
             self._progress(done, total, operator.name)
             identity = self._identity(ALONE, "", key)
-            if not self.journal.has(identity):
+            if not self.table.has(identity):
                 if self._remaining <= 0:
                     left += 1
                     continue
                 self._one_alone(operator, identity, home[key])
-            reason = self.journal.reason(identity)
+            reason = self.table.reason(identity)
             if reason is not None:
                 reasons[operator.name, reason] += 1
         self._progress(total, total, "")
@@ -289,7 +289,7 @@ class _Session:
 
         need, free = memory_of(operator), free_memory(self.request.device) * _SPARE
         if need > free:
-            self.journal.fail(identity, f"needs {format_bytes(need)} of memory, and {format_bytes(free)} are free")
+            self.table.fail(identity, f"needs {format_bytes(need)} of memory, but {format_bytes(free)} are free")
             return
         slowest = operator.flops / SLOW_RATE
         if (
@@ -297,7 +297,7 @@ class _Session:
             and self.request.device == "cpu"
             and slowest > 10 * self.request.time_limit_s
         ):
-            self.journal.fail(identity, f"may take {format_seconds(slowest)}, far beyond the time limit")
+            self.table.fail(identity, f"may take {format_seconds(slowest)}, far beyond the time limit")
             return
         try:
             call = executor_of(operator, device=self.request.device)
@@ -308,12 +308,12 @@ class _Session:
                 seconds=min(_SECONDS_PER_OPERATOR, max(0.1, self._remaining)),
             )
         except CannotRunError as error:
-            self.journal.fail(identity, str(error))
+            self.table.fail(identity, str(error))
             return
         except (RuntimeError, MemoryError) as error:
-            self.journal.fail(identity, " ".join(str(error).split())[:160])
+            self.table.fail(identity, " ".join(str(error).split())[:160])
             return
-        self.journal.add(
+        self.table.add(
             row_of(
                 operator,
                 timing=timing,
@@ -326,7 +326,7 @@ class _Session:
         )
 
     def _in_models(self) -> int:
-        """Run each model and keep the time of each operator in it; returns how many models are left."""
+        """Run each model and keep the times of its operators; return how many models are left for the next run."""
         from traincast.profiling.in_model import CannotRunModelError, run_model
 
         left = 0
@@ -341,7 +341,7 @@ class _Session:
                 )
             )
             self._progress(done, len(request.models), model)
-            if self.journal.marked(mark) or self._is_in_output(model):
+            if self.table.marked(mark) or self._is_in_output(model):
                 continue
             if self._remaining <= 0:
                 left += 1
@@ -361,7 +361,7 @@ class _Session:
                 self.failures.append(Unmeasured(what=f"{model} (whole model)", reason=str(error)))
                 continue
             for operator, timing in timed:
-                self.journal.add(
+                self.table.add(
                     row_of(
                         operator,
                         timing=timing,
@@ -372,12 +372,12 @@ class _Session:
                         model=self._model_name(model),
                     )
                 )
-            self.journal.mark(mark)
+            self.table.mark(mark)
         self._progress(len(request.models), len(request.models), "")
         return left
 
     def _model_name(self, model: str) -> str:
-        """The model with what was asked of it, so that two batches of one model are two measurements."""
+        """The model's name with batch, precision and sequence length: each combination is a measurement of its own."""
         request = self.request
         asked: dict[str, Scalar] = {"batch": request.batch, "precision": request.precision}
         if request.seq is not None:
@@ -388,12 +388,12 @@ class _Session:
         name = self._model_name(model)
         here = (IN_MODEL, name, self.device, self.framework, self.request.source)
         columns = ("context", "model", "device", "framework", "source")
-        finished = self.journal.rows[: self.journal.found]
+        finished = self.table.rows[: self.table.found]
         return any(tuple(row[c] for c in columns) == here for row in finished)
 
 
 def summary_of(rows: Sequence[Row]) -> list[Row]:
-    """Per context and kind: how many rows, how many suspect, the median dispersion, the total time in seconds."""
+    """For each context and kind: rows, suspect rows, median dispersion, and total time in seconds."""
     groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["context"], row["op"]].append(row)

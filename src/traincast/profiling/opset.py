@@ -1,8 +1,8 @@
-"""The operator set: distinct operators of many networks, published and sampled around, ready to be profiled.
+"""The operator set: distinct operators with published shapes and random shapes around them, to be profiled.
 
-After swPredictor's operator set: the operators of thirteen families of convolutional networks, with channel
-widths, kernels and resolutions varied around the published ones, and those of transformers, forward and
-backward. It is drawn with a seed, so that two machines measure the same operators.
+It follows swPredictor's operator set: operators of thirteen families of convolutional networks, with channel widths,
+kernels and resolutions varied around the published ones, and operators of transformers, forward and backward. It is
+drawn with a seed, so that all machines measure the same operators.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _ATTEMPTS: Final = 60
 
 
 def operator_set(*, samples: int = 40, seed: int = 0, batch: int = 1) -> Operators:
-    """Distinct operators of all types: of each, ``samples`` drawn with ``seed``, forward and backward."""
+    """Return distinct operators of all types: ``samples`` of each type, drawn with ``seed``, forward and backward."""
     return tuple(
         op for operators in operator_set_by_type(samples=samples, seed=seed, batch=batch).values() for op in operators
     )
 
 
 def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) -> dict[str, Operators]:
-    """The operator set by type (``Conv``, ``ReLU6``, ``Attention`` …); an operator is under the first type it is of."""
+    """Return the operator set by type (``Conv``, ``ReLU6`` …); each operator is listed under its first type."""
     if not 1 <= samples <= _MOST_SAMPLES or not 1 <= batch <= _MOST_BATCH:
         raise RequestError(
-            f"operator set of {samples} samples at batch {batch}: expected 1 to {_MOST_SAMPLES} and 1 to {_MOST_BATCH}"
+            f"samples is {samples} and batch is {batch}: expected 1 to {_MOST_SAMPLES} and 1 to {_MOST_BATCH}"
         )
     published = published_shapes()
     seen: set[str] = set()
@@ -58,7 +58,7 @@ def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) ->
 
 
 def _drawn(published: Sequence[LayerShape], rng: random.Random, samples: int) -> Iterator[LayerShape]:
-    """Published shapes for the first half, in a random order, and shapes around them from then on."""
+    """Yield published shapes in random order for the first half, then random shapes around them."""
     order = list(published)
     rng.shuffle(order)
     yield from order[: -(-samples // 2)]
@@ -67,7 +67,7 @@ def _drawn(published: Sequence[LayerShape], rng: random.Random, samples: int) ->
 
 
 def _around(shape: LayerShape, rng: random.Random) -> LayerShape:
-    """Widths, kernels, resolutions and lengths near those of ``shape``."""
+    """A shape with widths, kernels, resolutions and lengths near those of ``shape``."""
     scale = rng.choice(_WIDTHS)
     height = max(1, round(shape.height * rng.uniform(0.5, 1.5))) if shape.height else 0
     kernel = shape.kernel
@@ -95,5 +95,5 @@ def _around(shape: LayerShape, rng: random.Random) -> LayerShape:
 
 
 def _width(width: int, scale: float) -> int:
-    """A width scaled to a multiple of eight, as networks have them; narrow ones stay as they are."""
+    """A scaled width, rounded to a multiple of eight as in real networks; narrow widths stay as they are."""
     return max(8, round(width * scale / 8) * 8) if width >= 8 else width

@@ -1,4 +1,4 @@
-"""An operator set as a file: written, recognized and read."""
+"""Operator sets as JSON files: write, recognize and read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION: Final = 1
 
 
 def save_operator_set(by_type: Mapping[str, Operators], path: Path, *, settings: Mapping[str, int]) -> None:
-    """Write an operator set as JSON, whole or not at all."""
+    """Write an operator set to ``path`` as JSON, atomically."""
     operators = [
         [name, op.kind.value, PHASES[op.phase], op.dtype.value, json.loads(params_of(op))]
         for name, chosen in by_type.items()
@@ -29,7 +29,7 @@ def save_operator_set(by_type: Mapping[str, Operators], path: Path, *, settings:
 
 
 def is_operator_set(path: Path) -> bool:
-    """Whether a JSON file says that it is an operator set."""
+    """Whether a JSON file has the format of an operator set."""
     data = read_json(path)
     return isinstance(data, dict) and data.get("format") == FORMAT
 

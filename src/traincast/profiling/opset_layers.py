@@ -1,4 +1,4 @@
-"""What operators a layer of a given shape runs, forward and backward, for every type of the operator set."""
+"""The operators that a layer of a given shape runs, forward and backward, for every type of the operator set."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _pointwise(name: str, derivative: str, spec: Callable[[LayerShape, int], Ten
 
 
 def _mul(shape: LayerShape, batch: int) -> Operators:
-    """A gate per channel, and its gradients, as squeeze-and-excitation has them."""
+    """A gate per channel, as in squeeze-and-excitation, and its gradients."""
     x, gate = _image(shape, batch), _t(batch, shape.width, 1, 1)
     return (
         _op("mul", OpKind.ELEMENTWISE, (x, gate), (x,)),
@@ -173,7 +173,7 @@ def _split(shape: LayerShape, batch: int) -> Operators:
 
 
 def _joined(shape: LayerShape, batch: int, *, backward: bool) -> Operators:
-    """Parts put together and taken apart; one is the gradient of the other."""
+    """Concatenation and split; each is the gradient of the other."""
     parts = [_t(batch, part, shape.height, shape.height) for part in shape.parts]
     whole = _t(batch, sum(shape.parts), shape.height, shape.height)
     return (
@@ -183,7 +183,7 @@ def _joined(shape: LayerShape, batch: int, *, backward: bool) -> Operators:
 
 
 def _transpose(shape: LayerShape, batch: int) -> Operators:
-    """Two groups of channels interleaved, as a channel shuffle does it."""
+    """A channel shuffle: two groups of channels interleaved."""
     x = _t(batch, max(1, shape.width // 2), 2, shape.height, shape.height)
     return tuple(_op("clone", OpKind.COPY, (x,), (x,), backward=backward) for backward in (False, True))
 
@@ -193,7 +193,7 @@ def _gemm(shape: LayerShape, batch: int) -> Operators:
 
 
 def _batched_gemm(shape: LayerShape, batch: int) -> Operators:
-    """Scores of unfused attention, and the gradients of both sides."""
+    """Scores of unfused attention, and the gradients of both operands."""
     b, s, d = batch * shape.heads, shape.seq, shape.head_dim
     q, k, scores = _t(b, s, d), _t(b, d, s), _t(b, s, s)
     return (
@@ -272,7 +272,7 @@ def _cross_entropy(shape: LayerShape, batch: int) -> Operators:
 
 
 def _optimizer(shape: LayerShape, batch: int) -> Operators:
-    """AdamW on a projection, and momentum SGD on the same."""
+    """AdamW and momentum SGD on one projection."""
     weight = _t(shape.ffn, shape.width)
     return tuple(
         Operator(
@@ -303,7 +303,7 @@ _Build: TypeAlias = Callable[[LayerShape, int], Operators]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorType:
-    """A type of operator: the published shapes it is drawn around, and how it is built from one."""
+    """A type of operator: which published shapes it is drawn around, and how to build it from a shape."""
 
     templates: str
     build: _Build
@@ -337,4 +337,4 @@ TYPES: Final[Mapping[str, OperatorType]] = {
     "Optimizer": OperatorType(templates="layer", build=_optimizer),
     "GroupedGEMM": OperatorType(templates="experts", build=_grouped_gemm),
 }
-"""Every type of the operator set; the first fourteen are those of convolutional networks."""
+"""All types of the operator set; the first fourteen belong to convolutional networks."""

@@ -1,4 +1,4 @@
-"""Which published layers the operator set is drawn around: their shapes, read from the models of the zoo."""
+"""Shapes of published layers, read from the models of the zoo; the operator set is drawn around them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CNN_MODELS: Final[Mapping[str, str]] = {
     "shufflenet-v2": "shufflenet-v2",
     "nasbench": "nasbench",
 }
-"""The thirteen families, and the model of the zoo that stands for each."""
+"""The thirteen families, and the model of the zoo that represents each."""
 TRANSFORMER_FAMILIES: Final = frozenset({"gpt", "llama", "bert", "moe", "mpt", "vit"})
 MAX_HIDDEN: Final = 8192
 """The widest transformer layer of the set."""
@@ -34,7 +34,7 @@ MAX_HIDDEN: Final = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """The published dims that a type of operator is drawn around; what a type does not use is zero."""
+    """The dims of a published layer; dims that a type of operator does not use are zero."""
 
     width: int = 0
     out_width: int = 0
@@ -56,7 +56,7 @@ class LayerShape:
 
 @cache
 def published_shapes() -> dict[str, list[LayerShape]]:
-    """The shapes that each template is drawn around, from the zoo."""
+    """The published shapes of each template, from the zoo."""
     found: dict[str, dict[LayerShape, None]] = {}
 
     def add(template: str, shape: LayerShape | None) -> None:
@@ -76,7 +76,7 @@ def published_shapes() -> dict[str, list[LayerShape]]:
 
 
 def _layer(parameters: Mapping[str, Any]) -> LayerShape | None:
-    """A transformer's layer by the dimensions on its card; the largest are left to those who shard them."""
+    """The layer of a transformer, from the dimensions on its card; layers too wide for one device are left out."""
     hidden, heads = int(parameters["hidden"]), int(parameters["heads"])
     if hidden > MAX_HIDDEN:
         return None
@@ -95,7 +95,7 @@ def _layer(parameters: Mapping[str, Any]) -> LayerShape | None:
 
 
 def _templates(operator: Operator) -> Iterator[tuple[str, LayerShape | None]]:
-    """Which types a captured operator of an image network is a published example of."""
+    """The types that a captured operator of an image network is an example of."""
     shapes = [t.shape for t in operator.inputs]
     images = bool(shapes) and len(shapes[0]) == 4
     match operator.kind:

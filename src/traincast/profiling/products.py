@@ -1,4 +1,4 @@
-"""Builders of products: matrices, grouped and batched, attention, convolutions and recurrent layers."""
+"""Builders of matrix products (also grouped and batched), attention, convolutions and recurrent layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LSTM: Final = 2  # the mode of mkldnn_rnn_layer
 
 
 def _gemm(operator: Operator, make: Make) -> Call:
-    """Layouts as a linear layer has them: weights transposed forward, the gradient transposed for weights."""
+    """A matrix product with the memory layouts of a linear layer, forward or backward."""
     a_spec, b_spec, *bias = operator.inputs
     forward = operator.phase is Phase.FORWARD
     weight = b_spec in operator.parameters
@@ -32,7 +32,7 @@ def _gemm(operator: Operator, make: Make) -> Call:
 
 
 def _grouped_gemm(operator: Operator, make: Make) -> Call:
-    """Rows shared out evenly among the experts."""
+    """A grouped product with equally many rows for each expert."""
     first, second = make(operator.inputs[0]), make(operator.inputs[1])
     rows, ends = operator.inputs[0].shape[0], operator.inputs[2]
     experts = ends.shape[0]
@@ -66,7 +66,7 @@ def _attention(operator: Operator, make: Make) -> Call:
 def _differentiated_attention(
     operator: Operator, qkv: tuple[torch.Tensor, ...], make: Make, *, causal: bool, backward: bool
 ) -> Call:
-    """Whichever fused kernel PyTorch chooses on this device, and its gradient by autograd."""
+    """Attention by the fused kernel that PyTorch chooses on this device, and its gradient by autograd."""
     grouped = qkv[0].shape[1] != qkv[1].shape[1]
 
     def attend() -> torch.Tensor:
@@ -98,7 +98,7 @@ def _conv(operator: Operator, make: Make) -> Call:
         transposed=transposed,
     )
     if window is None:
-        raise CannotRunError(f"no stride and padding take {data.shape} by {weight.shape} to {out.shape}")
+        raise CannotRunError(f"no stride and padding give {out.shape} from {data.shape} and {weight.shape}")
     move = (list(window.stride), list(window.padding), list(window.dilation), transposed)
     x, w = make(data), make(weight)
     if not backward:
@@ -116,7 +116,7 @@ def _conv(operator: Operator, make: Make) -> Call:
 def _rnn(operator: Operator, make: Make) -> Call:
     """One layer of an LSTM in one direction, with the gradient of its outputs."""
     if make.device != "cpu":
-        raise CannotRunError("a captured recurrent layer is the CPU's own kernel")
+        raise CannotRunError("a captured recurrent layer runs on the CPU only")
     tensors = make.all(operator.inputs[:7])
     hidden = operator.inputs[2].shape[1]
     forward = bound(aten.mkldnn_rnn_layer.default, (*tensors, False, [], _LSTM, hidden, 1, True, False, False, True))

@@ -10,9 +10,9 @@ from typing import Final
 from traincast.errors import RequestError
 from traincast.profiling.collective_cases import CollectiveRequest
 from traincast.profiling.collectives import check_backend, is_launched, profile_collectives
-from traincast.profiling.journal import check_output
 from traincast.profiling.launch import run_locally, words_of
 from traincast.profiling.operators import OperatorRequest, Profile, Progress, Unmeasured, profile_operators
+from traincast.profiling.output import check_output
 
 MOST_RANKS: Final = 1024
 """Processes that one machine starts at most."""

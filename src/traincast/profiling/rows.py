@@ -1,4 +1,4 @@
-"""Rows of measured tables: an operator as plain values and back, and the columns of both tables."""
+"""Rows of tables of measurements: their columns, and operators as rows and back."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ COLLECTIVE_COLUMNS: Final[Columns] = {
 """Columns of a table of collectives, with the Arrow type of each."""
 
 PHASES: Final[Mapping[Phase, str]] = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
-"""How a table calls each phase."""
+"""The name of each phase in a table."""
 
 SPLIT: Final = "train"
-"""What is measured is there to learn from; who holds rows back says so elsewhere."""
+"""Value of the column ``split``: profiled rows are for training."""
 
 _NOT_COST: Final = frozenset({"module", "unknown"})
 _MAX_DIM: Final = 10**15
 
 
 def canonical(operator: Operator) -> Operator:
-    """``operator`` as a table keeps it: where it stood, what it saved and which dims grow are left out."""
+    """``operator`` as a table keeps it: without its scope, saved tensors and batch dims."""
     return replace(
         operator,
         scope="",
@@ -91,9 +91,9 @@ def _plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
 
 def key_of(operator: Operator) -> str:
-    """What makes two operators the same measurement: kind, name, phase, shapes, dtypes and attributes.
+    """A text that is equal for operators of the same kind, name, phase, shapes, dtypes and attributes.
 
-    The class of the module that an operator stood in is not part of it.
+    The class of an operator's module does not count.
     """
     attributes = {name: value for name, value in operator.attributes.items() if name not in _NOT_COST}
     return _json(
@@ -109,7 +109,7 @@ def key_of(operator: Operator) -> str:
 
 
 def params_of(operator: Operator) -> str:
-    """All of ``operator`` that ``op``, ``phase`` and ``dtype`` do not say, as canonical JSON."""
+    """The rest of ``operator``, beyond the columns ``op``, ``phase`` and ``dtype``, as canonical JSON."""
     params: dict[str, Any] = {
         "name": operator.name,
         "inputs": _tensors(operator.inputs),
@@ -174,7 +174,7 @@ def _product_dims(operator: Operator) -> tuple[int | None, int | None, int | Non
 
 
 def operator_of(op: str, phase: str, dtype: str, params: str) -> Operator:
-    """The operator that a row describes; anything amiss is refused with what it was."""
+    """The operator that a row describes; raises :class:`FileFormatError` with the reason if there is none."""
     try:
         data = json.loads(params)
         operator = Operator(
@@ -187,12 +187,12 @@ def operator_of(op: str, phase: str, dtype: str, params: str) -> Operator:
             attributes=_attributes(data["attributes"]),
         )
         if operator.dtype.value != dtype:
-            raise ValueError(f"dtype is {dtype!r}, and its first tensor's {operator.dtype.value!r}")
+            raise ValueError(f"dtype is {dtype!r}, but that of its first tensor is {operator.dtype.value!r}")
         if not math.isfinite(operator.flops + operator.nbytes):
-            raise ValueError("it has no finite cost")
+            raise ValueError("its cost is not finite")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         reason = f"missing or unknown {error}" if isinstance(error, KeyError) else str(error)
-        raise FileFormatError(f"row of a {op!r} operator is no operator that was profiled: {reason}") from error
+        raise FileFormatError(f"a row with op {op!r} does not describe a profiled operator: {reason}") from error
     return operator
 
 
@@ -200,7 +200,7 @@ def operator_from_row(row: Mapping[str, Any]) -> Operator:
     """The operator of a row of a table of operators, as :func:`row_of` wrote it."""
     missing = [name for name in ("op", "phase", "dtype", "params") if not isinstance(row.get(name), str)]
     if missing:
-        raise FileFormatError(f"row lacks {', '.join(missing)}: not a row of profiled operators")
+        raise FileFormatError(f"a row of profiled operators needs {', '.join(missing)}")
     return operator_of(row["op"], row["phase"], row["dtype"], row["params"])
 
 

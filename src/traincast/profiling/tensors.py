@@ -1,4 +1,4 @@
-"""Tensors for a captured operator: random numbers, indices within bounds."""
+"""Make tensors for a captured operator: random numbers, and indices within bounds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TORCH: Final = {
 
 
 class CannotRunError(Exception):
-    """An operator that cannot be run alone; the text is the reason."""
+    """The operator cannot be run alone; the message is the reason."""
 
 
 class Make:
-    """Makes the tensors of an operator: random numbers, indices within bounds."""
+    """Makes tensors on one device: random numbers, and indices within bounds."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -45,9 +45,9 @@ class Make:
         return torch.randn(spec.shape, dtype=dtype, device=self.device)
 
     def dtype(self, dtype: DType) -> torch.dtype:
-        """PyTorch's name of a dtype that tensors can be made in."""
+        """PyTorch's dtype; refuses one that tensors cannot be made in."""
         if dtype not in _TORCH:
-            raise CannotRunError(f"no random tensors in {dtype.value}")
+            raise CannotRunError(f"PyTorch makes no random tensors in {dtype.value}")
         return _TORCH[dtype]
 
     def all(self, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -63,7 +63,7 @@ class Make:
         return torch.rand(spec.shape, dtype=self.dtype(spec.dtype), device=self.device) * 0.98 + 0.01
 
     def transposed(self, spec: TensorSpec, one: int = -2, other: int = -1) -> torch.Tensor:
-        """A tensor whose two dims lie in memory the other way round."""
+        """A matrix that lies transposed in memory."""
         shape = list(spec.shape)
         shape[one], shape[other] = shape[other], shape[one]
         return self(TensorSpec(tuple(shape), spec.dtype)).transpose(one, other)
@@ -78,5 +78,5 @@ def bound(function: Any, arguments: Sequence[Any]) -> Call:
 
 
 def named(builder: Builder, names: str) -> dict[str, Builder]:
-    """One builder for several operators, by name."""
+    """Map each of several operator names to one builder."""
     return dict.fromkeys(names.split(), builder)

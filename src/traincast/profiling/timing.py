@@ -1,4 +1,4 @@
-"""Timing: repeated runs of one thing, their median, and how far they spread."""
+"""Timing: run a call repeatedly; median, minimum and spread of its times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUSPECT_DISPERSION: Final = 0.25
 """A relative interquartile range above this marks a row as suspect."""
 
 SLOW_RATE: Final = 2e9
-"""FLOP/s that a processor reaches in any case: what would take far too long even so is not begun."""
+"""FLOP/s that any processor reaches: used to skip work that would take far too long even at this rate."""
 
 _SAMPLE_S: Final = 100e-6
 _MAX_INNER: Final = 100
@@ -25,9 +25,9 @@ _MIN_REPEATS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """The time of one thing, in seconds: median and least of ``count`` runs.
+    """The time of a call in seconds: median and minimum of ``count`` runs.
 
-    ``dispersion`` is the interquartile range over the median: half of all runs lie that close together.
+    ``dispersion`` is the interquartile range over the median.
     """
 
     median_s: float
@@ -52,7 +52,7 @@ class Timing:
 
 
 class Clock(Protocol):
-    """Times ``inner`` runs of a call in a row, on a kind of device."""
+    """Times ``inner`` consecutive runs of a call on one type of device."""
 
     def seconds(self, call: Callable[[], object], inner: int) -> float:
         """Seconds per run."""
@@ -60,7 +60,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The clock of the machine: right where a call returns when its work is done."""
+    """The clock of the host: correct if a call returns only when its work is done."""
 
     def seconds(self, call: Callable[[], object], inner: int) -> float:
         """Seconds per run."""
@@ -71,7 +71,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on the device's own stream, so that what the host does meanwhile does not count."""
+    """Events on the device's stream: the time of the host does not count."""
 
     def seconds(self, call: Callable[[], object], inner: int) -> float:
         """Seconds per run."""
@@ -94,10 +94,10 @@ def clock_of(device: str) -> Clock:
 def measure(
     call: Callable[[], object], *, clock: Clock, repeats: int, warmup: int = 3, seconds: float = 10.0
 ) -> Timing:
-    """Run ``call`` until it is warm, then ``repeats`` times.
+    """Warm ``call`` up, then run it ``repeats`` times.
 
-    A call shorter than 100 µs is run several times per sample. One so long that all repeats would take
-    more than ``seconds`` is run fewer times, but never less than three times.
+    A call shorter than 100 µs is run several times per sample. If all repeats would take longer than ``seconds``,
+    there are fewer, but at least three.
     """
     with _no_garbage_collection():
         spent = once = clock.seconds(call, 1)
@@ -116,7 +116,7 @@ def measure(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection in the middle of a sample is not the operator's time."""
+    """Switch garbage collection off: it must not run during a sample."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from traincast.profiling.tensors import Builder, Call, Make, named
 
 
 def _update(operator: Operator, make: Make) -> Call:
-    """One fused update of one parameter; a copy in half precision is written where the weights are kept so."""
+    """One fused update of one parameter; also writes the half-precision copy of weights that have one."""
     gradient, weight, *states = (make(t) for t in operator.inputs)
     gradient = gradient.to(weight.dtype)
     states = [state.abs() for state in states]

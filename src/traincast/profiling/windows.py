@@ -1,7 +1,7 @@
-"""Sliding windows from shapes alone: the stride, padding and dilation that turn one size into another.
+"""Infer sliding windows from shapes: the stride, padding and dilation that turn one size into another.
 
-A captured convolution says its stride and kernel, a captured pool neither; what is left is settled by
-the sizes, taking the most usual of the choices that fit.
+A captured convolution has its stride and kernel, a captured pool has neither. The rest follows from the sizes; if
+several choices fit, the most usual one is taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRIDES: Final = (1, 2, 3, 4, 5, 8, 16)
 def conv_window(
     *, data: Sequence[int], out: Sequence[int], kernel: Sequence[int], stride: int, transposed: bool
 ) -> Window | None:
-    """The window of a convolution from ``data`` to ``out`` (spatial sizes), or ``None`` where none fits."""
+    """The window of a convolution from ``data`` to ``out`` (spatial sizes), or ``None`` if none fits."""
     found = []
     for size, result, width in zip(data, out, kernel, strict=True):
         choices = _transposed(size, result, width, stride) if transposed else _forward(size, result, width, stride)
@@ -43,7 +43,7 @@ def conv_window(
 
 
 def _paddings(width: int, dilation: int) -> list[int]:
-    """Half the kernel first, then none, then the rest."""
+    """Paddings to try: half the kernel, then none, then all others."""
     half = dilation * (width - 1) // 2
     return list(dict.fromkeys((half, 0, *range(dilation * (width - 1) + 1))))
 
@@ -66,7 +66,7 @@ def _transposed(size: int, result: int, width: int, stride: int) -> Iterator[tup
 
 
 def pool_window(*, data: Sequence[int], out: Sequence[int], kernel: int = 0, stride: int = 0) -> Window | None:
-    """The window of a pool from ``data`` to ``out`` (spatial sizes); 0 says that kernel or stride is not known."""
+    """The window of a pool from ``data`` to ``out`` (spatial sizes); a kernel or stride of 0 means unknown."""
     widths = (kernel,) if kernel else _usual_kernels(data, out)
     for width in widths:
         for step in (stride,) if stride else _usual_strides(data, out, width):
@@ -86,7 +86,7 @@ def pool_window(*, data: Sequence[int], out: Sequence[int], kernel: int = 0, str
 
 
 def _usual_kernels(data: Sequence[int], out: Sequence[int]) -> tuple[int, ...]:
-    """Three where the size stays or is odd, two where it is halved."""
+    """Kernels to try: 3 if the size stays or is odd, 2 if it is halved."""
     if tuple(data) != tuple(out) and all(d == 2 * o for d, o in zip(data, out, strict=True)):
         return (2, 3, 4, 5)
     return tuple(dict.fromkeys((3, 2, 5, 4, 7, 1, *range(8, max(data) + 1))))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
 from traincast.graph import OperatorGraph
 
 
@@ -35,15 +35,8 @@ def balanced_layers(
         return ()
     costs = np.array([seconds[b] for b in layers])
     sizes = np.zeros(count, dtype=np.int64)
-    most = _compiled()(costs, ends[0], ends[1], now, sizes)
+    most = _spread_compiled(costs, ends[0], ends[1], now, sizes)
     return tuple(sizes.tolist()) if most < now * (1.0 - 1e-6) else ()
-
-
-@cache
-def _compiled() -> Any:
-    import numba
-
-    return numba.njit(cache=True, boundscheck=False)(_spread)
 
 
 def _spread(costs: Any, first: float, last: float, now: float, sizes: Any) -> float:
@@ -80,3 +73,6 @@ def _spread(costs: Any, first: float, last: float, now: float, sizes: Any) -> fl
             low = limit
             trial[:] = 0
     return best
+
+
+_spread_compiled = Compiled(_spread)

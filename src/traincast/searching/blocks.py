@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
 from traincast.graph import Operator
 from traincast.searching.works import Works
 from traincast.strategy.plan import ragged
@@ -87,7 +87,7 @@ class BlockTable:
     def runs(self, seconds: Floats) -> Floats:
         """Lead, device, host and operators of every row, for given seconds of the works."""
         table = np.empty((len(self.start) - 1, 4))
-        _compiled()(
+        _runs_compiled(
             self.start,
             self.launches,
             self.works,
@@ -100,13 +100,6 @@ class BlockTable:
             table,
         )
         return table
-
-
-@cache
-def _compiled() -> Any:
-    import numba
-
-    return numba.njit(cache=True, boundscheck=False)(_runs)
 
 
 def _runs(  # noqa: PLR0917  (Numba takes positional arguments)
@@ -141,3 +134,6 @@ def _runs(  # noqa: PLR0917  (Numba takes positional arguments)
             if operators[i]:
                 computing += cost
         table[row, 0], table[row, 1], table[row, 2], table[row, 3] = lead, device, host, computing
+
+
+_runs_compiled = Compiled(_runs)

@@ -40,7 +40,7 @@ from traincast.strategy.prepare import (
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.program_builder import ProgramBuilder
 from traincast.strategy.schedules import Pass
-from traincast.strategy.schedules.slots import compiled_merge
+from traincast.strategy.schedules.slots import merge_compiled
 from traincast.strategy.strategy import Offload
 from traincast.work import Launch, Transfer, Work
 
@@ -70,7 +70,7 @@ class Bulk:
         self._outliner = Outliner(self.works)
         self._outlines: dict[tuple[object, ...], Outline] = {}
         runtime = request.runtime
-        compiled_merge()
+        merge_compiled.prefer()
         self._sending = self.works.number(Launch(collectives=runtime.collective_launches, sends=runtime.send_launches))
 
     def look(self, family: Family) -> Look | None:

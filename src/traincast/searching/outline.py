@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
 from traincast.graph import Operator, OpKind, Phase
 from traincast.searching.blocks import PASSES
 from traincast.searching.works import Works
@@ -130,7 +131,7 @@ class Outline:
     def costs(self, table: Floats, seconds: Floats) -> Floats:
         """Lead on the host, seconds on the device and what follows on the host, of every operation."""
         costs = np.empty((len(self.kind), 3))
-        _compiled()(self.kind, self.atom_start, self.atoms, self.factors, table, seconds, costs)
+        _costs_compiled(self.kind, self.atom_start, self.atoms, self.factors, table, seconds, costs)
         return costs
 
 
@@ -236,13 +237,6 @@ def _atoms(item: Item, works: Works) -> Iterator[_Atom]:
         yield _ITEM, works.number(item.launches), works.number(item.work), float(isinstance(item.work, Operator))
 
 
-@cache
-def _compiled() -> Any:
-    import numba
-
-    return numba.njit(cache=True, boundscheck=False)(_costs)
-
-
 def _costs(  # noqa: PLR0917  (Numba takes positional arguments)
     kind: Any, atom_start: Any, atoms: Any, factors: Any, table: Any, seconds: Any, costs: Any
 ) -> None:
@@ -266,3 +260,6 @@ def _costs(  # noqa: PLR0917  (Numba takes positional arguments)
                 device += factors[i] * min(seconds[second], computing)
         costs[operation, 0], costs[operation, 1] = lead, device
         costs[operation, 2] = max(0.0, host - lead)
+
+
+_costs_compiled = Compiled(_costs)

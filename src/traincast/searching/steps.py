@@ -7,12 +7,13 @@ A step is run slot by slot with one time per lane and stage, exactly as the task
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
 from traincast.searching.blocks import PASSES
 from traincast.searching.outline import Outline
 from traincast.strategy.runtime import Runtime
@@ -108,7 +109,7 @@ def step_seconds(slots: Slots, outline: Outline, costs: Floats, links: Floats, h
     ``costs`` are those of the outline's operations, ``links`` those of messages by way and piece.
     """
     totals, busy = np.empty(len(outline.finishing)), np.zeros((slots.stages, 3))
-    _step_compiled()(
+    _step_compiled(
         slots.stages,
         slots.stage,
         slots.source,
@@ -139,22 +140,8 @@ def activations(slots: Slots, passes: Floats) -> Floats:
     ``passes`` has, by stage, chunk and pass, what is kept when the pass holds most, needed on top, and left behind.
     """
     peaks = np.zeros(slots.stages)
-    _walk_compiled()(slots.code_start, slots.codes, passes, peaks)
+    _walk_compiled(slots.code_start, slots.codes, passes, peaks)
     return peaks
-
-
-@cache
-def _step_compiled() -> Any:
-    import numba
-
-    return numba.njit(cache=True, boundscheck=False)(_step)
-
-
-@cache
-def _walk_compiled() -> Any:
-    import numba
-
-    return numba.njit(cache=True, boundscheck=False)(_walk)
 
 
 def _walk(code_start: Any, codes: Any, passes: Any, peaks: Any) -> None:
@@ -263,3 +250,7 @@ def _step(  # noqa: PLR0917  (Numba takes positional arguments)
         done[slot] = result
         before[stage] = result
         host[stage], compute[stage], stream[stage] = launched, computed, moved
+
+
+_step_compiled = Compiled(_step)
+_walk_compiled = Compiled(_walk)

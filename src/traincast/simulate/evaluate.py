@@ -6,14 +6,13 @@ and segments, and the executor's. It says what :func:`traincast.simulate.simulat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.simulate.executor import compiled
+from traincast.compiled import Compiled
+from traincast.simulate.executor import execute_compiled
 from traincast.strategy.plan import Plan, ragged
 
 Floats = npt.NDArray[np.float64]
@@ -47,18 +46,10 @@ class Evaluator:
     def __call__(self, seconds: Floats, *, interference: float = 1.0) -> float:
         """Seconds of the step; what works are slowed down by beside traffic is multiplied by ``interference``."""
         self._costs[: self._num_works] = seconds
-        _fill_compiled()(self._num_works, *self._columns, self._costs, interference)
+        _fill_compiled(self._num_works, *self._columns, self._costs, interference)
         self._free[:] = 0.0
-        compiled()(self._costs[self._cost], *self._tasks, self._free, self._start, self._end)
+        execute_compiled(self._costs[self._cost], *self._tasks, self._free, self._start, self._end)
         return float(self._end.max(initial=0.0))
-
-
-@cache
-def _fill_compiled() -> Callable[..., None]:
-    import numba
-
-    made: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_fill)
-    return made
 
 
 def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
@@ -92,3 +83,6 @@ def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
             device += costs[works[i]]
         costs[at], costs[at + 1], costs[at + 2] = lead, device, max(0.0, host - lead)
         at += 3
+
+
+_fill_compiled = Compiled(_fill)

@@ -17,22 +17,18 @@ The same functions run as plain Python on small inputs and compiled by Numba on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
 from traincast.errors import SimulationError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-COMPILE_FROM: Final = 60_000
-"""Number of tasks from which compiling pays; once compiled, that form serves inputs of any size."""
 
 _WAITING: Final = 0
 _RELEASED: Final = 1
@@ -322,15 +318,8 @@ def _run(given: Any, heap: Any, state: Any) -> int:
             num_ready += 1
 
 
-@cache
-def _compiled() -> Callable[..., int]:
-    import numba
-    from numba.extending import register_jitable
-
-    for part in (_settle, _link, _note, _let_go, _attach, _detach, _change_paces):
-        register_jitable(part)
-    compiled: Callable[..., int] = numba.njit(cache=True, boundscheck=False)(_run)
-    return compiled
+run_compiled: Final = Compiled(_run, pays_from=60_000)
+"""The loop in machine code, and the number of tasks from which it pays."""
 
 
 def execute_events(
@@ -372,8 +361,8 @@ def execute_events(
     )
     _check(given)
     heap, state = _scratch(given)
-    if size >= COMPILE_FROM or _compiled.cache_info().currsize:
-        ended = _compiled()(given, heap, state)
+    if run_compiled.pays(size):
+        ended = run_compiled(given, heap, state)
     else:
         state = _State(*(column.tolist() for column in state))
         ended = _run(_Input(*(c.tolist() for c in given)), _Heap(*(c.tolist() for c in heap)), state)

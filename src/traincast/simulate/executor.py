@@ -10,18 +10,15 @@ and compiled by Numba on large ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-COMPILE_FROM: Final = 60_000
-"""Number of tasks from which compiling pays; once compiled, that form serves plans of any size."""
 
 
 def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
@@ -48,13 +45,8 @@ def _execute(  # noqa: PLR0917  (Numba takes positional arguments)
             free[lanes[at]] = done
 
 
-@cache
-def compiled() -> Callable[..., None]:
-    """The loop in machine code, kept on disk between runs."""
-    import numba
-
-    made: Callable[..., None] = numba.njit(cache=True, boundscheck=False)(_execute)
-    return made
+execute_compiled: Final = Compiled(_execute, pays_from=60_000)
+"""The loop in machine code, and the number of tasks from which it pays."""
 
 
 def execute(
@@ -68,9 +60,9 @@ def execute(
 ) -> tuple[Floats, Floats]:
     """Start and end of every task, in the unit of ``duration``."""
     size = len(duration)
-    if size >= COMPILE_FROM or compiled.cache_info().currsize:
+    if execute_compiled.pays(size):
         start, end = np.empty(size), np.empty(size)
-        compiled()(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
+        execute_compiled(duration, lane_start, lanes, predecessor_start, predecessors, np.zeros(num_lanes), start, end)
         return start, end
     starts, ends = [0.0] * size, [0.0] * size
     _execute(

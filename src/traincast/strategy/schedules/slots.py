@@ -10,19 +10,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from traincast.compiled import Compiled
 from traincast.errors import SimulationError
 
 Ints = npt.NDArray[np.int64]
-
-_COMPILE_FROM: Final = 20_000
-"""Number of slots from which compiling the loop that merges them pays."""
 
 
 class Pass(enum.IntEnum):
@@ -106,8 +103,8 @@ def merged(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: In
     stage, place = np.empty(len(columns), dtype=np.int64), np.empty(len(columns), dtype=np.int64)
     reached = np.zeros(1 + int(columns[:, 1].max(initial=0)), dtype=np.int64)
     position = np.zeros(len(order), dtype=np.int64)
-    if len(columns) >= _COMPILE_FROM or compiled_merge.cache_info().currsize:
-        count = compiled_merge()(start, columns[:, 1].copy(), *needs, reached, position, stage, place)
+    if merge_compiled.pays(len(columns)):
+        count = merge_compiled(start, columns[:, 1].copy(), *needs, reached, position, stage, place)
     else:
         lists = [x.tolist() for x in (start, columns[:, 1], *needs, reached, position, stage, place)]
         count = _merge(*lists)
@@ -146,12 +143,8 @@ def _merge(  # noqa: PLR0917  (Numba takes positional arguments)
     return count
 
 
-@cache
-def compiled_merge() -> Any:
-    """The loop in machine code; once it was asked for, it serves orders of any size."""
-    import numba
-
-    return numba.njit(cache=True, boundscheck=False)(_merge)
+merge_compiled: Final = Compiled(_merge, pays_from=20_000)
+"""The loop in machine code, and the number of slots from which it pays."""
 
 
 def _needs(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: Ints, stage: Ints) -> tuple[Ints, Ints]:
