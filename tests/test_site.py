@@ -55,3 +55,10 @@ def test_every_public_name_has_an_entry(site: Path) -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
     missing = [name for name in traincast.__all__ if name != "__version__" and f'id="traincast.{name}"' not in text]
     assert missing == []
+
+
+def test_every_example_is_shown(site: Path) -> None:
+    page = (site / "project" / "examples.html").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "examples").iterdir() if path.is_file()]
+    assert len(files) >= 8
+    assert [name for name in files if f"<h2>{name}" not in page] == []

@@ -108,7 +108,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "a slow worker beyond the last": (_with("--strategy", "dp=8,servers=2", "--slow", "8=2"), "0 to 7"),
     "absurd jitter": (_with("--jitter", "5"), "from 0 to 1"),
     "infinite jitter": (_with("--jitter", "inf"), "from 0 to 1"),
-    "a negative seed": (_with("--jitter", "0.1", "--seed", "-1"), "seed is -1"),
+    "a negative seed": (_with("--jitter", "0.1", "--seed", "-1"), "--seed is '-1'"),
     "a network that others give to": (_with("--busy-network", "-0.1"), "network"),
     "a network that others take more than whole": (_with("--busy-network", "1.5"), "network"),
     "a network taken by no number": (_with("--busy-network", "nan"), "network"),
@@ -280,7 +280,7 @@ def test_a_bad_file_gets_one_line_and_exit_code_two(
 
 
 SCHEDULES = """
-from traincast.strategy.schedules import Pass, Schedule, Slot
+from traincast.strategy.schedules import Pass, PipelineSchedule, Slot
 
 def raises(p, m, v):
     return [][m]
@@ -318,7 +318,7 @@ def empty(p, m, v):
 def backward_first(p, m, v):
     return [[Slot(what, n) for what in (Pass.BACKWARD, Pass.FORWARD) for n in range(m)] for _ in range(p)]
 
-astray = Schedule(order=nothing, routes=lambda p, v: [[(99, 99)]])
+astray = PipelineSchedule(order=nothing, routes=lambda p, v: [[(99, 99)]])
 """
 
 

@@ -81,12 +81,11 @@ def calibrate(
     ``curve`` has the numbers of runs for the learning curve. ``allow_code`` lets rows name models and schedules that
     are Python code, and runs it. ``progress`` is called with the work done and all work: first in rows, then in fits.
     """
-    extends, path = _extended(cluster), Path(table)
+    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster)
     target = None if output is None else _toml(Path(output))
     if target is not None:
         inputs = {"the table of runs": path, "the cluster that it extends": Path(extends)}
         check_output(target, inputs={name: file for name, file in inputs.items() if file.is_file()})
-    base = load_cluster(cluster)
     runs, skipped = read_runs(path, base, allow_code=allow_code, progress=progress)
 
     def result(fit: Calibrated) -> CalibratedCluster:

@@ -1,1 +1,1 @@
-"""Who asks: one file per verb. The only place that prints."""
+"""The command line: one file per verb. Only this package prints."""

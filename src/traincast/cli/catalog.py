@@ -1,4 +1,4 @@
-"""``traincast models | clusters | devices | runtimes``: what is known."""
+"""``traincast models | clusters | devices | runtimes``: the entries of the catalog."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _text(value: Any) -> str:
 @_name
 @options.json()
 def models(name: str | None, as_json: bool) -> None:
-    """List the models of the zoo, or show the one called NAME."""
+    """List the models of the zoo, or show the model NAME."""
     from traincast.graph import zoo
 
     if name is not None:
@@ -70,7 +70,7 @@ def _parameters(value: object) -> str:
 @_name
 @options.json()
 def devices(name: str | None, as_json: bool) -> None:
-    """List the known devices, or show the one called NAME (or in a .toml file)."""
+    """List the devices of the catalog, or show the device NAME, which may be a .toml file."""
     from traincast.cluster import device_names, load_device
 
     if name is not None:
@@ -103,7 +103,7 @@ def devices(name: str | None, as_json: bool) -> None:
 @_name
 @options.json()
 def clusters(name: str | None, as_json: bool) -> None:
-    """List the known clusters and node types, or show the one called NAME[:NODES] (or in a .toml file)."""
+    """List the clusters and node types of the catalog, or show the cluster NAME[:NODES], which may be a .toml file."""
     from traincast.cluster import Cluster, cluster_names, load_cluster, node_names
 
     def facts(cluster: Cluster) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def clusters(name: str | None, as_json: bool) -> None:
     if name is not None:
         cluster = load_cluster(name)
         shown = facts(cluster)
-        if shown["calibration"] and not as_json:  # the points of its correction are of no use to a reader
+        if shown["calibration"] and not as_json:  # too long for a table; --json has it
             shown["calibration"].pop("correction")
         _show_one(cluster.name, shown, as_json=as_json)
         return
@@ -136,7 +136,7 @@ def clusters(name: str | None, as_json: bool) -> None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A dataclass as plain values: links written out, a device by its name."""
+    """Return the fields of a dataclass as plain values: links in full, a device by its name."""
     found: dict[str, Any] = {}
     for field in fields(value):
         item = getattr(value, field.name)
@@ -156,7 +156,10 @@ def _fields(value: Any) -> dict[str, Any]:
 @_name
 @options.json()
 def runtimes(name: str | None, as_json: bool) -> None:
-    """List the known runtimes (habits of training frameworks), or show the one called NAME (or in a .toml file)."""
+    """List the runtimes of the catalog, or show the runtime NAME, which may be a .toml file.
+
+    A runtime describes how a training framework runs a step: what it fuses, overlaps and launches.
+    """
     from traincast.strategy import load_runtime, runtime_names
 
     if name is not None:

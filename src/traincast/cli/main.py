@@ -33,18 +33,18 @@ class Verbs(click.Group):
     """The group of verbs; a verb's module is imported when the verb is called, not for ``--help``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all verbs."""
+        """Return the names of all verbs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of that name."""
+        """Import and return the verb of that name, or return ``None``."""
         if cmd_name not in VERBS:
             return None
         command: click.Command = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of verbs without importing them."""
+        """Write the list of verbs; none is imported."""
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
@@ -56,9 +56,9 @@ def app() -> None:
 
 
 def run() -> NoReturn:
-    """The console script: :func:`main`, and then out at once.
+    """Run :func:`main` as the console script, then exit at once.
 
-    A process that has loaded PyTorch takes most of a second to take itself apart; by then all is written.
+    A process that has loaded PyTorch needs most of a second for an orderly exit; all output is flushed before.
     """
     code: object = 0
     try:
@@ -67,13 +67,15 @@ def run() -> NoReturn:
         code = stop.code
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(OSError, ValueError):  # what cannot be written was said, or its reader has gone
+            with suppress(OSError, ValueError):  # the failure was reported, or the reader has gone
                 stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits 0, 2 for a wrong request with one clear line, 1 for a failure."""
+    """Run the command line, then exit: 0 if done, 2 for an impossible request, 1 for a failure, 130 if interrupted.
+
+    A request that is refused, and a failure, print one line to standard error."""
     try:
         code = app.main(args=arguments, prog_name="traincast", standalone_mode=False)
         if sys.stdout is not None:
@@ -81,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         _fail("interrupted", 130)
-    except click.exceptions.NoArgsIsHelpError as error:  # a verb was left out: show which there are
+    except click.exceptions.NoArgsIsHelpError as error:  # no verb was given: list the verbs
         click.echo(error.format_message())
         sys.exit(0)
     except click.ClickException as error:

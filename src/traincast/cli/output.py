@@ -1,4 +1,4 @@
-"""What all verbs share: tables for people, one JSON document for programs."""
+"""Output of all verbs: tables for people, one JSON document for programs, and progress bars."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from traincast.graph import OperatorGraph
 
 _REDRAW_S: Final = 0.1
-"""A progress bar is not drawn more often than this."""
+"""Least time between two redraws of a progress bar, in seconds."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that does not wrap figures when its output is a file, and ends quietly when its reader does."""
+    """Return a console that is at least 120 columns wide in a file, and that stops quietly if its reader has gone."""
     from rich.console import Console
 
     class Quiet(Console):
@@ -39,35 +39,35 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def plain(text: str) -> str:
-    """A text that is shown as it is, whatever brackets it has."""
+    """Return text that the console prints as it is, even if it has brackets."""
     from rich.markup import escape
 
     return escape(text)
 
 
 def close_quietly() -> NoReturn:
-    """Stop without a word when the reader of a pipe has gone: it has seen what it wanted."""
+    """Exit with code 0 and no message, because the reader of the pipe has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
 
 def input_files(arguments: Mapping[str, str | None]) -> dict[str, Path]:
-    """The files among ``arguments``, by the name of each: no output may be written over them.
+    """Return the arguments that are files, by name; no output may overwrite them.
 
-    A cluster may be a file and a number of nodes (``lab.toml:4``), or several joined by ``+``.
+    A cluster may be a file with a number of nodes (``lab.toml:4``), or several clusters joined by ``+``.
     """
     found = {}
     for name, text in arguments.items():
         for part in (text or "").split("+"):
             for path in (part, part.rpartition(":")[0]):
-                with suppress(OSError):  # a text too long for a name is no file
+                with suppress(OSError):  # a text that is too long for a file name
                     if path and Path(path).is_file():
                         found[name] = Path(path)
     return found
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on standard output; numbers that JSON lacks become null."""
+    """Print one JSON document to standard output; a number that JSON cannot express becomes null."""
     try:
         click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
     except BrokenPipeError:
@@ -76,9 +76,9 @@ def print_json(data: Any) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal.
+    """Show a progress bar on standard error, if that is a terminal; yield the function that moves it, or ``None``.
 
-    It is drawn when it is told something, not by a thread of its own: beside one, processes could not be forked.
+    The bar is redrawn by calls of that function, not by a thread, because a process with threads must not fork.
     """
     if not sys.stderr.isatty():
         yield None
@@ -111,7 +111,7 @@ def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
-    """A table for people; ``right`` are the columns aligned to the right."""
+    """Print a table; the columns with the numbers ``right`` are aligned to the right."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What ``traincast profile`` shows while it measures and afterwards."""
+"""Output of ``traincast profile``: progress, results, and what to do after an interruption."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_FAILURES = 12
 
 
 def facts_of(result: Profile) -> dict[str, object]:
-    """What ``--json`` says of a run, but for its summary."""
+    """Return what ``--json`` prints of a run, except its summary."""
     return {
         "file": str(result.output),
         "rows": len(result.rows),
@@ -35,7 +35,7 @@ def facts_of(result: Profile) -> dict[str, object]:
 
 
 def show_rest(result: Profile) -> None:
-    """What was not measured and why, and where the table is."""
+    """Print what was not measured and why, the warnings, and the path of the table."""
     from traincast.profiling.timing import SUSPECT_DISPERSION
 
     out = console()
@@ -61,7 +61,7 @@ def show_rest(result: Profile) -> None:
 
 @contextmanager
 def progress_on_terminal() -> Iterator[Progress | None]:
-    """A progress bar on standard error, where that is a terminal."""
+    """Show a progress bar on standard error, if that is a terminal and this is rank 0."""
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         yield None
         return
@@ -74,7 +74,7 @@ def progress_on_terminal() -> Iterator[Progress | None]:
 
 @contextmanager
 def saying_what_is_kept(output: Path) -> Iterator[None]:
-    """After an interruption, say where the rows are."""
+    """After an interruption, print where the finished rows are."""
     from traincast.profiling.output import journal_path
 
     try:
@@ -82,14 +82,14 @@ def saying_what_is_kept(output: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if journal_path(output).exists() and os.environ.get("RANK", "0") == "0":
             click.echo(
-                f"finished rows are kept in {journal_path(output)}: the same command goes on from there", err=True
+                f"finished rows are kept in {journal_path(output)}: the same command resumes from there", err=True
             )
         raise
 
 
 @contextmanager
 def only_rank_0_speaks() -> Iterator[None]:
-    """All ranks find the same fault; one of them says it."""
+    """Let rank 0 alone report an error that all ranks find; the others exit with code 2."""
     try:
         yield
     except TraincastError:

@@ -1,4 +1,4 @@
-"""``traincast schedule``: a job trace on a shared cluster, under one policy or several."""
+"""``traincast schedule``: replay a job trace on a shared cluster under one or several policies."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _study(
     seeds: range,
     engine: Engine | None,
 ) -> list[StudyRow]:
-    """Every policy with every estimate, load and seed."""
+    """Run every policy with every estimate, load and seed."""
     from traincast.scheduling.schedule import blaming
     from traincast.scheduling.study import run_study
 
@@ -287,7 +287,7 @@ def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: s
 def _document(
     runs: Sequence[Schedule], rows: Sequence[StudyRow], policies: Sequence[str], *, compared: bool
 ) -> dict[str, Any]:
-    """The first policy's figures; with --compare those of all, and every run of a study."""
+    """Return the figures of the first policy; with --compare those of all, and every run of a study."""
     data = runs[0].as_dict()
     known = {run.policy: run.figures() for run in runs}
     if rows:

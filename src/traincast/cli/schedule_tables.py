@@ -1,4 +1,4 @@
-"""What ``traincast schedule`` prints for people: one policy, several side by side, and studies."""
+"""Tables of ``traincast schedule``: one policy, several side by side, and studies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_VCS: Final = 20
 
 
 def means(rows: Sequence[StudyRow]) -> dict[StudyCase, Metrics]:
-    """The mean over seeds of every figure; counts may get a fraction. Cases are those of seed 0."""
+    """Return the mean of every figure over seeds, by case with seed 0; a mean of counts may have a fraction."""
     groups: dict[StudyCase, list[Metrics]] = {}
     for row in rows:
         groups.setdefault(row.case._replace(seed=0), []).append(row.metrics)
@@ -45,7 +45,7 @@ def _count(value: float) -> str:
 
 
 def _gpu_hours(value: float) -> str:
-    return f"{max(0.0, value) / HOUR:,.1f}"  # overheads that are none may be rounded to just below
+    return f"{max(0.0, value) / HOUR:,.1f}"  # an overhead of zero may be rounded to just below it
 
 
 def _two(value: float) -> str:
@@ -66,17 +66,17 @@ _FIGURES: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
     ("ρ", "mean_rho", _two),
     ("max ρ", "max_rho", _two),
 )
-"""Figures of a table: its heading, the field, and how it is written."""
+"""Columns of a table: heading, field, and the function that formats it."""
 
 
 def _columns(all_metrics: Sequence[Metrics]) -> list[int]:
-    """Which of the figures to show: those of failures only where something failed."""
+    """Return which figures to show: those of failures only if something failed."""
     quiet = not any(m.restarts for m in all_metrics)
     return [at for at, (_, field, _) in enumerate(_FIGURES) if not (quiet and field in ("restarts", "lost_gpu_s"))]
 
 
 def show(runs: Sequence[Schedule], rows: Sequence[StudyRow]) -> None:
-    """Print what came of a queue: the runs made here, and the rows of a study."""
+    """Print the results: the runs made in this process, and the rows of a study."""
     first, out = runs[0], console()
     queue = first.queue
     types = ", ".join(sorted({node.gpu_type for node in queue.cluster.nodes if node.gpu_type}))
@@ -104,7 +104,7 @@ def show(runs: Sequence[Schedule], rows: Sequence[StudyRow]) -> None:
 
 
 def _show_study(rows: Sequence[StudyRow]) -> None:
-    """A line for each case, means over its seeds; and what estimates cost, where there are several."""
+    """Print one line per case with means over its seeds; with several estimates, also what each of them costs."""
     averages = means(rows)
     num_seeds = len({row.case.seed for row in rows})
     several = [name for name in ("estimates", "load") if len({getattr(case, name) for case in averages}) > 1]
@@ -132,7 +132,7 @@ def _show_study(rows: Sequence[StudyRow]) -> None:
 
 
 def _same_units(rows: Sequence[tuple[str, Metrics]], shown: Sequence[int]) -> list[list[str]]:
-    """Figures by name, times of a column all in one unit, so that they can be compared."""
+    """Return one line per name; all times of a column have the same unit, so that they can be compared."""
     made = [[name] for name, _ in rows]
     for at in shown:
         _, field, form = _FIGURES[at]
@@ -190,7 +190,7 @@ def _show_one(run: Schedule) -> None:
 
 
 def _show_vcs(runs: Sequence[Schedule]) -> None:
-    """Virtual clusters, the largest first: all figures of one policy, or the mean completion times of several."""
+    """Print virtual clusters, the largest first: all figures of one policy, or mean completion times of several."""
     found = runs[0].by_vc
     if len(found) < 2:
         return
@@ -213,5 +213,5 @@ def _show_vcs(runs: Sequence[Schedule]) -> None:
 
 
 def _short(policy: str) -> str:
-    """A policy's name as a table has room for it: of one's own the class alone."""
+    """Return the name of a policy for a table; of ``package.module:Class``, the class alone."""
     return plain(policy.rpartition(":")[2])

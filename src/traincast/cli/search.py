@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -306,9 +307,23 @@ def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
         if cluster.partition(":")[0].endswith(".toml"):
             return
         cluster = f"{place.name}:{place.num_nodes}"
-    words = ["traincast", "predict", given["model"], "--cluster", cluster, "--global-batch", str(given["global_batch"])]
+    words = [
+        "traincast",
+        "predict",
+        given["model"],
+        "--cluster",
+        cluster,
+        "--global-batch",
+        _short(given["global_batch"]),
+    ]
     asked = {**given, "runtime": runtime_for(given["export"], given["runtime"])}
     for name in ("seq", "precision", "runtime", "tokens", "samples", "steps"):
-        words += [f"--{name}", str(asked[name])] if asked[name] else []
+        words += [f"--{name}", _short(asked[name])] if asked[name] else []
     words += ["--strategy", str(answer.best.strategy)]
     click.echo(f"To see the first strategy in detail, run: {shlex.join(words)}")
+
+
+def _short(value: int | str) -> str:
+    """Return a count as a person would write it: ``1e10``, not ``10000000000``."""
+    short = re.sub(r"e\+0*", "e", f"{value:g}") if isinstance(value, int) else value
+    return short if isinstance(value, str) or float(short) == value else str(value)

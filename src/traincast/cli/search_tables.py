@@ -1,4 +1,4 @@
-"""What ``traincast search`` shows: the best strategies, clusters, naive choices and the front."""
+"""Tables of ``traincast search``: the best strategies, clusters, naive choices and the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 _NARROWEST: Final = 26
-"""Characters that a strategy gets in a table at least."""
+"""Least width of the column of strategies, in characters."""
 _FRONT: Final = 6
-"""Points of the front that are shown."""
+"""Most points of the Pareto front to show."""
 _NOTABLE: Final = 0.05
-"""From which share of its time on operators that were not measured on a device are spoken of."""
+"""A device is named as unmeasured if at least this share of its time is on operators not measured on it."""
 _WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
 
 
 def show(answer: Answer) -> None:
-    """Print what was found: tables first, then how it was searched and the warnings."""
+    """Print the tables, then figures of the search, then warnings."""
     out = console()
     several = len(answer.requests) > 1
     report = answer.best.report
@@ -45,8 +45,8 @@ def show(answer: Answer) -> None:
     counts = answer.counts
     rate = f"{counts.evaluated / counts.cpu_s:,.0f} strategies per CPU second, " if counts.cpu_s else ""
     out.print(
-        f"{counts.evaluated:,} strategies evaluated, {counts.feasible:,} fit; families: {counts.families:,} looked at, "
-        f"{counts.behind:,} cut by a bound, {counts.needless:,} needless, {counts.beyond:,} beyond memory"
+        f"{counts.evaluated:,} strategies evaluated, {counts.feasible:,} fit; families: {counts.families:,} evaluated, "
+        f"{counts.behind:,} cut by a bound, {counts.needless:,} unnecessary, {counts.beyond:,} too large for memory"
     )
     out.print(f"{format_seconds(answer.seconds)}, {rate}{answer.searcher}, {answer.engine}")
     for warning in answer.warnings:
@@ -54,7 +54,7 @@ def show(answer: Answer) -> None:
 
 
 def _sureness(answer: Answer) -> str:
-    """How sure it is that the first is the best, in a sentence."""
+    """Return sentences on how likely the first strategy is the best, and meets the limits of the job."""
     ties = [n for n, candidate in enumerate(answer.candidates, 1) if candidate.tie]
     alike = f"{_numbers(ties)} may be as good" if ties else "no other one may be as good"
     if answer.objective == "memory":
@@ -73,7 +73,7 @@ def _sureness(answer: Answer) -> str:
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    """``2–4, 7``."""
+    """Return ranks as text, such as ``2–4, 7``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -84,7 +84,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _show_candidates(answer: Answer, *, several: bool) -> None:
-    """The best strategies; with clusters or a job to name as well, on several lines each."""
+    """Print the best strategies; each takes several lines if there are several clusters or a job."""
     tall = several or answer.best.job is not None
     names = ["#", "strategy", "step", "90 % interval", "MFU", "memory", "limited by", "behind", "chance"]
     rows = []
@@ -117,7 +117,7 @@ def _show_candidates(answer: Answer, *, several: bool) -> None:
 
 
 def _show_clusters(answer: Answer) -> None:
-    """The best strategy on each cluster, or why there is none that will do."""
+    """Print the best strategy on each cluster, or why there is none."""
     steps = answer.limits.num_steps
     rows = []
     for place in answer.places:
@@ -136,8 +136,8 @@ def _show_clusters(answer: Answer) -> None:
     unmeasured = {p.request.cluster.device.name: p.unmeasured for p in answer.places if p.unmeasured >= _NOTABLE}
     print_table("clusters: the best on each", names, rows, right=range(1, len(names) - 2))
     console().print(
-        "Against the first: 90 % interval of the ratio. Chance: that the best of all is there. What is not known of a "
-        "device, or of a cluster's links, is drawn for each by itself."
+        "Against the first: 90 % interval of the ratio to the first. Chance: probability that the best of all "
+        "strategies runs there. Unknown properties of each device, and of each cluster's links, are drawn separately."
         + "".join(
             f" {device} was not measured: {share:.0%} of its operators' time is estimated from other devices."
             for device, share in unmeasured.items()
@@ -147,7 +147,7 @@ def _show_clusters(answer: Answer) -> None:
 
 
 def _against(place: Place) -> str:
-    """How the best of a place compares with the first of all, or why it is out."""
+    """Return how the best strategy of a cluster compares with the first of all, or why it is ruled out."""
     if place.status != "ok":
         return f"{place.status}: {place.reason}"
     if not place.ratio[1]:
@@ -170,7 +170,7 @@ def _show_naive(answer: Answer) -> None:
 
 
 def _show_front(answer: Answer, *, several: bool) -> None:
-    """The front; of many points some, evenly spaced."""
+    """Print the Pareto front; of many points, some that are evenly spaced."""
     every = answer.pareto
     count = min(_FRONT, len(every))
     shown = [every[round(n * (len(every) - 1) / max(1, count - 1))] for n in range(count)]
@@ -184,9 +184,9 @@ def _show_front(answer: Answer, *, several: bool) -> None:
         for c in shown
     ]
     names = ["strategy", "step", "memory", "cost of the job" if answer.best.job else "cost of a step"]
-    title = "no other beats these in time, memory and cost"
+    title = "strategies that no other beats in time, memory and cost"
     if len(shown) < len(every):
-        title += f" ({len(shown)} of {len(every)}; --json and --html have them all)"
+        title += f" ({len(shown)} of {len(every)}; --json and --html have all)"
     places = [_name(c.request.cluster) for c in shown] if several else []
     _print_strategies(title, names, rows, right=(1, 2, 3), places=places)
 
@@ -194,9 +194,9 @@ def _show_front(answer: Answer, *, several: bool) -> None:
 def _print_strategies(
     title: str, names: Sequence[str], rows: Sequence[list[str]], *, right: Sequence[int], places: Sequence[str] = ()
 ) -> None:
-    """A table whose column of strategies is as wide as there is room, with its lines broken after commas.
+    """Print a table whose column of strategies takes the room that is left; long strategies break after commas.
 
-    Where ``places`` are given, each strategy stands below its place.
+    If ``places`` are given, the name of its place stands above each strategy.
     """
     at = list(names).index("strategy")
     cells = [[*names], *rows]
@@ -210,7 +210,7 @@ def _print_strategies(
 
 
 def _folded(strategy: str, width: int) -> str:
-    """A strategy on as many lines as it needs."""
+    """Return a strategy broken into lines of at most ``width`` characters, where its commas allow."""
     lines = [""]
     parts = strategy.split(",")
     for n, part in enumerate(parts):
@@ -226,5 +226,5 @@ def _name(cluster: Cluster) -> str:
 
 
 def _behind(share: float) -> str:
-    """How much more it takes than the best."""
+    """Return how much more a strategy takes than the best."""
     return f"{1.0 + share:.3g} ×" if share >= 1.0 else f"{share:+.1%}"

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from traincast.engines import local_engine
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate.bundle import check_output, save_bundle
 from traincast.fitting.collective_table import CollectiveTable, read_collectives

@@ -237,7 +237,7 @@ class _Session:
         self._end = None if request.time_limit_s is None else began + request.time_limit_s
 
     def run(self, operators: dict[str, Operator], home: dict[str, str], untraced: list[Unmeasured]) -> Profile:
-        """Measure alone, then in the models; write the table."""
+        """Measure the operators alone, then in their models, and write the table."""
         request = self.request
         self.failures += untraced
         left = self._alone(operators, home) if request.alone else 0
