@@ -42,7 +42,7 @@ def found(model: str = TINY, **settings: Any) -> Answer:
 
 @cache
 def usual() -> Answer:
-    """The answer most tests look at."""
+    """The answer most tests read."""
     return found(searcher="exhaustive")
 
 
