@@ -148,7 +148,7 @@ def test_what_cannot_be_written_is_refused_beforehand_and_when_it_is_written(tmp
     for path, said in (
         (tmp_path, "it is a folder; give the name of a file"),
         (tmp_path / "none" / "a.txt", f"the folder {tmp_path / 'none'} does not exist"),
-        (tmp_path / "file" / "a.txt", f"the folder {tmp_path / 'file'} is no folder"),
+        (tmp_path / "file" / "a.txt", f"{tmp_path / 'file'} is not a folder"),
         (tmp_path / "loop", "symlinks"),
         (tmp_path / ("n" * 300), "file name too long; choose a shorter name"),
         (Path("/proc/a.txt"), "cannot write /proc/a.txt"),

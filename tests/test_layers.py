@@ -16,7 +16,7 @@ ROOT = Path(traincast.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"units", "tables", "imports", "files", "compiled"},
-    {"engines"},
+    {"engines", "journal"},
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},

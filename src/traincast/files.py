@@ -1,11 +1,11 @@
-"""How anything is written: whole or not at all, and never in place of something that is not a file.
+"""Write files atomically, and check outputs before long work.
 
-A regular file is written to a neighbour in the same folder, which takes its place when all of it is on the disk. So
-whoever reads the file sees the old content or the new one, and a full disk or a kill loses nothing. A symlink stays a
-symlink: the file that it points to is replaced. A device, a pipe or a socket, and a file that is this program's own
-standard output, is opened and written to as it is.
+A regular file is first written under a temporary name in the same folder, which then replaces it. A reader sees the old
+content or the new content, never half of it, and a full disk or a kill loses nothing. A symlink stays a symlink: the
+file that it points to is replaced. A device, a pipe, a socket, or a file that is this program's own standard output is
+opened and written to directly.
 
-Whatever the system refuses becomes one line under :class:`FileFormatError` that says why and what to do.
+Every refusal of the operating system becomes a :class:`FileFormatError` of one line: what, why, and what to do.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ _OTHERWISE: Final = "give the name of a file in a folder that can be written to"
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that takes the place of ``path`` when the block ends, and is gone if the block fails."""
+    """Open a binary file that replaces ``path`` when the block ends; if the block fails, ``path`` is unchanged."""
     try:
         with _opened(path) if _is_written_through(path) else _replacing(_target(path)) as file:
             yield file
     except BrokenPipeError as error:
         if path.exists() and _own_output(path.stat()) is not None:
-            raise  # whoever read our output has gone: no failure
+            raise  # the reader of our output has closed it: not a failure
         raise refusal(path, error) from error
     except OSError as error:
         raise refusal(path, error) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path``, whole or not at all."""
+    """Write ``content`` to ``path`` atomically."""
     with writing(path) as file:
         file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` in UTF-8, whole or not at all; line ends stay as they are."""
+    """Write ``text`` to ``path`` atomically, in UTF-8; line ends stay as they are."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` to ``path`` as compact JSON; a number that JSON lacks is our own mistake."""
+    """Write ``value`` to ``path`` atomically, as compact JSON; raises ``ValueError`` for NaN and infinity."""
     write_text(path, json.dumps(value, separators=(",", ":"), allow_nan=False))
 
 
 def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder of files, whole or not at all; one that is there is replaced with all that it holds."""
+    """Write a folder of files atomically; an existing folder is replaced with everything in it."""
     target = _target(path)
     beside, before = _beside(target), _beside(target)
     try:
@@ -90,7 +90,7 @@ def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def make_folder(path: Path, *, parents: bool = True) -> None:
-    """Make the folder ``path`` where it is missing."""
+    """Create the folder ``path`` unless it exists."""
     try:
         path.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
@@ -98,9 +98,9 @@ def make_folder(path: Path, *, parents: bool = True) -> None:
 
 
 def check_output(path: Path, *, inputs: Mapping[str, Path] | None = None) -> None:
-    """Refuse a file that cannot be written, before any work is done for it.
+    """Refuse an output that cannot be written; call it before the work starts.
 
-    ``inputs`` are files that the work reads, by what they are: writing over one of them is refused as well.
+    ``inputs`` maps descriptions ("the table of runs") to the files that the work reads: an output must be none of them.
     """
     for what, given in (inputs or {}).items():
         if _is_same(path, given):
@@ -118,16 +118,16 @@ def check_output(path: Path, *, inputs: Mapping[str, Path] | None = None) -> Non
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work is done for it."""
+    """Refuse an output folder that cannot be created or written to; call it before the work starts."""
     there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not there.is_dir():
-        raise FileFormatError(f"cannot write {path}: {there} is no folder; choose another name")
+        raise FileFormatError(f"cannot write {path}: {there} is not a folder; choose another name")
     if not os.access(there, os.W_OK):
         raise refusal(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def check_outputs(outputs: Mapping[str, Path], *, inputs: Mapping[str, Path] | None = None) -> None:
-    """:func:`check_output` of several files by the option that names each; no two may be the same file."""
+    """Apply :func:`check_output` to several outputs, by the option that names each; no two may be the same file."""
     known: dict[str, Path] = {}
     for option, path in outputs.items():
         for other, taken in known.items():
@@ -138,21 +138,21 @@ def check_outputs(outputs: Mapping[str, Path], *, inputs: Mapping[str, Path] | N
 
 
 def refusal(path: Path | str, error: OSError) -> FileFormatError:
-    """Why ``path`` cannot be written, and what to do, in one line."""
+    """Return the error that says why ``path`` cannot be written, and what to do."""
     given = Path(path)
     folder = Path(os.path.realpath(given)).parent
     if isinstance(error, IsADirectoryError):
         return FileFormatError(f"cannot write {path}: it is a folder; give the name of a file")
     if isinstance(error, FileNotFoundError | NotADirectoryError) and not folder.is_dir():
-        found = "is no folder" if folder.exists() else "does not exist"
-        return FileFormatError(f"cannot write {path}: the folder {folder} {found}")
+        found = f"{folder} is not a folder" if folder.exists() else f"the folder {folder} does not exist"
+        return FileFormatError(f"cannot write {path}: {found}")
     reason = (error.strerror or str(error) or type(error).__name__).lower()
     remedy = _REMEDIES.get(error.errno or 0, _OTHERWISE)
     return FileFormatError(f"cannot write {path}: {reason}; {remedy}")
 
 
 def finite(value: Any) -> Any:
-    """``value`` for JSON: keys are texts, and numbers that JSON lacks become null."""
+    """Return ``value`` ready for JSON: keys become strings, NaN and infinity become ``None``."""
     if isinstance(value, dict):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list) and all(type(item) is int for item in value):
@@ -168,7 +168,7 @@ def finite(value: Any) -> Any:
 
 
 def _is_written_through(path: Path) -> bool:
-    """Whether ``path`` is something to write to rather than to replace: a device, a pipe, our own output."""
+    """Whether ``path`` must be written to rather than replaced: a device, a pipe, our own output."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _is_written_through(path: Path) -> bool:
 
 
 def _own_output(found: os.stat_result) -> int | None:
-    """The descriptor of standard output or standard error that a file is, as ``/dev/stdout`` is."""
+    """The descriptor, 1 or 2, if the file is our standard output or standard error (as ``/dev/stdout`` is)."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if os.path.samestat(found, os.fstat(descriptor)):
@@ -188,9 +188,9 @@ def _own_output(found: os.stat_result) -> int | None:
 
 
 def _target(path: Path) -> Path:
-    """The regular file to replace: what ``path`` is, or what its symlinks lead to."""
+    """The regular file to replace: ``path`` with its symlinks resolved."""
     target = Path(os.path.realpath(path))
-    if target.exists() and not os.access(target, os.W_OK):  # a file that was made read-only is to stay as it is
+    if target.exists() and not os.access(target, os.W_OK):  # leave read-only files alone
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return target
 
@@ -206,7 +206,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _beside(target: Path) -> Path:
-    """A new name in the same folder, hidden and short enough for any file system."""
+    """A new hidden name in the same folder, short enough for any file system."""
     return target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.part")
 
 
@@ -218,7 +218,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A device, a pipe or our own output, to write to; what was printed before stays before it."""
+    """Open a device, a pipe or our own output; what was printed before comes first."""
     descriptor = _own_output(path.stat())
     if descriptor is None:
         return path.open("wb")
@@ -236,7 +236,7 @@ def _replacing(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        with suppress(OSError, AttributeError):  # a file keeps its mode and owner, as far as we may set them
+        with suppress(OSError, AttributeError):  # keep mode and owner, as far as we may set them
             before = target.stat()
             beside.chmod(stat.S_IMODE(before.st_mode))
             os.chown(beside, before.st_uid, before.st_gid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.calibrating.conftest import MakeRuns
 from tests.calibrating.test_fit import TRUE
 from traincast.calibrating import procedure
+from traincast.calibrating.parameters import Prior
 from traincast.calibrating.procedure import calibrate
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import fold_numbers, learning_curve
@@ -81,18 +83,42 @@ def test_finished_stages_stay_until_the_result_is_saved(make_runs: MakeRuns, tmp
 
     with pytest.raises(FileFormatError):
         calibrate(runs, curve=(), journal=journal, save=full)
-    kept = json.loads(journal.read_text(encoding="utf-8"))
-    assert {"fit", "held out runs", "held out models"} <= kept["stages"].keys()
+    _, *kept = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    assert [name for name, _ in kept] == ["fit", "held out runs", "held out models", "curve []"]
     calibrate(runs, curve=(), journal=journal, save=lambda result: None)
     assert not journal.exists()
 
 
-def test_a_journal_of_other_runs_is_not_used(make_runs: MakeRuns, tmp_path: Path) -> None:
+def stopped(runs: list[MeasuredRun], journal: Path, **other: Any) -> None:
+    """A calibration that was stopped before its result was saved: the journal has all its stages."""
+
+    def full(result: object) -> None:
+        raise FileFormatError("cannot write my.toml: no space left on device")
+
+    with pytest.raises(FileFormatError):
+        calibrate(runs, curve=(), journal=journal, save=full, **other)
+
+
+def test_a_journal_of_other_runs_is_not_used_and_this_is_said(make_runs: MakeRuns, tmp_path: Path) -> None:
+    journal, runs = tmp_path / "journal", make_runs(TRUE)[:6]
+    alone = calibrate(runs, curve=())
+    usual = Prior.usual()
+    for others, belief in ((make_runs(TRUE)[1:7], None), (runs, replace(usual, spread=2.0 * usual.spread))):
+        stopped(others, journal, prior=belief)
+        result = calibrate(runs, curve=(), journal=journal)
+        assert result.calibration == alone.calibration
+        (warning,) = result.warnings
+        assert "was begun for other inputs" in warning and "not used" in warning
+        assert result.as_dict()["warnings"] == [warning]
+    assert alone.warnings == ()
+
+
+def test_a_file_that_is_no_journal_is_not_written_over(make_runs: MakeRuns, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    journal.write_text(json.dumps({"key": "another", "stages": {"fit": 7}}), encoding="utf-8")
-    assert calibrate(make_runs(TRUE)[:6], curve=(), journal=journal).calibration.runs == 6
     journal.write_text("{ not json", encoding="utf-8")
-    assert calibrate(make_runs(TRUE)[:6], curve=(), journal=journal).calibration.runs == 6
+    with pytest.raises(FileFormatError, match="no journal of a calibration"):
+        calibrate(make_runs(TRUE)[:6], curve=(), journal=journal)
+    assert journal.read_text(encoding="utf-8") == "{ not json"
 
 
 def test_everything_can_be_said_in_json(make_runs: MakeRuns) -> None:

@@ -45,7 +45,7 @@ READERS: dict[str, tuple[str, list[str]]] = {
     "operator set": ("bad.json", ["profile", "operators", "--from", "bad.json", "-o", "table.parquet"]),
     "bundle": ("bundle/card.json", [*PREDICT, "--cluster", "dgx-h100", "--bundle", "bundle"]),
 }
-JOURNALS = [b"nonsense\n", b"{}\n", b"[1, 2]\n", b'{"format": "other"}\n', b"\xff\xfe\n"]
+JOURNALS = [b"nonsense", b"nonsense\n", b"{}\n", b"[1, 2]\n", b'{"format": "other"}\n', b"\xff\xfe\n"]
 """What is no journal; a last line that was cut short is one that was being written, and is left out."""
 PROFILE = ["profile", "operators", "--from", GPT, "--alone", "--limit", "1", "-o", "table.parquet"]
 

@@ -147,7 +147,7 @@ def test_engines_are_loaded_by_name() -> None:
     assert load_engine("ray", workers=3, address="auto") == ray_engine("auto", workers=3)
     with pytest.raises(UnknownNameError, match="unknown engine 'dask': known are local, ray"):
         load_engine("dask")
-    with pytest.raises(RequestError, match="the local engine has no address, and 'head:6379' was given"):
+    with pytest.raises(RequestError, match="the local engine takes no address, and 'head:6379' was given"):
         load_engine("local", address="head:6379")
     for name in ENGINES:
         with pytest.raises(RequestError, match="workers is 0: expected at least 1"):
@@ -232,7 +232,7 @@ def test_every_engine_gives_the_same_results(engine: Engine) -> None:
 def test_errors_come_with_their_class_and_message(engine: Engine) -> None:
     with pytest.raises(UnknownNameError, match=r"^unknown color 'gren': did you mean green$"):
         results(engine, "fails", "ours", list(range(6)))
-    with pytest.raises(SimulationError, match=r"^a task failed: ValueError: three is too much; one local worker "):
+    with pytest.raises(SimulationError, match=r"^a task failed: ValueError: three is too much; run with one local "):
         results(engine, "fails", "other", list(range(6)))
     with pytest.raises(SimulationError, match=r"^a task failed: SystemExit: enough; "):
         results(engine, "fails", "exit", list(range(6)))
@@ -273,7 +273,7 @@ def test_ray_closes_the_connection_that_it_opened_and_no_other(nodes: TwoNodes) 
         assert results(ray_engine(nodes.address), "powers", {"numbers": [2]}, [3, 4]) == [8, 16]
         assert not ray.is_initialized()
         with pytest.raises(
-            RequestError, match=r"^no Ray at 127\.0\.0\.1:1: ConnectionRefusedError: .*; start one with"
+            RequestError, match=r"^cannot reach Ray at 127\.0\.0\.1:1: ConnectionRefusedError: .*; start it with"
         ):
             results(ray_engine("127.0.0.1:1"), "powers", {"numbers": [2]}, [3, 4])
     finally:

@@ -216,5 +216,5 @@ def test_a_bundle_takes_the_place_of_a_bundle_and_of_nothing_else(operators: Pat
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RequestError, match="exists and is no bundle"):
         check_output(tmp_path / "file")
-    with pytest.raises(RequestError, match="is no folder"):
+    with pytest.raises(RequestError, match="is not a folder"):
         check_output(tmp_path / "file" / "b")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from traincast.cluster import find_device
+from traincast.engines import local_engine
 from traincast.errors import FileFormatError, RequestError, TraincastError
 from traincast.estimate import SOURCES, LearnedCostModel
 from traincast.estimate.bundle import load_bundle, save_bundle
@@ -141,6 +142,17 @@ def test_the_same_seed_gives_the_same_bytes(lab: tuple[Path, OperatorTable, list
     one, two = saved(tmp_path / "one", table, fitted), saved(tmp_path / "two", table, again)
     assert (one / "weights.safetensors").read_bytes() == (two / "weights.safetensors").read_bytes()
     assert (one / "card.json").read_text() == (two / "card.json").read_text()
+
+
+def test_cells_fitted_in_several_processes_are_the_same_in_the_same_order(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "t.parquet", rows(400, dict(list(DEVICES.items())[:2])))
+    lines: list[str] = []
+    fitted = {n: fit_operators(table, QUICK, engine=local_engine(n), progress=lines.append) for n in (1, 2)}
+    assert [made.cell.id for made in fitted[1]] == [made.cell.id for made in fitted[2]]
+    assert len(fitted[1]) == 2
+    bundles = [saved(tmp_path / f"{n}", table, made) for n, made in fitted.items()]
+    assert len({tuple(file.read_bytes() for file in sorted(path.iterdir())) for path in bundles}) == 1
+    assert sorted(lines[:2]) == sorted(lines[2:])
 
 
 def test_a_network_joins_the_trees_only_where_validation_says_so(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from traincast.profiling.collective_cases import (
     parse_sizes,
     placements,
 )
-from traincast.profiling.collectives import library_name
-from traincast.profiling.journal import journal_path
+from traincast.profiling.collectives import collective_identity, library_name
 from traincast.profiling.machine import device_name
+from traincast.profiling.output import ProfileOutput, journal_path
 from traincast.profiling.rows import COLLECTIVE_COLUMNS
 
 TWO_NODES = ["a"] * 4 + ["b"] * 4
@@ -139,9 +139,10 @@ def test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stop
         "library": library_name("gloo"),
         "time_us": 123.0,
     }
-    header = {"format": "traincast-profile", "version": 1, "table": "collectives"}
-    lines = [json.dumps(header), json.dumps({"row": row}), '{"row":{"s']
-    journal_path(path).write_text("\n".join(lines), encoding="utf-8")
+    with ProfileOutput(path, table="collectives", identity=collective_identity) as stopped:
+        stopped.add(row)
+    with journal_path(path).open("a", encoding="utf-8") as file:
+        file.write('["x",{"row":{"s')
     done = run("--local", "2", "--sizes", "1KiB,4KiB", "--repeats", "4", "--system", "here", "-o", str(path), "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -17,7 +17,6 @@ from tests.conftest import graph_of
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph import zoo
 from traincast.profiling import operators as module
-from traincast.profiling.journal import journal_path
 from traincast.profiling.operators import (
     OperatorRequest,
     distinct_operators,
@@ -27,6 +26,7 @@ from traincast.profiling.operators import (
     request_sources,
     summary_of,
 )
+from traincast.profiling.output import journal_path
 from traincast.profiling.rows import OPERATOR_COLUMNS, key_of, operator_from_row
 
 TINY = "gpt:layers=3,hidden=16,heads=2,vocab=50,seq=8"

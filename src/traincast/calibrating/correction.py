@@ -1,7 +1,8 @@
-"""What the physics left over, as a smooth function of what the simulation says: kernel ridge regression.
+"""The learned correction: the error that a physical fit leaves, as a smooth function of the simulated step.
 
-The correction is the mean of a Gaussian process with a squared-exponential kernel, on a few inducing points chosen far
-from one another. Away from all of them it is nothing, so that it cannot speak of what was not measured.
+The correction is the mean of a Gaussian process with a squared-exponential kernel (kernel ridge regression), on a few
+inducing points chosen far from one another. Far from all points it is zero: it changes no forecast of steps unlike
+those that were measured.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from traincast.cluster import Correction
 Floats = npt.NDArray[np.float64]
 
 SCALES: Final = (2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.5, 2.0, 2.0, 2.0, 1.0)
-"""How far apart two runs are alike, in each of :data:`traincast.report.outlook.FEATURES`."""
+"""Length scale of each of :data:`traincast.report.outlook.FEATURES`: runs closer than this are similar."""
 LEAST_LEFT: Final = 0.08
 MOST_LEFT: Final = 0.25
-"""What physics is taken to leave over at least and at most, as a standard deviation of logarithms."""
+"""Least and largest error assumed to remain after the physical fit: standard deviations of logarithms."""
 MOST_POINTS: Final = 64
 _FEWEST: Final = 20
 
 
 def features(runs: Sequence[MeasuredRun]) -> Floats:
-    """One row of features for each run."""
+    """The features of each run, one row per run."""
     return np.array([run.look.features for run in runs], dtype=np.float64)
 
 
 def domain(runs: Sequence[MeasuredRun]) -> Correction:
-    """Where something was measured, and no correction."""
+    """A correction of zero that records where runs were measured."""
     points = _spread_out(features(runs) / SCALES) * SCALES
     return Correction(
         points=tuple(tuple(round(float(v), 3) for v in point) for point in points),
@@ -43,7 +44,7 @@ def domain(runs: Sequence[MeasuredRun]) -> Correction:
 
 
 def fit_correction(runs: Sequence[MeasuredRun], left: Floats) -> Correction:
-    """The correction that explains ``left``: logarithms of measured over forecast, one for each run."""
+    """Fit the correction to ``left``, the logarithm of measured over forecast time of each run."""
     place = domain(runs)
     if len(runs) < _FEWEST:
         return place
@@ -65,7 +66,7 @@ def _kernel(a: Floats, b: Floats) -> Floats:
 
 
 def _spread_out(x: Floats) -> Floats:
-    """At most :data:`MOST_POINTS` of the rows of ``x``, each chosen as far as can be from those before it."""
+    """Choose at most :data:`MOST_POINTS` rows of ``x``, each as far as possible from those before it."""
     centre = np.median(x, axis=0)
     chosen = [int(np.argmin(((x - centre) ** 2).sum(axis=1)))]
     nearest = ((x - x[chosen[0]]) ** 2).sum(axis=1)

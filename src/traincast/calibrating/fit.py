@@ -4,9 +4,9 @@ With parameters θ (logarithms), forecast times p and measured times m, the fit 
 
     Σᵢ ρ(log(pᵢ(θ)/mᵢ)/σ) + Σⱼ ((θⱼ − θ⁰ⱼ)/sⱼ)²/2
 
-by Gauss–Newton steps, ρ growing linearly beyond a few σ so that odd runs do not bend the rest. σ is what runs of one
-configuration differ by. A run that is several times off what is believed before, and off what the others are, says more
-about itself than about the cluster, and counts for less from the start.
+by Gauss–Newton steps. ρ grows linearly beyond one σ, so that odd runs do not distort the fit. σ is the spread of
+repeated runs of one configuration. A run whose time differs from the prior forecast by a factor of several, while the
+other runs do not, says more about itself than about the cluster: it gets a small weight from the start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 NOISE: Final = 0.06
-"""What two runs of one configuration differ by, as a standard deviation of logarithms."""
+"""Spread of repeated runs of one configuration: the standard deviation of the logarithm of their time."""
 _BEND: Final = 1.0
-"""Errors beyond so many standard deviations count linearly."""
+"""Errors above this many standard deviations count linearly instead of squared."""
 _STEP: Final = 1e-3
 _ROUNDS: Final = 12
 _ATTEMPTS: Final = 4
@@ -58,9 +58,9 @@ def fit(
     *,
     modes: bool = True,
 ) -> CalibrationFit:
-    """Fit a calibration to ``runs``; with none of them it is the prior.
+    """Fit a calibration to ``runs``; without runs, the result is the prior.
 
-    With ``modes``, runs that a stalled network explains far better are taken as stalled, if there are enough of them.
+    With ``modes``, runs that a stalled network explains far better count as stalled, if there are enough of them.
     """
     believed = prior or Prior.usual()
     values = believed.mean.copy()
@@ -116,7 +116,7 @@ def _descend(
 
 
 class _Problem:
-    """Errors of runs as a function of the parameters, and how they change with each."""
+    """The errors of the runs as a function of the parameters, with derivatives, weights and loss."""
 
     def __init__(self, runs: Sequence[MeasuredRun], prior: Prior, stalled: Bools, like: Calibration) -> None:
         self._runs = runs
@@ -130,7 +130,7 @@ class _Problem:
         ]
 
     def distrust(self, values: Floats) -> None:
-        """Let runs count for less that are far off ``values``, and off the rest of them where there are some."""
+        """Lower the weight of runs far from the forecast at ``values``, relative to the median run if there are several."""
         errors = self.errors(values)
         usual = float(np.median(errors)) if len(errors) >= _FEWEST_TO_COMPARE else 0.0
         self._trust = 1.0 / (1.0 + ((errors - usual) / _FAR) ** 4)
@@ -141,11 +141,11 @@ class _Problem:
         return np.log(times) if times else np.zeros(0)
 
     def errors(self, values: Floats) -> Floats:
-        """Logarithms of forecast over measured."""
+        """Logarithm of forecast over measured time, for each run."""
         return self._logs(values, range(len(self._runs))) - self._measured
 
     def jacobian(self, values: Floats, errors: Floats) -> Floats:
-        """Derivatives of the errors, by differences; a run is simulated again only for what it depends on."""
+        """Derivatives of the errors by finite differences; skips runs that a parameter does not affect."""
         result = np.zeros((len(self._runs), len(NAMES)))
         for j, chosen in enumerate(self._matter):
             if chosen:
@@ -156,20 +156,20 @@ class _Problem:
         return result
 
     def weights(self, errors: Floats) -> Floats:
-        """Weights of iteratively reweighted least squares."""
+        """Weight of each run in iteratively reweighted least squares."""
         scaled = errors / (NOISE * _BEND)
         weights: Floats = self._trust / (NOISE**2 * np.sqrt(1.0 + scaled**2))
         return weights
 
     def loss(self, values: Floats, errors: Floats) -> float:
-        """What is minimised."""
+        """The loss that the fit minimises."""
         scaled = errors / (NOISE * _BEND)
         held = (values - self._prior.mean) / self._prior.spread
         return float(self._trust @ (_BEND**2 * (np.sqrt(1.0 + scaled**2) - 1.0)) + 0.5 * (held**2).sum())
 
 
 def _with_modes(runs: Sequence[MeasuredRun], prior: Prior, values: Floats) -> CalibrationFit | None:
-    """The fit with a slow mode, if enough runs are far better explained by one."""
+    """The fit with a slow mode, or ``None`` if too few runs are far better explained by one."""
     measured = np.array([run.seconds for run in runs])
     calibration = calibration_at(values)
     seconds, best = _STALL_S, None
@@ -196,7 +196,7 @@ def _with_modes(runs: Sequence[MeasuredRun], prior: Prior, values: Floats) -> Ca
 
 
 def _odds(runs: Sequence[MeasuredRun], stalled: Bools, seconds: float) -> Stall:
-    """Logistic regression of the slow mode on what :class:`Stall` names, held to small slopes."""
+    """The odds of the slow mode: logistic regression on the fields of :class:`Stall`, with a penalty on slopes."""
     looks = [run.look for run in runs]
     columns = np.array([[1.0, k.nodes - 1.0, k.stages > 1, (k.tensor_nodes - 1.0) * (k.stages > 1)] for k in looks])
     held = np.diag([0.01, 1.0, 0.1, 0.1])

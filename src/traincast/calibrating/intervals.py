@@ -1,4 +1,4 @@
-"""Intervals that cover: conformal prediction from errors on runs that a fit had not seen."""
+"""Intervals with known coverage: conformal prediction from errors on runs that a fit had not seen."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Floats = npt.NDArray[np.float64]
 
 COVERAGE: Final = 0.9
 FEWEST: Final = 20
-"""Errors below which an interval is held by what other clusters showed."""
+"""With fewer errors than this, an interval is also based on the errors of other clusters."""
 
 
 def bounds(errors: Sequence[float] | Floats, *, otherwise: tuple[float, float] | None = None) -> tuple[float, float]:
-    """Between what and what times its forecast a run ends in 90 % of cases.
+    """Return two factors: in 90 % of cases a run takes between ``low`` and ``high`` times its forecast.
 
-    ``errors`` are logarithms of measured over forecast on runs not seen. Each end leaves out one in twenty, counted so
-    that the next error is covered as well (split conformal prediction: the ⌈(n + 1)(1 − α)⌉-th smallest). Where
-    there are too few for that, the widest error counts, and ``otherwise`` beside it, the more the fewer there are.
+    ``errors`` are logarithms of measured over forecast time on runs that the fit had not seen. Each end leaves out one
+    run in twenty, with the correction for a finite sample (split conformal prediction: the ⌈(n + 1)(1 − α)⌉-th
+    smallest error). With too few errors for that, the largest error counts. Below :data:`FEWEST` errors, ``otherwise``
+    is mixed in; the fewer errors, the larger its share.
     """
     found = np.sort(np.asarray(errors, dtype=np.float64))
     tail = (1.0 - COVERAGE) / 2.0
@@ -39,7 +40,7 @@ def bounds(errors: Sequence[float] | Floats, *, otherwise: tuple[float, float] |
 
 
 def crossed(errors: Floats, fold: npt.NDArray[np.int64], *, otherwise: tuple[float, float] | None = None) -> Floats:
-    """For every error, the bounds that the errors of all other folds give: one row of (low, high) each."""
+    """For each error, :func:`bounds` of the errors in all other folds: one row (low, high) per error."""
     result = np.empty((len(errors), 2))
     for number in np.unique(fold).tolist():
         inside = fold == number

@@ -1,4 +1,4 @@
-"""The whole of a calibration: fit, judge on runs not seen, choose, and say how sure it is."""
+"""A whole calibration: fit, test on unseen runs, decide what to keep, and derive intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from traincast.calibrating.correction import domain
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.intervals import bounds
-from traincast.calibrating.journal import CalibrationJournal
 from traincast.calibrating.parameters import PARAMETERS, Prior, calibration_at
 from traincast.calibrating.runs import MeasuredRun
 from traincast.calibrating.study import (
@@ -30,17 +29,18 @@ from traincast.calibrating.study import (
 )
 from traincast.cluster import Calibration, Stall
 from traincast.errors import RequestError
+from traincast.journal import Journal, key_of
 from traincast.report.outlook import UNCALIBRATED
 
 _FEWEST_FOR_FOLDS: Final = 4
 _PAYS: Final = 0.98
 _COSTS: Final = 1.03
-"""A correction is kept if it leaves at most these shares of the error on runs, and on models, that it had not seen."""
+"""A correction is kept if at most these shares of the error remain on unseen runs, and on unseen models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What a parameter was and became; ``sure`` is the standard deviation of its logarithm, of ``unsure`` before."""
+    """A parameter before and after; ``unsure`` and ``sure`` are the standard deviations of its logarithm then and now."""
 
     name: str
     meaning: str
@@ -51,13 +51,13 @@ class Move:
 
     @property
     def taught(self) -> float:
-        """How much of the doubt about it the runs took away, from 0 to 1."""
+        """By which share the runs reduced its uncertainty, from 0 to 1."""
         return max(0.0, 1.0 - self.sure / self.unsure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """A calibration and what is known of it; errors are relative, ``held`` those on runs that its fit had not seen."""
+    """A calibration with its errors: relative, before and after the fit; ``held`` on runs that a fit had not seen."""
 
     calibration: Calibration
     moves: tuple[Move, ...]
@@ -69,6 +69,7 @@ class Calibrated:
     correction_kept: bool
     curve: tuple[CurvePoint, ...]
     odd: tuple[Odd, ...]
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -87,6 +88,7 @@ class Calibrated:
             "correction": self.correction_kept,
             "learning_curve": [asdict(point) for point in self.curve],
             "odd": [asdict(odd) for odd in self.odd],
+            "warnings": list(self.warnings),
         }
 
 
@@ -106,16 +108,44 @@ def calibrate(
     save: Callable[[Calibrated], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibrated:
-    """Calibrate a cluster to ``runs``, all of which ran on it.
+    """Calibrate a cluster to ``runs``, all measured on it.
 
-    Finished stages are kept in the file ``journal``, which is removed once ``save`` has taken the result.
+    Finished stages are kept in the file ``journal``: a call that was stopped resumes from it. It is removed once
+    ``save`` has returned. A journal of other runs is emptied, with a warning in the result.
     """
     if not runs:
-        raise RequestError("there is no run to calibrate with: give at least one row that can be forecast")
+        raise RequestError("there is no run to calibrate with: give a table with at least one row that can be forecast")
     believed = prior or Prior.usual()
-    kept = CalibrationJournal(journal, runs)
+    with Journal(journal, kind="a calibration", key=_key(runs, believed), restart=True) as kept:
+        result = _calibrated(runs, believed, curve, kept, progress)
+        if save is not None:
+            save(result)
+        kept.remove()
+    return result
+
+
+def _key(runs: Sequence[MeasuredRun], prior: Prior) -> str:
+    """The key of everything that the stages depend on: the prior, the runs, and their estimates by the cost model."""
+
+    def about(run: MeasuredRun) -> tuple[object, ...]:
+        measured, request = run.measured, run.measured.request
+        asked = request.graph.name, request.strategy, request.runtime, request.precision, request.global_batch
+        return measured.index, measured.seconds, measured.memory_bytes, asked, request.cluster, run.look
+
+    estimates = [run.estimates.tobytes() for run in runs]
+    return key_of(prior.mean.tolist(), prior.spread.tolist(), [about(run) for run in runs], estimates)
+
+
+def _calibrated(
+    runs: Sequence[MeasuredRun],
+    believed: Prior,
+    curve: Sequence[int],
+    kept: Journal,
+    progress: Callable[[int, int], None] | None,
+) -> Calibrated:
+    """Run all stages, except those that the journal ``kept`` from a stopped run."""
     steps = _Steps(progress, 1 + 2 * FOLDS + 8 * len([n for n in curve if 0 < n < len(runs)]))
-    whole = _fit_from(kept.stage("fit", lambda: _fit_to(fit(runs, believed))), believed)
+    whole = _fit_from(kept.part("fit", lambda: _fit_to(fit(runs, believed))), believed)
     steps.done()
 
     def left_out(key: Callable[[MeasuredRun], object]) -> dict[str, list[float]]:
@@ -126,27 +156,23 @@ def calibrate(
     def curve_points() -> list[dict[str, float]]:
         return [asdict(p) for p in learning_curve(runs, sizes=curve, prior=believed, done=steps.done)]
 
-    held = HeldOut.from_lists(kept.stage("held out runs", lambda: left_out(_configuration)))
-    by_model = HeldOut.from_lists(kept.stage("held out models", lambda: left_out(_model)))
-    points = tuple(CurvePoint(**point) for point in kept.stage("curve", curve_points))
-    result = _judged(runs, whole, held, by_model, points)
-    if save is not None:
-        save(result)
-    kept.done()
-    return result
+    held = HeldOut.from_lists(kept.part("held out runs", lambda: left_out(_configuration)))
+    by_model = HeldOut.from_lists(kept.part("held out models", lambda: left_out(_model)))
+    points = tuple(CurvePoint(**point) for point in kept.part(f"curve {list(curve)}", curve_points))
+    return replace(_judged(runs, whole, held, by_model, points), warnings=tuple(kept.warnings))
 
 
 def _judged(
     runs: Sequence[MeasuredRun], whole: CalibrationFit, held: HeldOut, by_model: HeldOut, points: tuple[CurvePoint, ...]
 ) -> Calibrated:
-    """What is kept of a fit, given how it did on runs and models that it had not seen, and how sure that is."""
+    """Decide what to keep of a fit from its errors on unseen runs and models, and derive the intervals."""
     before = np.array([run.simulated(Calibration()) for run in runs]) / [run.seconds for run in runs]
     better, pays = helps(runs, held), _pays(held, by_model)
     errors = np.concatenate([h.left_over(corrected=pays) for h in (held, by_model)])
     errors = errors[np.isfinite(errors)]
     if not better:
         pays, held, by_model, errors = False, _as_before(runs, held), _as_before(runs, by_model), -np.log(before)
-    elif not len(errors):  # too few to leave any out
+    elif not len(errors):  # too few runs to leave any out
         errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
     low, high = bounds(errors, otherwise=UNCALIBRATED)
     calibration = replace(
@@ -191,7 +217,7 @@ class _Steps:
 
 
 def _configuration(run: MeasuredRun) -> tuple[object, ...]:
-    """What two runs of one configuration share."""
+    """The configuration of a run: equal for repeats of the same run."""
     request = run.measured.request
     return (_model(run), str(request.strategy), request.global_batch, request.cluster.num_nodes, request.precision.name)
 
@@ -201,13 +227,13 @@ def _model(run: MeasuredRun) -> str:
 
 
 def _as_before(runs: Sequence[MeasuredRun], held: HeldOut) -> HeldOut:
-    """What uncalibrated forecasts say of the runs that were left out."""
+    """The same held-out runs, forecast without calibration."""
     usual = np.where(np.isfinite(held.usual), [run.simulated(Calibration()) for run in runs], np.nan)
     return replace(held, usual=usual, stalled=usual, factor=np.ones(len(runs)), chance=np.zeros(len(runs)))
 
 
 def _pays(held: HeldOut, by_model: HeldOut) -> bool:
-    """Whether a correction makes errors on runs not seen smaller, and those on models not seen hardly larger."""
+    """Whether a correction lowers the error on unseen runs and hardly raises the error on unseen models."""
     share = [_mean(h.left_over()) / max(_mean(h.left_over(corrected=False)), 1e-9) for h in (held, by_model)]
     seen = np.isfinite(by_model.factor).any()
     return bool(np.isfinite(held.factor).any()) and share[0] <= _PAYS and (not seen or share[1] <= _COSTS)
@@ -228,7 +254,7 @@ def _memory_share(runs: Sequence[MeasuredRun]) -> float:
 
 
 def _moves(whole: CalibrationFit) -> tuple[Move, ...]:
-    """All parameters, those that the runs said most about first."""
+    """All parameters, those that the runs determined best first."""
     before, after = np.exp(whole.prior.mean), np.exp(whole.values)
     moves = [
         Move(

@@ -129,6 +129,8 @@ def _show(result: Calibrated, skipped: dict[int, str], target: Path) -> None:
         print_table("error on runs not seen", ["runs seen", "mean", "median", "draws"], curve, right=range(4))
     out = console()
     calibration = result.calibration
+    for warning in result.warnings:
+        out.print(f"[yellow]{plain(warning)}[/yellow]")
     if not result.helped:
         out.print(
             "[yellow]on runs not seen, calibration was no better than none: parameters are left as they were[/yellow]"

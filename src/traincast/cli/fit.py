@@ -56,6 +56,7 @@ def operators(
     from dataclasses import asdict
 
     from traincast.cli.validate import conditions
+    from traincast.engines import local_engine
     from traincast.estimate.bundle import check_output, save_bundle
     from traincast.fitting.operator_bundle import bundle_of, shipped_base
     from traincast.fitting.operators import FitConfig, fit_operators
@@ -69,10 +70,9 @@ def operators(
         networks=() if networks == "none" else tuple(networks.split(",")),
         general=len(table.devices) >= 3,
         training=TrainConfig() if epochs is None else TrainConfig(epochs=epochs),
-        jobs=jobs,
     )
     with _progress() as say:
-        fitted = fit_operators(table, config, base=shipped_base(), progress=say)
+        fitted = fit_operators(table, config, base=shipped_base(), engine=local_engine(jobs), progress=say)
     card, arrays = bundle_of(fitted, table, data=_about(data, table), config=config)
     save_bundle(Path(output), card, arrays)
     rivals = _compare(table, seed, epochs) if compare else []

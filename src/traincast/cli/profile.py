@@ -88,8 +88,8 @@ def operators(
 
     With neither --alone nor --in-context, both are done.
     """
-    from traincast.profiling.journal import check_output
     from traincast.profiling.operators import OperatorRequest, request_sources
+    from traincast.profiling.output import check_output
 
     models, files, opset = request_sources(sources)
     both = alone == in_context
@@ -186,7 +186,7 @@ def collectives(
     """
     from traincast.profiling.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
     from traincast.profiling.collectives import is_launched, torchrun_line
-    from traincast.profiling.journal import check_output
+    from traincast.profiling.output import check_output
 
     with only_rank_0_speaks():
         request = CollectiveRequest(

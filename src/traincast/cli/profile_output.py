@@ -75,7 +75,7 @@ def progress_on_terminal() -> Iterator[Progress | None]:
 @contextmanager
 def saying_what_is_kept(output: Path) -> Iterator[None]:
     """After an interruption, say where the rows are."""
-    from traincast.profiling.journal import journal_path
+    from traincast.profiling.output import journal_path
 
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where many tasks run: on processes of this machine, or on a Ray cluster."""
+"""Engines run many independent tasks: in processes of this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from traincast.errors import RequestError, UnknownNameError
 
 
 def load_engine(name: str, *, workers: int | None = None, address: str | None = None) -> Engine:
-    """The engine of that name, with at most ``workers`` tasks at once; ``address`` is that of a Ray cluster."""
+    """Return the engine ``name``, which runs at most ``workers`` tasks at once; ``address`` is for Ray only."""
     if name not in ENGINES:
         raise UnknownNameError("engine", name, ENGINES)
     if name == "local" and address is not None:
-        raise RequestError(f"the local engine has no address, and {address!r} was given: take the engine ray for it")
+        raise RequestError(f"the local engine takes no address, and {address!r} was given: choose the engine ray")
     given = {"workers": workers, "address": address}
     return ENGINES[name](**{option: value for option, value in given.items() if value is not None})
 

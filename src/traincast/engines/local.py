@@ -1,4 +1,4 @@
-"""Tasks on processes of this machine: one pipe to each, one task at a time."""
+"""The local engine: processes of this machine, each with one pipe and one task at a time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkContext, SpawnContext
 
 THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""Where numeric libraries read their number of threads when they are loaded."""
+"""Environment variables from which numeric libraries read their number of threads when they are loaded."""
 PATIENCE_S: Final = 1.0
-"""How long a process that has been told to end, or whose pipe has closed, may take before it is killed."""
+"""Seconds that a process may take to end, after it was told to or its pipe closed, before it is killed."""
 
 
 def local_engine(workers: int | None = None) -> Engine:
-    """An engine of ``workers`` processes, as many as there are processors for this one where nothing is said.
+    """Return an engine of ``workers`` processes, by default one for each processor that this process may use.
 
-    A single worker is the caller's own process: nothing is started, and errors keep their traceback.
+    One worker is the calling process itself: nothing is started, and errors keep their traceback.
     """
     if workers is None:
         workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -44,7 +44,7 @@ def local_engine(workers: int | None = None) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """Runs tasks on ``workers`` processes, started for each run."""
+    """Runs tasks in ``workers`` processes, which are started for each run."""
 
     workers: int
 
@@ -69,7 +69,7 @@ def _run_here(setup: str, payload: Any, tasks: Sequence[Any], *, done: Callable[
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors as a worker elsewhere would tell them, with their traceback."""
+    """Raise errors as a worker in another process would, but with their traceback."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -103,7 +103,7 @@ def _run_apart(
 
 
 class _Crew:
-    """The processes of one run, each with its pipe: those at a task, and those that wait for one."""
+    """The processes of one run: those that are busy with a task, and those that are idle."""
 
     def __init__(self, setup: str, payload: Any) -> None:
         self.busy: dict[Connection, int] = {}
@@ -120,7 +120,7 @@ class _Crew:
             resource_tracker.ensure_running()  # else it is started beside the first process, and lets interrupts in
 
     def give(self, index: int, task: Any) -> None:
-        """Send a task to a process that waits, or to a new one."""
+        """Send a task to an idle process, or to a new one."""
         message = ForkingPickler.dumps(task)
         pipe = self._idle.pop() if self._idle else self._start()
         self.busy[pipe] = index
@@ -128,7 +128,7 @@ class _Crew:
             pipe.send_bytes(message)
 
     def answers(self) -> Iterator[tuple[int, Any, str]]:
-        """Index and answer of tasks that have finished, waiting for one; how its process ended where one did."""
+        """Wait until a task ends; yield index, answer, and how the process ended if it did (else an empty text)."""
         for pipe in wait(list(self.busy)):
             assert isinstance(pipe, Connection)
             index = self.busy.pop(pipe)
@@ -142,7 +142,7 @@ class _Crew:
 
     def _start(self) -> Connection:
         with interrupts_held(), warnings.catch_warnings():
-            # newer Pythons warn of any fork beside native threads: why these do no harm is said above
+            # newer Pythons warn about any fork beside native threads; the comment above says why these are harmless
             warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
             pipe, far_end = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(far_end, self._setup, self._payload), daemon=True)
@@ -179,11 +179,11 @@ class _Crew:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Put off Ctrl-C until the block is through, and keep it from the processes that are started there.
+    """Delay Ctrl-C until the block has ended, and hide it from processes started in the block.
 
-    Without it, a process could be started and not yet noted, or be left over when a second Ctrl-C interrupts
-    the end of the first. The mask is for processes with handlers of their own, the handler for threads without
-    the mask.
+    Without this, Ctrl-C could hit between the start of a process and its registration, or a second Ctrl-C could
+    interrupt the cleanup after the first. Started processes inherit the mask; threads without the mask are covered by
+    the handler.
     """
     pressed: list[int] = []
     in_main = threading.current_thread() is threading.main_thread()
@@ -201,7 +201,7 @@ def interrupts_held() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, setup: str, payload: Any) -> None:
-    """The life of a process: answer each task, until an empty message comes or the caller is gone."""
+    """Run in a worker process: answer tasks until an empty message arrives or the caller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -230,10 +230,10 @@ def _end_with_parent() -> None:
 
 
 def one_thread() -> None:
-    """Keep the numeric libraries of this process to one thread: the processors are taken by other workers."""
+    """Limit the numeric libraries of this process to one thread: other workers use the other processors."""
     os.environ.update(dict.fromkeys(THREADS, "1"))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    if "numpy" in sys.modules:  # loaded already, it does not read them again
+    if "numpy" in sys.modules:  # already loaded: it does not read the variables again
         with suppress(ImportError):
             importlib.import_module("threadpoolctl").threadpool_limits(1)

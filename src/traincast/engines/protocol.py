@@ -1,4 +1,4 @@
-"""Many independent tasks of one function: the protocol every engine follows, and what all of them share."""
+"""The protocol that every engine follows, and the code that all engines share."""
 
 from __future__ import annotations
 
@@ -11,48 +11,47 @@ from traincast.errors import SimulationError, TraincastError
 from traincast.imports import import_callable
 
 Worker = Callable[[Any], Any]
-"""What a setup gives: takes a task, gives its result."""
+"""What a setup returns: a function from a task to its result."""
 
 TRIES: Final = 3
-"""How often a task is given to a worker, when the workers before are lost with it."""
+"""How many workers a task may lose before the run fails."""
 
 
 class Engine(Protocol):
-    """Runs tasks on workers, wherever these are.
+    """Runs independent tasks on workers: processes here or on other machines.
 
     ``setup`` is ``package.module:function``. Every worker calls ``worker = function(payload)`` once, and then
-    ``worker(task)`` for each task that it gets. Payload, tasks and results are plain values that can be pickled;
-    a task should take some milliseconds at least, since handing it over takes 0.1 ms to a process and 2 ms to Ray.
+    ``worker(task)`` for each of its tasks. Payload, tasks and results must be picklable. A task should take several
+    milliseconds, because sending one takes 0.1 ms to a local process and 2 ms to Ray.
     """
 
     def run(self, setup: str, payload: Any, tasks: Sequence[Any], *, done: Callable[[int, Any], None]) -> None:
         """Call ``done(index, result)`` here, once for each task, in the order in which they finish.
 
-        The first error ends the run: a :class:`TraincastError` as the worker raised it, any other as a
-        :class:`SimulationError` that names it. A worker that is lost is replaced, and its task tried again, up to
-        :data:`TRIES` times in all. Whatever ends the run, an interrupt or an error in ``done`` among it, also
-        ends the workers.
+        The first error ends the run: a :class:`TraincastError` is raised as it is, any other error as a
+        :class:`SimulationError` that names it. A lost worker is replaced and its task run again, up to :data:`TRIES`
+        times in all. However the run ends, also by an interrupt or an error in ``done``, its workers end with it.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """An error on its way from a worker to the caller: its class and its line."""
+    """An error on its way from a worker to the caller: its class and its message."""
 
     kind: type[TraincastError]
     message: str
 
     def error(self) -> TraincastError:
-        """The error itself; made without its constructor, which may ask for more than the line."""
+        """The error itself, made without its constructor, which may take other arguments than the message."""
         return self.kind.__new__(self.kind, self.message)
 
 
 def failure_of(error: BaseException) -> TaskFailure:
-    """What the caller is told about ``error``."""
+    """What the caller is told about ``error``: a Traincast error unchanged, any other in one line."""
     if isinstance(error, TraincastError):
         return TaskFailure(type(error), str(error))
-    return TaskFailure(SimulationError, f"a task failed: {one_line(error)}; one local worker shows where")
+    return TaskFailure(SimulationError, f"a task failed: {one_line(error)}; run with one local worker to see where")
 
 
 def one_line(error: BaseException) -> str:
@@ -62,20 +61,20 @@ def one_line(error: BaseException) -> str:
 
 
 def lost(index: int, task: Any, reason: str) -> SimulationError:
-    """The error for a task that took all its workers with it."""
+    """The error for a task that lost :data:`TRIES` workers."""
     name = " ".join(reprlib.repr(task).split())
     return SimulationError(
         f"task {index} ({name}) lost its worker {TRIES} times, the last one {reason}: "
-        "where memory is short, take fewer workers"
+        "if memory is short, use fewer workers"
     )
 
 
 def set_up(setup: str, payload: Any) -> Worker:
-    """The worker that ``setup`` makes of ``payload``."""
+    """Call the function that ``setup`` names with ``payload``; return the worker."""
     worker: Worker = load_setup(setup)(payload)
     return worker
 
 
 def load_setup(setup: str) -> Callable[[Any], Worker]:
-    """The function named by ``setup``, imported."""
+    """Import and return the function that ``setup`` names."""
     return import_callable(setup, "setup of tasks", role="function")

@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster: one processor for each, wherever Ray finds one free."""
+"""The Ray engine: each task runs on one processor of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from traincast.engines.protocol import (
 from traincast.errors import MissingDependencyError, RequestError, SimulationError
 
 TASKS_PER_CPU: Final = 2
-"""Tasks handed to Ray for each of its processors: one that runs, and one that is ready when it ends."""
+"""Tasks given to Ray for each of its processors: one that runs, and one that is ready when it ends."""
 GLANCE_S: Final = 0.2
-"""How long one wait for results lasts: Ray itself sees an interrupt only once in a second."""
+"""Seconds of one wait for results: Ray itself notices an interrupt only once a second."""
 KNOCK_S: Final = 5.0
-"""How long a cluster may take to answer at its address."""
+"""Seconds that a cluster may take to answer at its address."""
 _QUIET: Final[dict[str, Any]] = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def ray_engine(address: str | None = None, *, workers: int | None = None) -> Engine:
-    """An engine on the Ray cluster at ``address``; without one, on a Ray that is started on this machine for each run.
+    """Return an engine on the Ray cluster at ``address``; without an address, each run starts Ray on this machine.
 
-    Where this process is connected to Ray already, that connection is used, and left open. At most ``workers`` tasks
-    run at once, where that is said. The nodes must have the package of the setup installed.
+    If this process is already connected to Ray, that connection is used and left open. At most ``workers`` tasks run
+    at once, if given. The package of the setup must be installed on all nodes.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingDependencyError("ray", "running on a Ray cluster", extra="ray")
@@ -51,7 +51,7 @@ def ray_engine(address: str | None = None, *, workers: int | None = None) -> Eng
 
 @dataclass(frozen=True, slots=True)
 class RayEngine:
-    """Runs tasks on a Ray cluster, each on one processor; Ray tries those again whose worker or node is lost."""
+    """Runs tasks on a Ray cluster, each on one processor; Ray runs a task again if its worker or node is lost."""
 
     address: str | None
     workers: int | None
@@ -67,15 +67,15 @@ class RayEngine:
 
 @contextmanager
 def _connected(address: str | None, workers: int | None) -> Iterator[None]:
-    """A connection to Ray, quiet and without reports to its makers; what is opened here is closed here."""
+    """Connect to Ray, quietly and without usage reports; disconnect at the end, unless we were connected before."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # else every worker lost is told on standard output
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # else Ray reports every lost worker on standard output
     import ray
 
     if ray.is_initialized():
         yield
         return
-    logging.getLogger("ray").setLevel(logging.ERROR)  # some is said before Ray reads its level
+    logging.getLogger("ray").setLevel(logging.ERROR)  # some messages come before Ray reads its level
     try:
         _knock(address or "local")
         with _nothing_left_over():
@@ -85,7 +85,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[None]:
                 ray.init(address, **_QUIET)
     except (OSError, RuntimeError, ValueError) as error:
         where = "on this machine" if address is None else f"at {address}"
-        raise RequestError(f"no Ray {where}: {one_line(error)}; start one with ray start --head") from error
+        raise RequestError(f"cannot reach Ray {where}: {one_line(error)}; start it with ray start --head") from error
     try:
         yield
     finally:
@@ -94,7 +94,7 @@ def _connected(address: str | None, workers: int | None) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Fail at once where nobody listens: Ray itself would try for minutes."""
+    """Fail at once if nothing listens at the address: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
@@ -102,7 +102,7 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _nothing_left_over() -> Iterator[None]:
-    """End the processes that were started here, if the block is not completed: Ray itself leaves some of them."""
+    """If the block fails, end the processes that were started in it: Ray itself leaves some of them running."""
     import ray
 
     psutil = importlib.import_module("psutil")  # comes with Ray
@@ -124,12 +124,12 @@ def _run(
     import ray
 
     answer = ray.remote(_answer).options(num_cpus=1, max_retries=TRIES - 1)
-    shared = [ray.put(payload)]  # in a list, so that it stays a reference until a worker asks for it
+    shared = [ray.put(payload)]  # in a list: so it stays a reference until a worker fetches it
     running: dict[Any, int] = {}
     following = 0
     try:
         while running or following < len(tasks):
-            # asked each time, for nodes come and go
+            # asked each time: nodes come and go
             room = workers or TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
             while following < len(tasks) and len(running) < room:
                 running[answer.remote(setup, shared, tasks[following])] = following
@@ -141,7 +141,7 @@ def _run(
                 except ray.exceptions.RayTaskError as error:
                     raise SimulationError(
                         f"task {index} failed on a node of Ray: {one_line(error.cause)}; "
-                        f"nodes need Traincast, and the package of {setup}"
+                        f"all nodes need Traincast and the package of {setup}"
                     ) from error
                 except ray.exceptions.RayError as error:
                     raise lost(index, tasks[index], f"with {one_line(error)}") from error
@@ -154,7 +154,7 @@ def _run(
 
 
 def _answer(setup: str, shared: list[Any], task: Any) -> Any:
-    """The result of a task, or its failure; runs on a node of the cluster."""
+    """Run a task on a node of the cluster; return its result or its failure."""
     try:
         return _worker(setup, shared[0])(task)
     except BaseException as error:
@@ -163,7 +163,7 @@ def _answer(setup: str, shared: list[Any], task: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _worker(setup: str, payload: Any) -> Worker:
-    """The worker of this process of Ray, made once for each payload: references to one value are equal."""
+    """The worker of this Ray process, made once for each payload: references to one value are equal."""
     import ray
 
     one_thread()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device
+from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError
 from traincast.estimate.cells import ANY, Cell, beside
 from traincast.fitting.adapt import adapt, learning_curve
@@ -54,7 +54,6 @@ class FitConfig:
     general_epochs: int = 8
     boosting: BoostingConfig = field(default_factory=BoostingConfig)
     training: TrainConfig = field(default_factory=TrainConfig)
-    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +75,13 @@ def fit_operators(
     config: FitConfig | None = None,
     *,
     base: Base | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> list[FittedCell]:
-    """Fit every cell of ``table``.
+    """Fit every cell of ``table``, each as one task of ``engine`` (by default in this process).
 
     Cells with fewer than :data:`FEWEST` operators adapt the network of their family: that of ``base``, or the one
-    fitted here.
+    fitted here. ``progress`` is given a line for each cell as soon as it is fitted.
     """
     config = config or FitConfig()
     say = progress or (lambda text: None)
@@ -92,11 +92,15 @@ def fit_operators(
     work = _Work(table=table, split=split, cells=cells, config=config)
     tasks: list[CellKey | str] = [*dict.fromkeys(key[0] for key in cells)] if config.general else []
     tasks += [key for key in cells if len(work.side(key, split.train)) + len(work.side(key, split.test)) >= FEWEST]
-    fitted = []
-    for made in _run(work, tasks):
+    found: dict[int, FittedCell] = {}
+
+    def take(index: int, made: FittedCell | None) -> None:
         if made is not None:
-            fitted.append(made)
+            found[index] = made
             say(_line(made))
+
+    (engine or local_engine(1)).run("traincast.fitting.operators:worker", work, tasks, done=take)
+    fitted = [found[index] for index in sorted(found)]
     general = dict(base.general if base else {}) | {m.cell.family: m.cell for m in fitted if m.cell.device == ANY}
     fresh = {m.cell.family for m in fitted if m.cell.device == ANY}  # families that need nothing of the base
     measured = [pair for pair in (base.measured if base else []) if pair[1].family not in fresh]
@@ -142,25 +146,9 @@ class _Work:
         return fit_cell(task, self.table, train, test, self.config)
 
 
-_inherited: list[_Work] = []
-"""The work of a process that was forked from one that had it: a table is too large to be sent."""
-
-
-def _fit_inherited(task: CellKey | str) -> FittedCell | None:
-    return _inherited[-1].fit(task)
-
-
-def _run(work: _Work, tasks: Sequence[CellKey | str]) -> Iterator[FittedCell | None]:
-    """Every task's result in order, from as many processes as the configuration says."""
-    if work.config.jobs <= 1:
-        yield from map(work.fit, tasks)
-        return
-    _inherited.append(work)
-    try:
-        with get_context("fork").Pool(work.config.jobs) as pool:
-            yield from pool.imap(_fit_inherited, tasks, chunksize=1)
-    finally:
-        _inherited.pop()
+def worker(work: _Work) -> Callable[[CellKey | str], FittedCell | None]:
+    """What fits one task after another in a process of an engine."""
+    return work.fit
 
 
 def _line(made: FittedCell) -> str:

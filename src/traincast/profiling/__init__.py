@@ -1,4 +1,4 @@
-"""What is measured: operators alone and in their models, collectives between processes, and the set to measure."""
+"""Measure operators, alone and inside their models, and collectives between processes, on this machine."""
 
 from traincast.profiling.collective_cases import CollectiveRequest
 from traincast.profiling.collectives import profile_collectives

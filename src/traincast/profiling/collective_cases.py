@@ -1,4 +1,4 @@
-"""Which collectives to measure: of which bytes, and in which groups of ranks on which nodes.
+"""Which collectives to measure: message sizes, groups of ranks, and their placement on nodes.
 
 Bytes are those of nccl-tests: all_reduce and broadcast the buffer, all_gather the whole output,
 reduce_scatter the whole input, all_to_all the send buffer of a rank, p2p the message.
@@ -26,7 +26,7 @@ _MOST_THREADS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRequest:
-    """Which collectives to profile; ``sizes`` in bytes, ``groups`` in ranks (empty: two up to all, doubling)."""
+    """Which collectives to profile: ``sizes`` in bytes, ``groups`` in ranks (if empty: 2, 4, 8 … up to all ranks)."""
 
     collectives: tuple[str, ...] = COLLECTIVES
     sizes: tuple[int, ...]
@@ -47,33 +47,33 @@ class CollectiveRequest:
             raise UnknownNameError("backend", self.backend, BACKENDS)
         if not 1 <= self.repeats <= _MOST_REPEATS or not 1 <= self.threads <= _MOST_THREADS:
             raise RequestError(
-                f"repeats is {self.repeats} and threads {self.threads}: expected 1 to {_MOST_REPEATS} and 1 to "
-                f"{_MOST_THREADS}"
+                f"repeats is {self.repeats} and threads is {self.threads}: expected 1 to {_MOST_REPEATS} repeats and "
+                f"1 to {_MOST_THREADS} threads"
             )
         if self.seconds is not None and not self.seconds > 0:
             raise RequestError(f"seconds is {self.seconds:g}: expected more than 0")
         if not self.sizes or not self.collectives:
-            raise RequestError("nothing to profile: name collectives and sizes")
+            raise RequestError("nothing to profile: give at least one collective and one size")
         if any(group < 2 for group in self.groups):
             raise RequestError(f"groups are {', '.join(map(str, self.groups))}: a group has 2 ranks or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlacement:
-    """A group of ranks: which, and on how many nodes they lie, the same number on each."""
+    """A group of ranks and the number of nodes that it spans, with equally many ranks on each."""
 
     ranks: tuple[int, ...]
     num_nodes: int
 
     @property
     def variant(self) -> str:
-        """``packed`` on one node, or ``spread`` over several."""
+        """``packed`` (on one node) or ``spread`` (over several)."""
         return "packed" if self.num_nodes == 1 else "spread"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCase:
-    """One measurement: a collective of ``nbytes`` in the group of a placement."""
+    """One measurement: a collective of ``nbytes`` bytes in one group."""
 
     collective: str
     nbytes: int
@@ -81,7 +81,7 @@ class CollectiveCase:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``4096``, ``64KiB``, ``1.5MB`` or ``1GiB``; a letter alone counts by 1024, as nccl-tests has it.
+    """Parse a size such as ``4096``, ``64KiB``, ``1.5MB`` or ``2M``; a letter alone means 1024, as in nccl-tests.
 
     >>> parse_size("64KiB"), parse_size("1MB"), parse_size("2M")
     (65536, 1000000, 2097152)
@@ -98,7 +98,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Sizes of a list, with ranges that double (``1KiB..64MiB``) or grow by a factor (``1KiB..64MiB:4``).
+    """Parse a list of sizes; a range doubles (``1KiB..64MiB``) or grows by a factor (``1KiB..64MiB:4``).
 
     >>> parse_sizes("1KiB..8KiB")
     (1024, 2048, 4096, 8192)
@@ -116,7 +116,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             raise RequestError(f"sizes {item!r}: the factor after ':' must be a whole number of 2 or more")
         size, end = parse_size(first), parse_size(last)
         if size > end:
-            raise RequestError(f"sizes {item!r}: {first} is more than {last}")
+            raise RequestError(f"sizes {item!r}: the first size, {first}, is larger than the last, {last}")
         while size <= end:
             sizes.append(size)
             size *= int(factor) if colon else 2
@@ -126,7 +126,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def elements_of(collective: str, nbytes: int, num_ranks: int) -> int:
-    """Elements that a rank holds before the collective, so that nccl-tests would count ``nbytes``, or a little less.
+    """Elements that each rank holds before the collective, so that nccl-tests would count at most ``nbytes``.
 
     >>> [elements_of(c, 4096, 4) for c in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")]
     [1024, 256, 1024, 1024]
@@ -138,12 +138,12 @@ def elements_of(collective: str, nbytes: int, num_ranks: int) -> int:
 
 
 def counted_bytes(collective: str, elements: int, num_ranks: int) -> int:
-    """What nccl-tests counts for ranks that hold ``elements`` each: the inverse of :func:`elements_of`."""
+    """Bytes that nccl-tests counts if each rank holds ``elements``: the inverse of :func:`elements_of`."""
     return elements * ELEMENT_BYTES * (num_ranks if collective == "all_gather" else 1)
 
 
 def bus_factor(collective: str, num_ranks: int) -> float:
-    """Bytes that cross a rank's link per byte counted, as nccl-tests has it: 2(n-1)/n, (n-1)/n or 1."""
+    """Bytes that cross a rank's link per byte counted, as in nccl-tests: 2(n-1)/n, (n-1)/n or 1."""
     n = num_ranks
     if collective == "all_reduce":
         return 2.0 * (n - 1) / n
@@ -151,7 +151,7 @@ def bus_factor(collective: str, num_ranks: int) -> float:
 
 
 def placements(nodes: Sequence[str], groups: Sequence[int]) -> list[GroupPlacement]:
-    """The groups to measure among ranks that lie on ``nodes[rank]``: packed on a node, and spread evenly over more."""
+    """The groups to measure; ``nodes[rank]`` is a rank's node. Groups lie on one node, or evenly on several."""
     ranks_on: defaultdict[str, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
         ranks_on[node].append(rank)
@@ -176,7 +176,7 @@ def _doubling(num_ranks: int) -> list[int]:
 
 
 def cases_of(request: CollectiveRequest, nodes: Sequence[str]) -> list[CollectiveCase]:
-    """All cases of a request on ranks that lie on ``nodes[rank]``, without those that come out the same."""
+    """All distinct cases of a request; ``nodes[rank]`` is the node of each rank."""
     cases: dict[CollectiveCase, None] = {}
     for placement in placements(nodes, request.groups):
         n = len(placement.ranks)

@@ -1,7 +1,7 @@
-"""Profiling of collectives: over message sizes, group sizes and placements of a group on nodes.
+"""Measure collectives over message sizes, group sizes and placements of a group on nodes.
 
-All ranks run the same list of cases; those outside a case's group wait. Ranks tell each other what to do
-and what they measured through the store of the process group, as JSON. Rank 0 keeps the table.
+All ranks go through the same list of cases; ranks outside a case's group wait. Rank 0 says which case is next and
+collects the times, both as JSON through the store of the process group. Rank 0 writes the table.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Final, TypeAlias
 from traincast.errors import RequestError
 from traincast.graph.capture import require_torch
 from traincast.profiling.collective_cases import CollectiveCase, CollectiveRequest, bus_factor, cases_of, elements_of
-from traincast.profiling.journal import ProfileJournal, check_output
 from traincast.profiling.machine import device_name
 from traincast.profiling.operators import OperatorProfile, Progress, Unmeasured
+from traincast.profiling.output import ProfileOutput, check_output
 from traincast.profiling.rows import Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of
 
@@ -54,9 +54,9 @@ def check_backend(backend: str) -> None:
 def profile_collectives(
     request: CollectiveRequest, output: Path, *, progress: Progress | None = None
 ) -> OperatorProfile | None:
-    """Measure ``request`` into the table ``output`` with all ranks of a launcher; ``None`` on all ranks but 0."""
+    """Measure ``request`` and write the table ``output``; call it on all ranks. Returns ``None`` except on rank 0."""
     if not is_launched():
-        raise RequestError("collectives need several processes: launch them with torchrun, or use --local N")
+        raise RequestError("collectives need several processes: start them with torchrun, or use --local N")
     check_backend(request.backend)
     device = "cuda" if request.backend == "nccl" else "cpu"
     check_output(output, table="collectives")
@@ -78,7 +78,7 @@ def profile_collectives(
 
 
 def collective_identity(row: Row) -> str:
-    """What makes two rows of collectives the same measurement."""
+    """A text that is equal for rows of the same measurement."""
     names = ("source", "system", "device", "collective", "bytes", "n_ranks", "n_nodes", "library", "interconnect")
     return "|".join(str(row[name]) for name in names)
 
@@ -100,35 +100,39 @@ class _Ring:
         self.nodes = [self.store.get(f"node/{rank}").decode() for rank in range(self.size)]
         too_large = [group for group in request.groups if group > self.size]
         if too_large:
-            raise RequestError(f"a group of {too_large[0]} ranks among {self.size}: launch more, or ask for less")
+            raise RequestError(
+                f"a group of {too_large[0]} ranks needs as many processes, and {self.size} were started: start more"
+            )
         self.cases = cases_of(request, self.nodes)
         if not self.cases:
-            raise RequestError(f"no group of {request.groups or 2} ranks can be placed on {self.size} ranks")
+            raise RequestError(
+                f"no group of {', '.join(map(str, request.groups)) or 2} ranks can be formed from {self.size} ranks"
+            )
         self.groups = {p: dist.new_group(list(p.ranks)) for p in dict.fromkeys(case.placement for case in self.cases)}
 
     def lead(self, output: Path, progress: Progress) -> OperatorProfile:
-        """Rank 0: say which case is next, take part in it, gather the times, keep the rows."""
+        """Run as rank 0: announce each case, take part in it, collect the times, and write the rows."""
         end = None if self.request.seconds is None else time.monotonic() + self.request.seconds
         reasons: dict[tuple[str, str], int] = {}
         left = 0
         try:
-            with ProfileJournal(output, table="collectives", identity=collective_identity) as journal:
-                kept = len(journal.rows)
+            with ProfileOutput(output, table="collectives", identity=collective_identity) as table:
+                kept = len(table.rows)
                 for number, case in enumerate(self.cases):
                     progress(number, len(self.cases), case.collective)
-                    if journal.has(collective_identity(self._row(case, None))):
+                    if table.has(collective_identity(self._row(case, None))):
                         continue
                     if end is not None and time.monotonic() > end:
                         left += 1
                         continue
                     row, reason = self._lead_case(number, case)
                     if row is not None:
-                        journal.add(row)
+                        table.add(row)
                     else:
                         reasons[case.collective, reason] = reasons.get((case.collective, reason), 0) + 1
                 progress(len(self.cases), len(self.cases), "")
-                rows, warnings = journal.rows, tuple(journal.warnings)
-                journal.finish()
+                rows, warnings = table.rows, tuple(table.warnings)
+                table.finish()
         finally:
             self.store.set(f"next/{self._turn}", "-1")
         return OperatorProfile(
@@ -155,7 +159,7 @@ class _Ring:
         return self._row(case, Timing(**slowest)), ""
 
     def follow(self) -> None:
-        """Any other rank: take part in the cases that rank 0 names, until it names none."""
+        """Run as any other rank: take part in the cases that rank 0 announces, until it announces the end."""
         while True:
             number = int(self.store.get(f"next/{self._turn}"))
             if number < 0:
@@ -166,7 +170,7 @@ class _Ring:
             self._turn += 1
 
     def _take_part(self, case: CollectiveCase) -> dict[str, Any]:
-        """Run one case; the times of this rank, or the reason why it cannot be run."""
+        """Run one case; return the times of this rank, or why it cannot be run."""
         import torch
 
         try:
@@ -234,7 +238,7 @@ def _timed(run: Run, repeats: int, device: str) -> list[float]:
 
 
 def _call_of(case: CollectiveCase, group: Any, device: str) -> Run:
-    """The collective as a call on this rank's buffers, one after the other as nccl-tests runs them."""
+    """Return a function that runs the collective once on this rank's buffers."""
     import torch
     import torch.distributed as dist
 
@@ -282,7 +286,7 @@ def _there_and_back(data: Any, ranks: tuple[int, ...], group: Any) -> Run:
 
 
 def summary_of_collectives(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-    """Per collective and group: how many rows, the median dispersion, the best bus bandwidth in bytes per second."""
+    """For each collective and group: number of rows, median dispersion, best bus bandwidth in bytes per second."""
     groups: defaultdict[tuple[str, int, int], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["collective"], row["n_ranks"], row["n_nodes"]].append(row)

@@ -1,11 +1,11 @@
-"""Executors: a captured operator as a call on real tensors, so that it can be run and timed alone.
+"""Executors: run a captured operator alone on real tensors, so that it can be timed.
 
-Capture keeps shapes, dtypes and the attributes that cost depends on, not every argument. What is missing
-is inferred from the shapes, or is what models usually pass (a mean for a loss, the last dim for a
-softmax). Tensors are random; a first run must give the captured output shapes, or the operator is refused.
+A capture keeps shapes, dtypes and the attributes that cost depends on, not every argument. Missing arguments are
+inferred from the shapes, or are what models usually pass (the mean for a loss, the last dim for a softmax). Tensors are
+random. An operator is refused unless a first run gives the captured output shapes.
 
-:func:`executor_of` finds the builder by the operator's name; :data:`BUILDERS` holds those that need more
-than their tensors in order. All others are called by their schema.
+:func:`executor_of` finds the builder by the operator's name. :data:`BUILDERS` has the operators that need more than
+their tensors in order; all others are called by their schema.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from traincast.profiling.tensors import Builder, Call, CannotRunError, Make, bou
 from traincast.profiling.updates import UPDATES
 
 BUILDERS: Final[dict[str, Builder]] = {**PRODUCTS, **COMPUTING, **UPDATES, **MOVING}
-"""Operators that need more than their tensors in order, by name."""
+"""Builders of operators that need more than their tensors in order, by operator name."""
 
 
 def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
-    """A call that runs ``operator`` once on ``device``; it has run once, and gave the captured shapes.
+    """Return a function that runs ``operator`` once on ``device``; it was tried, and gave the captured shapes.
 
-    Raises :class:`CannotRunError` with the reason where there is no such call.
+    Raises :class:`CannotRunError` with the reason if the operator cannot be run.
     """
     make = Make(device)
     builder = BUILDERS.get(operator.name)
@@ -47,7 +47,7 @@ def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
 
 
 def reason_not_to_run(operator: Operator) -> str | None:
-    """Why ``operator`` cannot be run, or ``None`` where it can: tried on fake tensors, so that size does not matter."""
+    """Why ``operator`` cannot be run, or ``None`` if it can; tried on fake tensors, which take no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -59,7 +59,7 @@ def reason_not_to_run(operator: Operator) -> str | None:
 
 
 def memory_of(operator: Operator) -> float:
-    """Bytes that running ``operator`` alone takes, roughly: its tensors, results beside them, and scores."""
+    """Roughly the bytes that running ``operator`` alone takes: tensors, results, and scores of attention."""
     need = 2.0 * operator.nbytes
     if operator.kind is OpKind.EMBEDDING:
         need = sum(t.nbytes for t in (*operator.inputs, *operator.outputs))
@@ -74,18 +74,18 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check(operator: Operator, result: Any) -> None:
-    """The shapes that came out are those that were captured (scratch memory apart)."""
+    """Refuse results whose shapes are not those captured (scratch memory apart)."""
     found = [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
     shapes = [tuple(t.shape) for t in found]
     wanted = [t.shape for t in operator.outputs]
     if operator.kind is OpKind.RNN:
         shapes, wanted = shapes[:3], wanted[:3]
     if shapes[: len(wanted)] != wanted:
-        raise CannotRunError(f"gives shapes {shapes[:3]}, and {wanted[:3]} were captured")
+        raise CannotRunError(f"returns shapes {shapes[:3]}, but {wanted[:3]} were captured")
 
 
 def _by_schema(operator: Operator, make: Make) -> Call:
-    """Call the operator by that name with its tensors in order and usual values for what its schema asks beyond."""
+    """Call the operator of that name: its tensors in order, and usual values for the other arguments."""
     packet = getattr(torch.ops.aten, operator.name, None) or getattr(torch.ops.traincast, operator.name, None)
     if packet is None:
         raise CannotRunError("PyTorch has no operator of this name")
@@ -129,7 +129,7 @@ _USUAL: Final[dict[str, Any]] = {
 
 
 def _arguments(operator: Operator, schema: Sequence[Any], make: Make) -> list[Any]:
-    """Values for the arguments of a schema: the captured tensors in order, usual values for the rest."""
+    """Arguments for a schema: the captured tensors in order, usual values for the rest."""
     tensors = list(operator.inputs)
     values: list[Any] = []
     for argument in schema:
@@ -150,9 +150,9 @@ def _arguments(operator: Operator, schema: Sequence[Any], make: Make) -> list[An
         elif argument.has_default_value():
             break
         else:
-            raise CannotRunError(f"its argument {argument.name!r} ({kind}) is not known")
+            raise CannotRunError(f"the value of its argument {argument.name!r} ({kind}) is not known")
     if tensors:
         raise CannotRunError(
-            f"takes {len(operator.inputs) - len(tensors)} tensors, and {len(operator.inputs)} were captured"
+            f"takes {len(operator.inputs) - len(tensors)} tensors, but {len(operator.inputs)} were captured"
         )
     return values

@@ -1,7 +1,7 @@
-"""Operators in the context of their model: the model really runs, and every operator in it is timed.
+"""Run a model and time every operator in it.
 
-Runs of equal blocks are cut to two, as capture does, so that a large model's operators can be timed on a
-machine that could not hold all its layers. Weights and inputs are random: time does not depend on them.
+Repeated blocks are cut to two, as in a capture, so that the operators of a large model can be timed on a machine that
+could not hold all its layers. Weights and inputs are random: times do not depend on their values.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNSET: Final = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"}
 
 
 class CannotRunModelError(Exception):
-    """A model that cannot be run here; the text is the reason."""
+    """The model cannot be run here; the message is the reason."""
 
 
 def run_model(
@@ -63,9 +63,9 @@ def run_model(
     memory: float = math.inf,
     seconds: float = math.inf,
 ) -> list[tuple[Operator, Timing]]:
-    """Every distinct operator of a training step of ``spec`` with its time inside it, over ``steps`` steps.
+    """Run training steps of ``spec``; return each distinct operator with its time over ``steps`` steps.
 
-    One step warms up. Where the steps would take more than ``seconds``, fewer are made, but at least one.
+    One more step warms up. If all steps would take longer than ``seconds``, fewer are run, but at least one.
     """
     traceable = _traceable(spec, seq=seq)
     activations = _check_size(spec, seq=seq, batch=batch, device=device, memory=memory, seconds=seconds)
@@ -100,7 +100,7 @@ def _traceable(spec: str, *, seq: int | None) -> Traceable:
 
 
 def _check_size(spec: str, *, seq: int | None, batch: int, device: str, memory: float, seconds: float) -> float:
-    """Bytes of what is kept for backward, two of each repeated block; refused where it is far too much."""
+    """Bytes kept for backward, with repeated blocks cut to two; refuses a model that is far too large or slow."""
     graph = load_model(spec, seq=seq, use_cache=True)
     kept, flops = 0.0, 0.0
     for block in graph.blocks:
@@ -110,10 +110,10 @@ def _check_size(spec: str, *, seq: int | None, batch: int, device: str, memory: 
             flops += operator.flops * min(block.count, 2)
     if kept > memory:
         raise CannotRunModelError(
-            f"needs {format_bytes(kept)} for activations, and {format_bytes(memory)} are free: use a smaller batch"
+            f"needs {format_bytes(kept)} for activations, but {format_bytes(memory)} are free: use a smaller batch"
         )
     if device == "cpu" and flops / SLOW_RATE > 10 * seconds:
-        raise CannotRunModelError(f"a step may take {format_seconds(flops / SLOW_RATE)}, far beyond the seconds given")
+        raise CannotRunModelError(f"a step may take {format_seconds(flops / SLOW_RATE)}, far more than --seconds")
     return kept
 
 
@@ -135,7 +135,7 @@ def _run(
     need = weights * (2 + _STATES.get(traceable.optimizer, 2)) * 1.2
     if need > memory:
         raise CannotRunModelError(
-            f"needs {format_bytes(need)} for weights, gradients and optimizer, and {format_bytes(memory)} are free"
+            f"needs {format_bytes(need)} for weights, gradients and optimizer, but {format_bytes(memory)} are free"
         )
     dtype = _HALF.get(precision, torch.float32)
     _materialize(module, device=device, dtype=dtype)
@@ -153,7 +153,7 @@ def _run(
 
 
 def _materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) -> None:
-    """Give ``module`` real tensors with harmless values; what is shared stays shared."""
+    """Give ``module`` real tensors with harmless values; shared tensors stay shared."""
     made: dict[int, torch.Tensor] = {}
 
     def real(tensor: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,7 @@ def _materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) ->
 def _inputs(
     traceable: Traceable, module: torch.nn.Module, *, batch: int, device: str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
-    """Random numbers, and whole numbers that every table of the module has a row for."""
+    """Random inputs; integers stay below the number of rows of every embedding table."""
     tables = [child.num_embeddings for child in module.modules() if isinstance(child, torch.nn.Embedding)]
     rows = min(tables, default=1)
     made = []
@@ -213,8 +213,8 @@ def _step(traceable: Traceable, module: torch.nn.Module, inputs: tuple[torch.Ten
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
     """Times every operator that is dispatched.
 
-    The first step is to warm up, and to learn what runs in which order. Later steps only take the time, and
-    describe nothing that they know already: whatever else runs between two operators makes the next one slower.
+    The first step warms up and records which operators run in which order. Later steps only take times: any other code
+    between two operators would make the next one slower.
     """
 
     def __init__(self, device: str) -> None:
@@ -230,11 +230,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         self._updates: dict[tuple[str, tuple[int, ...]], tuple[str, Any]] = {}
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._position = 0
 
     def forget(self) -> None:
-        """Drop what was timed so far: it was to warm up."""
+        """Drop all times so far: they were for warming up."""
         self._taken.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -260,7 +260,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         return event
 
     def _learn(self, func: Any, args: Any, kwargs: Any, out: Any) -> str:
-        """Note that ``func`` is next; the key of its operator, or nothing where it is none."""
+        """Record that ``func`` runs next; return the key of its operator, or an empty text if it is no operator."""
         if func._schema.name in _UNSET:
             out.zero_()  # labels that a loss leaves unset must be labels
         operator = None if func.namespace == "prim" else self._operator(func, args, kwargs, out)
@@ -275,7 +275,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         return key
 
     def _operator(self, func: Any, args: Any, kwargs: Any, out: Any) -> Operator | None:
-        """What ran, as capture would describe it; nothing for views and for gradients taken over."""
+        """The operator that ran, as a capture would describe it; ``None`` for views and for gradients passed on."""
         name = func._schema.name.split("::")[-1]
         outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
         if name in FREE or name.startswith("sym_") or not outputs:
@@ -327,7 +327,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         return key, call
 
     def timings(self) -> list[tuple[Operator, Timing]]:
-        """Each distinct operator with its time over all its runs."""
+        """Each distinct operator with its time over all its calls."""
         if self._cuda:
             torch.cuda.synchronize()
         samples: defaultdict[str, list[float]] = defaultdict(list)
@@ -341,5 +341,5 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 
 def _without_scratch(spec: TensorSpec, kind: OpKind) -> TensorSpec:
-    """A recurrent layer's scratch memory has a size when it runs and none when it is captured."""
+    """Drop the size of a recurrent layer's scratch memory, which a capture does not have."""
     return TensorSpec((0,), spec.dtype) if kind is OpKind.RNN and spec.dtype is DType.INT8 else spec

@@ -14,10 +14,10 @@ from traincast.graph import Operator, Scalar, zoo
 from traincast.graph.capture import require_torch
 from traincast.graph.load import load_model, takes_seq
 from traincast.imports import import_callable
-from traincast.profiling.journal import ProfileJournal
 from traincast.profiling.machine import check_device, device_name, framework_name, free_memory
 from traincast.profiling.opset import operator_set
 from traincast.profiling.opset_files import is_operator_set, load_operator_set
+from traincast.profiling.output import ProfileOutput
 from traincast.profiling.rows import Row, canonical, key_of, operator_from_row, row_of
 from traincast.profiling.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision
@@ -202,7 +202,7 @@ def profile_operators(request: OperatorRequest, output: Path, *, progress: Progr
     threads = torch.get_num_threads()
     torch.set_num_threads(request.threads)
     try:
-        with session.journal:
+        with session.table:
             return session.run(*found)
     finally:
         torch.set_num_threads(threads)
@@ -216,14 +216,14 @@ def operator_identity(row: Row) -> str:
 
 
 class _Session:
-    """One run of the profiler: the request, its journal, and the time it started."""
+    """One run of the profiler: the request, the table that it writes, and when it must end."""
 
     def __init__(self, request: OperatorRequest, output: Path, progress: Progress, began: float) -> None:
         self.request = request
         self.device = device_name(request.device, threads=request.threads)
         self.framework = framework_name(request.device)
-        self.journal = ProfileJournal(output, table="operators", identity=operator_identity)
-        self.kept = len(self.journal.rows)
+        self.table = ProfileOutput(output, table="operators", identity=operator_identity)
+        self.kept = len(self.table.rows)
         self.failures: list[Unmeasured] = []
         self._progress = progress
         self._end = None if request.seconds is None else began + request.seconds
@@ -235,16 +235,16 @@ class _Session:
         left = self._alone(operators, home) if request.alone else 0
         if request.in_context:
             left += self._in_models()
-        rows = self.journal.rows
-        self.journal.finish()
+        rows = self.table.rows
+        self.table.finish()
         return OperatorProfile(
-            output=self.journal.output,
+            output=self.table.output,
             rows=tuple(rows),
             failures=tuple(self.failures),
             measured=len(rows) - self.kept,
             kept=self.kept,
             left=left,
-            warnings=tuple(self.journal.warnings),
+            warnings=tuple(self.table.warnings),
         )
 
     def _identity(self, context: str, model: str, key: str) -> str:
@@ -263,12 +263,12 @@ class _Session:
         for done, (key, operator) in enumerate(wanted):
             self._progress(done, total, operator.name)
             identity = self._identity(ALONE, "", key)
-            if not self.journal.has(identity):
+            if not self.table.has(identity):
                 if self._remaining <= 0:
                     left += 1
                     continue
                 self._one_alone(operator, identity, home[key])
-            reason = self.journal.reason(identity)
+            reason = self.table.reason(identity)
             if reason is not None:
                 reasons[operator.name, reason] += 1
         self._progress(total, total, "")
@@ -281,11 +281,11 @@ class _Session:
 
         need, free = memory_of(operator), free_memory(self.request.device) * _SPARE
         if need > free:
-            self.journal.fail(identity, f"needs {format_bytes(need)} of memory, and {format_bytes(free)} are free")
+            self.table.fail(identity, f"needs {format_bytes(need)} of memory, and {format_bytes(free)} are free")
             return
         slowest = operator.flops / SLOW_RATE
         if self.request.seconds is not None and self.request.device == "cpu" and slowest > 10 * self.request.seconds:
-            self.journal.fail(identity, f"may take {format_seconds(slowest)}, far beyond the seconds given")
+            self.table.fail(identity, f"may take {format_seconds(slowest)}, far beyond the seconds given")
             return
         try:
             call = executor_of(operator, device=self.request.device)
@@ -296,12 +296,12 @@ class _Session:
                 seconds=min(_SECONDS_PER_OPERATOR, max(0.1, self._remaining)),
             )
         except CannotRunError as error:
-            self.journal.fail(identity, str(error))
+            self.table.fail(identity, str(error))
             return
         except (RuntimeError, MemoryError) as error:
-            self.journal.fail(identity, " ".join(str(error).split())[:160])
+            self.table.fail(identity, " ".join(str(error).split())[:160])
             return
-        self.journal.add(
+        self.table.add(
             row_of(
                 operator,
                 timing=timing,
@@ -329,7 +329,7 @@ class _Session:
                 )
             )
             self._progress(done, len(request.models), model)
-            if self.journal.marked(mark) or self._is_in_output(model):
+            if self.table.marked(mark) or self._is_in_output(model):
                 continue
             if self._remaining <= 0:
                 left += 1
@@ -349,7 +349,7 @@ class _Session:
                 self.failures.append(Unmeasured(what=f"{model} (whole model)", reason=str(error)))
                 continue
             for operator, timing in timed:
-                self.journal.add(
+                self.table.add(
                     row_of(
                         operator,
                         timing=timing,
@@ -360,7 +360,7 @@ class _Session:
                         model=self._model_name(model),
                     )
                 )
-            self.journal.mark(mark)
+            self.table.mark(mark)
         self._progress(len(request.models), len(request.models), "")
         return left
 
@@ -376,7 +376,7 @@ class _Session:
         name = self._model_name(model)
         here = (IN_MODEL, name, self.device, self.framework, self.request.source)
         columns = ("context", "model", "device", "framework", "source")
-        finished = self.journal.rows[: self.journal.found]
+        finished = self.table.rows[: self.table.found]
         return any(tuple(row[c] for c in columns) == here for row in finished)
 
 

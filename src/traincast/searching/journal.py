@@ -1,74 +1,96 @@
-"""Finished parts of a search, kept in a folder: one that was stopped goes on where it was.
-
-Each part is one file of plain arrays, named after all that its result depends on, written beside its place and moved
-there; so a file is whole or not there, and one of another search is never taken for it.
-"""
+"""Finished parts of a search as a journal keeps them: one file in a folder for each problem that is searched."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import pickle
+import secrets
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import asdict
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
 from traincast.errors import FileFormatError
 from traincast.estimate import CostModel, LearnedCostModel
-from traincast.files import make_folder, writing
+from traincast.files import make_folder
 from traincast.forecast import default_cost_model
+from traincast.journal import Journal, key_of
 from traincast.searching.columns import COLUMNS, StrategyColumns
 from traincast.searching.problem import Problem, SpaceCounts, Task
 
-VERSION: Final = 1
+
+def search_journal(folder: Path, problem: Problem) -> Journal:
+    """The journal of ``problem`` in ``folder``.
+
+    Its name is a digest of everything that the results depend on: the request with its model, cluster and runtime, the
+    space, the limits, the cost model with all that was fitted, and the code of this version. So a folder may serve
+    many searches, and no search reads the results of another.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
+    make_folder(folder)
+    model = identity_of(problem.cost_model or default_cost_model())
+    key = key_of(problem.request, problem.axes, problem.most_memory, problem.reach, problem.lean, model)
+    return Journal(folder / f"{key[:32]}.journal", kind="a search", key=key)
 
 
-def _identity(model: CostModel) -> tuple[str, ...]:
-    """What tells cost models apart: the kind, and all that was fitted of a learned one."""
-    if not isinstance(model, LearnedCostModel):
-        return (type(model).__name__,)
-    fitted = [bundle.card["sha256"] for bundle in model.bundles]
-    curves = [(c.card, c.weights["knot_log_seconds"].tobytes()) for c in model.collectives]
-    return type(model).__name__, *fitted, hashlib.sha256(repr(curves).encode()).hexdigest()
+def part_name(task: Task) -> str:
+    """The name of a task in a journal."""
+    return repr(task)
 
 
-class SearchJournal:
-    """The parts of one problem that are done."""
+def to_json(columns: StrategyColumns, counts: SpaceCounts) -> dict[str, Any]:
+    """The result of a task for a journal; the arrays are the bytes of a NumPy file, in base 64."""
+    arrays = {name: getattr(columns, name) for name in COLUMNS}
+    start = np.cumsum([0, *map(len, columns.cuts)])
+    layers = np.array([n for cut in columns.cuts for n in cut], dtype=np.int64)
+    file = BytesIO()
+    np.savez(file, cut_start=start, cut_layers=layers, **arrays)
+    return {"arrays": b64encode(file.getvalue()).decode(), "counts": asdict(counts)}
 
-    def __init__(self, folder: Path, problem: Problem) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise FileFormatError(f"cannot keep parts of a search in {folder}: it is no folder; name another one")
-        make_folder(folder)
-        self._folder = folder
-        model, request = _identity(problem.cost_model or default_cost_model()), problem.request
-        self._about = repr((VERSION, request, request.graph, problem.axes, problem.most_memory, problem.reach, model))
 
-    def _path(self, task: Task) -> Path:
-        name = hashlib.sha256(f"{self._about}{task}".encode()).hexdigest()[:32]
-        return self._folder / f"{name}.npz"
+def from_json(value: Any, path: Path | None) -> tuple[StrategyColumns, SpaceCounts]:
+    """The result that :func:`to_json` made ``value`` of; ``path`` is the journal, for the message."""
+    try:
+        with np.load(BytesIO(b64decode(value["arrays"], validate=True)), allow_pickle=False) as found:
+            start, flat = found["cut_start"].tolist(), found["cut_layers"].tolist()
+            cuts = tuple(tuple(flat[a:b]) for a, b in pairwise(start))
+            columns = StrategyColumns(**{name: found[name] for name in COLUMNS}, cuts=cuts)
+        return columns, SpaceCounts(**value["counts"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        raise FileFormatError(f"{path} is damaged: delete it, and its parts are searched again") from error
 
-    def read(self, task: Task) -> tuple[StrategyColumns, SpaceCounts] | None:
-        """The result of a task, if it is there and whole."""
-        path = self._path(task)
-        if not path.is_file():
-            return None
-        try:
-            with np.load(path, allow_pickle=False) as found:
-                start, flat = found["cut_start"].tolist(), found["cut_layers"].tolist()
-                cuts = tuple(tuple(flat[a:b]) for a, b in pairwise(start))
-                columns = StrategyColumns(**{name: found[name] for name in COLUMNS}, cuts=cuts)
-                counts = SpaceCounts(**json.loads(str(found["counts"])))
-        except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile) as error:
-            raise FileFormatError(f"{path} is damaged: take it away, and that part is searched again") from error
-        return columns, counts
 
-    def write(self, task: Task, columns: StrategyColumns, counts: SpaceCounts) -> None:
-        """Keep the result of a task."""
-        arrays = {name: getattr(columns, name) for name in COLUMNS}
-        start = np.cumsum([0, *map(len, columns.cuts)])
-        layers = np.array([n for cut in columns.cuts for n in cut], dtype=np.int64)
-        with writing(self._path(task)) as file:
-            np.savez(file, cut_start=start, cut_layers=layers, counts=np.array(json.dumps(asdict(counts))), **arrays)
+def identity_of(model: CostModel) -> tuple[object, ...]:
+    """What tells cost models apart: the class and its source, and everything that was fitted or set.
+
+    One that cannot be told apart, because it has no source file or cannot be pickled, is like no other: a search with
+    it finds nothing to resume from.
+    """
+    kind = type(model)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(model, LearnedCostModel):
+        fitted = [bundle.card["sha256"] for bundle in model.bundles]
+        curves = [(_digest(c.weights), c.card, c.given) for c in model.collectives]
+        return name, fitted, curves, model.framework, model.given, identity_of(model.otherwise)
+    try:
+        source, state = inspect.getsource(kind), pickle.dumps(model)
+    except (OSError, TypeError, AttributeError, pickle.PicklingError):
+        return name, secrets.token_hex()
+    return name, source, hashlib.sha256(state).hexdigest()
+
+
+def _digest(arrays: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(json.dumps([name, str(arrays[name].dtype), arrays[name].shape]).encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,7 @@ from traincast.searching.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.front import influence
-from traincast.searching.journal import SearchJournal
+from traincast.searching.journal import from_json, part_name, search_journal, to_json
 from traincast.searching.places import MEMORY_REACH, nothing, survey
 from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Limits, Objective, Problem, SpaceCounts, Task
 from traincast.searching.ranking import Ranking
@@ -161,7 +162,7 @@ def search(
         influence=influence(columns, values),
         columns=columns,
         requests=tuple(requests),
-        warnings=(*candidates[0].report.warnings, *unused),
+        warnings=(*candidates[0].report.warnings, *unused, *means.warnings),
     )
 
 
@@ -236,6 +237,7 @@ class _Means:
     seed: int
     finished: int = 0
     total: int = 0
+    warnings: list[str] = field(default_factory=list)
 
     def tell(self, parts: int) -> None:
         """Tell the progress that so many more parts are done."""
@@ -314,19 +316,21 @@ def _worked_off(
     number: int, problem: Problem, tasks: Sequence[Task], means: _Means
 ) -> tuple[list[StrategyColumns], SpaceCounts]:
     """Results of all tasks on a cluster in their order; those that are kept in a folder are not done again."""
-    journal = SearchJournal(means.resume, problem) if means.resume else None
     found: dict[int, tuple[StrategyColumns, SpaceCounts]] = {}
-    if journal:
-        found = {n: kept for n, task in enumerate(tasks) if (kept := journal.read(task)) is not None}
-    left = [n for n in range(len(tasks)) if n not in found]
-
-    def done(index: int, result: tuple[StrategyColumns, SpaceCounts]) -> None:
-        found[left[index]] = result
+    with search_journal(means.resume, problem) if means.resume else nullcontext() as journal:
         if journal:
-            journal.write(tasks[left[index]], *result)
-        means.tell(len(found))
+            kept = {n: journal.parts.get(part_name(task)) for n, task in enumerate(tasks)}
+            found = {n: from_json(value, journal.path) for n, value in kept.items() if value is not None}
+            means.warnings += journal.warnings
+        left = [n for n in range(len(tasks)) if n not in found]
 
-    means.engine.run("traincast.searching.explore:worker", problem, [tasks[n] for n in left], done=done)
+        def done(index: int, result: tuple[StrategyColumns, SpaceCounts]) -> None:
+            found[left[index]] = result
+            if journal:
+                journal.keep(part_name(tasks[left[index]]), to_json(*result))
+            means.tell(len(found))
+
+        means.engine.run("traincast.searching.explore:worker", problem, [tasks[n] for n in left], done=done)
     means.finished += len(tasks)
     counts = SpaceCounts()
     for n in range(len(tasks)):
