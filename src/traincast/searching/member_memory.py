@@ -175,7 +175,7 @@ class MemberMemory:
 
     def _other(self, request: Request, tensors: Floats) -> Floats:
         """Bytes that a device of each stage holds beside its ``tensors``."""
-        other: Floats = sum(other_of(tensors, strategy=request.strategy, runtime=request.runtime).values())  # type: ignore[assignment]
+        other: Floats = sum(other_of(tensors, strategy=request.strategy, runtime=request.runtime).values())
         calibration = request.cluster.calibration
         if calibration is not None:
             other = measured_other(other, tensors + other, calibration.memory_share)

@@ -206,7 +206,7 @@ class Outline:
 
     def busy(self, durations: Floats) -> Floats:
         """Seconds in which each template keeps host, device and data stream busy."""
-        busy = np.bincount(self.counted, weights=durations, minlength=len(self.last) * 4)
+        busy: Floats = np.bincount(self.counted, weights=durations, minlength=len(self.last) * 4).astype(np.float64)
         return busy.reshape(-1, 4)[:, :3]
 
 
