@@ -12,7 +12,7 @@ from traincast.cluster import load_cluster
 from traincast.forecast import default_cost_model, forecast
 from traincast.graph.load import load_model
 from traincast.simulate import Evaluator, expand, simulate
-from traincast.simulate.executor import _execute
+from traincast.simulate.executor import execute_tasks
 from traincast.strategy import Request, Strategy, load_precision, load_runtime, lower
 
 
@@ -42,7 +42,10 @@ def rate() -> None:
     started = time.perf_counter()
     duration = full.costs(seconds)[full.cost].tolist()
     start, end = [0.0] * full.num_tasks, [0.0] * full.num_tasks
-    _execute(
+    execute_tasks(
+        0,
+        full.num_tasks,
+        0.0,
         duration,
         full.lane_start.tolist(),
         full.lanes.tolist(),

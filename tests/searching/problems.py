@@ -14,8 +14,8 @@ from traincast.forecast import estimates_of
 from traincast.searching.bulk import Bulk
 from traincast.searching.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
+from traincast.searching.evaluated_family import EvaluatedFamily
 from traincast.searching.explore import bulk_of, explore
-from traincast.searching.looks import Look
 from traincast.searching.problem import Problem
 from traincast.searching.space import Family, families, meshes, usual_axes
 from traincast.simulate import Evaluator
@@ -76,14 +76,14 @@ def all_families(problem: Problem) -> list[Family]:
     ]
 
 
-def evaluated(bulk: Bulk, family: Family) -> Look | None:
+def evaluated(bulk: Bulk, family: Family) -> EvaluatedFamily | None:
     """A family with memory and seconds of all its members."""
-    look = bulk.look(family)
-    if look is not None:
-        bulk.estimate([look])
-        bulk.enter(look)
-        bulk.run([look])
-    return look
+    entry = bulk.prepare(family)
+    if entry is not None:
+        bulk.estimate([entry])
+        bulk.enter(entry)
+        bulk.run([entry])
+    return entry
 
 
 def solved(problem: Problem, *, best_s: float = math.inf) -> StrategyColumns:

@@ -30,8 +30,8 @@ from tests.strategy.test_holdings import head_alone
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
 from traincast.estimate import learned_cost_model
+from traincast.searching.evaluated_family import Batch, EvaluatedFamily
 from traincast.searching.explore import bulk_of
-from traincast.searching.looks import Batch, Look
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.searching.steps import shortened
@@ -41,34 +41,36 @@ from traincast.strategy.prepare import need_only
 CALIBRATED = "h100-sxm5-80gb-nanotron-ultrascale:4"
 
 
-def members(problem: Problem, count: int, *, each: int = 6, seed: int = 0) -> Iterator[tuple[Look, Batch, int]]:
+def members(
+    problem: Problem, count: int, *, each: int = 6, seed: int = 0
+) -> Iterator[tuple[EvaluatedFamily, Batch, int]]:
     """Some members of some families that fit, the same in every run."""
     chosen = random.Random(seed)
     bulk = bulk_of(problem)
     every = all_families(problem)
     chosen.shuffle(every)
     for family in every:
-        look = evaluated(bulk, family)
-        for batch in chosen.sample(look.batches, min(each, len(look.batches))) if look else ():
+        entry = evaluated(bulk, family)
+        for batch in chosen.sample(entry.batches, min(each, len(entry.batches))) if entry else ():
             at = chosen.randrange(len(batch.seconds))
             if np.isfinite(batch.seconds[at]):
-                yield look, batch, at  # type: ignore[misc]
+                yield entry, batch, at  # type: ignore[misc]
                 count -= 1
         if count <= 0:
             return
 
 
-def extrapolated(look: Look) -> bool:
-    return len(set(shortened(look.family.degrees.pp, look.family.num_microbatches))) > 1
+def extrapolated(entry: EvaluatedFamily) -> bool:
+    return len(set(shortened(entry.family.degrees.pp, entry.family.num_microbatches))) > 1
 
 
 def compare(problem: Problem, count: int, *, rel: float = 1e-9, seed: int = 0) -> Counter[str]:
     """Compare some members with forecasts of them alone; says how many had which value of some axes."""
     seen: Counter[str] = Counter()
-    for look, batch, at in members(problem, count, seed=seed):
-        if extrapolated(look):
+    for entry, batch, at in members(problem, count, seed=seed):
+        if extrapolated(entry):
             continue
-        strategy = look.strategy(batch, look.sharings[at])
+        strategy = entry.strategy(batch, entry.sharings[at])
         request = with_strategy(problem, strategy)
         seconds, memory = single(request, problem.cost_model)
         assert batch.seconds[at] == pytest.approx(seconds, rel=rel), str(strategy)
@@ -157,9 +159,9 @@ def test_learned_estimates_differ_in_the_last_digits_only() -> None:
 def test_memory_is_exact_where_microbatches_are_left_out(runtime: str) -> None:
     problem = problem_for(DEEP, 8, 96, runtime=runtime, constraint="pp>1,pp<8,micro_batch=1|2")
     count = 0
-    for look, batch, at in members(problem, 40):
-        if extrapolated(look):
-            request = with_strategy(problem, look.strategy(batch, look.sharings[at]))
+    for entry, batch, at in members(problem, 40):
+        if extrapolated(entry):
+            request = with_strategy(problem, entry.strategy(batch, entry.sharings[at]))
             assert batch.memory[at] == pytest.approx(need_only(request).forecast, rel=1e-9), str(request.strategy)
             count += 1
     assert count >= 20
@@ -171,12 +173,12 @@ def test_what_does_not_fit_is_not_simulated() -> None:
     bulk, tight = bulk_of(problem), bulk_of(least)
     fitting = 0
     for family in all_families(problem)[::9]:
-        look, same = evaluated(bulk, family), evaluated(tight, family)
-        assert (look is None) == (same is None)
-        if look is None or same is None:
+        entry, same = evaluated(bulk, family), evaluated(tight, family)
+        assert (entry is None) == (same is None)
+        if entry is None or same is None:
             continue
-        assert len(look.batches) == len(same.batches)
-        for batch, other in zip(look.batches, same.batches, strict=True):
+        assert len(entry.batches) == len(same.batches)
+        for batch, other in zip(entry.batches, same.batches, strict=True):
             assert batch.memory == pytest.approx(other.memory)
             fits = other.memory <= least.most_memory
             assert np.isfinite(other.seconds).tolist() == fits.tolist()
@@ -206,24 +208,24 @@ def test_members_of_one_family_are_run_together_as_they_are_alone() -> None:
     problem = problem_for(DEEP, 8, 16, constraint="pp=2|4")
     every = all_families(problem)[::25]
     together, apart = bulk_of(problem), bulk_of(problem)
-    looks = [look for family in every if (look := together.look(family))]
-    together.estimate(looks)
-    for look in looks:
-        together.enter(look)
-    together.run(looks)
-    for look in looks:
-        alone = evaluated(apart, look.family)
+    entries = [entry for family in every if (entry := together.prepare(family))]
+    together.estimate(entries)
+    for entry in entries:
+        together.enter(entry)
+    together.run(entries)
+    for entry in entries:
+        alone = evaluated(apart, entry.family)
         assert alone is not None
-        for batch, other in zip(look.batches, alone.batches, strict=True):
+        for batch, other in zip(entry.batches, alone.batches, strict=True):
             assert batch.seconds == pytest.approx(other.seconds, rel=1e-12)
 
 
-def test_an_illegal_family_has_no_look() -> None:
+def test_an_illegal_family_is_left_out() -> None:
     problem = problem_for(TINY, 8, 16)
     refused = 0
     bulk = bulk_of(problem)
     for family in all_families(problem):
-        if bulk.look(family) is None:
+        if bulk.prepare(family) is None:
             with pytest.raises(StrategyError):
                 lower(with_strategy(problem, family.strategy(problem.request.strategy)))
             refused += 1
@@ -241,9 +243,9 @@ def test_members_that_hosts_are_too_small_for_are_not_run() -> None:
     for problem in (roomy, tight):
         bulk = bulk_of(problem)
         for family in all_families(problem):
-            look = evaluated(bulk, family)
-            for batch in look.batches if look else ():
-                for sharing, seconds in zip(look.sharings, batch.seconds.tolist(), strict=True):  # type: ignore[union-attr]
+            entry = evaluated(bulk, family)
+            for batch in entry.batches if entry else ():
+                for sharing, seconds in zip(entry.sharings, batch.seconds.tolist(), strict=True):  # type: ignore[union-attr]
                     if np.isfinite(seconds):
                         ran[problem is tight].add((sharing.zero, "optimizer" in sharing.offload))
     assert ran[False] == {(0, False), (0, True), (1, False), (1, True)}

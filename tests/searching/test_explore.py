@@ -54,12 +54,12 @@ def test_no_member_is_faster_than_the_bounds_of_its_family_and_its_way(
     chosen = random.Random(0).sample(range(len(every)), min(24, len(every)))
     met = 0
     for number in chosen:
-        look = evaluated(bulk, every[number])
-        for batch_of in look.batches if look else ():
-            assert look is not None
-            least = bulk._least(look, look.cuts[batch_of.cut].pieces, batch_of.way)
+        entry = evaluated(bulk, every[number])
+        for batch_of in entry.batches if entry else ():
+            assert entry is not None
+            least = bulk._least(entry, entry.cuts[batch_of.cut].pieces, batch_of.way)
             fastest = float(batch_of.seconds.min())
-            told = str(look.strategy(batch_of, look.sharings[0]))
+            told = str(entry.strategy(batch_of, entry.sharings[0]))
             assert bounds[number] <= fastest * (1 + 1e-9), told
             assert least <= fastest * (1 + 1e-9), told
             assert bounds[number] <= least * (1 + 1e-9) or least > 0, told
@@ -73,10 +73,10 @@ def test_the_bound_of_a_way_holds_for_every_schedule(name: str) -> None:
     bulk = bulk_of(problem)
     closest = 0.0
     for family in all_families(problem)[::14]:
-        look = evaluated(bulk, family)
-        for batch in look.batches if look else ():
-            assert look is not None
-            least = bulk._least(look, look.cuts[batch.cut].pieces, batch.way)
+        entry = evaluated(bulk, family)
+        for batch in entry.batches if entry else ():
+            assert entry is not None
+            least = bulk._least(entry, entry.cuts[batch.cut].pieces, batch.way)
             assert least <= batch.seconds.min() * (1 + 1e-9)
             closest = max(closest, least / float(batch.seconds.min()))
     assert closest > 0.2

@@ -44,11 +44,11 @@ def worst(name: str, runtime: str, cost_model: CostModel, batches: tuple[int, ..
         bulk = bulk_of(problem)
         some = [f for f in all_families(problem) if len(set(shortened(f.degrees.pp, f.num_microbatches))) > 1]
         for family in some[:: max(1, len(some) // 3)]:
-            look = evaluated(bulk, family)
-            for member in look.batches[:2] if look else ():
+            entry = evaluated(bulk, family)
+            for member in entry.batches[:2] if entry else ():
                 at = int(np.argmin(member.seconds))
-                if look and np.isfinite(member.seconds[at]):
-                    request = with_strategy(problem, look.strategy(member, look.sharings[at]))
+                if entry and np.isfinite(member.seconds[at]):
+                    request = with_strategy(problem, entry.strategy(member, entry.sharings[at]))
                     seconds, _ = single(request, problem.cost_model)
                     errors.append(abs(member.seconds[at] / seconds - 1.0))
     return max(errors), len(errors)

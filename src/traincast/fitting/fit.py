@@ -98,7 +98,6 @@ def fit(
         return _fit_collectives(paths[0], target, rivals=rivals, seed=seed, warn=warn)
     if kind != "operators":
         raise UnknownNameError("kind of measurements", kind, ("operators", "collectives"))
-    from traincast.engines import local_engine
     from traincast.fitting.operator_bundle import bundle_of, shipped_base
     from traincast.fitting.operators import FitConfig, fit_operators
     from traincast.fitting.train import TrainConfig

@@ -15,7 +15,7 @@ import numpy as np
 
 from traincast.searching.bulk import Bulk
 from traincast.searching.columns import StrategyColumns, columns_of
-from traincast.searching.looks import Look
+from traincast.searching.evaluated_family import EvaluatedFamily
 from traincast.searching.problem import Problem, SpaceCounts
 from traincast.searching.space import Axes, Degrees, Family, divisors_of
 
@@ -31,17 +31,17 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
     """Families met on several walks through the space of ``problem``."""
     began = time.process_time()
     random = np.random.default_rng(seed)
-    seen: dict[Family, Look | None] = {}
+    seen: dict[Family, EvaluatedFamily | None] = {}
     counts = SpaceCounts()
 
     def best(family: Family) -> float:
         """Seconds of the best member; those that do not fit are worse the more they are beyond."""
         if family not in seen:
-            look = seen[family] = bulk.look(family)
-            if look:
-                bulk.estimate([look])
-                bulk.enter(look)
-                bulk.run([look])
+            entry = seen[family] = bulk.prepare(family)
+            if entry:
+                bulk.estimate([entry])
+                bulk.enter(entry)
+                bulk.run([entry])
                 counts.families += 1
         found = seen[family]
         if found is None or not found.batches:
@@ -62,13 +62,13 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
             heat = _HOT * (_COLD / _HOT) ** (step / max(1, steps // _STARTS - 1))
             if then <= now or (math.isfinite(then) and random.random() < math.exp(-math.log(then / now) / heat)):
                 here, now = there, then
-    looks = [look for look in seen.values() if look and look.batches]
-    for look in looks:
-        counts.evaluated += look.count
-        counts.feasible += sum(int(np.isfinite(batch.seconds).sum()) for batch in look.batches)
+    entries = [entry for entry in seen.values() if entry and entry.batches]
+    for entry in entries:
+        counts.evaluated += entry.count
+        counts.feasible += sum(int(np.isfinite(batch.seconds).sum()) for batch in entry.batches)
     counts.works = len(bulk.works)
     counts.cpu_s = time.process_time() - began
-    return columns_of(looks), counts
+    return columns_of(entries), counts
 
 
 def _anywhere(random: np.random.Generator, problem: Problem) -> Family:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from traincast.errors import StrategyError
 from traincast.searching.balance import balanced_layers
 from traincast.searching.blocks import DEVICE, PASSES, BlockTable
-from traincast.searching.looks import NOT_RUN, Batch, Blocks, Cut, Fitting, Look, Sharing
+from traincast.searching.evaluated_family import NOT_RUN, Batch, Blocks, Cut, EvaluatedFamily, Fitting, Sharing
 from traincast.searching.member_memory import MemberMemory
 from traincast.searching.outline import Outline, Outliner, stand_ins
 from traincast.searching.rounds import slots_of_way, stages_of, step_of
@@ -71,7 +71,7 @@ class Bulk:
         self._outlines: dict[tuple[object, ...], Outline] = {}
         merge_compiled.prefer()
 
-    def look(self, family: Family) -> Look | None:
+    def prepare(self, family: Family) -> EvaluatedFamily | None:
         """What a family's blocks run; none where no member is legal."""
         request = replace(self.request, strategy=family.strategy(self.request.strategy))
         try:
@@ -82,7 +82,7 @@ class Bulk:
             return None
         strategy = request.strategy
         replicas = strategy.dp * strategy.cp > 1 or strategy.expert_replicas > 1
-        return Look(
+        return EvaluatedFamily(
             family=family,
             request=request,
             mesh=mesh,
@@ -101,44 +101,44 @@ class Bulk:
             self._weights[key] = rough_seconds(request, builder, programs), builder
         return self._weights[key][0] if request.strategy.pp > 1 else ()
 
-    def estimate(self, looks: Iterable[Look]) -> None:
+    def estimate(self, entries: Iterable[EvaluatedFamily]) -> None:
         """Estimate the works of all blocks."""
-        chosen = list(looks)
-        self._enter_works(look.programs for look in chosen)
-        for look in chosen:
-            look.runs = self._runs(look.programs)
+        chosen = list(entries)
+        self._enter_works(entry.programs for entry in chosen)
+        for entry in chosen:
+            entry.runs = self._runs(entry.programs)
 
-    def enter(self, look: Look, most_seconds: float = float("inf"), fitting: Fitting | None = None) -> bool:
+    def enter(self, entry: EvaluatedFamily, most_seconds: float = float("inf"), fitting: Fitting | None = None) -> bool:
         """Add the members that could take ``most_seconds`` at most, with their memory.
 
         Those that do not fit without what this family recomputes and offloads are all that is added where ``fitting``
-        says which do. Returns whether larger micro batches are worth a look: not if nothing fits of all there is.
+        says which do. Returns whether larger micro batches are worth trying: not if nothing fits of all there is.
         """
-        assert look.runs is not None
-        device = look.runs[:, DEVICE].reshape(-1, PASSES)
+        assert entry.runs is not None
+        device = entry.runs[:, DEVICE].reshape(-1, PASSES)
         each = device[:, Pass.FORWARD] + device[:, Pass.BACKWARD]
-        balances = "balanced" in self.axes.cut and "/" not in look.family.recompute
+        balances = "balanced" in self.axes.cut and "/" not in entry.family.recompute
         known = fitting or {}
         if known:
             short = {zero for (_, zero), fits in known.items() if not fits}  # of memory, in one way or another
-            look.sharings = [sharing for sharing in look.sharings if sharing.zero in short]
-        for every in self._groups(look.family):
-            group = [w for w in every if not all(known.get((w, s.zero), False) for s in look.sharings)]
+            entry.sharings = [sharing for sharing in entry.sharings if sharing.zero in short]
+        for every in self._groups(entry.family):
+            group = [w for w in every if not all(known.get((w, s.zero), False) for s in entry.sharings)]
             if not group:
                 continue
-            pieces = self._enter(look, group, (), most_seconds)
+            pieces = self._enter(entry, group, (), most_seconds)
             if pieces and balances and group[0].loops:
-                layers = balanced_layers(look.builder.graph, pieces, each)
+                layers = balanced_layers(entry.builder.graph, pieces, each)
                 if layers:
-                    self._enter(look, group, layers, most_seconds)
-        seen_all = not look.behind and not fitting
-        return not seen_all or any(batch.load.min() <= 1.0 for batch in look.batches)
+                    self._enter(entry, group, layers, most_seconds)
+        seen_all = not entry.behind and not fitting
+        return not seen_all or any(batch.load.min() <= 1.0 for batch in entry.batches)
 
-    def fitting(self, look: Look) -> Fitting:
+    def fitting(self, entry: EvaluatedFamily) -> Fitting:
         """Which ways to run a family fit with which ZeRO stage, without offloading."""
         found: Fitting = {}
-        for batch in look.batches:
-            for sharing, load in zip(look.sharings, batch.load.tolist(), strict=True):
+        for batch in entry.batches:
+            for sharing, load in zip(entry.sharings, batch.load.tolist(), strict=True):
                 if not sharing.offload:
                     key = batch.way, sharing.zero
                     found[key] = found.get(key, True) and load <= 1.0
@@ -194,40 +194,40 @@ class Bulk:
             self._taken[id(programs)] = self._tables[id(programs)][0].runs(self.works.seconds)
         return self._taken[id(programs)]
 
-    def run(self, looks: Sequence[Look]) -> None:
+    def run(self, entries: Sequence[EvaluatedFamily]) -> None:
         """Simulate all members that fit."""
-        todo: list[tuple[Look, list[Batch], int, Outline, Ints]] = []
-        for look in looks:
+        todo: list[tuple[EvaluatedFamily, list[Batch], int, Outline, Ints]] = []
+        for entry in entries:
             groups: dict[tuple[int, bool, int], list[Batch]] = {}
-            endings = len(self._endings(look.family))
-            for batch in look.batches:
+            endings = len(self._endings(entry.family))
+            for batch in entry.batches:
                 fits = (batch.load <= 1.0).reshape(-1, endings).any(axis=1)
                 for at in np.flatnonzero(fits).tolist():
                     groups.setdefault((batch.cut, batch.way.splits, at * endings), []).append(batch)
             for (cut, _, at), batches in groups.items():
-                outline = self._outline(look, look.cuts[cut], batches[0], look.sharings[at])
-                todo.append((look, batches, at, outline, self._messages(look, outline)))
+                outline = self._outline(entry, entry.cuts[cut], batches[0], entry.sharings[at])
+                todo.append((entry, batches, at, outline, self._messages(entry, outline)))
         seconds = self.works.settle()
-        for look, batches, at, outline, messages in todo:
-            assert look.runs is not None
-            durations = outline.durations(look.runs, seconds, seconds[messages])
+        for entry, batches, at, outline, messages in todo:
+            assert entry.runs is not None
+            durations = outline.durations(entry.runs, seconds, seconds[messages])
             simulate = partial(step_seconds, outline=outline, templates=timed(outline, durations))
             for batch in batches:
-                found = step_of(simulate, batch.way, look.family)
+                found = step_of(simulate, batch.way, entry.family)
                 batch.seconds[at : at + len(found)] = found
-        for look in looks:
-            for batch in look.batches:
+        for entry in entries:
+            for batch in entry.batches:
                 batch.seconds[batch.load > 1.0] = NOT_RUN
 
-    def _least(self, look: Look, pieces: Blocks, way: Way) -> float:
+    def _least(self, entry: EvaluatedFamily, pieces: Blocks, way: Way) -> float:
         """Seconds that no member can beat: a stage waits for the first microbatch, computes, and others follow it.
 
         Stage s begins when the pieces before its first one have run forward. If backwards are whole, its last pass is
         one, after which these pieces run backward.
         """
-        assert look.runs is not None
-        family = look.family
-        loads = {kind: look.runs[:, DEVICE].reshape(-1, PASSES)[list(kind)].sum(axis=0) for kind in set(pieces)}
+        assert entry.runs is not None
+        family = entry.family
+        loads = {kind: entry.runs[:, DEVICE].reshape(-1, PASSES)[list(kind)].sum(axis=0) for kind in set(pieces)}
         each = np.array([loads[blocks] for blocks in pieces])
         forward, both = each[:, Pass.FORWARD], each[:, Pass.FORWARD] + each[:, Pass.BACKWARD]
         before = np.concatenate([[0.0], np.cumsum(forward if way.splits else both)])
@@ -250,42 +250,42 @@ class Bulk:
         offloads = [OFFLOADS[name] for name in self.axes.offload]
         return [o for o in offloads if ("activations" in o) == family.offloads_activations]
 
-    def _enter(self, look: Look, group: list[Way], layers: tuple[int, ...], most_seconds: float) -> Blocks:
+    def _enter(self, entry: EvaluatedFamily, group: list[Way], layers: tuple[int, ...], most_seconds: float) -> Blocks:
         """Add the members that run the model in this cut, with their memory; returns its pieces."""
-        request, family = look.request, look.family
+        request, family = entry.request, entry.family
         if layers:
             request = replace(request, strategy=replace(request.strategy, layers=layers))
         try:
-            stages = cut_pieces(request, look.builder, look.programs, group[0].pieces, look.rough)
+            stages = cut_pieces(request, entry.builder, entry.programs, group[0].pieces, entry.rough)
         except StrategyError:
             return ()
         pieces = tuple(stage.blocks for stage in stages)
         if np.isfinite(most_seconds):
-            all_ways, group = group, [way for way in group if self._least(look, pieces, way) <= most_seconds]
-            look.behind += (len(all_ways) - len(group)) * len(look.sharings)
+            all_ways, group = group, [way for way in group if self._least(entry, pieces, way) <= most_seconds]
+            entry.behind += (len(all_ways) - len(group)) * len(entry.sharings)
         group = [way for way in group if slots_of_way(way, family.degrees.pp, family.num_microbatches)]
         if not group:
             return pieces
-        look.cuts.append(Cut(layers=layers, ways=group, pieces=pieces))
-        look.batches += self._memory.batches(look, group, pieces)
+        entry.cuts.append(Cut(layers=layers, ways=group, pieces=pieces))
+        entry.batches += self._memory.batches(entry, group, pieces)
         return pieces
 
-    def _outline(self, look: Look, cut: Cut, batch: Batch, sharing: Sharing) -> Outline:
+    def _outline(self, entry: EvaluatedFamily, cut: Cut, batch: Batch, sharing: Sharing) -> Outline:
         way = batch.way
-        alike = look.mesh, sharing.zero, look.busy
-        hosts = tuple("optimizer" in offload for offload in self._endings(look.family))
+        alike = entry.mesh, sharing.zero, entry.busy
+        hosts = tuple("optimizer" in offload for offload in self._endings(entry.family))
         key = *alike, way.route, cut.pieces, hosts, way.splits
         if key not in self._outlines:
-            request = replace(look.request, strategy=look.strategy(batch, sharing))
-            prepared = look.prepared(stand_ins(look.programs), cut.pieces, way, self._precision)
+            request = replace(entry.request, strategy=entry.strategy(batch, sharing))
+            prepared = entry.prepared(stand_ins(entry.programs), cut.pieces, way, self._precision)
             layout = Layout(request=request, prepared=prepared)
             self._outlines[key] = self._outliner.outline(layout, alike, hosts, split=way.splits)
         return self._outlines[key]
 
-    def _messages(self, look: Look, outline: Outline) -> Ints:
+    def _messages(self, entry: EvaluatedFamily, outline: Outline) -> Ints:
         """The works of the messages on each link."""
         sent = [
-            Transfer(nbytes=look.programs[block].boundary_bytes, crosses_nodes=crosses, sharing=sharing)
+            Transfer(nbytes=entry.programs[block].boundary_bytes, crosses_nodes=crosses, sharing=sharing)
             for block, crosses, sharing in outline.links
         ]
         return np.array([self.works.number(work) for work in sent], dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.searching.looks import Look
+from traincast.searching.evaluated_family import EvaluatedFamily
 from traincast.searching.space import OFFLOADS, RECOMPUTES
 from traincast.strategy import Strategy
 from traincast.strategy.schedules import SCHEDULES
@@ -113,16 +113,16 @@ _TIES: Final = (
 )  # fmt: skip
 
 
-def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> StrategyColumns:
+def columns_of(entries: Iterable[EvaluatedFamily], *, cluster: int = 0) -> StrategyColumns:
     """All members of families."""
     cuts: dict[tuple[int, ...], int] = {(): 0}
     parts: dict[str, list[Array]] = {name: [] for name in COLUMNS}
-    for look in looks:
-        family, at = look.family, look.family.degrees
-        count = len(look.sharings)
+    for entry in entries:
+        family, at = entry.family, entry.family.degrees
+        count = len(entry.sharings)
         sharings = {
-            "zero": np.array([s.zero for s in look.sharings], dtype=np.int8),
-            "offload": np.array([_number(OFFLOADS, _OFFLOADS[s.offload]) for s in look.sharings], dtype=np.int8),
+            "zero": np.array([s.zero for s in entry.sharings], dtype=np.int8),
+            "offload": np.array([_number(OFFLOADS, _OFFLOADS[s.offload]) for s in entry.sharings], dtype=np.int8),
         }
         fixed = {
             "cluster": np.int16(cluster),
@@ -137,18 +137,18 @@ def columns_of(looks: Iterable[Look], *, cluster: int = 0) -> StrategyColumns:
             "recompute": np.int8(RECOMPUTES.index(family.recompute)),
         }
         for name, value in fixed.items():
-            parts[name].append(np.full(count * len(look.batches), value))
+            parts[name].append(np.full(count * len(entry.batches), value))
         each = {
-            "schedule": [np.int8(_SCHEDULES.index(batch.way.schedule)) for batch in look.batches],
-            "virtual_stages": [np.int16(batch.way.virtual_stages) for batch in look.batches],
-            "cut": [np.int32(cuts.setdefault(look.cuts[batch.cut].layers, len(cuts))) for batch in look.batches],
+            "schedule": [np.int8(_SCHEDULES.index(batch.way.schedule)) for batch in entry.batches],
+            "virtual_stages": [np.int16(batch.way.virtual_stages) for batch in entry.batches],
+            "cut": [np.int32(cuts.setdefault(entry.cuts[batch.cut].layers, len(cuts))) for batch in entry.batches],
         }
         for name, values in each.items():
             parts[name].append(np.repeat(np.array(values), count))
         for name, shared in sharings.items():
-            parts[name].append(np.tile(shared, len(look.batches)))
-        parts["memory"] += [batch.memory for batch in look.batches]
-        parts["seconds"] += [batch.seconds for batch in look.batches]
+            parts[name].append(np.tile(shared, len(entry.batches)))
+        parts["memory"] += [batch.memory for batch in entry.batches]
+        parts["seconds"] += [batch.seconds for batch in entry.batches]
     return StrategyColumns(**{name: _column(name, found) for name, found in parts.items()}, cuts=tuple(cuts))
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from traincast.forecast import estimates_of
 from traincast.searching.bulk import Bulk
 from traincast.searching.columns import StrategyColumns, columns_of
-from traincast.searching.looks import Fitting, Look
+from traincast.searching.evaluated_family import EvaluatedFamily, Fitting
 from traincast.searching.problem import Problem, SpaceCounts, Task
 from traincast.searching.space import Family, families
 from traincast.work import Work
@@ -59,38 +59,38 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
     every = [family for found in series for family in found]
     bounds = dict(zip(every, bulk.bounds(every), strict=True)) if bounded else {}
     series.sort(key=lambda found: (not found[0].plain, min(bounds.get(family, 0.0) for family in found)))
-    counts, looks, best = SpaceCounts(), [], task.best_s
+    counts, entries, best = SpaceCounts(), [], task.best_s
     fitting: dict[tuple[object, ...], Fitting] = {}
     for some in _batches(series):
         worth = [[f for f in found if bounds.get(f, 0.0) <= reach * best] for found in some]
         needed = [[f for f in found if f.plain or not _all(fitting.get(f.place))] for found in worth]
         counts.behind += sum(map(len, some)) - sum(map(len, worth))
         counts.needless += sum(map(len, worth)) - sum(map(len, needed))
-        seen = [[look for family in found if (look := bulk.look(family))] for found in needed]
-        bulk.estimate(look for found in seen for look in found)
-        running: list[Look] = []
+        seen = [[entry for family in found if (entry := bulk.prepare(family))] for found in needed]
+        bulk.estimate(entry for found in seen for entry in found)
+        running: list[EvaluatedFamily] = []
         for found in seen:
-            for n, look in enumerate(found):
+            for n, entry in enumerate(found):
                 counts.families += 1
-                family = look.family
-                larger = bulk.enter(look, reach * best, None if family.plain else fitting.get(family.place))
+                family = entry.family
+                larger = bulk.enter(entry, reach * best, None if family.plain else fitting.get(family.place))
                 if bounded and family.plain and not problem.lean:
-                    fitting[family.place] = bulk.fitting(look)
-                running.append(look)
+                    fitting[family.place] = bulk.fitting(entry)
+                running.append(entry)
                 if not larger:
                     counts.beyond += len(found) - n - 1
                     break
         bulk.run(running)
-        for look in running:
-            best = min([best, *(float(batch.seconds.min()) for batch in look.batches)])
-            look.forget()
-        looks += [look for look in running if look.batches]
-    for look in looks:
-        counts.evaluated += look.count
-        counts.feasible += sum(int(np.isfinite(batch.seconds).sum()) for batch in look.batches)
+        for entry in running:
+            best = min([best, *(float(batch.seconds.min()) for batch in entry.batches)])
+            entry.forget()
+        entries += [entry for entry in running if entry.batches]
+    for entry in entries:
+        counts.evaluated += entry.count
+        counts.feasible += sum(int(np.isfinite(batch.seconds).sum()) for batch in entry.batches)
     counts.works = len(bulk.works)
     counts.cpu_s = time.process_time() - began
-    return columns_of(looks), counts
+    return columns_of(entries), counts
 
 
 def _batches(series: list[list[Family]]) -> Iterator[list[list[Family]]]:

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from traincast.searching.looks import NOT_RUN, Batch, Blocks, Look
+from traincast.searching.evaluated_family import NOT_RUN, Batch, Blocks, EvaluatedFamily
 from traincast.searching.rounds import extrapolated
 from traincast.searching.space import OFFLOADS, Axes, Way
 from traincast.searching.steps import activations
@@ -57,30 +57,30 @@ class MemberMemory:
         self._factor = factor(request.runtime, MARGIN)
         self._arrangements: dict[tuple[object, ...], _Arrangement] = {}
 
-    def batches(self, look: Look, group: Sequence[Way], pieces: Blocks) -> list[Batch]:
+    def batches(self, entry: EvaluatedFamily, group: Sequence[Way], pieces: Blocks) -> list[Batch]:
         """The members that run the family's last cut, into ``pieces``, in the ways of ``group``; not simulated yet."""
-        arrangement = self._arrangement(look, group[0], pieces)
+        arrangement = self._arrangement(entry, group[0], pieces)
         for kind in arrangement.kinds:
-            if kind not in look.held:
-                look.held[kind] = self._held(look, kind)
-        held = np.stack([look.held[kind] for kind in arrangement.kinds])[arrangement.chunks]
+            if kind not in entry.held:
+                entry.held[kind] = self._held(entry, kind)
+        held = np.stack([entry.held[kind] for kind in arrangement.kinds])[arrangement.chunks]
         passes = held[..., :3].reshape(len(held), -1, 3)
-        runtime = look.request.runtime
+        runtime = entry.request.runtime
         buffers = buffers_of(held[:, :, 0, 3].max(axis=1), ahead=arrangement.ahead, runtime=runtime)
-        zeros, hosted = [s.zero for s in look.sharings], ["optimizer" in s.offload for s in look.sharings]
+        zeros, hosted = [s.zero for s in entry.sharings], ["optimizer" in s.offload for s in entry.sharings]
         states = arrangement.states[zeros, [int(host) for host in hosted]]
         updates = np.where(np.array(hosted)[:, None], arrangement.updates[zeros], 0.0)
         found = []
         for way in group:
-            peaks = extrapolated(partial(activations, passes=passes), way, look.family)
+            peaks = extrapolated(partial(activations, passes=passes), way, entry.family)
             beyond = sum(buffers.values(), start=peaks)
-            other = self._other(look.request, states + beyond)
+            other = self._other(entry.request, states + beyond)
             memory = states + beyond + other
             load = self._load(memory, total_at(states, beyond, other, self._factor))
-            if any(hosted) or look.family.offloads_activations:
-                load = np.maximum(load, self._host_load(look, way, updates, held[..., 4]))
+            if any(hosted) or entry.family.offloads_activations:
+                load = np.maximum(load, self._host_load(entry, way, updates, held[..., 4]))
             seconds = np.full(len(load), NOT_RUN)
-            found.append(Batch(way=way, cut=len(look.cuts) - 1, memory=memory.max(axis=1), load=load, seconds=seconds))
+            found.append(Batch(way=way, cut=len(entry.cuts) - 1, memory=memory.max(axis=1), load=load, seconds=seconds))
         return found
 
     def _load(self, memory: Floats, sure: Floats) -> Floats:
@@ -93,49 +93,49 @@ class MemberMemory:
         )
         return found
 
-    def _host_load(self, look: Look, way: Way, updates: Floats, leaves: Floats) -> Floats:
+    def _host_load(self, entry: EvaluatedFamily, way: Way, updates: Floats, leaves: Floats) -> Floats:
         """What members need of the fullest node's host over what there is; 0 where nobody said how much that is.
 
         ``leaves`` has, by stage, chunk and pass, what is kept for backward or let go of.
         """
-        cluster, strategy = self.request.cluster, look.request.strategy
+        cluster, strategy = self.request.cluster, entry.request.strategy
         if not cluster.host_memory_bytes:
             return np.zeros(len(updates))
         hosts = updates
-        if look.family.offloads_activations:
+        if entry.family.offloads_activations:
             kept = leaves.reshape(len(leaves), -1)
             passes = np.stack([np.maximum(kept, 0.0), np.zeros_like(kept), kept], axis=-1)
-            hosts = hosts + extrapolated(partial(activations, passes=passes), way, look.family)
+            hosts = hosts + extrapolated(partial(activations, passes=passes), way, entry.family)
         found = fullest_node(
             hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.devices_per_node
         )
         return found / (HOST_SHARE * cluster.host_memory_bytes)
 
-    def _held(self, look: Look, kind: tuple[int, ...]) -> Floats:
+    def _held(self, entry: EvaluatedFamily, kind: tuple[int, ...]) -> Floats:
         """Of every pass of a piece what it keeps, needs on top and leaves behind, what its collectives carry, and what
         would be left behind if nothing were offloaded.
         """
-        found = passes_of(look.footprints[list(kind)], offloaded=look.family.offloads_activations)
-        whole = passes_of(look.footprints[list(kind)], offloaded=False) if look.family.offloads_activations else found
-        gathered = max((look.programs[b].footprint.gathered for b in set(kind)), default=0.0)
+        found = passes_of(entry.footprints[list(kind)], offloaded=entry.family.offloads_activations)
+        whole = passes_of(entry.footprints[list(kind)], offloaded=False) if entry.family.offloads_activations else found
+        gathered = max((entry.programs[b].footprint.gathered for b in set(kind)), default=0.0)
         return np.array([(found[p].kept, found[p].working, found[p].leaves, gathered, whole[p].leaves) for p in Pass])
 
-    def _arrangement(self, look: Look, way: Way, pieces: Blocks) -> _Arrangement:
-        key = way.route, look.mesh, pieces
+    def _arrangement(self, entry: EvaluatedFamily, way: Way, pieces: Blocks) -> _Arrangement:
+        key = way.route, entry.mesh, pieces
         if key not in self._arrangements:
-            prepared = look.prepared(look.programs, pieces, way, self._precision)
-            held = [prepared.held_blocks(s) for s in range(look.mesh.pp)]
+            prepared = entry.prepared(entry.programs, pieces, way, self._precision)
+            held = [prepared.held_blocks(s) for s in range(entry.mesh.pp)]
             states: dict[Blocks, Floats] = {}
             updates: dict[Blocks, Floats] = {}
             for blocks in held:
                 if blocks not in states:
-                    states[blocks] = self._states(look, blocks)
-                    updates[blocks] = self._updates(look, blocks)
+                    states[blocks] = self._states(entry, blocks)
+                    updates[blocks] = self._updates(entry, blocks)
             kinds = tuple(dict.fromkeys(pieces))
             number = {kind: n for n, kind in enumerate(kinds)}
             ahead = runs_ahead(
-                [[[look.programs[b] for b in blocks] for blocks in chunks] for chunks in held],
-                inside_node=look.mesh.span("tp").num_nodes == 1,
+                [[[entry.programs[b] for b in blocks] for blocks in chunks] for chunks in held],
+                inside_node=entry.mesh.span("tp").num_nodes == 1,
             )
             self._arrangements[key] = _Arrangement(
                 kinds=kinds,
@@ -146,15 +146,15 @@ class MemberMemory:
             )
         return self._arrangements[key]
 
-    def _states(self, look: Look, held: Blocks) -> Floats:
+    def _states(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
         """Bytes of weights, gradients and optimizer states by ZeRO's stage, the optimizer here or on the host."""
-        chunks = [[look.programs[b] for b in blocks] for blocks in held]
+        chunks = [[entry.programs[b] for b in blocks] for blocks in held]
         table = np.empty((4, 2))
         for zero, host in product(range(4), (False, True)):
             offload: tuple[Offload, ...] = ("optimizer",) if host else ()
             parts = states_of(
                 chunks,
-                strategy=replace(look.request.strategy, zero=zero, offload=offload),  # type: ignore[arg-type]
+                strategy=replace(entry.request.strategy, zero=zero, offload=offload),  # type: ignore[arg-type]
                 runtime=self.request.runtime,
                 precision=self._precision,
                 optimizer=self.request.optimizer,
@@ -162,20 +162,20 @@ class MemberMemory:
             table[zero, int(host)] = sum(sum(part.values()) for part in parts.values())
         return table
 
-    def _updates(self, look: Look, held: Blocks) -> Floats:
+    def _updates(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
         """Bytes that updates on the host need there, by ZeRO's stage; nothing where none are made there."""
         offloads = any("optimizer" in OFFLOADS[name] for name in self.axes.offload)
         if not offloads or not self.request.optimizer:
             return np.zeros(4)
-        chunks = [[look.programs[b] for b in blocks] for blocks in held]
-        strategies = [replace(look.request.strategy, zero=zero) for zero in range(4)]  # type: ignore[arg-type]
+        chunks = [[entry.programs[b] for b in blocks] for blocks in held]
+        strategies = [replace(entry.request.strategy, zero=zero) for zero in range(4)]  # type: ignore[arg-type]
         runtime = self.request.runtime
         needed = [updates_of(chunks, strategy=s, runtime=runtime, precision=self._precision) for s in strategies]
         return np.array([sum(parts.values()) for parts in needed])
 
     def _other(self, request: Request, tensors: Floats) -> Floats:
         """Bytes that a device of each stage holds beside its ``tensors``."""
-        other: Floats = sum(other_of(tensors, strategy=request.strategy, runtime=request.runtime).values())  # type: ignore[assignment]
+        other: Floats = sum(other_of(tensors, strategy=request.strategy, runtime=request.runtime).values())
         calibration = request.cluster.calibration
         if calibration is not None:
             other = measured_other(other, tensors + other, calibration.memory_share)

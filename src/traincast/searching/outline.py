@@ -21,7 +21,7 @@ from traincast.compiled import Compiled
 from traincast.graph import Operator, OpKind, Phase
 from traincast.searching.blocks import PASSES
 from traincast.searching.works import Works
-from traincast.strategy.costs import in_line, overlap_seconds, ragged, tail_seconds
+from traincast.strategy.costs import in_line, overlap_seconds, tail_seconds
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan import Category, Stream
 from traincast.strategy.program import BlockProgram, Item
@@ -147,15 +147,13 @@ class _Sketcher(TemplateMaker):
         waits: list[list[int]] = [[] for _ in lanes]
         for target, source in template.edges:
             waits[target].append(source)
-        lane_start, held = ragged(lanes)
-        wait_start, waited = ragged(waits)
         sketch = _Sketch(
             last=template.last,
             cost=np.array(template.cost, dtype=np.int64),
-            lane_count=np.diff(lane_start),
-            lanes=held,
-            wait_count=np.diff(wait_start),
-            waits=waited,
+            lane_count=np.array([len(held) for held in lanes]),
+            lanes=np.array([lane for held in lanes for lane in held]),
+            wait_count=np.array([len(sources) for sources in waits]),
+            waits=np.array([source for sources in waits for source in sources], dtype=np.int64),
             counted=np.array(counted),
             sizes=np.array(self._sizes, dtype=np.int64),
             atoms=np.array(self._atoms, dtype=np.float64).reshape(-1, 4),
@@ -208,7 +206,7 @@ class Outline:
 
     def busy(self, durations: Floats) -> Floats:
         """Seconds in which each template keeps host, device and data stream busy."""
-        busy = np.bincount(self.counted, weights=durations, minlength=len(self.last) * 4)
+        busy: Floats = np.bincount(self.counted, weights=durations, minlength=len(self.last) * 4).astype(np.float64)
         return busy.reshape(-1, 4)[:, :3]
 
 

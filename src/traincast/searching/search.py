@@ -40,14 +40,14 @@ Progress = Callable[[int, int], None]
 
 SEARCHERS: Final = ("auto", "exhaustive", "branch-and-bound", "annealing")
 REACH: Final = 1.1
-"""Branch and bound finds the best strategies up to so many times the time of the best."""
+"""Branch and bound finds every strategy that takes up to this many times the time of the best."""
 _EXHAUSTIVE: Final = 20_000
-"""Strategies up to which a search is exhaustive unless asked otherwise."""
+"""Up to this many strategies a search is exhaustive, unless another searcher is asked for."""
 _AROUND: Final = 3
-"""Meshes of the best strategies of which everything is evaluated in the end, for the front of time and memory."""
+"""In the end every strategy is evaluated on the meshes of this many of the best, for the front of time and memory."""
 _COMPARED: Final = 24
 _COMPARED_CALIBRATED: Final = 48
-"""How many candidates are forecast in full; more of them where a calibration has a word in their order."""
+"""Number of candidates that are forecast in full; a calibration can change their order, so it needs more of them."""
 
 
 def search(
@@ -80,24 +80,16 @@ def search(
     seed: int = 0,
     use_cache: bool = False,
 ) -> Answer:
-    """The best strategies for a model on a cluster, or on the best of several.
+    """Find the best strategies for a model on a cluster, or on the best of several clusters.
 
-    ``constraint`` limits axes and memory, ``nodes`` and ``devices`` say which clusters to choose from, ``deadline_s``
-    and ``budget`` what the job may take in all, with a chance of ``confidence`` at least. ``accepts`` leaves out
-    candidates for which it is false. Finished parts are kept in the folder ``resume``.
+    ``constraint`` limits axes and memory; ``nodes`` and ``devices`` are the clusters to choose from. The whole job must
+    keep to ``deadline_s`` and ``budget`` with a chance of at least ``confidence``. ``accepts`` returns False for
+    requests to leave out. Finished parts are saved in the folder ``resume``; a later search with the same folder
+    resumes from them. Raises :class:`traincast.errors.StrategyError` if no strategy is left.
     """
     began = time.perf_counter()
-    if objective not in OBJECTIVES:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    if searcher not in SEARCHERS:
-        raise UnknownNameError("searcher", searcher, SEARCHERS)
-    if top < 1 or seed < 0:
-        raise RequestError(f"top {top} and seed {seed}: expected at least 1 and 0")
-    if not 0.0 < confidence < 1.0:
-        raise RequestError(f"confidence {confidence:g}: expected a chance between 0 and 1, such as {CONFIDENCE:g}")
-    for name, most in (("deadline_s", deadline_s), ("budget", budget)):
-        if most is not None and not most > 0.0:
-            raise RequestError(f"{name} {most:g}: expected more than 0")
+    _check_settings(objective=objective, searcher=searcher, top=top, seed=seed)
+    limits = _limits(deadline_s=deadline_s, budget=budget, confidence=confidence)
     requests = [
         make_request(
             model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
@@ -109,7 +101,6 @@ def search(
     num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if (deadline_s is not None or budget is not None) and num_steps is None:
         raise RequestError("a deadline or a budget is for a whole job: say how long it is in tokens, samples or steps")
-    limits = Limits(num_steps=num_steps, deadline_s=deadline_s, budget=budget, confidence=confidence)
     problems = _problems(requests, constraint, objective, searcher, cost_model)
     means = _Means(
         searcher=searcher, engine=engine or local_engine(), resume=resume, progress=progress, seed=seed
@@ -118,12 +109,51 @@ def search(
     ranking = Ranking(
         requests=requests,
         columns=joined(parts).distinct(),
-        limits=limits,
+        limits=replace(limits, num_steps=num_steps),
         settings=job or JobSettings(),
         objective=objective,
         cost_model=cost_model,
         accepts=accepts,
     )
+    return _answer(ranking, problems, means, parts, counts, top=top, engine_name=engine_name, began=began)
+
+
+def _check_settings(*, objective: str, searcher: str, top: int, seed: int) -> None:
+    """Refuse settings that no search can have."""
+    if objective not in OBJECTIVES:
+        raise UnknownNameError("objective", objective, OBJECTIVES)
+    if searcher not in SEARCHERS:
+        raise UnknownNameError("searcher", searcher, SEARCHERS)
+    if top < 1 or seed < 0:
+        raise RequestError(f"top {top} and seed {seed}: expected at least 1 and 0")
+
+
+def _limits(*, deadline_s: float | None, budget: float | None, confidence: float) -> Limits:
+    """The limits of a job whose length is not known yet; refuses those that no job can meet."""
+    if not 0.0 < confidence < 1.0:
+        raise RequestError(f"confidence {confidence:g}: expected a chance between 0 and 1, such as {CONFIDENCE:g}")
+    for name, most in (("deadline_s", deadline_s), ("budget", budget)):
+        if most is not None and not most > 0.0:
+            raise RequestError(f"{name} {most:g}: expected more than 0")
+    return Limits(deadline_s=deadline_s, budget=budget, confidence=confidence)
+
+
+def _answer(
+    ranking: Ranking,
+    problems: Sequence[Problem | StrategyError],
+    means: _Means,
+    parts: Sequence[StrategyColumns],
+    counts: SpaceCounts,
+    *,
+    top: int,
+    engine_name: str,
+    began: float,
+) -> Answer:
+    """Evaluate everything around the best strategies, compare the best in full, and say what was found.
+
+    ``parts`` and ``counts`` are what was found so far. Raises an error if no strategy will do.
+    """
+    requests = ranking.requests
     places, values = survey(ranking, problems)
     number, around = _around(ranking.columns, values)
     chosen = problems[number]
@@ -138,17 +168,17 @@ def search(
     best = ranking.best(values, max(top, _COMPARED_CALIBRATED if measured else _COMPARED), within=True)
     if not best:
         raise nothing(places, ranking)
-    unused = _check_bundles(cost_model, best)
-    ranked, places, sure = ranking.compared(best, places, top, seed)
+    unused = _check_bundles(ranking.cost_model, best)
+    ranked, places, sure = ranking.compared(best, places, top, means.seed)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
     return Answer(
         model=requests[0].graph.name,
         runtime=requests[0].runtime.name,
         precision=requests[0].precision.name,
-        global_batch=global_batch,
-        objective=objective,
-        searcher=_chosen(chosen, searcher) if isinstance(chosen, Problem) else searcher,
+        global_batch=requests[0].global_batch,
+        objective=ranking.objective,
+        searcher=_chosen(chosen, means.searcher) if isinstance(chosen, Problem) else means.searcher,
         engine=engine_name,
         counts=counts,
         seconds=time.perf_counter() - began,
@@ -157,7 +187,7 @@ def search(
         pareto=tuple(ranking.front(values)),
         naive=tuple(ranking.naive(first)),
         places=tuple(places),
-        limits=limits,
+        limits=ranking.limits,
         sure=sure,
         influence=influence(columns, values),
         columns=columns,
@@ -182,7 +212,7 @@ def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, 
 def _problems(
     requests: Sequence[Request], constraint: str, objective: Objective, searcher: str, cost_model: CostModel | None
 ) -> list[Problem | StrategyError]:
-    """What is searched on each cluster, or why a constraint leaves nothing there; an error if it leaves nothing."""
+    """The problem of each cluster, or the error if the constraint leaves nothing there; raises if it leaves nothing."""
     found: list[Problem | StrategyError] = []
     for request in requests:
         try:
@@ -213,7 +243,7 @@ def _chosen(problem: Problem, searcher: str) -> str:
 
 
 def _size(problem: Problem) -> int:
-    """About how many strategies there are, counted no further than it matters."""
+    """About how many strategies a problem has; counting stops beyond the limit of an exhaustive search."""
     request, axes = problem.request, problem.axes
     devices, batch, layers = request.cluster.num_devices, request.global_batch, layers_of(request.graph)
     total = 0
@@ -228,7 +258,7 @@ def _size(problem: Problem) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Means:
-    """How a search is run, which its answer does not depend on, and how many of its parts are done."""
+    """How a search runs, on which its answer does not depend, and how many of its parts are done."""
 
     searcher: str
     engine: Engine
@@ -240,13 +270,13 @@ class _Means:
     warnings: list[str] = field(default_factory=list)
 
     def tell(self, parts: int) -> None:
-        """Tell the progress that so many more parts are done."""
+        """Report that ``parts`` more parts are done."""
         if self.progress:
             self.progress(self.finished + parts, max(self.total, self.finished + parts))
 
 
 def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[list[StrategyColumns], SpaceCounts]:
-    """Everything that was found on each cluster; each is searched by itself, so that all of them can be compared."""
+    """Search each cluster by itself, so that all of them can be compared; returns everything that was found."""
     parts: list[StrategyColumns] = []
     counts = SpaceCounts()
     searched = [problem for problem in problems if isinstance(problem, Problem)]
@@ -279,7 +309,7 @@ def _around(columns: StrategyColumns, values: Floats) -> tuple[int, list[Task]]:
 
 
 def _tasks(problem: Problem) -> list[Task]:
-    """Parts of a problem; branch and bound begins with the best of a small part of the space."""
+    """Parts of a problem; branch and bound first finds the best of a small part of the space."""
     if not np.isfinite(problem.reach):
         return problem.tasks()
     probe = replace(problem, axes=_probe(problem.axes, problem.request), reach=float("inf"))
@@ -291,7 +321,7 @@ def _tasks(problem: Problem) -> list[Task]:
 
 
 def _probe(axes: Axes, request: Request) -> Axes:
-    """A small part of the space that has something good in it: habits of the field."""
+    """A small part of the space that usually holds a good strategy: the habits of the field."""
 
     def some(values: tuple[str, ...] | tuple[int, ...], wanted: Sequence[object]) -> tuple[object, ...]:
         return tuple(v for v in values if v in wanted) or values[:1]
@@ -315,7 +345,7 @@ def _probe(axes: Axes, request: Request) -> Axes:
 def _worked_off(
     number: int, problem: Problem, tasks: Sequence[Task], means: _Means
 ) -> tuple[list[StrategyColumns], SpaceCounts]:
-    """Results of all tasks on a cluster in their order; those that are kept in a folder are not done again."""
+    """Results of all tasks on a cluster, in order; results saved in the folder are not computed again."""
     found: dict[int, tuple[StrategyColumns, SpaceCounts]] = {}
     with search_journal(means.resume, problem) if means.resume else nullcontext() as journal:
         if journal:

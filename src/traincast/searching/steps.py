@@ -143,15 +143,16 @@ def activations(slots: Slots, passes: Floats) -> Floats:
     ``passes`` has, by stage, chunk and pass, what is kept when the pass holds most, needed on top, and left behind.
     """
     peaks = np.zeros(slots.stages)
-    _walk_compiled(slots.code_start, slots.codes, passes, peaks)
+    _walk_compiled(slots.code_start, slots.codes, np.ascontiguousarray(np.moveaxis(passes, -1, 0)), peaks)
     return peaks
 
 
 def _walk(code_start: Any, codes: Any, passes: Any, peaks: Any) -> None:
     for stage in range(len(peaks)):
-        slots = passes[stage][codes[code_start[stage] : code_start[stage + 1]]]
+        slots = codes[code_start[stage] : code_start[stage + 1]]
         if len(slots):
-            peaks[stage] = max(0.0, (kept_in_slots(slots[:, 0], slots[:, 2]) + slots[:, 1]).max())
+            kept = kept_in_slots(passes[0, stage][slots], passes[2, stage][slots])
+            peaks[stage] = max(0.0, (kept + passes[1, stage][slots]).max())
 
 
 def _moves(  # noqa: PLR0917  (Numba takes positional arguments)

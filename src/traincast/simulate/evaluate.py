@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.simulate.executor import execute_compiled
-from traincast.strategy.plan import Plan, cost_table
+from traincast.strategy.plan import Plan
 
 Floats = npt.NDArray[np.float64]
 
@@ -27,7 +27,7 @@ class Evaluator:
 
     def __call__(self, seconds: Floats, *, interference: float = 1.0) -> float:
         """Seconds of the step; ``interference`` multiplies the slowdown of every work that traffic runs beside."""
-        costs = cost_table(*self._composition.fill(seconds, compiled=True, interference=interference))
+        costs = self._composition.fill(seconds, compiled=True, interference=interference)
         self._free[:] = 0.0
         execute_compiled(0, len(self._cost), 0.0, costs[self._cost], *self._tasks, self._free, self._start, self._end)
         return float(self._end.max(initial=0.0))

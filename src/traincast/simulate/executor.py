@@ -36,7 +36,8 @@ def execute_tasks(  # noqa: PLR0917  (Numba takes positional arguments)
 ) -> None:
     """Fill ``start`` and ``end`` of the tasks from number ``first`` up to, and without, ``last``.
 
-    No task starts before ``earliest``. ``free`` has the time from which each lane is free, before and after: tasks can be run in several calls.
+    No task starts before ``earliest``. ``free`` has the time from which each lane is free, before and after: tasks can
+    be run in several calls.
     """
     for task in range(first, last):
         ready = earliest

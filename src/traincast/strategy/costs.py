@@ -31,33 +31,70 @@ def overlap_seconds(traffic: Any, compute: Any, interference: Any, waited: Any) 
     return exposed + interference * min(traffic, compute)
 
 
+def in_line(  # noqa: PLR0917  (Numba takes positional arguments)
+    lead: Any, device: Any, host: Any, next_lead: Any, next_device: Any, next_host: Any
+) -> Any:
+    """``(lead, device, host)`` of two segments, the second right after the first.
+
+    A single work is the segment (launch, work, launch).
+    """
+    return max(lead, host - device + next_lead), device + next_device, host + next_host
+
+
 def segment_seconds(launches: Any, works: Any) -> Any:
     """``(lead, device, host)`` of works that run in line, each after its own launch; both are arrays of seconds.
 
     ``lead`` = maxᵢ(Σ_{j≤i} launches − Σ_{j<i} works) is how long the host runs before the device can start and then
-    never wait again. ``device`` and ``host`` are the sums of both arrays.
+    never wait again. ``device`` and ``host`` are the sums of both arrays. This is :func:`in_line` applied work by work,
+    in closed form: NumPy is faster with arrays, machine code with one work at a time.
     """
     host = np.cumsum(launches)
     device = np.cumsum(works)
     return np.max(host - device + works), device[-1], host[-1]
 
 
-def in_line(  # noqa: PLR0917  (Numba takes positional arguments)
-    lead: Any, device: Any, host: Any, next_lead: Any, next_device: Any, next_host: Any
-) -> Any:
-    """``(lead, device, host)`` of two segments, the second right after the first.
-
-    A single work is the segment (launch, work, launch), so :func:`segment_seconds` is this rule applied work by work.
-    """
-    return max(lead, host - device + next_lead), device + next_device, host + next_host
-
-
 def tail_seconds(lead: Any, host: Any) -> Any:
-    """How long the host goes on after the ``lead`` of a segment; for numbers and for arrays."""
-    return np.maximum(0.0, host - lead)
+    """How long the host goes on after the ``lead`` of a segment."""
+    return max(0.0, host - lead)
 
 
-def compose(  # noqa: PLR0917  (Numba takes positional arguments)
+def _fill_overlaps(  # noqa: PLR0917  (Numba takes positional arguments)
+    overlap_work: Any, terms: Any, behind_start: Any, behind: Any, interference: Any, costs: Any
+) -> None:
+    """Fill the costs of overlaps, which follow those of works; ``interference`` multiplies that of each."""
+    at = len(costs) - len(overlap_work)
+    for number in range(len(overlap_work)):
+        hiding = costs[behind[behind_start[number] : behind_start[number + 1]]]
+        share, slowdown, waited = terms[number]
+        costs[at + number] = overlap_seconds(
+            costs[overlap_work[number]], share * hiding.sum(), interference * slowdown, waited > 0.0
+        )
+
+
+def _fill_segments(start: Any, launches: Any, works: Any, tails: Any, costs: Any, segments: Any) -> None:  # noqa: PLR0917
+    """Fill (lead, device, host) of every segment, or with ``tails`` (lead, device, tail); zeros where it has no works."""
+    for number in range(len(start) - 1):
+        here = slice(start[number], start[number + 1])
+        lead = device = host = 0.0
+        if here.start < here.stop:
+            lead, device, host = segment_seconds(costs[launches[here]], costs[works[here]])
+        segments[number] = lead, device, tail_seconds(lead, host) if tails else host
+
+
+def _fill_compiled_segments(  # noqa: PLR0917
+    start: Any, launches: Any, works: Any, tails: Any, costs: Any, segments: Any
+) -> None:
+    """The same for machine code."""
+    for number in range(len(start) - 1):
+        lead, device, host = 0.0, 0.0, 0.0
+        for at in range(start[number], start[number + 1]):
+            launch, work = costs[launches[at]], costs[works[at]]
+            lead, device, host = in_line(lead, device, host, launch, work, launch)
+        segments[number, 0], segments[number, 1] = lead, device
+        segments[number, 2] = tail_seconds(lead, host) if tails else host
+
+
+def _fill_compiled(  # noqa: PLR0917  (Numba takes positional arguments)
     overlap_work: Any,
     terms: Any,
     behind_start: Any,
@@ -66,29 +103,16 @@ def compose(  # noqa: PLR0917  (Numba takes positional arguments)
     launches: Any,
     works: Any,
     interference: Any,
+    tails: Any,
     costs: Any,
     segments: Any,
 ) -> None:
-    """Fill the costs of overlaps, which follow those of works in ``costs``, and (lead, device, host) of ``segments``.
-
-    ``interference`` multiplies that of every overlap.
-    """
-    at = len(costs) - len(overlap_work)
-    for number in range(len(overlap_work)):
-        hiding = costs[behind[behind_start[number] : behind_start[number + 1]]]
-        share, slowdown, waited = terms[number]
-        costs[at + number] = overlap_seconds(
-            costs[overlap_work[number]], share * hiding.sum(), interference * slowdown, waited > 0.0
-        )
-    for number in range(len(segment_start) - 1):
-        first, last = segment_start[number], segment_start[number + 1]
-        segments[number, 0] = segments[number, 1] = segments[number, 2] = 0.0
-        if first < last:
-            lead, device, host = segment_seconds(costs[launches[first:last]], costs[works[first:last]])
-            segments[number, 0], segments[number, 1], segments[number, 2] = lead, device, host
+    """Overlaps and segments in one call, for machine code."""
+    _fill_overlaps(overlap_work, terms, behind_start, behind, interference, costs)
+    _fill_compiled_segments(segment_start, launches, works, tails, costs, segments)
 
 
-_compose_compiled = Compiled(compose)
+_compiled = Compiled(_fill_compiled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,27 +132,24 @@ class Composition:
     launches: Ints
     works: Ints
 
-    def fill(self, seconds: Floats, *, compiled: bool, interference: float = 1.0) -> tuple[Floats, Floats]:
-        """Seconds of works and overlaps, and (lead, device, host) of every segment, from the ``seconds`` of the works.
+    def fill(self, seconds: Floats, *, compiled: bool, tails: bool = True, interference: float = 1.0) -> Floats:
+        """A table of costs from the ``seconds`` of the works: works, overlaps, three for each segment.
 
-        ``compiled`` runs the loop as machine code, which pays where it runs thousands of times.
+        The three are lead, device and tail of the segment, or without ``tails`` lead, device and host. ``compiled``
+        runs the loops as machine code, which pays where they run thousands of times.
         """
-        costs = np.empty(len(seconds) + len(self.overlap_work))
+        leaves = len(seconds) + len(self.overlap_work)
+        table = np.empty(leaves + 3 * (len(self.segment_start) - 1))
+        costs, segments = table[:leaves], table[leaves:].reshape(-1, 3)
         costs[: len(seconds)] = seconds
-        segments = np.empty((len(self.segment_start) - 1, 3))
-        (_compose_compiled if compiled else compose)(
-            self.overlap_work,
-            self.terms,
-            self.behind_start,
-            self.behind,
-            self.segment_start,
-            self.launches,
-            self.works,
-            interference,
-            costs,
-            segments,
-        )
-        return costs, segments
+        overlaps = self.overlap_work, self.terms, self.behind_start, self.behind
+        runs = self.segment_start, self.launches, self.works
+        if compiled:
+            _compiled(*overlaps, *runs, interference, tails, costs, segments)
+        else:
+            _fill_overlaps(*overlaps, interference, costs)
+            _fill_segments(*runs, tails, costs, segments)
+        return table
 
 
 def ragged(parts: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

@@ -55,7 +55,7 @@ def at_share(memory: Memory, share: float) -> Memory:
 
 def bytes_with(memory: Memory, runtime: Runtime, probability: float) -> float:
     """Bytes that a rank needs at most, with ``probability``."""
-    return total_at(memory.states, memory.activations, memory.other, factor(runtime, probability))
+    return float(total_at(memory.states, memory.activations, memory.other, factor(runtime, probability)))
 
 
 def total_at(states: Any, activations: Any, other: Any, share: float) -> Any:

@@ -181,7 +181,7 @@ class Plan:
 
     def costs(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds of every cost, from the seconds of the works."""
-        return cost_table(*self.composition().fill(seconds, compiled=False))
+        return self.composition().fill(seconds, compiled=False)
 
     def shares(self, seconds: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """Seconds within every cost that fall to the ``chosen`` works."""
@@ -211,10 +211,3 @@ class Plan:
     def communicates(self) -> npt.NDArray[np.bool_]:
         """Which works are communication."""
         return np.array([isinstance(w, Collective | Transfer | HostCopy) for w in self.works], dtype=bool)
-
-
-def cost_table(leaves: npt.NDArray[np.float64], segments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Seconds of every cost of a plan, from those of works and overlaps and (lead, device, host) of its segments."""
-    parts = segments.copy()
-    parts[:, 2] = tail_seconds(segments[:, 0], segments[:, 2])
-    return np.concatenate([leaves, parts.ravel()])

@@ -1,4 +1,4 @@
-"""What is known of a family's members: how they are cut and run, what they hold and how long they take."""
+"""A family of strategies and what a search found of its members: cuts, schedules, memory, seconds."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Blocks = tuple[tuple[int, ...], ...]
 """Blocks of several pieces."""
 
 Fitting: TypeAlias = dict[tuple[Way, int], bool]
-"""Whether members fit, by their way and ZeRO's stage."""
+"""Whether members fit, by way and ZeRO stage."""
 
 NOT_RUN: Final = float("inf")
 
 
 @dataclass(slots=True)
 class Batch:
-    """Members of a family that run one cut in one way: bytes and seconds for each way to share and offload states.
+    """Members of a family that run one cut in one way: an array entry for each way to shard and offload states.
 
-    ``memory`` is what the fullest rank is forecast to hold, ``load`` what is needed of the shortest memory over what
-    there is of it (as :class:`traincast.strategy.fits.Need` has it): members fit up to 1.
+    ``memory`` is the forecast of the fullest rank in bytes. ``load`` is the need over the capacity of the memory that
+    is shortest (see :class:`traincast.strategy.fits.MemoryNeed`): members fit up to 1. ``seconds`` is the step time.
     """
 
     way: Way
@@ -46,7 +46,7 @@ class Batch:
 
 
 class Sharing(NamedTuple):
-    """What replicas shard between them (ZeRO's stage), and what is offloaded."""
+    """The ZeRO stage, and what is offloaded."""
 
     zero: int
     offload: tuple[Offload, ...]
@@ -54,7 +54,7 @@ class Sharing(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The model cut into pieces, and ways to run them that take the same route."""
+    """The model cut into pieces, and the ways to run them that take the same route."""
 
     layers: tuple[int, ...]
     ways: list[Way]
@@ -62,12 +62,12 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Look:
-    """A family whose memory is known: its legal members in ``batches``, for each of the ``sharings``.
+class EvaluatedFamily:
+    """A family while it is evaluated: its legal members are in ``batches``, one entry per sharing in each.
 
-    ``runs`` is what its blocks take, once works are estimated, ``held`` what the passes of pieces hold, ``rough``
-    what blocks weigh where the model is cut, and ``busy`` says which passes of which blocks run anything;
-    ``behind`` are members that are too slow to be looked at.
+    ``rough`` are the weights by which the model is cut, ``busy`` says which passes of which blocks run anything,
+    ``held`` has the bytes that the passes of pieces hold. ``runs`` is the table of blocks once their works are
+    estimated. ``behind`` counts members that were left out because they cannot be fast enough.
     """
 
     family: Family
@@ -86,12 +86,12 @@ class Look:
     behind: int = 0
 
     def forget(self) -> None:
-        """Let go of what only the evaluation needed."""
+        """Free what only the evaluation needs."""
         self.programs, self.held, self.runs, self.rough = (), {}, None, ()
 
     @property
     def count(self) -> int:
-        """Members."""
+        """Number of members."""
         return len(self.batches) * len(self.sharings)
 
     def strategy(self, batch: Batch, sharing: Sharing) -> Strategy:
