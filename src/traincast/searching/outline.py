@@ -25,7 +25,7 @@ from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
-from traincast.strategy.template import DATA_GROUPS, Issue, Piece
+from traincast.strategy.template import Issue, Piece
 from traincast.work import Launch
 
 Floats = npt.NDArray[np.float64]
@@ -89,7 +89,7 @@ def template(pieces: list[Piece], works: Works, runtime: Runtime) -> SlotOutline
             items = [item for part in piece.parts for item in part]
             for item in items:
                 atoms.extend(_atoms(item, works))
-            data = any(item.group in DATA_GROUPS for item in items)
+            data = any(item.group.between_replicas for item in items)
             operations.append((RUN, -1 if piece.wait is None else piece.wait, data, len(atoms) - before))
     if not any(kind == RUN for kind, *_ in operations):
         operations.append((RUN, -1, False, 0))

@@ -20,25 +20,14 @@ from traincast.simulate.events import Uses, execute_events
 from traincast.simulate.executor import execute
 from traincast.simulate.expand import expand
 from traincast.simulate.timeline import Timeline
-from traincast.strategy.mesh import Axis, Mesh
-from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Stream
+from traincast.strategy.mesh import Axis, Group, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.work import Collective, Transfer, Work
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_MEETING: Final[dict[Group, tuple[tuple[Axis, ...], bool]]] = {
-    Group.TENSOR: (("tp",), False),
-    Group.CONTEXT: (("cp",), False),
-    Group.EXPERT: (("ep",), False),
-    Group.EXPERT_TENSOR: (("etp",), False),
-    Group.DATA: (("dp", "cp"), True),
-    Group.SHARD: (("shard",), True),
-    Group.COPIES: (("copies",), True),
-    Group.EXPERT_DATA: (("edp",), True),
-}
-"""Groups that meet inside segments: their axes, and whether they do so over the data stream; the usual ones first."""
 _MOST_SLOW: Final = 1000.0
 _MOST_JITTER: Final = 1.0
 _MOST_INTERFERENCE: Final = 100.0
@@ -179,9 +168,10 @@ def _meetings(plan: Plan) -> Ints:
     over_data = np.zeros(len(size), dtype=bool)
     over_data[number[(number >= 0) & _holds(plan, Stream.DATA)]] = True
     groups = np.full(len(size), Group.RANK, dtype=np.int64)
-    for group, (axes, is_data) in _MEETING.items():
-        degree = math.prod(plan.mesh.degree(axis) for axis in axes)
-        groups[(groups == Group.RANK) & (size > 1) & (size == degree) & (over_data == is_data)] = group
+    for group in Group:  # where two kinds have as many ranks, the first stands for both
+        degree = math.prod(plan.mesh.degree(axis) for axis in group.axes)
+        alike = (size > 1) & (size == degree) & (over_data == group.between_replicas)
+        groups[(groups == Group.RANK) & alike] = group
     return groups
 
 
@@ -229,7 +219,7 @@ def _durations(full: Plan, by_kind: Floats, *, kinds: Ints, factors: Floats, mee
     for group in np.unique(meetings[meetings != Group.RANK]).tolist():
         meets = np.repeat(meetings == group, 3)
         inside = (cost >= full.num_leaves) & meets[np.maximum(cost - full.num_leaves, 0)]
-        slowest = _slowest_member(full.mesh, _MEETING[Group(group)][0], total[of_rank])
+        slowest = _slowest_member(full.mesh, Group(group).axes, total[of_rank])
         chosen[inside] = of_rank[slowest[rank[inside]]]
     return np.maximum.reduceat(tables[chosen, cost], full.lane_start[:-1])
 

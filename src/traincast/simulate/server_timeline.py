@@ -20,8 +20,8 @@ import numpy.typing as npt
 from traincast.simulate.server_waits import Cause, device_shares, waits_within
 from traincast.simulate.servers import ServerTimeline, ends_of_steps
 from traincast.simulate.timeline import Timeline
-from traincast.strategy.mesh import Mesh
-from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
+from traincast.strategy.mesh import Group, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Segment, Stream
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks
 from traincast.strategy.template import Grain

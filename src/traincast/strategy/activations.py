@@ -16,7 +16,7 @@ from traincast.graph import Block, DType, Operator, OpKind
 from traincast.strategy.attention import unfused_saved
 from traincast.strategy.cut import saved_fraction
 from traincast.strategy.liveness import BackwardBytes, most_beside
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group
 from traincast.strategy.sharding import LINEAR, Role
 from traincast.strategy.strategy import Recompute
 from traincast.work import Collective

@@ -6,25 +6,17 @@ Each function says what one rank of the group sends in one microbatch, as works 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from traincast.graph import Block, Phase, TensorSpec
 from traincast.strategy.experts import Region
-from traincast.strategy.mesh import Axis
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group
 from traincast.strategy.program import Behind, Item
 from traincast.strategy.sharding import LINEAR, Role
 from traincast.work import CollectiveKind, Launch
 
 if TYPE_CHECKING:
     from traincast.strategy.program_builder import ProgramBuilder
-
-_AXIS: Final[dict[Group, Axis]] = {
-    Group.TENSOR: "tp",
-    Group.CONTEXT: "cp",
-    Group.EXPERT: "ep",
-    Group.EXPERT_TENSOR: "etp",
-}
 
 
 def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
@@ -99,7 +91,7 @@ def _collective(
     what: str,
     behind: Behind | None = None,
 ) -> Item:
-    axis = _AXIS[group]
+    (axis,) = group.axes
     span, runtime = builder.spans[axis], builder.runtime
     waits = runtime.wait_launches * span.num_ranks
     return Item(

@@ -8,9 +8,10 @@ states (``shard`` fastest, then ``copies``).
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,35 @@ from traincast.work import Collective, CollectiveKind
 
 Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "etp", "ep", "edp", "shard", "copies"]
 AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
+
+
+class Group(enum.IntEnum):
+    """The ranks that take part in a task together: all that differ only in their place along ``axes``.
+
+    ``between_replicas`` says that the group exchanges gradients or shards of states, which travel on the data stream;
+    traffic of the other groups is part of a block's work.
+    """
+
+    RANK = 0, ()  # one rank
+    TENSOR = 1, ("tp",)
+    CONTEXT = 2, ("cp",)
+    EXPERT = 3, ("ep",)  # ranks that share out the experts
+    EXPERT_TENSOR = 4, ("etp",)  # ranks that share an expert
+    DATA = 5, ("dp", "cp"), True  # data and context ranks share gradients
+    SHARD = 6, ("shard",), True  # replicas that share the states of one replica
+    COPIES = 7, ("copies",), True  # replicas that hold the same share
+    EXPERT_DATA = 8, ("edp",), True  # ranks that hold the same expert
+
+    axes: tuple[Axis, ...]
+    between_replicas: bool
+
+    def __new__(cls, number: int, axes: tuple[Axis, ...] = (), between_replicas: bool = False) -> Self:
+        """A member is its number, with its axes."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.axes = axes
+        member.between_replicas = between_replicas
+        return member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from traincast.strategy.fusion import fuse
 from traincast.strategy.host_memory import host_of
 from traincast.strategy.memory import Memory, memory_of, runs_ahead
 from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
-from traincast.strategy.mesh import Axis, Mesh, Span, workers_of
+from traincast.strategy.mesh import Axis, Group, Mesh, Span, workers_of
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.program_builder import ProgramBuilder
@@ -185,7 +185,7 @@ def cut_pieces(
     return _some_kept(builder, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
 
 
-_WAITED: Final[tuple[Axis, ...]] = ("tp", "cp", "ep", "etp")
+_WAITED: Final[tuple[Axis, ...]] = tuple(a for group in Group if not group.between_replicas for a in group.axes)
 """Axes whose traffic compute waits for, block by block."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from traincast.strategy.activations import Footprint
 from traincast.strategy.holdings import Fixed, Frozen
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group
 from traincast.strategy.schedules.slots import Pass
 from traincast.work import Launch, Work
 

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from traincast.strategy.mesh import Mesh
-from traincast.strategy.plan import NUM_STREAMS, Category, Group, Ints, Overlap, Plan, Segment, Stream
+from traincast.strategy.mesh import Group, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Ints, Overlap, Plan, Segment, Stream
 from traincast.strategy.program import Item
 from traincast.strategy.runtime import Runtime
 from traincast.work import Collective, HostCopy, Launch, Work
@@ -18,8 +18,6 @@ Grain: TypeAlias = Literal["operator", "segment"]
 
 _OVERLAPS: Final = 1 << 28
 """Numbers of overlaps begin here until that of the works is known."""
-DATA_GROUPS: Final = frozenset({Group.DATA, Group.EXPERT_DATA, Group.SHARD, Group.COPIES})
-"""Groups whose traffic is the data stream's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +175,7 @@ class PlanBuilder:
         for item in (item for part in run.parts for item in part):
             host = self._host(template, item.launches)
             communicates = isinstance(item.work, Collective | HostCopy) and (not item.behind or item.behind.waited)
-            side = Stream.DATA if item.group in DATA_GROUPS else Stream.COMMUNICATION
+            side = Stream.DATA if item.group.between_replicas else Stream.COMMUNICATION
             task = template.add(
                 cost=self._cost(item),
                 streams=(Stream.COMPUTE, side) if communicates else (Stream.COMPUTE,),
@@ -216,7 +214,7 @@ class PlanBuilder:
         base = -1 - 3 * number
         launch = self._label("launch")
         lead = template.add(cost=base, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
-        data = any(item.group in DATA_GROUPS for part in run.parts for item in part)
+        data = any(item.group.between_replicas for part in run.parts for item in part)
         task = template.add(
             cost=base - 1,
             streams=(Stream.COMPUTE, Stream.DATA) if data else (Stream.COMPUTE,),
