@@ -9,7 +9,7 @@ import pytest
 
 from tests.export.test_conformance import check_fields
 from traincast.cli.main import main
-from traincast.export import FRAMEWORKS, RELEASES
+from traincast.export import FRAMEWORKS
 
 LLAMA = "llama:layers=4,hidden=256,heads=8,kv_heads=4,vocab=1000,seq=256"
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=256"
@@ -51,7 +51,7 @@ def test_a_search_for_a_framework_times_its_runtime(framework: str, capsys: pyte
     found = answer["export"]
     assert {k: found[k] for k in ("framework", "release", "runtime")} == {
         "framework": framework,
-        "release": RELEASES[framework],
+        "release": FRAMEWORKS[framework].release,
         "runtime": framework,
     }
     assert answer["best"]["strategy"] in found["text"]

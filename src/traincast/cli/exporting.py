@@ -30,7 +30,7 @@ def exported(request: Request, framework: str | None, *, chosen: bool = False) -
     """
     if framework is None:
         return None
-    from traincast.export import RELEASES, export
+    from traincast.export import FRAMEWORKS, export
 
     try:
         text = export(request, framework)
@@ -41,7 +41,8 @@ def exported(request: Request, framework: str | None, *, chosen: bool = False) -
             f"{error}. The strategy {request.strategy} was chosen by habit: give --strategy, or let "
             f"`traincast search … --export {framework}` find one"
         ) from error
-    return {"framework": framework, "release": RELEASES[framework], "runtime": request.runtime.name, "text": text}
+    release = FRAMEWORKS[framework].release
+    return {"framework": framework, "release": release, "runtime": request.runtime.name, "text": text}
 
 
 def show_export(found: dict[str, str] | None, what: str) -> None:

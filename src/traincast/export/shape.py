@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -127,8 +127,11 @@ def refuse(framework: str, asked: str, because: str) -> StrategyError:
     return StrategyError(f"{asked} cannot be written for {framework}: {because}")
 
 
-def check_common(framework: str, strategy: Strategy) -> None:
-    """Refuse what none of the frameworks has."""
+def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[str]) -> None:
+    """Refuse what no framework has, and every recomputation but those that ``framework`` has."""
+    if strategy.recompute not in recomputes:
+        choices = ", ".join(recomputes)
+        raise refuse(framework, f"recompute={strategy.recompute}", f"it does not have it; choose one of {choices}")
     if strategy.servers:
         raise refuse(framework, f"servers={strategy.servers}", "it has no parameter servers; leave servers out")
     if strategy.compression != 1.0:

@@ -56,6 +56,7 @@ _SCHEDULES: Final = {
     "breadth-first": "LoopedBFS",
     "zb-v": "ZBVZeroBubble",
 }
+_RECOMPUTES: Final = ("none", "selective", "full")
 _DTYPES: Final = {"bf16": "bfloat16", "amp-bf16": "bfloat16", "fp8": "bfloat16", "fp32": "float32", "tf32": "float32"}
 _ROTATE: Final = {"all_gather": "allgather", "ring": "alltoall"}
 Value: TypeAlias = str | int | bool | list[str] | list[list[str]]
@@ -91,9 +92,9 @@ def _overlaps_tensor(request: Request) -> bool:
 
 
 def axes(model: str) -> str:
-    """Axes of a search for a model of that name, as constraints."""
+    """What torchtitan can express axis by axis for a model of that name, as constraints of a search."""
     name = FLAVORS.get(model, (_HOMES.get(family_of(model), ""), ""))[0]
-    found = "schedule=gpipe|1f1b|interleaved|breadth-first|zb-v,zero=0|3,offload=none|optimizer"
+    found = f"schedule={'|'.join(_SCHEDULES)},zero=0|3,offload=none|optimizer"
     found += ",pp=1" if name in _WITHOUT_PIPELINE else ""
     return found + (",cp=1" if name in _WITHOUT_CONTEXT else "")
 
@@ -108,7 +109,7 @@ def home(request: Request) -> str:
 
 def _check(request: Request) -> None:
     strategy = request.strategy
-    check_common(NAME, strategy)
+    check_common(NAME, strategy, recomputes=_RECOMPUTES)
     check_tokens(NAME, request.graph)
     if request.precision.name not in _DTYPES:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_DTYPES)}")

@@ -14,7 +14,8 @@ from traincast.errors import StrategyError
 from traincast.graph import OpKind
 from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import Request, need_only
-from traincast.strategy.strategy import Recompute, Strategy
+from traincast.strategy.recompute import leanest
+from traincast.strategy.strategy import Strategy
 
 _MAX_TENSOR: Final = 8
 
@@ -60,9 +61,9 @@ def choose_micro_batch(request: Request) -> Strategy:
     return _with_largest_micro_batch(request, request.strategy)[0]
 
 
-def _recomputes(request: Request) -> tuple[Recompute, ...]:
-    first = request.runtime.recompute
-    return (first,) if first == "full" else (first, "full")
+def _recomputes(request: Request) -> Iterable[str]:
+    """What the runtime does by habit, then what holds least memory."""
+    return dict.fromkeys((request.runtime.recompute, leanest()))
 
 
 def _habits(request: Request) -> Iterator[Strategy]:

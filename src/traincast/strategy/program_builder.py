@@ -30,9 +30,10 @@ from traincast.strategy.holdings import holdings_of
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import Behind, BlockProgram, Item
+from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.sharding import LINEAR, Role, Sharding
-from traincast.strategy.strategy import Recompute, Strategy
+from traincast.strategy.strategy import Strategy
 from traincast.work import HostCopy, Launch
 
 T = TypeVar("T")
@@ -95,11 +96,11 @@ class ProgramBuilder:
 
         return self.once(("gradient readers",), find)
 
-    def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
-        """The program of ``block``, recomputed as the strategy says or as ``recompute`` does."""
+    def build(self, block: Block) -> BlockProgram:
+        """The program of ``block``."""
         forward = self.once(("forward", block.forward), lambda: list(self._forward(block)))
         backward = self.once(("backward", block.forward, block.backward), lambda: list(self._backward(block)))
-        recompute = recompute or self._recomputes(block)
+        recompute = self._recomputes(block)
         boundary = float(sum(t.with_batch(self.micro_batch).numel for t in block.boundary))
         boundary *= self.precision.activations.nbytes / self.strategy.cp
         if self.strategy.sequence_parallel:
@@ -113,12 +114,7 @@ class ProgramBuilder:
             recompute=recompute,
             boundary=boundary,
         )
-        if recompute == "full":
-            again = [replace(item, label=f"{item.label} (again)") for item in forward]
-            backward = again + backward
-        elif recompute == "selective":
-            again = [replace(i, label=f"{i.label} (again)") for i in forward if i.core]
-            backward = again + backward
+        backward = [replace(item, label=f"{item.label} (again)") for item in recompute.again(forward)] + backward
         holdings = self.once(
             ("holdings", block.forward, self.strategy.pp > 1),
             lambda: holdings_of(self, block, regions=self._regions(block)),
@@ -168,12 +164,10 @@ class ProgramBuilder:
             behind=behind,
         )
 
-    def _recomputes(self, block: Block) -> Recompute:
+    def _recomputes(self, block: Block) -> Recomputation:
         """Only repeated blocks are recomputed (or all, in a model without any); what has no backward never is."""
-        if not block.backward:
-            return "none"
-        repeated = any(b.repeated for b in self.graph.blocks)
-        return self.strategy.recompute if block.repeated or not repeated else "none"
+        recomputed = block.backward and (block.repeated or not any(b.repeated for b in self.graph.blocks))
+        return RECOMPUTATIONS[self.strategy.recompute if recomputed else "none"]
 
     def cut(self, index: int) -> Operator:
         """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""

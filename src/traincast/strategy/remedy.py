@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from traincast.errors import StrategyError
 from traincast.strategy.fits import MemoryNeed
+from traincast.strategy.recompute import leaner
 from traincast.strategy.strategy import Strategy
 from traincast.units import format_bytes
 
@@ -146,10 +147,9 @@ def _smaller_batches(strategy: Strategy, global_batch: int) -> Iterator[Change]:
 
 
 def _recomputation(strategy: Strategy) -> Iterator[Change]:
-    if strategy.recompute == "none":
-        yield from _made("recompute=selective", strategy, recompute="selective")
-    if strategy.recompute != "full" or strategy.recompute_every > 1:
-        yield from _made("recompute=full", strategy, recompute="full", recompute_every=1)
+    same = [strategy.recompute] if strategy.recompute_every > 1 else []
+    for name in (*same, *leaner(strategy.recompute)):
+        yield from _made(f"recompute={name}", strategy, recompute=name, recompute_every=1)
 
 
 def _less_offloaded(strategy: Strategy) -> Iterator[Change]:

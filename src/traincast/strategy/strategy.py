@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from traincast.errors import StrategyError, UnknownNameError
+from traincast.strategy.recompute import load_recomputation
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
 ContextExchange: TypeAlias = Literal["all_gather", "ring"]
 Offload: TypeAlias = Literal["optimizer", "activations"]
 ShardRule: TypeAlias = tuple[str, str]
@@ -50,7 +50,7 @@ class Strategy:
     prefetch: int = -1
     sequence_parallel: bool = False
     context: ContextExchange = "all_gather"
-    recompute: Recompute = "none"
+    recompute: str = "none"
     recompute_every: int = 1
     offload: tuple[Offload, ...] = ()
     compression: float = 1.0
@@ -69,8 +69,7 @@ class Strategy:
             _check_count(name, getattr(self, name), 0)
         if self.zero not in (0, 1, 2, 3):
             raise StrategyError(f"zero={self.zero}: expected 0, 1, 2 or 3")
-        if self.recompute not in get_args(Recompute):
-            raise UnknownNameError("recompute", self.recompute, get_args(Recompute))
+        load_recomputation(self.recompute)
         if self.context not in get_args(ContextExchange):
             raise UnknownNameError("context", self.context, get_args(ContextExchange))
         for name in self.offload:
@@ -97,7 +96,7 @@ class Strategy:
             raise StrategyError(
                 f"layers={'/'.join(map(str, self.layers))}: expected whole numbers, as in layers=7/8/8/9"
             )
-        if self.recompute_every > 1 and self.recompute != "full":
+        if self.recompute_every > 1 and not load_recomputation(self.recompute).whole_block:
             raise StrategyError(
                 f"recompute_every={self.recompute_every} with recompute={self.recompute}: it says which layers are "
                 "recomputed in full; set recompute=full"

@@ -66,14 +66,23 @@ def both_ways(stages: int, virtual: int) -> list[Route]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSchedule:
-    """A schedule: the order of slots, the routes of microbatches (microbatch m takes route m modulo their number).
+    """A pipeline schedule, and what it can do.
 
-    ``chunks`` is how many chunks a stage holds; 0 leaves it to the strategy's virtual stages.
+    ``order`` returns the slots of every stage, given the numbers of stages, microbatches and virtual stages.
+    ``routes`` returns the ways through the model; microbatch m takes route m modulo their number.
+    ``chunks`` is how many chunks of layers a stage holds; 0 leaves it to the strategy's virtual stages.
+    ``interleaves``: the schedule is meant for several virtual stages; a search gives it two or more, and others one.
+    ``splits_backward``: backward passes come in two halves, :attr:`Pass.INPUT` and :attr:`Pass.WEIGHT`.
+    ``differs_from`` is the number of microbatches from which it differs from a simpler schedule; a search does not try
+    it with fewer.
     """
 
     order: Callable[[int, int, int], Order]
     routes: Callable[[int, int], list[Route]] = loop
     chunks: int = 0
+    interleaves: bool = False
+    splits_backward: bool = False
+    differs_from: int = 1
 
     def __call__(self, stages: int, microbatches: int, virtual: int = 1) -> Order:
         """The order for these numbers; refuses those it cannot serve."""
