@@ -20,7 +20,7 @@ from tests.conftest import (
 from traincast.cluster import load_cluster
 from traincast.forecast import forecast, predict
 from traincast.graph import OpKind, Phase
-from traincast.report.report import model_flops
+from traincast.report.figures import model_flops
 from traincast.strategy import load_precision
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 from traincast.cluster.calibration import NUMBERS, Calibration
 from traincast.cluster.catalog import cluster_names, load_cluster
 from traincast.cluster.hardware import Cluster
+from traincast.cluster.index import find_entry
 from traincast.files import write_text
 
 _DIGITS: Final = 5
@@ -25,20 +25,12 @@ def calibrated_clusters() -> tuple[Cluster, ...]:
 
 
 def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
-    """The calibrated cluster most like ``cluster`` under ``runtime``, if one is like it at all.
+    """The calibrated cluster with the same device and runtime as ``cluster``, or None.
 
-    It must have the same device and the same runtime; of several, the one whose number of nodes is nearest speaks.
+    Of several, the one whose number of nodes is nearest.
     """
-    best: tuple[float, Cluster] | None = None
-    for known in calibrated_clusters():
-        calibration = known.calibration
-        if calibration is None or known.device.name != cluster.device.name or runtime not in calibration.runtimes:
-            continue
-        fewest, most = calibration.nodes
-        distance = max(math.log(fewest / cluster.num_nodes), math.log(cluster.num_nodes / most), 0.0)
-        if best is None or distance < best[0]:
-            best = distance, known
-    return best[1] if best else None
+    entry = find_entry(cluster, runtime)
+    return load_cluster(entry.name) if entry else None
 
 
 def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:

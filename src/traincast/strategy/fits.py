@@ -9,6 +9,7 @@ are heavier than a normal distribution's.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +33,18 @@ Among 1,757 runs of one cluster, half of which failed, this is where the F1 of "
 """
 HOST_SHARE: Final = 0.9
 """Share of a host's memory that may hold what is offloaded; the rest is for the system and the data loader."""
-DOES_NOT_FIT: Final = "does not fit"
-MAY_NOT_FIT: Final = "may not fit"
 _HARDLY: Final = 0.05
 """Below this probability a strategy does not fit, from here to the margin it may not fit."""
 _TAIL: Final = math.log(10.0)
 """Exponential scales from the middle to where 5 % are left."""
+
+
+class Fit(enum.Enum):
+    """Whether a strategy fits into the memory of devices and hosts, in words."""
+
+    FITS = "fits"
+    MAY_NOT_FIT = "may not fit"
+    DOES_NOT_FIT = "does not fit"
 
 
 def factor(runtime: Runtime, probability: float) -> float:
@@ -129,13 +136,16 @@ class MemoryNeed:
         return max(self.sure / self.capacity, of_host)
 
     @property
+    def fit(self) -> Fit:
+        """Whether it fits; the device may not suffice where that is neither likely nor ruled out."""
+        if self.fits:
+            return Fit.FITS
+        return Fit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else Fit.MAY_NOT_FIT
+
+    @property
     def verdict(self) -> str:
         """Whether it fits, in a few words."""
-        if self.fits:
-            return f"fits with {shown_share(self.probability)}"
-        if not self.host_fits or self.probability < _HARDLY:
-            return DOES_NOT_FIT
-        return MAY_NOT_FIT
+        return f"fits with {shown_share(self.probability)}" if self.fits else self.fit.value
 
     def shortage(self) -> str:
         """Which memory is short, and by how much; nothing where it fits."""

@@ -15,36 +15,37 @@ import numpy as np
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy.exchange import Exchange
+from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.memory import Memory
 from traincast.strategy.plan import Category, Plan
 from traincast.strategy.prepare import Prepared, Request, memory_by_stage, prepare
 from traincast.strategy.program import Behind, BlockProgram, Item
 from traincast.strategy.schedules import Pass
-from traincast.strategy.stages import Stage
 from traincast.strategy.template import Grain, Issue, Piece, PlacedTemplates, PlanBuilder, WorkRun
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A plan, and what each stage holds in memory and computes."""
+    """A request as a plan, with all that was made on the way.
 
+    ``memory`` is that of a rank of each stage, ``need`` what devices and hosts need for it.
+    """
+
+    request: Request
+    prepared: Prepared
     plan: Plan
     memory: tuple[Memory, ...]
-    stages: tuple[Stage, ...]
-    micro_batch: int
+    need: MemoryNeed
 
 
 def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
     """Lay out one training step as a folded plan: one row per pipeline stage."""
     prepared = prepare(request)
     plan = Layout(request=request, prepared=prepared).plan(grain)
-    return Lowered(
-        plan=plan,
-        memory=memory_by_stage(request, prepared),
-        stages=tuple(prepared.pieces),
-        micro_batch=prepared.micro_batch,
-    )
+    memory = memory_by_stage(request, prepared)
+    need = need_of(memory, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
+    return Lowered(request=request, prepared=prepared, plan=plan, memory=memory, need=need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,27 +278,36 @@ def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list
     return result
 
 
-def exchanged_parts(request: Request) -> list[tuple[BlockProgram, float]]:
-    """Blocks in the order of forward, with the bytes of gradients that each has to exchange."""
-    prepared = prepare(request)
+def exchanged_parts(request: Request, prepared: Prepared) -> list[tuple[BlockProgram, float]]:
+    """The programs of all blocks in the order of forward, each with the bytes of gradients that it exchanges."""
     programs = [prepared.programs[b] for piece in prepared.pieces for b in piece.blocks]
     return [(p, prepared.precision.gradient_bytes(p.num_parameters) * request.strategy.compression) for p in programs]
 
 
 def need_only(request: Request) -> MemoryNeed:
-    """What a request needs of devices and hosts, without laying out a plan."""
+    """The memory that ``request`` needs of devices and hosts, without laying out a plan."""
     memories = memory_by_stage(request, prepare(request))
     return need_of(memories, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
 
 
-def memory_in_detail(request: Request) -> tuple[int, list[Moment], list[Holder]]:
-    """The fullest stage, what it holds while each of its slots runs, and the tensors that make its peak."""
-    prepared = prepare(request)
-    memory = memory_by_stage(request, prepared)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDetail:
+    """The fullest stage, what it holds while each of its slots runs, and the tensors alive at its peak."""
+
+    stage: int
+    moments: list[Moment]
+    tensors: list[Holder]
+
+
+def memory_in_detail(request: Request, prepared: Prepared, memory: Sequence[Memory]) -> MemoryDetail:
+    """Memory of the fullest stage over its schedule; ``memory`` is that of all stages."""
     stage = max(range(len(memory)), key=lambda s: memory[s].total)
     held, slots = prepared.held(stage), prepared.slots.order[stage]
-    moments = memory_timeline(held, slots, memory=memory[stage], strategy=request.strategy)
-    return stage, moments, holders(held, slots, strategy=request.strategy)
+    return MemoryDetail(
+        stage=stage,
+        moments=memory_timeline(held, slots, memory=memory[stage], strategy=request.strategy),
+        tensors=holders(held, slots, strategy=request.strategy),
+    )
 
 
 def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:

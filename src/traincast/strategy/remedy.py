@@ -57,18 +57,19 @@ def changes(strategy: Strategy, *, global_batch: int, most_tensor: int = 8) -> I
 
 def find_remedy(
     strategy: Strategy,
+    needed: MemoryNeed,
     *,
     global_batch: int,
     need: Callable[[Strategy], MemoryNeed],
     seconds: Callable[[Strategy], float] | None = None,
     most_tensor: int = 8,
 ) -> Remedy:
-    """The change that fits, into devices and hosts: the fastest by ``seconds``, or without it the first.
+    """The change that makes ``strategy``, which needs ``needed``, fit into devices and hosts.
 
-    ``need`` says what a strategy needs, and what there is. Changes that the model or the devices cannot carry (their
-    ``StrategyError``) are passed over.
+    Of several it is the fastest by ``seconds``, or without ``seconds`` the first. ``need`` returns the memory that a
+    strategy needs; a change for which it raises :class:`StrategyError` is left out.
     """
-    best = Remedy(need=need(strategy))
+    best = Remedy(need=needed)
     if best.need.fits:
         return best
     candidates = [*changes(strategy, global_batch=global_batch, most_tensor=most_tensor)]
