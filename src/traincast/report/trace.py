@@ -11,10 +11,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -23,10 +21,9 @@ import numpy.typing as npt
 
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import make_folder, writing
-from traincast.graph import Operator
+from traincast.report.event_kinds import event_kind
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
-from traincast.work import Collective, Launch, Transfer, Work
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,15 +40,6 @@ STREAM_NAMES: Final[dict[Stream, str]] = {
     Stream.WAIT: "waiting",
 }
 
-_KERNELS: Final[dict[str, str]] = {
-    "all_reduce": "AllReduce",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "all_to_all": "AllToAll",
-    "broadcast": "Broadcast",
-}
-# Words by which HTA takes a kernel for something else than compute; it minds their case.
-_RESERVED: Final = re.compile(r"^nccl|^dma|Sync|Memcpy|Memset")
 _COMPRESSION: Final = 3
 _CHUNK: Final = 20_000
 _MOST_BESIDE: Final = 1000
@@ -124,15 +112,6 @@ def replacing(path: Path) -> Iterator[TextIO]:
                 plain.detach()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What all events of tasks with one cost, label and category have in common, as JSON."""
-
-    name: str
-    label: str
-    args: str
-
-
 class _Source:
     """A timeline laid out by rank, ready to be written."""
 
@@ -146,7 +125,7 @@ class _Source:
         self._launched = _launched(plan)
         key = (plan.cost.astype(np.int64) * len(plan.labels) + plan.label) * len(Category) + plan.category
         _, example, self._kind_of = np.unique(key, return_index=True, return_inverse=True)
-        self._kinds = [_kind(plan, task) for task in example.tolist()]
+        self._kinds = [event_kind(plan, task) for task in example.tolist()]
 
     def check(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks asked for, in order, each once."""
@@ -370,38 +349,3 @@ def _launched(plan: Plan) -> Ints:
     launched = np.full(plan.num_tasks, plan.num_tasks, dtype=np.int64)
     launched[plan.predecessors[edge]] = target[edge]
     return launched
-
-
-def _kind(plan: Plan, task: int) -> _Kind:
-    cost, category = int(plan.cost[task]), Category(int(plan.category[task]))
-    work = plan.work_of(cost)
-    text = plan.labels[plan.label[task]]
-    args = {"label": text, "category": category.name.lower(), **_amounts(work)}
-    return _Kind(name=json.dumps(_name(work, text, category)), label=json.dumps(text), args=json.dumps(args)[1:-1])
-
-
-def _name(work: Work | None, label: str, category: Category) -> str:
-    """The kernel's name, of a form that HTA sorts into communication and computation as we do."""
-    if category is not Category.COMMUNICATION:
-        return _RESERVED.sub(lambda match: match[0].upper(), label)
-    kernel = "SendRecv" if isinstance(work, Transfer) else _KERNELS[work.kind] if isinstance(work, Collective) else ""
-    return f"ncclDevKernel_{kernel}({label})"
-
-
-def _amounts(work: Work | None) -> dict[str, float | str]:
-    """How much there is to do, in bytes and FLOP."""
-    match work:
-        case Operator():
-            return {"kind": work.kind.value, "flops": work.flops, "bytes": work.nbytes}
-        case Collective():
-            return {
-                "Collective name": work.kind.replace("_", ""),
-                "Group size": work.num_ranks,
-                "bytes": work.nbytes,
-            }
-        case Transfer():
-            return {"bytes": work.nbytes}
-        case Launch():
-            return {"kernels": work.kernels}
-        case _:
-            return {}

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from traincast.errors import RequestError
 from traincast.graph import Operator
-from traincast.simulate.events import Uses, execute_events
+from traincast.simulate.event_state import Uses
+from traincast.simulate.events import execute_events
 from traincast.simulate.executor import execute
 from traincast.simulate.expand import expand
 from traincast.simulate.timeline import Timeline

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.simulate.events import Uses, execute_events
+from traincast.simulate.event_state import Uses
+from traincast.simulate.events import execute_events
 from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
 
 Floats = npt.NDArray[np.float64]
