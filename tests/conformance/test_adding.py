@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import LLAMA, check_timeline, request_of
+from tests.searching.problems import finite, problem_for, single, solved, strategies_of, with_strategy
 from traincast.engines import local_engine
 from traincast.errors import StrategyError
 from traincast.estimate import AnalyticalCostModel
@@ -15,7 +16,6 @@ from traincast.forecast import Forecast, forecast
 from traincast.graph import Operator, OpKind
 from traincast.scheduling import POLICIES, Job, Policy, SharedCluster, State, simulate
 from traincast.scheduling.conformance import check_policy
-from traincast.searching.answer import Answer
 from traincast.searching.search import search
 from traincast.strategy import SCHEDULES, Strategy
 from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation, leaner
@@ -61,19 +61,6 @@ def made(strategy: str) -> Forecast:
     return forecast(request_of(strategy, model=LLAMA, runtime="megatron", global_batch=16))
 
 
-def found(constraint: str) -> Answer:
-    return search(
-        LLAMA,
-        cluster="dgx-a100:1",
-        global_batch=16,
-        runtime="megatron",
-        constraint=constraint,
-        engine=local_engine(1),
-        cost_model=AnalyticalCostModel(),
-        use_cache=True,
-    )
-
-
 def test_a_schedule_is_forecast() -> None:
     toy, gpipe = (made(f"pp=4,num_microbatches=8,schedule={name}") for name in ("lifo", "gpipe"))
     check_timeline(toy.timeline)
@@ -82,12 +69,16 @@ def test_a_schedule_is_forecast() -> None:
     assert toy.report.peak_memory_bytes >= gpipe.report.peak_memory_bytes  # neither drops anything before all forwards
 
 
-def test_a_schedule_is_searched() -> None:
-    answer = found("schedule=lifo,pp=4,offload=none,recompute=none,cp=1,cut=even,tp=1")
-    assert answer.best.strategy.schedule == "lifo"
-    assert answer.best.report.step_s == pytest.approx(
-        forecast(answer.best.request, cost_model=AnalyticalCostModel()).report.step_s
-    )
+@pytest.mark.parametrize("toy", ["schedule=lifo,recompute=none,pp=4", "recompute=cheap,schedule=1f1b,pp<=2"])
+def test_a_search_forecasts_a_technique_as_it_would_be_alone(toy: str) -> None:
+    problem = problem_for(LLAMA, 8, 16, constraint=f"{toy},offload=none,cp=1,tp<=2,cut=even,zero<=1")
+    columns = finite(solved(problem))
+    assert len(columns) > 3
+    for row, strategy in enumerate(strategies_of(problem, columns)):
+        assert "lifo" in str(strategy) or "cheap" in str(strategy)
+        seconds, nbytes = single(with_strategy(problem, strategy), problem.cost_model)
+        assert columns.seconds[row] == pytest.approx(seconds, rel=1e-6)
+        assert columns.memory[row] == pytest.approx(nbytes, rel=1e-6)
 
 
 def test_a_recomputation_trades_memory_for_time() -> None:
@@ -103,8 +94,17 @@ def test_a_recomputation_trades_memory_for_time() -> None:
 
 
 def test_a_recomputation_is_searched_and_proposed() -> None:
-    answer = found("recompute=cheap,pp=1,offload=none,cp=1,tp=1")
-    assert answer.best.strategy.recompute == "cheap"
+    answer = search(
+        LLAMA,
+        cluster="dgx-a100:1",
+        global_batch=16,
+        constraint="recompute=cheap,schedule=lifo,pp=4,offload=none,cp=1,tp=1",
+        engine=local_engine(1),
+        cost_model=AnalyticalCostModel(),
+        use_cache=True,
+    )
+    assert (answer.best.strategy.recompute, answer.best.strategy.schedule) == ("cheap", "lifo")
+    assert answer.best.report.fits
     assert leaner("none") == ["selective", "cheap", "full"]
     proposed = [change.description for change in changes(Strategy(dp=4), global_batch=16)]
     assert proposed.index("recompute=cheap") < proposed.index("recompute=full")
