@@ -46,7 +46,7 @@ from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9
 _MOST_WORKERS: Final = 64
-"""Workers of parameter servers that a timeline shows unless all are asked for."""
+"""Workers that the timeline of a run with parameter servers shows by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class Forecast:
     servers: ServerJob | None = None
 
     def detailed(self, *, all_ranks: bool = False) -> Timeline:
-        """The timeline of single operators, of one rank per stage or of all ranks (of all, where they differ).
+        """The timeline of single operators: of one rank per stage, or of all ranks. Ranks that differ are all shown.
 
-        With parameter servers, one steady step of all workers, or without ``all_ranks`` of the first.
+        With parameter servers it is one steady step: of the first workers, or of all with ``all_ranks``.
         """
         if self.servers is not None:
             return self.servers.timeline(grain="operator", most=None if all_ranks else _MOST_WORKERS)
@@ -96,9 +96,9 @@ def predict(
 ) -> Forecast:
     """Forecast one training step, and the whole job if ``tokens``, ``samples`` or ``steps`` say how long it is.
 
-    Without ``strategy`` a sensible one that fits is chosen; without a micro batch in it, the largest that
-    fits. A bundle that was given to ``cost_model`` and covers nothing of the step is refused; the report says what the
-    others cover. ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
+    Without ``strategy``, a sensible one that fits is chosen; if it sets no micro batch, the largest that fits. A bundle
+    of ``cost_model`` that covers nothing of the step is refused; the report says how much the others cover.
+    ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
     """
     request = make_request(
         model,
@@ -137,9 +137,9 @@ def make_request(
     use_cache: bool = False,
     hosts: bool = False,
 ) -> Request:
-    """Everything but the strategy, which is that of one device; what is not said is as usual for such a model.
+    """A request for one device, to which the caller adds a strategy; arguments left out get the defaults for the model.
 
-    With ``hosts``, a cluster's nodes may have no accelerators: parameter servers can stand there.
+    With ``hosts``, nodes of the cluster may lack accelerators: parameter servers can run there.
     """
     if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
         raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
@@ -173,7 +173,7 @@ def _shipped() -> LearnedCostModel:
 
 
 def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
-    """What works of ``request`` take, by its cost model (or the usual one) and the calibration of its cluster."""
+    """Estimates of ``works`` by the cost model (or the default one) and the calibration of the request's cluster."""
     return _estimate(_model_for(request, cost_model), works, request.cluster)
 
 
@@ -185,7 +185,7 @@ def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
 
 
 def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
-    """What ``model`` says of ``works``, as the cluster was calibrated."""
+    """Estimates of ``works`` by ``model``, with the calibration of ``cluster``."""
     return calibrated(model.estimate(works, cluster), works, cluster)
 
 
@@ -326,12 +326,12 @@ def _simulate_servers(
 
 
 def usual_runtime(graph: OperatorGraph) -> str:
-    """The runtime taken where none is said."""
+    """The default runtime for a model."""
     return "megatron" if graph.tokens_per_sample else "pytorch"
 
 
 def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
-    """The precision taken where none is said: half on devices that have it."""
+    """The default precision for a model: half precision on devices that have it."""
     if graph.tokens_per_sample:
         return "bf16" if cluster.device.supports("bf16") else "fp16" if cluster.device.supports("fp16") else "fp32"
     return "amp" if cluster.device.supports("fp16") else "fp32"
@@ -352,7 +352,7 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
 def steps_of(
     graph: OperatorGraph, global_batch: int, *, tokens: int | None, samples: int | None, steps: int | None
 ) -> int | None:
-    """How many steps a job has whose length is said in one way, or in none."""
+    """The number of steps of a job, given its length in one unit; None if no length is given."""
     given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} are given: say how long the job is in one way")

@@ -89,7 +89,7 @@ def test_a_forecast_is_written_for_each_framework(framework: str, capsys: pytest
         ([*PREDICT, "dp=4,zero=3", "--export", "nanotron"], "zero=3 cannot be written for nanotron"),
         (
             ["predict", GPT, *PLACE[1:], "--export", "nanotron"],
-            "was chosen by habit: give --strategy, or let `traincast",
+            "Traincast chose the strategy",
         ),
         ([*PREDICT, "dp=4", "--export", "fairseq"], "unknown framework 'fairseq'"),
         ([*SEARCH, "nanotron", "--constraint", "zero=3"], "nanotron"),

@@ -124,7 +124,7 @@ def predict(
 
 
 def _check_outputs(*, trace: str | None, html: str | None, inputs: Mapping[str, Path]) -> None:
-    """Refuse what cannot be written before anything is forecast."""
+    """Refuse outputs that cannot be written, before the forecast runs."""
     outputs = {} if html is None else {"--html": Path(html)}
     if trace is not None and not _is_folder(trace):
         from traincast.report.trace import check_name
@@ -142,7 +142,7 @@ def _is_folder(trace: str) -> bool:
 def _conditions(
     slow: tuple[str, ...], *, jitter: float, seed: int, busy_network: float, share_links: bool
 ) -> Conditions | None:
-    """What was said of the cluster's state; none if nothing was."""
+    """The conditions asked for; None if there are none."""
     if not (slow or jitter or busy_network or share_links):
         return None
     from traincast.simulate import Conditions
@@ -203,7 +203,7 @@ def _say_if_calibrated(result: Forecast) -> None:
 
 
 def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
-    """One rank of every stage, then the others in order, as many as are wanted or stay readable."""
+    """The ranks to trace: one of every stage, then others in order, up to ``wanted`` or as many as stay readable."""
     mesh = timeline.plan.mesh
     if wanted == "all":
         count = mesh.num_ranks

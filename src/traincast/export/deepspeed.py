@@ -2,7 +2,7 @@
 
 Names, and what is refused, are of ``deepspeed/runtime/config.py``, ``runtime/engine.py``, ``runtime/zero/config.py``,
 ``runtime/tensor_parallel/config.py`` and ``module_inject/auto_ep_config.py`` at :data:`RELEASE`. JSON has no comments:
-what cannot be said otherwise stands under ``_comment``, a key that DeepSpeed does not read.
+notes stand under ``_comment``, a key that DeepSpeed does not read.
 
 The model is the user's own: its dimensions, the number of stages of its ``PipelineModule`` and its recomputation are
 set in Python.
@@ -40,7 +40,7 @@ _PRECISIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 def deepspeed(request: Request) -> str:
-    """The JSON file that trains ``request`` with DeepSpeed, what it cannot say under ``_comment``."""
+    """The JSON file that trains ``request`` with DeepSpeed; settings that it lacks become notes under ``_comment``."""
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME} {RELEASE}")

@@ -43,7 +43,7 @@ Flag: TypeAlias = tuple[str, ...]
 
 
 def megatron(request: Request) -> str:
-    """The command that trains ``request`` with Megatron-LM, what it cannot say in comments."""
+    """The command that trains ``request`` with Megatron-LM; settings that it lacks become comments."""
     _check(request)
     model = decoder_of(request.graph)
     notes = header(request, f"{NAME} {RELEASE} (pretrain_gpt.py)")

@@ -1,8 +1,8 @@
 """nanotron: a YAML file that its ``run_train.py`` reads.
 
 Names are of ``src/nanotron/config/`` at :data:`RELEASE`: its package still calls itself 0.4, but the 0.4 of PyPI
-(March 2024) has neither ``recompute_layer`` nor mixtures. What nanotron insists on and a strategy does not say (name of
-the run, checkpoints, learning rate) has placeholders, and a comment asks for the user's.
+(March 2024) has neither ``recompute_layer`` nor mixtures. Settings that nanotron requires and a strategy lacks (name of
+the run, checkpoints, learning rate) get placeholders, and a comment asks for the user's values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OPTIMIZER: Final[Section] = {
 
 
 def nanotron(request: Request) -> str:
-    """The YAML file that trains ``request`` with nanotron, what it cannot say in comments."""
+    """The YAML file that trains ``request`` with nanotron; settings that it lacks become comments."""
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME}, {RELEASE}")

@@ -64,7 +64,7 @@ Section: TypeAlias = dict[str, Value]
 
 
 def torchtitan(request: Request) -> str:
-    """The TOML file that trains ``request`` with torchtitan, what it cannot say in comments."""
+    """The TOML file that trains ``request`` with torchtitan; settings that it lacks become comments."""
     _check(request)
     notes = header(request, f"{NAME} {RELEASE}")
     model = decoder_of(request.graph)
@@ -150,7 +150,7 @@ def _check_model(request: Request) -> None:
 
 
 def _schedule(strategy: Strategy) -> str:
-    """The schedule by the name that says what is run: one chunk per stage is not interleaved, several are."""
+    """The schedule that really runs: one chunk per stage is not interleaved, several are."""
     if strategy.virtual_stages == 1:
         return {"interleaved": "1f1b", "breadth-first": "gpipe"}.get(strategy.schedule, strategy.schedule)
     return "interleaved" if strategy.schedule == "1f1b" else strategy.schedule
@@ -185,7 +185,7 @@ def _check_replicas(strategy: Strategy) -> None:
 
 
 def _check_exchange(strategy: Strategy) -> None:
-    """Refuse another rhythm of exchanges than torchtitan has.
+    """Refuse gradient exchanges at other times than torchtitan has them.
 
     Without a pipeline every microbatch's gradients are reduced, with one those of the last.
     """
@@ -201,7 +201,7 @@ def _check_exchange(strategy: Strategy) -> None:
 
 
 def _check_sharded(request: Request) -> None:
-    """Refuse what torchtitan leaves to FSDP where there is none."""
+    """Refuse, without FSDP, what torchtitan leaves to FSDP."""
     strategy = request.strategy
     if degrees(strategy)[1] * strategy.cp > 1:
         return

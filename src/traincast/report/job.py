@@ -29,7 +29,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobForecast:
-    """Seconds of a job by part, what it costs (US dollars) and what it draws (joules)."""
+    """Seconds of a job by part, its cost (US dollars) and its energy (joules)."""
 
     num_steps: int
     startup_s: float

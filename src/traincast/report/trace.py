@@ -73,10 +73,10 @@ def write_traces(
     ranks: Sequence[int] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write one trace per rank into ``directory``, which is made if only it is missing: what HTA reads.
+    """Write one trace per rank into ``directory``, as HTA reads them; the folder is made, its parent is not.
 
-    Times are whole microseconds here: of a fraction HTA rounds starts up and ends down, and so would
-    take a microsecond off every kernel.
+    Times are whole microseconds: HTA rounds fractional starts up and ends down, which would take a
+    microsecond off every kernel.
     """
     source = _Source(timeline, about)
     chosen = source.check(ranks)
@@ -89,14 +89,14 @@ def write_traces(
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that does not say how a trace is written."""
+    """Raise :class:`FileFormatError` unless the name ends in ``.json`` or ``.json.gz``."""
     if not path.name.endswith((".json", ".json.gz")):
         raise FileFormatError(f"trace {str(path)!r}: expected a name that ends in .json or .json.gz")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of ``path`` only when all of it is written; ``.gz`` is compressed."""
+    """A text file that replaces ``path`` once all of it is written; a name that ends in ``.gz`` is compressed."""
     with writing(path) as raw:
         if path.suffix == ".gz":
             with (
@@ -266,7 +266,7 @@ class _Source:
             )
 
     def _wait_events(self, rank: int, task: Ints, lane: list[int], unit_ns: int) -> Iterator[str]:
-        """Notes of what a device waits for: neither kernels nor launches."""
+        """Annotations that show what a device waits for."""
         starts, durations = self._spans(task, unit_ns)
         for kind, tid, ts, dur in zip(self._kind_of[task].tolist(), lane, starts, durations, strict=True):
             name = self._kinds[kind].label

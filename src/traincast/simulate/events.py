@@ -1,4 +1,4 @@
-"""The event engine: start and end of every task where that depends on what else happens. No domain words in it.
+"""The event engine: start and end of tasks that affect one another. It has no domain words.
 
 Tasks hold lanes and wait for predecessors exactly as in the executor. Three things are added, each optional:
 
@@ -48,7 +48,7 @@ COMPILE_FROM: Final = 60_000
 
 
 def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
-    """Fill the hole at ``at`` with (time, order), moving others so that the heap is one again."""
+    """Put (time, order) into the hole at ``at`` and restore the order of the heap."""
     times, orders, where = heap.time, heap.order, heap.where
     tasks = len(where)
     while at > 0:
@@ -77,7 +77,7 @@ def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
 
 
 def _link(given: Any, state: Any) -> None:
-    """Count what every task waits for, and turn predecessors into successors; lanes in program order are waits too."""
+    """Count the waits of every task, and turn predecessors into successors; lanes in program order make waits, too."""
     tasks = len(given.duration)
     starts, successors, waits = state.successor_start, state.successors, state.waits
     predecessor_start, predecessors = given.predecessor_start, given.predecessors
@@ -106,7 +106,7 @@ def _link(given: Any, state: Any) -> None:
 
 
 def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
-    """Put ``number`` on a list unless it is there; returns how many are."""
+    """Add ``number`` to a list unless it is there; returns the length of the list."""
     if is_noted[number]:
         return count
     is_noted[number] = 1
@@ -115,7 +115,7 @@ def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
 
 
 def _let_go(waits: Any, ready: Any, num_ready: Any, task: Any) -> Any:
-    """One thing less to wait for; returns how many tasks are ready."""
+    """Count one wait of ``task`` less; returns how many tasks are ready."""
     waits[task] -= 1
     if waits[task] > 0:
         return num_ready
@@ -132,7 +132,7 @@ def _attach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
 
 
 def _detach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
-    """Take a use from among those of its resource."""
+    """Remove a use from those of its resource."""
     if before[at] >= 0:
         after[before[at]] = after[at]
     else:
@@ -289,7 +289,7 @@ def execute_events(
     release: Floats | None = None,
     by_arrival: Bools | None = None,
 ) -> tuple[Floats, Floats]:
-    """Start and end of every task, in the unit of ``duration``; predecessors may have any number.
+    """Start and end of every task, in the unit of ``duration``; a task may come before its predecessors.
 
     ``release`` is the earliest start of each task, ``by_arrival`` says which lanes serve in order of arrival.
     """

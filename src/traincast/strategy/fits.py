@@ -48,7 +48,7 @@ class Fit(enum.Enum):
 
 
 def factor(runtime: Runtime, probability: float) -> float:
-    """What a rank holds beyond its states is at most so many times its forecast, with ``probability``."""
+    """The factor on the forecast that what a rank holds beyond its states stays below, with ``probability``."""
     if probability >= 0.5:
         return math.exp(math.log(runtime.memory_high) * math.log(0.5 / (1.0 - probability)) / _TAIL)
     return math.exp(math.log(runtime.memory_low) * math.log(0.5 / probability) / _TAIL)
@@ -79,7 +79,7 @@ def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
 
 
 def _decay(distance: float, tail: float) -> float:
-    """What is left of an exponential at ``distance`` whose last tenth begins at ``tail``."""
+    """An exponential decay that falls from 1 to a tenth at ``tail``, at ``distance``."""
     return math.exp(-_TAIL * distance / tail) if tail > 0.0 else float(distance == 0.0)
 
 
@@ -103,7 +103,7 @@ def fullest_node(hosts: Floats, *, ranks_per_stage: int, devices_per_node: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes that a strategy needs of a device and of a node's host, and what there is of both.
+    """Bytes that a strategy needs on a device and on the host of a node, and the capacity of both.
 
     ``forecast`` is what the fullest rank is expected to hold, between ``low`` and ``high`` in 90 % of runs. ``sure`` is
     what suffices with the probability that is asked for (:data:`MARGIN`), ``probability`` how likely ``capacity`` does.
@@ -121,7 +121,7 @@ class MemoryNeed:
 
     @property
     def host_fits(self) -> bool:
-        """Whether a host holds what is offloaded to it; nobody can say so where its memory is not known."""
+        """Whether a host has room for what is offloaded to it; true if its memory is not known."""
         return not self.host_capacity or self.host <= HOST_SHARE * self.host_capacity
 
     @property
@@ -131,7 +131,7 @@ class MemoryNeed:
 
     @property
     def load(self) -> float:
-        """What is needed over what there is, of the memory that is shorter: it fits up to 1."""
+        """Memory needed over memory available, of device or host, whichever is tighter; a strategy fits up to 1."""
         of_host = self.host / (HOST_SHARE * self.host_capacity) if self.host_capacity else 0.0
         return max(self.sure / self.capacity, of_host)
 
@@ -172,7 +172,7 @@ class MemoryNeed:
 
 
 def shown_share(probability: float) -> str:
-    """A probability as per cent, never as certain."""
+    """A probability in per cent, never shown as certain."""
     return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{probability * 100:.0f} %"
 
 

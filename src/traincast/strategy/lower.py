@@ -50,7 +50,7 @@ def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Says what every slot of a step runs and sends; holds what all slots share."""
+    """Returns what every slot of a step runs and sends."""
 
     request: Request
     prepared: Prepared
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def syncs_always(self) -> bool:
-        """Whether every microbatch's gradients are exchanged: sharded ones have no place to add them up whole."""
+        """Whether the gradients of every microbatch are exchanged: sharded ones cannot be added up on one rank."""
         strategy = self.request.strategy
         return strategy.zero == 2 or strategy.sync_each or (strategy.zero == 3 and strategy.reshard)
 
@@ -162,7 +162,7 @@ class Layout:
         )
 
     def _slowed(self, pieces: list[Piece]) -> list[Piece]:
-        """Works take longer while traffic that was issued since the works before them runs beside them."""
+        """Add to each run of works the slowdown by traffic that was issued just before it and runs beside it."""
         slowdown = self.request.cluster.interference
         result: list[Piece] = []
         running: list[Issue] = []
@@ -192,7 +192,7 @@ class Layout:
         return result
 
     def _with_slot_launches(self, pieces: list[Piece]) -> list[Piece]:
-        """The first work of a slot waits for what the host does once per microbatch and pass."""
+        """Make the first work of a slot wait for what the host does once per microbatch and pass."""
         extra = Launch(blocks=self.request.runtime.microbatch_launches)
         for n, piece in enumerate(pieces):
             if extra.blocks and isinstance(piece, WorkRun) and piece.parts and piece.parts[0]:
@@ -229,11 +229,11 @@ class Layout:
         return pieces
 
     def _squeezed(self, parameters: float) -> list[Item]:
-        """Gradients made smaller for their way; written out again after each exchange, or once at the end."""
+        """Compress gradients before their exchange; they are expanded after each exchange, or once at the end."""
         return self.exchange.squeezed(parameters) if self.syncs_always else self.exchange.squeeze(parameters)
 
     def finish(self, stage: int) -> list[Piece]:
-        """Whatever of the gradient exchange did not overlap, then the optimizer, then ZeRO's parameter gather."""
+        """The part of the gradient exchange that did not overlap, then the optimizer, then ZeRO's parameter gather."""
         request = self.request
         programs = [program for chunk in self.prepared.held(stage) for program in chunk]
         dense, experts = _parameters(programs)
@@ -280,7 +280,7 @@ class Layout:
 
 
 def _parameters(programs: list[BlockProgram]) -> tuple[float, float]:
-    """What every replica holds, and what is shared out with the experts."""
+    """The number of parameters that every replica holds, and of those sharded with the experts."""
     return sum(p.dense_parameters for p in programs), sum(p.expert_parameters for p in programs)
 
 

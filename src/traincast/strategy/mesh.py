@@ -56,7 +56,7 @@ class Group(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How the groups along some axes lie on the nodes: size, nodes crossed, groups per node's NICs."""
+    """How the groups along some axes are placed: size, nodes that each crosses, groups that share a node's NICs."""
 
     num_ranks: int
     num_nodes: int
@@ -91,7 +91,7 @@ class Mesh:
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
         """Place ``strategy`` on ``cluster``, which must have exactly as many devices as ranks are asked for.
 
-        Nodes that hold parameter servers alone do not count.
+        Nodes that hold only parameter servers do not count.
         """
         whole, cluster = cluster, workers_of(cluster, strategy)
         if strategy.num_ranks != cluster.num_devices:
@@ -170,7 +170,7 @@ class Mesh:
         return np.sort(members)
 
     def span(self, *axes: Axis) -> Span:
-        """How groups along ``axes`` lie on the nodes; the group of rank 0 stands for all.
+        """How groups along ``axes`` are placed; the group of rank 0 stands for all.
 
         ``sharing`` is how many such groups have members on one node: they use its NICs together.
         """
@@ -178,7 +178,7 @@ class Mesh:
 
 
 def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
-    """The part of ``cluster`` that ranks stand on: all of it, but for nodes that hold parameter servers alone."""
+    """The part of ``cluster`` that runs ranks: all nodes but those that hold only parameter servers."""
     hosts = sum(host.num_nodes for host in cluster.hosts)
     if strategy.server_nodes < hosts:
         names = "+".join(f"{host.name}:{host.num_nodes}" for host in cluster.hosts)

@@ -1,7 +1,6 @@
-"""What a plan is made from: programs of blocks, pieces of the model, slots of the schedule; and the memory it takes.
+"""The first half of lowering: programs of blocks, pieces of the model, slots of the schedule; and the memory they need.
 
-The first half of lowering. Programs depend on few of a strategy's settings and are kept, so that many strategies share
-them.
+Programs depend on few settings of a strategy. They are cached, and strategies that agree in these settings share them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _PRODUCT_KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that a plan depends on."""
+    """Everything that a plan depends on."""
 
     graph: OperatorGraph
     cluster: Cluster
@@ -52,7 +51,7 @@ class Request:
 
 
 def for_workers(request: Request) -> Request:
-    """``request`` without the nodes that hold parameter servers alone: what its ranks run on."""
+    """``request`` on the nodes that run ranks: without those that hold only parameter servers."""
     if not request.strategy.server_nodes and not request.cluster.hosts:
         return request
     Mesh.of(request.strategy, request.cluster)  # refuses with the numbers of the whole
@@ -113,7 +112,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def kept_precision(request: Request) -> Precision:
-    """The precision of a request, gradients in the dtype that its runtime keeps them in."""
+    """The precision of a request, with gradients in the dtype that its runtime keeps them in."""
     precision, runtime = request.precision, request.runtime
     if runtime.gradient_dtype and precision.master is not None:
         return replace(precision, gradients=DType(runtime.gradient_dtype))
@@ -121,9 +120,10 @@ def kept_precision(request: Request) -> Precision:
 
 
 def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
-    """What a rank does in each block, and what made it; many strategies share it.
+    """The program of each block, and the builder that made them; cached.
 
-    Where only every n-th layer is recomputed, the programs of repeated blocks that are not follow those of all blocks.
+    If only every n-th layer is recomputed, the programs of all blocks are followed by those of the repeated blocks
+    without recomputation.
     """
     builder, programs = _programs(
         request.graph,
@@ -190,7 +190,7 @@ _WAITED: Final[tuple[Axis, ...]] = tuple(a for group in Group if not group.betwe
 
 
 def _of_programs(strategy: Strategy) -> Strategy:
-    """A strategy without what the programs of its blocks do not depend on, so that many share them."""
+    """The strategy with every setting that programs do not depend on at its default: the key of their cache."""
     group = strategy.ep * strategy.expert_tp
     spread = strategy.ep > 1 or strategy.expert_tp != strategy.tp
     return replace(
@@ -226,7 +226,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     micro_batch: int,
     interference: float,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
-    """What a rank does in each block, and what made it."""
+    """The program of each block, and the builder that made them."""
     fused, sharding = _fused(graph, runtime.fusions, strategy.shard_rules)
     check_shardable(fused, sharding, strategy.tp)
     builder = ProgramBuilder(
@@ -246,18 +246,18 @@ def _programs(  # noqa: PLR0917  (a cache's key)
 
 
 def _of_made(strategy: Strategy) -> Strategy:
-    """A strategy without what the works of its blocks do not depend on."""
+    """The strategy with every setting that works do not depend on at its default."""
     return replace(strategy, pp=1, num_microbatches=1, recompute="none", offload=())
 
 
 @lru_cache(maxsize=256)
 def _made(*key: object) -> dict[tuple[Any, ...], Any]:
-    """A place for what builders of the same works share."""
+    """Cache shared by all builders that produce identical works."""
     return {}
 
 
 def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
-    """The region of every operator of experts, if a strategy spreads them otherwise than everything else."""
+    """The expert region of each operator if the strategy spreads experts differently from other layers; else empty."""
     if strategy.ep == 1 and strategy.expert_tp == strategy.tp:
         return {}
     check_experts(graph, ep=strategy.ep, etp=strategy.expert_tp)
@@ -266,7 +266,7 @@ def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
 
 
 def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list[Stage]:
-    """Only every n-th repeated block is recomputed; the others have programs that keep their activations."""
+    """Give every repeated block but each n-th the program that keeps its activations."""
     kept = {number: len(builder.graph.blocks) + n for n, number in enumerate(_repeated(builder))}
     result, layer = [], 0
     for piece in pieces:
@@ -340,7 +340,7 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
 
 
 def check_request(request: Request) -> None:
-    """Refuse what no schedule and no mesh could make good."""
+    """Raise :class:`StrategyError` for a request that no schedule and no mesh can run."""
     strategy = request.strategy
     passes = 2 * strategy.num_microbatches * strategy.pp * strategy.virtual_stages
     if passes > _MAX_PASSES:
@@ -366,7 +366,7 @@ def check_request(request: Request) -> None:
 
 
 def rough_seconds(request: Request, builder: ProgramBuilder, programs: Sequence[BlockProgram]) -> list[float]:
-    """Weights of the blocks for cutting stages: a bare roofline, all that is needed to compare blocks."""
+    """Relative times of the blocks, for cutting stages: a bare roofline is enough to compare blocks."""
     device = request.cluster.device
 
     def seconds(op: Operator) -> float:

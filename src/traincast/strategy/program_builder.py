@@ -46,8 +46,8 @@ class ProgramBuilder:
     """Everything a block's program depends on.
 
     ``spans`` are those of the groups that compute waits for, ``experts`` has the region of every operator of experts
-    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` keeps what
-    builders have in common that differ in recomputation, offloading or the number of microbatches alone.
+    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` is a
+    cache shared by builders that differ only in recomputation, offloading or the number of microbatches.
     """
 
     graph: OperatorGraph
@@ -63,7 +63,7 @@ class ProgramBuilder:
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What ``make`` returns, made once for all builders that share it."""
+        """The result of ``make``, computed once per ``key`` for all builders that share the cache."""
         if key not in self.made:
             self.made[key] = make()
         found: T = self.made[key]
@@ -71,7 +71,7 @@ class ProgramBuilder:
 
     @property
     def gradient_sources(self) -> Mapping[int, list[int]]:
-        """Of every backward operator the backward operators whose results it reads."""
+        """Maps each backward operator to the backward operators whose results it reads."""
 
         def find() -> dict[int, list[int]]:
             backward = {i for block in self.graph.blocks for i in block.backward}
@@ -85,7 +85,7 @@ class ProgramBuilder:
 
     @property
     def gradient_readers(self) -> Mapping[int, list[int]]:
-        """Of every backward operator whose result others read, the backward operators that do."""
+        """Maps each backward operator to the backward operators that read its result."""
 
         def find() -> dict[int, list[int]]:
             found: dict[int, list[int]] = {}
@@ -153,7 +153,7 @@ class ProgramBuilder:
 
     def _offloaded(self, nbytes: float, items: list[Item], way: str) -> Item:
         """Saved tensors on their way to the host or back, while the block's works run."""
-        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # what hides other traffic hides no more
+        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # hides other traffic
         works = tuple(i.work for i in items if isinstance(i.work, Operator))
         behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
         label = f"offload activations {way}"
@@ -165,7 +165,7 @@ class ProgramBuilder:
         )
 
     def _recomputes(self, block: Block) -> Recomputation:
-        """Only repeated blocks are recomputed (or all, in a model without any); what has no backward never is."""
+        """The technique for ``block``: none unless it has a backward and is repeated, or no block of the model is."""
         recomputed = block.backward and (block.repeated or not any(b.repeated for b in self.graph.blocks))
         return RECOMPUTATIONS[self.strategy.recompute if recomputed else "none"]
 
@@ -283,7 +283,7 @@ class ProgramBuilder:
         return list(found.values())
 
     def works(self, index: int) -> list[Operator]:
-        """What a rank runs of an operator: several works where attention is not fused."""
+        """The works that a rank runs for an operator: several where attention is not fused."""
         op = self.cut(index)
         return kernels_of(op, self.runtime.attention) if op.kind is OpKind.ATTENTION else [op]
 

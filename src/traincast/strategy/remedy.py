@@ -1,4 +1,4 @@
-"""What to change when a strategy does not fit: candidates from cheap to dear, and the choice among those that fit."""
+"""Changes to a strategy that does not fit: candidates from cheap to expensive, and the choice among those that fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What a strategy needs, and the change that makes it fit, if one was found; seconds where they are known."""
+    """The memory that a strategy needs, and the change that makes it fit, if one was found; its seconds if known."""
 
     need: MemoryNeed
     change: Change | None = None
@@ -100,7 +100,7 @@ _TWICE: Final = 4
 
 
 def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed]) -> list[tuple[MemoryNeed, Change]]:
-    """Changes that can be made, with what each needs."""
+    """The legal candidates, each with the memory it needs."""
     found = []
     for change in candidates:
         try:
@@ -113,7 +113,7 @@ def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed])
 def _fastest(
     candidates: list[tuple[MemoryNeed, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
 ) -> Remedy:
-    """Of those that fit the fastest, or without times the first."""
+    """The fastest candidate that fits, or without times the first."""
     for changed, change in candidates:
         if not changed.fits:
             continue
@@ -126,7 +126,7 @@ def _fastest(
 
 
 def _made(description: str, strategy: Strategy, **values: Any) -> Iterator[Change]:
-    """The change, unless it makes no strategy at all."""
+    """The change, unless the changed strategy is illegal."""
     try:
         yield Change(description=description, strategy=replace(strategy, **values))
     except StrategyError:
@@ -154,7 +154,7 @@ def _recomputation(strategy: Strategy) -> Iterator[Change]:
 
 
 def _less_offloaded(strategy: Strategy) -> Iterator[Change]:
-    """What hosts are too small for stays on the devices."""
+    """Keep on the devices what the hosts have no room for."""
     for name in strategy.offload:
         rest = tuple(other for other in strategy.offload if other != name)
         yield from _made(f"offload={'+'.join(rest)}" if rest else "nothing offloaded", strategy, offload=rest)
