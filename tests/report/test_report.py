@@ -65,7 +65,7 @@ def test_the_fullest_stage_decides_whether_it_fits() -> None:
     tight = replace(made.request, cluster=replace(devices(4), device=small))
     report = forecast(tight).report
     assert not report.fits
-    assert any(w.startswith("may not fit: ") and "85% are asked for" in w for w in report.warnings)
+    assert any(w.startswith("may not fit: ") and "85 % is required" in w for w in report.warnings)
 
 
 def test_shares_of_sources_add_up_to_one() -> None:

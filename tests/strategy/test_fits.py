@@ -72,8 +72,8 @@ def test_what_fills_a_device_to_the_last_byte_does_not_fit() -> None:
     assert not need.fits
     assert need.probability == pytest.approx(0.5, abs=0.02)
     assert need.fit is Fit.MAY_NOT_FIT
-    assert "79.1 GiB of the 79.2 GiB per device are forecast" in need.shortage()
-    assert "85% are asked for" in need.shortage()
+    assert "the forecast of 79.1 GiB per device fits into the 79.2 GiB available" in need.shortage()
+    assert "85 % is required" in need.shortage()
 
 
 def test_states_alone_leave_no_doubt() -> None:
@@ -90,13 +90,13 @@ def need(**changes: float) -> MemoryNeed:
     ("found", "verdict", "said"),
     [
         (need(), "fits with 95 %", ""),
-        (need(capacity=54.0, probability=0.61), Fit.MAY_NOT_FIT.value, "which suffice with 61 %; 85% are asked for"),
+        (need(capacity=54.0, probability=0.61), Fit.MAY_NOT_FIT.value, "available with 61 %; 85 % is required"),
         (
             need(capacity=20.0, probability=0.0),
             Fit.DOES_NOT_FIT.value,
-            "50 B needed per device, 30 B more than the 20 B there are",
+            "needs 50 B per device, 30 B more than the 20 B available",
         ),
-        (need(host=95.0, host_capacity=100.0), Fit.DOES_NOT_FIT.value, "95 B of host memory needed per node"),
+        (need(host=95.0, host_capacity=100.0), Fit.DOES_NOT_FIT.value, "needs 95 B of host memory per node"),
         (need(host=90.0, host_capacity=100.0), "fits with 95 %", ""),
         (need(host=95.0), "fits with 95 %", ""),
     ],

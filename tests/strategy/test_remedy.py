@@ -74,7 +74,7 @@ def test_without_times_the_first_that_fits_is_taken() -> None:
     found = find_remedy(Strategy(dp=4), needs(Strategy(dp=4)), global_batch=GLOBAL_BATCH, need=needs)
     assert found.change is not None and found.changed is not None
     assert (found.change.description, found.changed.forecast) == ("zero=1", 62.5)
-    assert str(found) == "100 B needed per device, 35 B more than the 65 B there are; fits with zero=1 (62 B)"
+    assert str(found) == "needs 100 B per device, 35 B more than the 65 B available; fits with zero=1 (62 B)"
 
 
 def test_with_times_the_fastest_that_fits_is_taken() -> None:
@@ -104,7 +104,7 @@ def test_a_host_that_is_too_small_gets_nothing_offloaded() -> None:
     found = find_remedy(strategy, need(strategy), global_batch=GLOBAL_BATCH, need=need)
     assert found.change is not None
     assert found.change.description == "nothing offloaded"
-    assert str(found).startswith("40 B of host memory needed per node for what is offloaded, 4 B more than the 36 B")
+    assert str(found).startswith("needs 40 B of host memory per node for offloading, 4 B more than the 36 B")
 
 
 def test_offloading_is_no_remedy_where_the_host_is_too_small() -> None:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from traincast.cluster import Cluster
 from traincast.estimate import Estimates
 from traincast.graph import Operator
-from traincast.report.figures import figures_of_ranks
-from traincast.report.job import JobSettings, job_of_steps
+from traincast.report.figures import StepFigures, figures_of_ranks
+from traincast.report.job import JobForecast, JobSettings, job_of_steps
 from traincast.report.report import BundleUse, Report
 from traincast.report.servers import figures_of_servers
 from traincast.simulate import Conditions, Timeline
@@ -105,16 +105,15 @@ def make_report(
         waits=figures.waits,
         servers=figures.servers,
         conditions=conditions,
-        job=None
-        if num_steps is None
-        else job_of_steps(
-            request,
-            num_steps=num_steps,
-            step_s=pace.step_s,
-            computing=(figures.breakdown.compute_s + figures.breakdown.optimizer_s) / pace.step_s,
-            settings=job or JobSettings(),
-        ),
+        job=None if num_steps is None else _job(request, figures, num_steps, job or JobSettings()),
     )
+
+
+def _job(request: Request, figures: StepFigures, num_steps: int, settings: JobSettings) -> JobForecast:
+    """The job of ``num_steps`` steps with these figures."""
+    step_s, parts = figures.pace.step_s, figures.breakdown
+    computing = (parts.compute_s + parts.optimizer_s) / step_s
+    return job_of_steps(request, num_steps=num_steps, step_s=step_s, computing=computing, settings=settings)
 
 
 def where(cluster: Cluster) -> str:
@@ -156,13 +155,13 @@ def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> 
         warnings.append(f"{need.verdict}: {remedy or need.shortage()}")
     if need.host and not need.host_capacity:
         warnings.append(
-            f"the host memory of {request.cluster.name} is not known: whether it holds the {format_bytes(need.host)} "
-            "that a node offloads is not checked; set host_memory_bytes of its node"
+            f"the host memory of {request.cluster.name} is not known, so nobody checked that a node has room for the "
+            f"{format_bytes(need.host)} that it offloads; set host_memory_bytes of its node"
         )
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:
-        warnings.append(f"operators without a formula of their own, taken as element-wise: {', '.join(unknown)}")
+        warnings.append(f"operators without a formula of their own are timed as element-wise: {', '.join(unknown)}")
     dtype = request.precision.linear.value
     if not request.cluster.device.supports(dtype):
-        warnings.append(f"{request.cluster.device.name} has no {dtype}: taken at the rate of the next wider dtype")
+        warnings.append(f"{request.cluster.device.name} has no {dtype}: timed at the rate of the next wider dtype")
     return tuple(warnings)

@@ -117,9 +117,9 @@ class Outlook:
         warnings = self.warnings
         if self.step_s < floor_s:
             warnings += (
-                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of what the devices "
-                f"or their links can do: taken as {format_seconds(floor_s)}; check the calibration and the figures of "
-                "the device",
+                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of the peak rates of "
+                f"devices or links: raised to {format_seconds(floor_s)}; check the calibration and the figures of the "
+                "device",
             )
         step_s = max(self.step_s, floor_s)
         return Outlook(
@@ -168,7 +168,8 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
         high = slow * math.exp(above)
         warnings.append(
             f"{chance:.0%} of runs like this stalled on this cluster and took {slow / usual:.1f} times as long, for no "
-            f"reason that their configuration shows: taken as {'stalled' if stalls else 'not stalled'}"
+            f"reason that their configuration shows; this forecast is for a run that "
+            f"{'stalls' if stalls else 'does not stall'}"
         )
     if chance > 1.0 - _RARE:
         low = slow * math.exp(-below)

@@ -106,8 +106,8 @@ class MemoryNeed:
     """Bytes that a strategy needs on a device and on the host of a node, and the capacity of both.
 
     ``forecast`` is what the fullest rank is expected to hold, between ``low`` and ``high`` in 90 % of runs. ``sure`` is
-    what suffices with the probability that is asked for (:data:`MARGIN`), ``probability`` how likely ``capacity`` does.
-    ``host_capacity`` is 0 where nobody said it.
+    enough with a probability of :data:`MARGIN`; ``capacity`` is enough with ``probability``. ``host_capacity`` is 0 if
+    it is not known.
     """
 
     forecast: float
@@ -126,7 +126,7 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool:
-        """Whether device and host are large enough, with the probability that is asked for."""
+        """Whether the device is large enough with a probability of :data:`MARGIN`, and the host as well."""
         return self.sure <= self.capacity and self.host_fits
 
     @property
@@ -137,7 +137,7 @@ class MemoryNeed:
 
     @property
     def fit(self) -> Fit:
-        """Whether it fits; the device may not suffice where that is neither likely nor ruled out."""
+        """Whether it fits, may not fit (likely enough to try, but below :data:`MARGIN`), or does not fit."""
         if self.fits:
             return Fit.FITS
         return Fit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else Fit.MAY_NOT_FIT
@@ -148,27 +148,27 @@ class MemoryNeed:
         return f"fits with {shown_share(self.probability)}" if self.fits else self.fit.value
 
     def shortage(self) -> str:
-        """Which memory is short, and by how much; nothing where it fits."""
-        said = []
+        """Which memory is short, and by how much; empty if the strategy fits."""
+        short = []
         if self.sure > self.capacity and self.probability < _HARDLY:
             missing = max(0.0, self.forecast - self.capacity)
-            said.append(
-                f"{format_bytes(self.forecast)} needed per device, {format_bytes(missing)} more than the "
-                f"{format_bytes(self.capacity)} there are"
+            short.append(
+                f"needs {format_bytes(self.forecast)} per device, {format_bytes(missing)} more than the "
+                f"{format_bytes(self.capacity)} available"
             )
         elif self.sure > self.capacity:
-            said.append(
-                f"{format_bytes(self.forecast)} of the {format_bytes(self.capacity)} per device are forecast, which "
-                f"suffice with {shown_share(self.probability)}; {MARGIN:.0%} are asked for"
+            short.append(
+                f"the forecast of {format_bytes(self.forecast)} per device fits into the {format_bytes(self.capacity)} "
+                f"available with {shown_share(self.probability)}; {MARGIN * 100:.0f} % is required"
             )
         if not self.host_fits:
             usable = HOST_SHARE * self.host_capacity
-            said.append(
-                f"{format_bytes(self.host)} of host memory needed per node for what is offloaded, "
-                f"{format_bytes(self.host - usable)} more than the {format_bytes(usable)} there are "
+            short.append(
+                f"needs {format_bytes(self.host)} of host memory per node for offloading, "
+                f"{format_bytes(self.host - usable)} more than the {format_bytes(usable)} available "
                 f"({HOST_SHARE:.0%} of {format_bytes(self.host_capacity)})"
             )
-        return " and ".join(said)
+        return " and ".join(short)
 
 
 def shown_share(probability: float) -> str:
