@@ -28,7 +28,7 @@ from tests.export.reading import names_in
 from benchmarks.timing import table
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
-from traincast.export import FRAMEWORKS, RELEASES, axes_of, export
+from traincast.export import FRAMEWORKS, axes_of, export
 from traincast.export.shape import decoder_of
 from traincast.export.torchtitan import FLAVORS
 from traincast.forecast import make_request
@@ -188,7 +188,7 @@ def written(requests: Iterator[Request], framework: str, count: int, refused: Co
         if found == count or tried > _TRIES * count:
             return
         try:
-            text = FRAMEWORKS[framework](request)
+            text = FRAMEWORKS[framework].write(request)
             prepare(request)  # the slower question comes last
         except StrategyError as error:
             reason = str(error).rpartition("cannot be written for ")[2].partition(": ")[2]
@@ -253,9 +253,10 @@ def main(arguments: list[str] | None = None) -> None:
                 failed[f"{words}  [{case['strategy']}]"] += 1
         accepted = sum(not words for words in verdicts)
         rows.append((source, str(len(cases)), str(accepted), str(len(cases) - accepted)))
-    table(f"{given.framework} {RELEASES[given.framework]}", ("strategies", "written", "accepted", "failed"), rows)
+    release = FRAMEWORKS[given.framework].release
+    table(f"{given.framework} {release}", ("strategies", "written", "accepted", "failed"), rows)
     if given.fields is not None:
-        stated = {"release": RELEASES[given.framework], "fields": {name: _kind(name, known) for name in sorted(used)}}
+        stated = {"release": release, "fields": {name: _kind(name, known) for name in sorted(used)}}
         given.fields.write_text(json.dumps(stated, indent=1) + "\n", encoding="utf-8")
     print(f"\nrefused by Traincast first: {sum(refused.values())}")
     for reason, times in refused.most_common():

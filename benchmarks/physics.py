@@ -21,7 +21,7 @@ from traincast.forecast import Forecast, forecast, make_request
 from traincast.graph import Operator, OperatorGraph
 from traincast.graph.load import load_model
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.report.report import model_flops
+from traincast.report.figures import model_flops
 from traincast.strategy import PRECISIONS, Request, Strategy, runtime_names
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules import Pass

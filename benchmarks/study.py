@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     study = make(given.steps, given.dp_steps, journals=given.output.with_suffix(".journals"), curves=given.curves)
     given.output.write_text(json.dumps(study["data"]), encoding="utf-8")
     if given.clusters is not None:
-        write_clusters(given.clusters, study["calibrated"])
+        write_clusters(given.clusters, study["calibrated"])  # then python -m benchmarks.clusters writes their index
     print(f"written: {given.output}")
 
 

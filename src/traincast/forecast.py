@@ -16,15 +16,15 @@ from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_c
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
-from traincast.graph import OperatorGraph, Phase
+from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
-from traincast.report.job import forecast_job
-from traincast.report.report import BundleUse, bundle_uses, peak_flops, waits_of, where
-from traincast.report.servers import with_servers
+from traincast.report.assemble import bundle_uses
+from traincast.report.job import job_of_steps
+from traincast.report.report import BundleUse
 from traincast.simulate import Conditions, Timeline, expand, simulate, under
+from traincast.simulate.server_job import run_job
 from traincast.simulate.server_timeline import ServerJob
-from traincast.simulate.servers import SERVER_STEPS, run_servers
 from traincast.strategy import (
     Lowered,
     Request,
@@ -37,19 +37,16 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
-from traincast.strategy.fits import DOES_NOT_FIT, MAY_NOT_FIT
-from traincast.strategy.mesh import Mesh
+from traincast.strategy.lower import Layout
 from traincast.strategy.plan_builder import Grain
-from traincast.strategy.prepare import exchanged_parts, for_workers, memory_in_detail, need_only
-from traincast.strategy.program import BlockProgram, Item
-from traincast.strategy.remedy import find_remedy
-from traincast.strategy.server_setup import Piece, setup_on
+from traincast.strategy.prepare import for_workers, memory_in_detail, need_only
+from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9
 _MOST_WORKERS: Final = 64
-"""Workers of parameter servers that a timeline shows unless all are asked for."""
+"""Workers that the timeline of a run with parameter servers shows by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +62,17 @@ class Forecast:
     servers: ServerJob | None = None
 
     def detailed(self, *, all_ranks: bool = False) -> Timeline:
-        """The timeline of single operators, of one rank per stage or of all ranks (of all, where they differ).
+        """The timeline of single operators: of one rank per stage, or of all ranks. Ranks that differ are all shown.
 
-        With parameter servers, one steady step of all workers, or without ``all_ranks`` of the first.
+        With parameter servers it is one steady step: of the first workers, or of all with ``all_ranks``.
         """
         if self.servers is not None:
             return self.servers.timeline(grain="operator", most=None if all_ranks else _MOST_WORKERS)
         if self.report.waits:
             return self.timeline
-        lowered = lower(self.request, grain="operator")
-        estimates = _estimate(self.cost_model, lowered.plan.works, self.request.cluster)
-        return simulate(expand(lowered.plan) if all_ranks else lowered.plan, estimates.seconds)
+        plan = Layout(request=self.request, prepared=self.lowered.prepared).plan("operator")
+        estimates = _estimate(self.cost_model, plan.works, self.request.cluster)
+        return simulate(expand(plan) if all_ranks else plan, estimates.seconds)
 
 
 def predict(
@@ -99,9 +96,9 @@ def predict(
 ) -> Forecast:
     """Forecast one training step, and the whole job if ``tokens``, ``samples`` or ``steps`` say how long it is.
 
-    Without ``strategy`` a sensible one that fits is chosen; without a micro batch in it, the largest that
-    fits. A bundle that was given to ``cost_model`` and covers nothing of the step is refused; the report says what the
-    others cover. ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
+    Without ``strategy``, a sensible one that fits is chosen; if it sets no micro batch, the largest that fits. A bundle
+    of ``cost_model`` that covers nothing of the step is refused; the report says how much the others cover.
+    ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
     """
     request = make_request(
         model,
@@ -115,14 +112,17 @@ def predict(
         hosts=True,
     )
     request = replace(request, strategy=_strategy(strategy, request, shard_rules))
-    result = forecast(request, cost_model=cost_model, conditions=conditions)
+    result = forecast(
+        request,
+        cost_model=cost_model,
+        conditions=conditions,
+        in_detail=True,
+        num_steps=steps_of(request.graph, global_batch, tokens=tokens, samples=samples, steps=steps),
+        job=job,
+    )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    result = replace(result, report=_with_memory(result))
-    num_steps = steps_of(request.graph, global_batch, tokens=tokens, samples=samples, steps=steps)
-    if num_steps is None:
-        return result
-    return replace(result, report=replace(result.report, job=job_of(result, num_steps, job or JobSettings())))
+    return result
 
 
 def make_request(
@@ -137,9 +137,9 @@ def make_request(
     use_cache: bool = False,
     hosts: bool = False,
 ) -> Request:
-    """Everything but the strategy, which is that of one device; what is not said is as usual for such a model.
+    """A request for one device, to which the caller adds a strategy; arguments left out get the defaults for the model.
 
-    With ``hosts``, a cluster's nodes may have no accelerators: parameter servers can stand there.
+    With ``hosts``, nodes of the cluster may lack accelerators: parameter servers can run there.
     """
     if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
         raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
@@ -158,36 +158,6 @@ def make_request(
     )
 
 
-def _with_memory(result: Forecast) -> Report:
-    """The report with memory over time, what makes its peak, and what would make it fit."""
-    report, request = result.report, for_workers(result.request)
-    stage, moments, tensors = memory_in_detail(request)
-    every = -(-len(moments) // _MOST_MOMENTS)
-    report = replace(
-        report, fullest_stage=stage, memory_over_time=tuple(moments[::every]), peak_tensors=tuple(tensors)
-    )  # fmt: skip
-    if report.fits:
-        return report
-
-    def seconds(strategy: Strategy) -> float:
-        plan = lower(replace(request, strategy=strategy)).plan
-        return simulate(plan, _estimate(result.cost_model, plan.works, request.cluster).seconds).step_s
-
-    remedy = find_remedy(
-        request.strategy,
-        global_batch=request.global_batch,
-        need=lambda strategy: need_only(replace(request, strategy=strategy)),
-        seconds=seconds,
-        most_tensor=min(8, request.cluster.domain_devices),
-    )
-    needs, verdicts = f"{remedy.need.verdict}: {remedy}", (DOES_NOT_FIT, MAY_NOT_FIT)
-    return replace(report, warnings=tuple(needs if w.startswith(verdicts) else w for w in report.warnings))
-
-
-_MOST_MOMENTS: Final = 2000
-"""Slots whose memory a report has at most; of more, evenly spaced ones."""
-
-
 @lru_cache(maxsize=8)
 def default_cost_model(kernels: str = "") -> CostModel:
     """The cost model used when none is given: the bundles that come with Traincast, physics for the rest.
@@ -203,7 +173,7 @@ def _shipped() -> LearnedCostModel:
 
 
 def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
-    """What works of ``request`` take, by its cost model (or the usual one) and the calibration of its cluster."""
+    """Estimates of ``works`` by the cost model (or the default one) and the calibration of the request's cluster."""
     return _estimate(_model_for(request, cost_model), works, request.cluster)
 
 
@@ -215,8 +185,21 @@ def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
 
 
 def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
-    """What ``model`` says of ``works``, as the cluster was calibrated."""
+    """Estimates of ``works`` by ``model``, with the calibration of ``cluster``."""
     return calibrated(model.estimate(works, cluster), works, cluster)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Simulated:
+    """A request lowered, estimated and simulated; the fields are arguments of :func:`make_report`."""
+
+    request: Request
+    lowered: Lowered
+    estimates: Estimates
+    timeline: Timeline
+    folded: Timeline | None = None
+    servers: ServerJob | None = None
+    bundles: tuple[BundleUse, ...] | None = None
 
 
 def forecast(
@@ -225,53 +208,89 @@ def forecast(
     cost_model: CostModel | None = None,
     grain: Grain = "segment",
     conditions: Conditions | None = None,
+    in_detail: bool = False,
+    num_steps: int | None = None,
+    job: JobSettings | None = None,
 ) -> Forecast:
     """Lower, estimate, simulate and report ``request``; both grains give the same times.
 
-    Under ``conditions``, or where nodes differ, every rank is simulated on its own.
+    Under ``conditions``, or where nodes differ, every rank is simulated on its own. ``in_detail`` adds memory over time
+    to the report and, for a strategy that does not fit, a change that makes it fit. ``num_steps`` adds the job.
     """
     model = _model_for(request, cost_model)
-    if request.strategy.servers:
-        return _with_servers(request, model, grain=grain, conditions=conditions)
-    alike = conditions is None and not request.cluster.parts
-    lowered = lower(request, grain=grain if alike else "operator")
-    works = lowered.plan.works
-    estimates = above_limits(_estimate(model, works, request.cluster), works, request.cluster)
-    timeline = simulate(lowered.plan, estimates.seconds)
-    if alike:
-        report = make_report(request, lowered, estimates, timeline)
-    else:
-        folded = timeline
-        timeline = _every_rank(request, lowered, model, conditions or Conditions())
-        report = make_report(request, lowered, estimates, timeline, folded=folded)
-        report = replace(
-            report,
-            waits=waits_of(timeline),
-            conditions=conditions,
-            bundles=_bundles_of_kinds(request, lowered, model),
-        )
+    simulated = _simulate_servers if request.strategy.servers else _simulate_ranks
+    made = simulated(request, model, grain=grain, conditions=conditions)
+    lowered = made.lowered
+    report = make_report(
+        made.request,
+        lowered,
+        made.estimates,
+        made.timeline,
+        folded=made.folded,
+        servers=made.servers,
+        conditions=conditions,
+        bundles=made.bundles,
+        detail=memory_in_detail(lowered.request, lowered.prepared, lowered.memory) if in_detail else None,
+        remedy=_remedy(lowered, model) if in_detail and not lowered.need.fits else None,
+        num_steps=num_steps,
+        job=job,
+    )
     return Forecast(
         report=report,
-        request=request,
+        request=made.request,
         lowered=lowered,
-        estimates=estimates,
-        timeline=timeline,
+        estimates=made.estimates,
+        timeline=made.timeline,
         cost_model=model,
+        servers=made.servers,
     )
 
 
-def _every_rank(request: Request, lowered: Lowered, model: CostModel, conditions: Conditions) -> Timeline:
-    """The timeline of all ranks: each with its own device's times, under ``conditions``."""
-    kinds = request.cluster.kinds()
-    seconds = np.stack([_estimate(model, lowered.plan.works, kind).seconds for kind in kinds])
-    return under(lowered.plan, seconds, conditions, kind_of_rank=np.array(request.cluster.kind_of_device()))
+def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
+    """The fastest change of one or two settings that makes a strategy fit."""
+    request = lowered.request
+
+    def seconds(strategy: Strategy) -> float:
+        plan = lower(replace(request, strategy=strategy)).plan
+        return simulate(plan, _estimate(model, plan.works, request.cluster).seconds).step_s
+
+    return find_remedy(
+        request.strategy,
+        lowered.need,
+        global_batch=request.global_batch,
+        need=lambda strategy: need_only(replace(request, strategy=strategy)),
+        seconds=seconds,
+        most_tensor=min(8, request.cluster.domain_devices),
+    )
 
 
-def _bundles_of_kinds(request: Request, lowered: Lowered, model: CostModel) -> tuple[BundleUse, ...]:
-    """What bundles cover on average over the devices, each of which may cover another kind of node."""
+def _simulate_ranks(
+    request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
+) -> _Simulated:
+    """A step whose ranks exchange gradients among themselves."""
+    alike = conditions is None and not request.cluster.parts
+    lowered = lower(request, grain=grain if alike else "operator")
+    plan = lowered.plan
+    estimates = above_limits(_estimate(model, plan.works, request.cluster), plan.works, request.cluster)
+    timeline = simulate(plan, estimates.seconds)
+    if alike:
+        return _Simulated(request=request, lowered=lowered, estimates=estimates, timeline=timeline)
     kinds, kind_of = request.cluster.kinds(), request.cluster.kind_of_device()
-    uses = [bundle_uses(lowered.plan, _estimate(model, lowered.plan.works, kind)) for kind in kinds]
-    weights = [kind_of.count(number) / len(kind_of) for number in range(len(kinds))]
+    by_kind = [_estimate(model, plan.works, kind) for kind in kinds]
+    seconds = np.stack([each.seconds for each in by_kind])
+    return _Simulated(
+        request=request,
+        lowered=lowered,
+        estimates=estimates,
+        timeline=under(plan, seconds, conditions or Conditions(), kind_of_rank=np.array(kind_of)),
+        folded=timeline,
+        bundles=_mean_uses([bundle_uses(plan, each) for each in by_kind], kind_of),
+    )
+
+
+def _mean_uses(uses: Sequence[Sequence[BundleUse]], kind_of: Sequence[int]) -> tuple[BundleUse, ...]:
+    """The use of every bundle on average over devices, given that on each kind and the kind of each device."""
+    weights = [kind_of.count(number) / len(kind_of) for number in range(len(uses))]
 
     def mean(of: Sequence[BundleUse], name: str) -> float:
         return sum(weight * float(getattr(use, name)) for weight, use in zip(weights, of, strict=True))
@@ -282,97 +301,37 @@ def _bundles_of_kinds(request: Request, lowered: Lowered, model: CostModel) -> t
     )
 
 
-def _with_servers(
+def _simulate_servers(
     request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
-) -> Forecast:
-    """The forecast of a step whose workers exchange gradients and weights through parameter servers."""
+) -> _Simulated:
+    """A step whose workers exchange gradients and weights through parameter servers."""
     request = replace(request, optimizer=False)  # servers make the updates
-    workers = for_workers(request)
-    lowered = lower(workers, grain=grain)
-    works = lowered.plan.works
-    estimates = above_limits(_estimate(model, works, workers.cluster), works, workers.cluster)
-    job = _server_job(request, workers, model, conditions or Conditions())
-    timeline = job.timeline(most=_MOST_WORKERS)
-    report = make_report(workers, lowered, estimates, simulate(lowered.plan, estimates.seconds))
-    report = with_servers(report, job, timeline)
-    dtype = request.precision.linear.value
-    report = replace(
-        report,
-        cluster=where(request.cluster),
-        strategy=str(request.strategy),
-        num_devices=request.cluster.num_devices,
-        low_s=max(report.low_s, min(report.floor_s, report.step_s)),
-        mfu=report.mfu * (peak_flops(workers.cluster, dtype) / peak_flops(request.cluster, dtype)),
-        conditions=conditions,
+    lowered = lower(for_workers(request), grain=grain)
+    plan, cluster = lowered.plan, lowered.request.cluster
+    estimates = above_limits(_estimate(model, plan.works, cluster), plan.works, cluster)
+    job = run_job(
+        request,
+        lowered,
+        seconds_of=lambda works: np.stack([_estimate(model, works, kind).seconds for kind in cluster.kinds()]),
+        conditions=conditions or Conditions(),
     )
-    return Forecast(
-        report=report,
+    return _Simulated(
         request=request,
         lowered=lowered,
         estimates=estimates,
-        timeline=timeline,
-        cost_model=model,
+        timeline=job.timeline(most=_MOST_WORKERS),
+        folded=simulate(plan, estimates.seconds),
         servers=job,
     )
 
 
-def _server_job(request: Request, workers: Request, model: CostModel, conditions: Conditions) -> ServerJob:
-    """Some steps with parameter servers, run; ``workers`` is the part of ``request`` without their own nodes."""
-    parts, count = exchanged_parts(workers), request.strategy.num_microbatches
-    items = [item for program, _ in parts for item in (*program.forward, *program.backward)]
-    works: list[Work] = list(dict.fromkeys([*(i.work for i in items), *(i.launches for i in items)]))
-    number = {work: n for n, work in enumerate(works)}
-    seconds = np.stack([_estimate(model, works, kind).seconds for kind in workers.cluster.kinds()])
-
-    def piece(program: BlockProgram, nbytes: float, kind: int) -> Piece:
-        """All microbatches of a block on one kind of device."""
-        own = seconds[kind].tolist()
-
-        def both(items: tuple[Item, ...]) -> tuple[float, float]:
-            return sum(own[number[i.work]] for i in items) * count, sum(own[number[i.launches]] for i in items) * count
-
-        (forward_s, forward_host_s), (backward_s, backward_host_s) = both(program.forward), both(program.backward)
-        return Piece(
-            forward_s=forward_s,
-            backward_s=backward_s,
-            nbytes=nbytes,
-            forward_host_s=forward_host_s,
-            backward_host_s=backward_host_s,
-        )
-
-    pieces = tuple(
-        replace(piece(p, nbytes, 0), elsewhere=tuple(piece(p, nbytes, kind) for kind in range(1, len(seconds))))
-        for p, nbytes in parts
-    )
-    states = max((program.optimizer_states for program, _ in parts), default=0)
-    factors = conditions.compute_factors(request.strategy.dp).tolist()
-    setup = setup_on(
-        request.cluster,
-        request.strategy,
-        update_bytes=2.0 + 2.0 * (1 + states),
-        factors=tuple(factors) if set(factors) != {1.0} else (),
-        busy_network=conditions.busy_network,
-        interference=conditions.interference,
-    )
-    return ServerJob(
-        setup=setup,
-        pieces=pieces,
-        programs=tuple(program for program, _ in parts),
-        num_microbatches=count,
-        works=tuple(works),
-        seconds=seconds,
-        mesh=Mesh.of(request.strategy, request.cluster),
-        run=run_servers(setup, pieces, steps=SERVER_STEPS),
-    )
-
-
 def usual_runtime(graph: OperatorGraph) -> str:
-    """The runtime taken where none is said."""
+    """The default runtime for a model."""
     return "megatron" if graph.tokens_per_sample else "pytorch"
 
 
 def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
-    """The precision taken where none is said: half on devices that have it."""
+    """The default precision for a model: half precision on devices that have it."""
     if graph.tokens_per_sample:
         return "bf16" if cluster.device.supports("bf16") else "fp16" if cluster.device.supports("fp16") else "fp32"
     return "amp" if cluster.device.supports("fp16") else "fp32"
@@ -393,7 +352,7 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
 def steps_of(
     graph: OperatorGraph, global_batch: int, *, tokens: int | None, samples: int | None, steps: int | None
 ) -> int | None:
-    """How many steps a job has whose length is said in one way, or in none."""
+    """The number of steps of a job, given its length in one unit; None if no length is given."""
     given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} are given: say how long the job is in one way")
@@ -407,21 +366,12 @@ def steps_of(
 
 
 def job_of(result: Forecast, num_steps: int, settings: JobSettings, *, step_s: float | None = None) -> JobForecast:
-    """The job of ``num_steps`` such steps, or of steps that take ``step_s`` instead and do the same."""
-    report, request = result.report, result.request
-    states = max((len(op.inputs) - 2 for op, _ in request.graph if op.phase is Phase.OPTIMIZER), default=0)
-    state_bytes = report.num_parameters * request.precision.weights.nbytes
-    state_bytes += request.precision.optimizer_bytes(report.num_trainable_parameters, states)
-    return forecast_job(
+    """The job of ``num_steps`` steps as forecast; with ``step_s``, its steps do the same in that time instead."""
+    report = result.report
+    return job_of_steps(
+        result.request,
         num_steps=num_steps,
         step_s=report.step_s if step_s is None else step_s,
-        busy=(report.compute_s + report.optimizer_s)
-        / report.step_s
-        * (request.strategy.num_ranks / report.num_devices),
-        forward_share=1 / 3,
-        state_bytes=state_bytes,
-        samples_per_step=report.global_batch,
-        tokens_per_sample=report.tokens_per_sample,
-        cluster=request.cluster,
+        computing=(report.compute_s + report.optimizer_s) / report.step_s,
         settings=settings,
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.export.test_conformance import check_fields
 from traincast.cli.main import main
-from traincast.export import FRAMEWORKS, RELEASES
+from traincast.export import FRAMEWORKS
 
 LLAMA = "llama:layers=4,hidden=256,heads=8,kv_heads=4,vocab=1000,seq=256"
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=256"
@@ -51,7 +51,7 @@ def test_a_search_for_a_framework_times_its_runtime(framework: str, capsys: pyte
     found = answer["export"]
     assert {k: found[k] for k in ("framework", "release", "runtime")} == {
         "framework": framework,
-        "release": RELEASES[framework],
+        "release": FRAMEWORKS[framework].release,
         "runtime": framework,
     }
     assert answer["best"]["strategy"] in found["text"]
@@ -89,7 +89,7 @@ def test_a_forecast_is_written_for_each_framework(framework: str, capsys: pytest
         ([*PREDICT, "dp=4,zero=3", "--export", "nanotron"], "zero=3 cannot be written for nanotron"),
         (
             ["predict", GPT, *PLACE[1:], "--export", "nanotron"],
-            "was chosen by habit: give --strategy, or let `traincast",
+            "Traincast chose the strategy",
         ),
         ([*PREDICT, "dp=4", "--export", "fairseq"], "unknown framework 'fairseq'"),
         ([*SEARCH, "nanotron", "--constraint", "zero=3"], "nanotron"),

@@ -21,6 +21,7 @@ from traincast.cluster import (
 )
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.cluster.calibration import NUMBERS
+from traincast.cluster.index import CalibratedEntry
 from traincast.errors import FileFormatError
 
 STALL = Stall(seconds=0.0123456, base=-3.14159, per_node=0.271828, pipeline=1.41421, per_tensor_node=-0.5)
@@ -158,8 +159,11 @@ def small_and_large(monkeypatch: pytest.MonkeyPatch) -> tuple[Calibration, Calib
     small = Calibration(gemm=1.1, runtimes=("megatron",), nodes=(1, 4), runs=9)
     large = Calibration(gemm=1.2, runtimes=("megatron", "nanotron"), nodes=(32, 128), runs=9)
     other = Calibration(gemm=1.3, runtimes=("megatron", "fsdp"), nodes=(1, 1024), runs=9)
-    clusters = known("dgx-h100:4", small), known("dgx-h100:64", large), known("dgx-a100", other)
-    monkeypatch.setattr("traincast.cluster.calibrated.calibrated_clusters", lambda: clusters)
+    clusters = {n: replace(known(n, c), name=n) for n, c in (("dgx-h100:4", small), ("dgx-h100:64", large))}
+    clusters["dgx-a100"] = known("dgx-a100", other)
+    entries = [CalibratedEntry.of(cluster) for cluster in clusters.values()]
+    monkeypatch.setattr("traincast.cluster.index.calibrated_index", lambda: entries)
+    monkeypatch.setattr("traincast.cluster.calibrated.load_cluster", clusters.__getitem__)
     return small, large
 
 

@@ -36,7 +36,7 @@ class Case:
 def case_of(name: str, p: int, m: int, v: int) -> Case:
     """A schedule with what it allows: virtual stages, groups of microbatches, even numbers."""
     schedule = SCHEDULES[name]
-    v = v if name in ("interleaved", "breadth-first") else 1
+    v = v if schedule.interleaves else 1
     if name == "interleaved" and v > 1:
         m = -(-m // p) * p
     if name == "dualpipe":
@@ -125,3 +125,17 @@ def test_a_plan_of_every_schedule_runs(name: str, p: int, m: int) -> None:
     check_timeline(timeline)
     assert len(lowered.memory) == p
     assert all(memory.activations > 0 for memory in lowered.memory)
+
+
+def test_a_schedule_says_what_it_can_do(name: str) -> None:
+    """A search relies on what a schedule declares: whether it splits backwards, and from when it is one of its own."""
+    schedule = SCHEDULES[name]
+    case = case_of(name, 4, 16, 2)
+    assert any(slot.what is Pass.INPUT for stage in case.order for slot in stage) == schedule.splits_backward
+    assert max(slot.chunk for stage in case.order for slot in stage) == (1 if schedule.chunks or case.v > 1 else 0)
+    others = [other for other in SCHEDULES.values() if other.order is not schedule.order and not other.chunks]
+    for few in range(1, schedule.differs_from):
+        assert any(other.order(4, few, 1) == schedule.order(4, few, 1) for other in others)
+    if schedule.differs_from > 1:
+        alike = [other.order(4, schedule.differs_from, 1) for other in others if not other.interleaves]
+        assert schedule.order(4, schedule.differs_from, 1) not in alike

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import CNN, LLAMA, request_of
 from tests.export.reading import degrees_in, names_in, read_export
 from traincast.errors import StrategyError, UnknownNameError
-from traincast.export import FRAMEWORKS, RELEASES, export
+from traincast.export import FRAMEWORKS, export
 from traincast.strategy import Request, Slot, Strategy
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules.one_f_one_b import gpipe
@@ -118,7 +118,7 @@ def check_fields(text: str, framework: str) -> None:
     """Every setting is one that the framework has, with a value that it takes."""
     table = fields_of(framework)
     for name, value in names_in(text, framework):
-        assert name in table, f"{framework} {RELEASES[framework]} has no {name}"
+        assert name in table, f"{framework} {FRAMEWORKS[framework].release} has no {name}"
         assert holds(table[name], value), f"{name} = {value!r} where {framework} takes {table[name]}"
 
 
@@ -126,7 +126,7 @@ def check_fields(text: str, framework: str) -> None:
 def fields_of(framework: str) -> dict[str, str]:
     """What ``benchmarks.exporters --fields`` found in the release that the exporter names."""
     stated = json.loads((Path(__file__).parent / "fields" / f"{framework}.json").read_text(encoding="utf-8"))
-    assert stated["release"] == RELEASES[framework], "run python -m benchmarks.exporters --fields"
+    assert stated["release"] == FRAMEWORKS[framework].release, "run python -m benchmarks.exporters --fields"
     fields: dict[str, str] = stated["fields"]
     return fields
 
@@ -193,7 +193,7 @@ def test_any_legal_strategy_is_found_again_or_refused(  # noqa: PLR0917
         cp=cp,
         zero=zero,  # type: ignore[arg-type]
         sequence_parallel=parallel and tp > 1,
-        recompute=recompute,  # type: ignore[arg-type]
+        recompute=recompute,
         num_microbatches=microbatches,
     )
     request = request_of(strategy, model=LLAMA, global_batch=dp * microbatches * samples)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.conftest import graph_of
 from traincast.graph import DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.report.report import model_flops
+from traincast.report.figures import model_flops
 
 sizes = st.integers(1, 4096)
 quick = settings(deadline=None, derandomize=True, max_examples=50)

@@ -65,7 +65,7 @@ def test_no_calibration_widens_an_interval_to_more_than_the_peak(precision: str)
 def test_a_step_below_the_floor_is_raised_to_it_and_said() -> None:
     raised = Outlook(step_s=1.0, low_s=0.5, high_s=1.5).above(2.0)
     assert (raised.step_s, raised.low_s, raised.high_s) == (2.0, 2.0, 2.0)
-    assert "would need 200% of what the devices or their links can do" in raised.warnings[0]
+    assert "would need 200% of the peak rates of devices or links" in raised.warnings[0]
     same = Outlook(step_s=3.0, low_s=0.5, high_s=4.0).above(2.0)
     assert (same.step_s, same.low_s, same.high_s, same.warnings) == (3.0, 2.0, 4.0, ())
     report = forecast(request_of("dp=8", global_batch=4096), cost_model=ChosenSeconds(lambda work: 1e-12)).report

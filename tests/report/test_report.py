@@ -20,7 +20,7 @@ from tests.conftest import (
 from traincast.cluster import load_cluster
 from traincast.forecast import forecast, predict
 from traincast.graph import OpKind, Phase
-from traincast.report.report import model_flops
+from traincast.report.figures import model_flops
 from traincast.strategy import load_precision
 
 
@@ -65,7 +65,7 @@ def test_the_fullest_stage_decides_whether_it_fits() -> None:
     tight = replace(made.request, cluster=replace(devices(4), device=small))
     report = forecast(tight).report
     assert not report.fits
-    assert any(w.startswith("may not fit: ") and "85% are asked for" in w for w in report.warnings)
+    assert any(w.startswith("may not fit: ") and "85 % is required" in w for w in report.warnings)
 
 
 def test_shares_of_sources_add_up_to_one() -> None:
@@ -90,7 +90,7 @@ def test_a_mixed_estimate_is_shared_out_by_time(grain: str) -> None:
             seconds = np.where(product, 1.0, np.where(update, 10.0, 0.0))
             return replace(found, seconds=seconds, source=np.where(product, 0, 2).astype(np.int8))
 
-    report = forecast(request_of("dp=1"), cost_model=Mixed(), grain=grain).report  # type: ignore[arg-type]
+    report = forecast(request_of("dp=1"), cost_model=Mixed(), grain=grain).report
     products = sum(n for op, n in graph_of(GPT) if op.kind is OpKind.GEMM)
     assert report.estimated_by["measured"] == pytest.approx(products / (products + 10), rel=1e-12)
 

@@ -241,7 +241,7 @@ def test_nothing_fits_is_told_with_the_leanest() -> None:
 def test_what_fits_by_its_forecast_and_not_with_its_margin_is_told_so() -> None:
     leanest = found(constraint=FEW, objective="memory").best.report.peak_memory_bytes
     full = replace(devices(8), device=replace(devices(8).device, memory_bytes=1.01 * leanest))
-    with pytest.raises(StrategyError, match=r"may not fit: .* which suffice with \d\d %; 85% are asked for"):
+    with pytest.raises(StrategyError, match=r"may not fit: .* available with \d\d %; 85 % is required"):
         found(constraint=FEW, cluster=full)
 
 

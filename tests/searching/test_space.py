@@ -77,7 +77,7 @@ def products(problem: Problem) -> Iterator[Strategy]:
                     virtual_stages=chunks,
                     zero=zero,  # type: ignore[arg-type]
                     sequence_parallel=shares,
-                    recompute=what,  # type: ignore[arg-type]
+                    recompute=what,
                     recompute_every=int(every or 1),
                     offload=OFFLOADS[offload],
                 )  # fmt: skip

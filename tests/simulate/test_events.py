@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from traincast.errors import SimulationError
 from traincast.simulate import events
-from traincast.simulate.events import Uses, execute_events
+from traincast.simulate.event_state import Uses
+from traincast.simulate.events import execute_events
 from traincast.simulate.executor import execute
 from traincast.strategy.costs import ragged
 

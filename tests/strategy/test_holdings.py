@@ -126,7 +126,8 @@ def test_zero_three_gathers_frozen_weights_and_reduces_trained_ones_alone() -> N
 
 
 def test_parameter_servers_get_gradients_of_what_is_trained_alone() -> None:
-    assert sum(nbytes for _, nbytes in exchanged_parts(request("dp=4,servers=2"))) == TRAINED * 4
+    asked = request("dp=4,servers=2")
+    assert sum(nbytes for _, nbytes in exchanged_parts(asked, prepare(asked))) == TRAINED * 4
 
 
 def test_the_optimizer_updates_what_is_trained() -> None:

@@ -72,7 +72,7 @@ def test_a_host_that_is_too_small_does_not_fit_and_the_warning_says_by_how_much(
     assert not short.fits
     assert (short.host_memory_bytes, short.host_memory_capacity_bytes) == (need.host, need.host)
     (warning,) = [w for w in short.warnings if w.startswith("does not fit")]
-    assert "host memory needed per node" in warning and "per device" not in warning
+    assert "of host memory per node for offloading" in warning and "per device" not in warning
     assert forecast(with_host(request, need.host / HOST_SHARE)).report.fits
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from traincast.errors import StrategyError
@@ -69,26 +71,25 @@ def needs(strategy: Strategy, *, capacity: float = 65, host_capacity: float = 0.
 
 
 def test_without_times_the_first_that_fits_is_taken() -> None:
-    found = find_remedy(Strategy(dp=4), global_batch=GLOBAL_BATCH, need=needs)
+    found = find_remedy(Strategy(dp=4), needs(Strategy(dp=4)), global_batch=GLOBAL_BATCH, need=needs)
     assert found.change is not None and found.changed is not None
     assert (found.change.description, found.changed.forecast) == ("zero=1", 62.5)
-    assert str(found) == "100 B needed per device, 35 B more than the 65 B there are; fits with zero=1 (62 B)"
+    assert str(found) == "needs 100 B per device, 35 B more than the 65 B available; fits with zero=1 (62 B)"
 
 
 def test_with_times_the_fastest_that_fits_is_taken() -> None:
     def seconds(strategy: Strategy) -> float:
         return 1.0 if strategy.tp == 2 else 2.0
 
-    found = find_remedy(Strategy(dp=4), global_batch=GLOBAL_BATCH, need=needs, seconds=seconds)
+    found = find_remedy(Strategy(dp=4), needs(Strategy(dp=4)), global_batch=GLOBAL_BATCH, need=needs, seconds=seconds)
     assert found.change is not None
     assert (found.change.description, found.step_s) == ("tp=2", 1.0)
 
 
 @pytest.mark.parametrize("capacity", [200, 1])
 def test_nothing_is_proposed_where_nothing_is_missing_or_nothing_helps(capacity: float) -> None:
-    found = find_remedy(
-        Strategy(dp=4), global_batch=GLOBAL_BATCH, need=lambda strategy: needs(strategy, capacity=capacity)
-    )
+    strategy, need = Strategy(dp=4), partial(needs, capacity=capacity)
+    found = find_remedy(strategy, need(strategy), global_batch=GLOBAL_BATCH, need=need)
     assert found.change is None
     assert "no change of one or two" in str(found)
     assert found.need.fits == (capacity == 200)
@@ -99,10 +100,11 @@ def test_a_host_that_is_too_small_gets_nothing_offloaded() -> None:
         return needs(strategy, capacity=100, host_capacity=40.0)
 
     assert HOST_SHARE < 1.0  # a host's memory is not all there for what is offloaded
-    found = find_remedy(Strategy(dp=4, offload=("optimizer",)), global_batch=GLOBAL_BATCH, need=need)
+    strategy = Strategy(dp=4, offload=("optimizer",))
+    found = find_remedy(strategy, need(strategy), global_batch=GLOBAL_BATCH, need=need)
     assert found.change is not None
     assert found.change.description == "nothing offloaded"
-    assert str(found).startswith("40 B of host memory needed per node for what is offloaded, 4 B more than the 36 B")
+    assert str(found).startswith("needs 40 B of host memory per node for offloading, 4 B more than the 36 B")
 
 
 def test_offloading_is_no_remedy_where_the_host_is_too_small() -> None:
@@ -111,5 +113,5 @@ def test_offloading_is_no_remedy_where_the_host_is_too_small() -> None:
             raise StrategyError("not here")
         return needs(strategy, host_capacity=30.0)
 
-    found = find_remedy(Strategy(dp=4), global_batch=GLOBAL_BATCH, need=need)
+    found = find_remedy(Strategy(dp=4), need(Strategy(dp=4)), global_batch=GLOBAL_BATCH, need=need)
     assert found.change is None

@@ -248,7 +248,7 @@ def test_an_order_of_another_number_of_stages_is_refused() -> None:
 def test_schedules_are_found_by_name() -> None:
     assert sorted(SCHEDULES) == ["1f1b", "breadth-first", "dualpipe", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"]
     assert load_schedule("gpipe").order is gpipe
-    assert load_schedule("zb-v") == PipelineSchedule(order=zb_v, routes=vee, chunks=2)
+    assert load_schedule("zb-v") == PipelineSchedule(order=zb_v, routes=vee, chunks=2, splits_backward=True)
     with pytest.raises(UnknownNameError, match="did you mean dualpipe"):
         load_schedule("dualpip")
 

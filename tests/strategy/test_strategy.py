@@ -66,7 +66,7 @@ def test_a_strategy_reads_back_what_it_prints(
         schedule=schedule if pp > 1 else "1f1b",
         zero=zero,  # type: ignore[arg-type]
         sequence_parallel=sequence_parallel and tp > 1,
-        recompute=recompute,  # type: ignore[arg-type]
+        recompute=recompute,
     )
     assert parse_strategy(str(strategy), global_batch=1) == strategy
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def runtime_for(framework: str | None, runtime: str | None) -> str | None:
-    """The runtime of a forecast: as was said, else the framework's own; a framework that is not known is refused."""
+    """The runtime of a forecast: ``runtime`` if given, else that of ``framework``; raises for an unknown framework."""
     if framework is None:
         return runtime
     from traincast.export import check_framework
@@ -26,11 +26,11 @@ def runtime_for(framework: str | None, runtime: str | None) -> str | None:
 def exported(request: Request, framework: str | None, *, chosen: bool = False) -> dict[str, str] | None:
     """What ``--json`` has under ``export``: the text, the release it is for, and the runtime that was timed.
 
-    A refusal of a strategy that was ``chosen`` without the user says where others are found.
+    If the framework refuses a strategy that Traincast has ``chosen``, the error says how to find another.
     """
     if framework is None:
         return None
-    from traincast.export import RELEASES, export
+    from traincast.export import FRAMEWORKS, export
 
     try:
         text = export(request, framework)
@@ -38,14 +38,15 @@ def exported(request: Request, framework: str | None, *, chosen: bool = False) -
         if not chosen:
             raise
         raise StrategyError(
-            f"{error}. The strategy {request.strategy} was chosen by habit: give --strategy, or let "
+            f"{error}. Traincast chose the strategy {request.strategy}: give --strategy, or let "
             f"`traincast search … --export {framework}` find one"
         ) from error
-    return {"framework": framework, "release": RELEASES[framework], "runtime": request.runtime.name, "text": text}
+    release = FRAMEWORKS[framework].release
+    return {"framework": framework, "release": release, "runtime": request.runtime.name, "text": text}
 
 
 def show_export(found: dict[str, str] | None, what: str) -> None:
-    """Print ``what`` is exported, the runtime it was timed with, and the text."""
+    """Print ``what`` is exported, the runtime that the forecast used, and the text."""
     if found is None:
         return
     framework, runtime = found["framework"], found["runtime"]

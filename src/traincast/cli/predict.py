@@ -10,28 +10,17 @@ import click
 
 from traincast.cli import options
 from traincast.cli.exporting import exported, runtime_for, show_export
-from traincast.cli.output import console, input_files, print_json, print_table, traced
+from traincast.cli.output import console, input_files, print_json, traced
+from traincast.cli.predict_tables import show
 from traincast.errors import RequestError
 from traincast.files import check_outputs
-from traincast.units import (
-    HOUR,
-    format_bytes,
-    format_count,
-    format_flops,
-    format_parameters,
-    format_seconds,
-    parse_count,
-)
+from traincast.units import parse_count
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from traincast.forecast import Forecast
-    from traincast.report import Report
     from traincast.simulate import Conditions, Timeline
 
 _READABLE_SPANS = 150_000
-_CHART_WIDTH = 64
 
 
 @click.command(
@@ -144,7 +133,7 @@ def predict(
     if as_json:
         print_json({**result.report.as_dict(), "export": text})
         return
-    _show(result.report, chosen=strategy is None, memory=show_memory)
+    show(result.report, chosen=strategy is None, memory=show_memory)
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)
@@ -152,7 +141,7 @@ def predict(
 
 
 def _check_outputs(*, trace: str | None, html: str | None, inputs: Mapping[str, Path]) -> None:
-    """Refuse what cannot be written before anything is forecast."""
+    """Refuse outputs that cannot be written, before the forecast runs."""
     outputs = {} if html is None else {"--html": Path(html)}
     if trace is not None and not _is_folder(trace):
         from traincast.report.trace import check_name
@@ -170,7 +159,7 @@ def _is_folder(trace: str) -> bool:
 def _conditions(
     slow: tuple[str, ...], *, jitter: float, seed: int, busy_network: float, share_links: bool
 ) -> Conditions | None:
-    """What was said of the cluster's state; none if nothing was."""
+    """The conditions asked for; None if there are none."""
     if not (slow or jitter or busy_network or share_links):
         return None
     from traincast.simulate import Conditions
@@ -218,20 +207,20 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
 
 
 def _say_if_calibrated(result: Forecast) -> None:
-    """Point to what measured runs of the same device and runtime taught, where the request does not use it."""
-    from traincast.cluster import find_calibrated
+    """Name the calibrated cluster with the same device and runtime, unless the request has a calibration."""
+    from traincast.cluster import find_entry
 
     cluster = result.request.cluster
-    known = find_calibrated(cluster, result.request.runtime.name) if cluster.calibration is None else None
-    if known is not None and known.calibration is not None:
+    known = find_entry(cluster, result.request.runtime.name) if cluster.calibration is None else None
+    if known is not None:
         console().print(
-            f"[dim]not calibrated; {known.name} is, with {known.calibration.runs} runs of the same device and runtime: "
+            f"[dim]not calibrated; {known.name} is, with {known.runs} runs of the same device and runtime: "
             f"see what --cluster {known.name}:{cluster.num_nodes} says[/dim]"
         )
 
 
 def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
-    """One rank of every stage, then the others in order, as many as are wanted or stay readable."""
+    """The ranks to trace: one of every stage, then others in order, up to ``wanted`` or as many as stay readable."""
     mesh = timeline.plan.mesh
     if wanted == "all":
         count = mesh.num_ranks
@@ -245,189 +234,3 @@ def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
         return [*[rank for rank in first if rank < mesh.num_ranks][:count], *(r for r in first if r >= mesh.num_ranks)]
     others = [rank for rank in range(min(mesh.num_ranks, count + mesh.pp)) if rank not in set(first)]
     return sorted([*first, *others][:count])
-
-
-def _show(report: Report, *, chosen: bool, memory: bool) -> None:
-    from rich import box
-    from rich.table import Table
-
-    out = console()
-    out.print(f"[bold]{report.model}[/bold] on {report.cluster}", highlight=False)
-    how = " (chosen)" if chosen else ""
-    out.print(
-        f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
-        f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
-        f"{report.precision} · {report.runtime} · "
-        f"{format_parameters(report.num_parameters, report.num_trainable_parameters)}"
-    )
-    if report.conditions is not None:
-        out.print(f"under conditions: {report.conditions}", highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    table.add_column()
-    spread = f"{format_seconds(report.low_s)} … {format_seconds(report.high_s)} (90 % interval)"
-    table.add_row("step", f"[bold]{format_seconds(report.step_s)}[/bold]", spread)
-    rate = f"{format_count(report.samples_per_s)} samples/s"
-    if report.tokens_per_s:
-        each = format_count(report.tokens_per_s / report.num_devices)
-        table.add_row(
-            "throughput", f"{format_count(report.tokens_per_s)} tokens/s", f"{rate}, {each} tokens/s per device"
-        )
-    else:
-        table.add_row("throughput", rate, "")
-    table.add_row("MFU", f"{report.mfu:.1%}", "of the peak rate, model FLOPs only")
-    table.add_section()
-    for name, seconds in (
-        ("compute", report.compute_s),
-        ("exposed communication", report.exposed_communication_s),
-        ("bubble", report.bubble_s),
-        ("optimizer", report.optimizer_s),
-        ("overhead", report.overhead_s),
-        *([("calibrated", report.calibrated_s)] if report.calibrated_s else []),
-    ):
-        table.add_row(name, format_seconds(seconds), f"{_bar(seconds / report.step_s)} {seconds / report.step_s:.1%}")
-    table.add_section()
-    _add_memory(table, report)
-    table.add_section()
-    sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
-    table.add_row("estimated by", sources, "")
-    for use in report.bundles:
-        parts = f"{use.operators:.0%} of operators' time, {use.collectives:.0%} of collectives' time"
-        table.add_row(f"  {Path(use.path).name}", f"{use.covered:.0%}", parts)
-    if report.servers is not None:
-        run = report.servers
-        nodes = sorted(set(run.nodes))
-        at = f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
-        table.add_row(
-            "servers", f"{len(run.nodes)}", f"on {at} of their own" if run.own_nodes else f"beside the workers on {at}"
-        )
-        table.add_row(
-            "",
-            f"{format_count(run.worker_steps_per_s)} steps/s",
-            f"of all workers; network {max(run.nic_utilization):.0%} in use, updates {max(run.update_utilization):.0%} "
-            f"of the time, staleness {run.mean_staleness:.1f} updates (at most {run.max_staleness})",
-        )
-    need = report.demand
-    table.add_row("per device", format_flops(need.computation_flop), "computed in a step")
-    table.add_row("", format_bytes(need.memory_access_bytes), "read and written in device memory")
-    table.add_row("", format_bytes(need.communication_bytes), "in messages")
-    _show_job(table, report)
-    out.print(table)
-    _show_stages(report)
-    _show_waits(report)
-    if memory:
-        _show_memory(report)
-    _show_path(report)
-    for warning in report.warnings:
-        out.print(f"[yellow]warning:[/yellow] {warning}")
-
-
-def _add_memory(table: Table, report: Report) -> None:
-    """Memory of the fullest device between its bounds, whether it fits, and what the hosts hold."""
-    from traincast.strategy.fits import MAY_NOT_FIT, shown_share
-
-    verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
-    if report.verdict == MAY_NOT_FIT:
-        verdict += f": {shown_share(report.fits_probability)}"
-    spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)} (90 % interval)"
-    table.add_row("memory", format_bytes(report.peak_memory_bytes), spread)
-    table.add_row("", "", f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}")
-    for name, nbytes in report.memory.as_dict().items():
-        table.add_row(f"  {name}", format_bytes(nbytes), "")
-    if report.host_memory_bytes:
-        there = report.host_memory_capacity_bytes
-        known = f"of {format_bytes(there)} per node" if there else "per node, whose memory is not known"
-        table.add_row("host memory", format_bytes(report.host_memory_bytes), known)
-
-
-def _show_job(table: object, report: Report) -> None:
-    from rich.table import Table
-
-    assert isinstance(table, Table)
-    job = report.job
-    if job is None:
-        return
-    table.add_section()
-    table.add_row("job", f"[bold]{format_seconds(job.job_s)}[/bold]", f"{job.num_steps:,} steps")
-    for name, seconds in (
-        ("start-up", job.startup_s),
-        ("data loading", job.data_loading_s),
-        ("steps", job.steps_s),
-        ("checkpoints", job.checkpoints_s),
-        ("evaluation", job.evaluation_s),
-    ):
-        table.add_row(f"  {name}", format_seconds(seconds), "")
-    table.add_row("cost", f"${job.cost:,.0f}", f"{job.job_s / HOUR * report.num_devices:,.0f} device-hours")
-    table.add_row("energy", f"{job.energy_j / 3.6e9:,.2f} MWh", "")
-
-
-def _show_memory(report: Report) -> None:
-    """Memory of the fullest stage over its schedule, what it is made of, and the tensors of its peak."""
-    moments = report.memory_over_time
-    if moments:
-        most = max(report.memory_capacity_bytes, *(m.total for m in moments))
-        every = -(-len(moments) // _CHART_WIDTH)
-        levels = [max(m.total for m in moments[i : i + every]) / most for i in range(0, len(moments), every)]
-        chart = "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * level))] for level in levels)
-        console().print(f"[bold]memory of stage {report.fullest_stage}[/bold] over its {len(moments)} passes")
-        console().print(f"{chart}  full height is {format_bytes(most)}", highlight=False)
-    parts = [(name, format_bytes(nbytes)) for name, nbytes in report.memory.parts.items() if nbytes > 0]
-    print_table("made of", ("part", "bytes"), parts, right=(1,))
-    tensors = [(h.label, str(h.in_flight), format_bytes(h.nbytes)) for h in report.peak_tensors]
-    print_table("activations at the peak", ("tensor", "in flight", "bytes"), tensors, right=(1, 2))
-
-
-def _show_waits(report: Report) -> None:
-    """Ranks that wait least and most, where ranks differ."""
-    if not report.waits:
-        return
-    few = report.waits if len(report.waits) <= 8 else (*report.waits[:4], *report.waits[-4:])
-    rows = [
-        [
-            str(w.rank),
-            format_seconds(w.busy_s),
-            format_seconds(w.waiting_s),
-            "" if w.for_rank < 0 else f"rank {w.for_rank}, {format_seconds(w.for_rank_s)}",
-        ]
-        for w in few
-    ]
-    print_table("who waits", ["rank", "busy", "waits", "most for"], rows, right=(0, 1, 2))
-
-
-def _show_stages(report: Report) -> None:
-    """What the ranks of each pipeline stage do, where there is more than one."""
-    if len({r.stage for r in report.ranks}) == 1:
-        return
-    rows = [
-        (
-            str(r.stage),
-            str(r.rank),
-            f"{r.utilization:.1%}",
-            format_seconds(r.breakdown.compute_s),
-            format_seconds(r.breakdown.exposed_communication_s),
-            format_seconds(r.breakdown.bubble_s),
-            format_bytes(r.memory.total),
-        )
-        for _, r in sorted({r.stage: r for r in reversed(report.ranks)}.items())
-    ]
-    columns = ("stage", "first rank", "busy", "compute", "exposed comm.", "bubble", "memory")
-    print_table("stages", columns, rows, right=range(1, 7))
-
-
-def _show_path(report: Report) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="critical path", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("what")
-    table.add_column("time", justify="right")
-    table.add_column("share", justify="right")
-    for entry in report.critical_path[:8]:
-        table.add_row(entry.label, format_seconds(entry.seconds), f"{entry.share:.1%}")
-    console().print(table)
-
-
-def _bar(share: float, width: int = 24) -> str:
-    filled = round(max(0.0, min(1.0, share)) * width)
-    return "█" * filled + "·" * (width - filled)

@@ -4,6 +4,7 @@ from traincast.cluster.calibrated import find_calibrated, find_calibration, writ
 from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, Stall
 from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
+from traincast.cluster.index import find_entry
 from traincast.cluster.interconnect import find_node
 from traincast.cluster.match import find_device
 from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops
@@ -27,6 +28,7 @@ __all__ = [
     "find_calibrated",
     "find_calibration",
     "find_device",
+    "find_entry",
     "find_node",
     "hops",
     "load_cluster",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 from traincast.cluster.calibration import NUMBERS, Calibration
 from traincast.cluster.catalog import cluster_names, load_cluster
 from traincast.cluster.hardware import Cluster
+from traincast.cluster.index import find_entry
 from traincast.files import write_text
 
 _DIGITS: Final = 5
@@ -29,16 +29,8 @@ def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
 
     It must have the same device and the same runtime. Of several, the one with the nearest number of nodes is taken.
     """
-    best: tuple[float, Cluster] | None = None
-    for known in calibrated_clusters():
-        calibration = known.calibration
-        if calibration is None or known.device.name != cluster.device.name or runtime not in calibration.runtimes:
-            continue
-        fewest, most = calibration.nodes
-        distance = max(math.log(fewest / cluster.num_nodes), math.log(cluster.num_nodes / most), 0.0)
-        if best is None or distance < best[0]:
-            best = distance, known
-    return best[1] if best else None
+    entry = find_entry(cluster, runtime)
+    return load_cluster(entry.name) if entry else None
 
 
 def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:

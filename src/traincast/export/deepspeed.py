@@ -2,7 +2,7 @@
 
 Names, and what is refused, are of ``deepspeed/runtime/config.py``, ``runtime/engine.py``, ``runtime/zero/config.py``,
 ``runtime/tensor_parallel/config.py`` and ``module_inject/auto_ep_config.py`` at :data:`RELEASE`. JSON has no comments:
-what cannot be said otherwise stands under ``_comment``, a key that DeepSpeed does not read.
+notes stand under ``_comment``, a key that DeepSpeed does not read.
 
 The model is the user's own: its dimensions, the number of stages of its ``PipelineModule`` and its recomputation are
 set in Python.
@@ -27,6 +27,8 @@ from traincast.strategy import Request, Strategy
 NAME: Final = "DeepSpeed"
 RELEASE: Final = "0.19.8"
 """What the names are of."""
+_SCHEDULE: Final = "1f1b"
+_RECOMPUTES: Final = ("none", "selective", "full")
 _PRECISIONS: Final[dict[str, dict[str, Any]]] = {
     "fp32": {},
     "tf32": {},
@@ -38,7 +40,7 @@ _PRECISIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 def deepspeed(request: Request) -> str:
-    """The JSON file that trains ``request`` with DeepSpeed, what it cannot say under ``_comment``."""
+    """The JSON file that trains ``request`` with DeepSpeed; settings that it lacks become notes under ``_comment``."""
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME} {RELEASE}")
@@ -80,9 +82,14 @@ def _dtypes(request: Request) -> dict[str, Any]:
     return found
 
 
+def axes(model: str) -> str:
+    """What DeepSpeed can express axis by axis, as constraints of a search."""
+    return f"schedule={_SCHEDULE},virtual_stages=1,cut=even,sp=false"
+
+
 def _check(request: Request) -> None:
     strategy = request.strategy
-    check_common(NAME, strategy)
+    check_common(NAME, strategy, recomputes=_RECOMPUTES)
     if request.precision.name not in _PRECISIONS:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_PRECISIONS)}")
     if strategy.tp > 1 and not request.graph.tokens_per_sample:
@@ -125,9 +132,9 @@ def _check_pipeline(strategy: Strategy) -> None:
         others = {"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep}
         asked = ", ".join(f"{name}={degree}" for name, degree in others.items() if degree > 1)
         raise refuse(NAME, f"{asked} with {pp}", "a configuration joins a pipeline with replicas alone; use megatron")
-    if strategy.schedule != "1f1b" or strategy.virtual_stages > 1:
+    if strategy.schedule != _SCHEDULE or strategy.virtual_stages > 1:
         asked = f"schedule={strategy.schedule}, virtual_stages={strategy.virtual_stages}"
-        raise refuse(NAME, asked, "its one schedule is 1f1b with one chunk per stage")
+        raise refuse(NAME, asked, f"its one schedule is {_SCHEDULE} with one chunk per stage")
     if strategy.layers:
         asked = f"layers={'/'.join(map(str, strategy.layers))}"
         raise refuse(NAME, asked, "it cuts stages by itself, uniformly or by parameters; leave layers out")

@@ -35,13 +35,15 @@ _PRECISIONS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "fp8": (("--bf16",), ("--fp8-format", "hybrid")),
     "nvfp4": (("--bf16",), ("--fp4-format", "e2m1")),
 }
+_SCHEDULES: Final = ("1f1b", "interleaved")
+_RECOMPUTES: Final = ("none", "selective", "full")
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
 _ENGLISH: Final = {"all_gather": "allgather", "ring": "p2p"}
 Flag: TypeAlias = tuple[str, ...]
 
 
 def megatron(request: Request) -> str:
-    """The command that trains ``request`` with Megatron-LM, what it cannot say in comments."""
+    """The command that trains ``request`` with Megatron-LM; settings that it lacks become comments."""
     _check(request)
     model = decoder_of(request.graph)
     notes = header(request, f"{NAME} {RELEASE} (pretrain_gpt.py)")
@@ -60,13 +62,18 @@ def megatron(request: Request) -> str:
     return _command(request, flags, notes)
 
 
+def axes(model: str) -> str:
+    """What Megatron-LM can express axis by axis, as constraints of a search."""
+    return f"schedule={'|'.join(_SCHEDULES)}"
+
+
 def _check(request: Request) -> None:
     strategy, graph = request.strategy, request.graph
-    check_common(NAME, strategy)
+    check_common(NAME, strategy, recomputes=_RECOMPUTES)
     check_tokens(NAME, graph)
     if request.precision.name not in _PRECISIONS:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_PRECISIONS)}")
-    if strategy.pp > 1 and strategy.schedule not in ("1f1b", "interleaved"):
+    if strategy.pp > 1 and strategy.schedule not in _SCHEDULES:
         raise refuse(NAME, f"schedule={strategy.schedule}", "it has 1f1b and, with virtual_stages, interleaved")
     if strategy.cp > 1 and graph.tokens_per_sample % (2 * strategy.cp):
         tokens = f"{graph.tokens_per_sample} tokens"

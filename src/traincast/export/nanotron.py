@@ -1,8 +1,8 @@
 """nanotron: a YAML file that its ``run_train.py`` reads.
 
 Names are of ``src/nanotron/config/`` at :data:`RELEASE`: its package still calls itself 0.4, but the 0.4 of PyPI
-(March 2024) has neither ``recompute_layer`` nor mixtures. What nanotron insists on and a strategy does not say (name of
-the run, checkpoints, learning rate) has placeholders, and a comment asks for the user's.
+(March 2024) has neither ``recompute_layer`` nor mixtures. Settings that nanotron requires and a strategy lacks (name of
+the run, checkpoints, learning rate) get placeholders, and a comment asks for the user's values.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RELEASE: Final = "main at 2411b022, April 2026"
 """What the names are of."""
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
+_RECOMPUTES: Final = ("none", "full")
 _FAMILIES: Final = frozenset({"llama", "moe"})
 """Families of the zoo that its Llama and Qwen2 models can be."""
 Value: TypeAlias = "str | int | float | bool | list[int] | dict[str, Value]"
@@ -52,7 +53,7 @@ _OPTIMIZER: Final[Section] = {
 
 
 def nanotron(request: Request) -> str:
-    """The YAML file that trains ``request`` with nanotron, what it cannot say in comments."""
+    """The YAML file that trains ``request`` with nanotron; settings that it lacks become comments."""
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME}, {RELEASE}")
@@ -87,14 +88,15 @@ def nanotron(request: Request) -> str:
 
 
 def axes(model: str) -> str:
-    """Axes of a search for a model of that name, as constraints."""
-    tensor = ",tp=1" if family_of(model) == "moe" else ""
-    return "schedule=1f1b|gpipe,virtual_stages=1,cut=even,zero=0|1,recompute=none|full,offload=none,cp=1,ep=1" + tensor
+    """What nanotron can express axis by axis for a model of that name, as constraints of a search."""
+    found = f"schedule={'|'.join(_ENGINES)},recompute={'|'.join(_RECOMPUTES)}"
+    found += ",virtual_stages=1,cut=even,zero=0|1,offload=none,cp=1,ep=1"
+    return found + (",tp=1" if family_of(model) == "moe" else "")
 
 
 def _check(request: Request) -> None:
     strategy = request.strategy
-    check_common(NAME, strategy)
+    check_common(NAME, strategy, recomputes=_RECOMPUTES)
     check_tokens(NAME, request.graph)
     if request.precision.name not in _DTYPES:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_DTYPES)}")
@@ -109,7 +111,7 @@ def _check(request: Request) -> None:
         raise refuse(NAME, "sync_each", "it exchanges gradients once a step; leave sync_each out")
     if strategy.pp > 1:
         _check_pipeline(strategy)
-    if strategy.recompute == "selective" or strategy.recompute_every > 1:
+    if strategy.recompute_every > 1:
         asked = f"recompute={strategy.recompute},recompute_every={strategy.recompute_every}"
         raise refuse(NAME, asked, "it recomputes all layers or none; use recompute=full or none")
     if strategy.cp > 1:

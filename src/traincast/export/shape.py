@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ class Decoder:
 def decoder_of(graph: OperatorGraph) -> Decoder | None:
     """The dimensions of ``graph``'s model, or None where its name is no decoder of the zoo.
 
-    Any folder may have a model's name: a graph with another number of parameters than was published is not that model.
+    A user's model may have the name of one of the zoo: a graph with another number of parameters is not that model.
     """
     try:
         known = card(graph.name)
@@ -98,8 +98,8 @@ def decoder_from(known: ModelCard, seq: int) -> Decoder:
 def layers_by_stage(request: Request, num_layers: int) -> list[int]:
     """Layers of every chunk of the pipeline, in the order of the model: as the forecast has them.
 
-    What is counted are the graph's repeated blocks: one may hold several layers, and a layer unlike the others none;
-    those that are left over stand on the first stage.
+    It counts the repeated blocks of the graph. A block may hold several layers; layers outside of blocks stand on the
+    first stage.
     """
     prepared = prepare(replace(request, strategy=replace(request.strategy, recompute_every=1)))
     repeated = {i for i, block in enumerate(request.graph.blocks) if block.repeated}
@@ -123,12 +123,15 @@ def parameters_of_largest_block(graph: OperatorGraph) -> int:
 
 
 def refuse(framework: str, asked: str, because: str) -> StrategyError:
-    """An error of one line: what was asked, why ``framework`` cannot do it, what to do."""
+    """A :class:`StrategyError` that says what was asked, why ``framework`` cannot do it, and what to do."""
     return StrategyError(f"{asked} cannot be written for {framework}: {because}")
 
 
-def check_common(framework: str, strategy: Strategy) -> None:
-    """Refuse what none of the frameworks has."""
+def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[str]) -> None:
+    """Refuse what no framework has, and every recomputation but those that ``framework`` has."""
+    if strategy.recompute not in recomputes:
+        choices = ", ".join(recomputes)
+        raise refuse(framework, f"recompute={strategy.recompute}", f"it does not have it; choose one of {choices}")
     if strategy.servers:
         raise refuse(framework, f"servers={strategy.servers}", "it has no parameter servers; leave servers out")
     if strategy.compression != 1.0:
@@ -142,7 +145,7 @@ def check_common(framework: str, strategy: Strategy) -> None:
 
 
 def check_tokens(framework: str, graph: OperatorGraph) -> None:
-    """Refuse a model that is no language model."""
+    """Refuse a model that is not a language model."""
     if not graph.tokens_per_sample:
         raise refuse(framework, graph.name, "it trains language models; use deepspeed for others")
 
@@ -162,12 +165,12 @@ def sent_dtype(request: Request) -> str:
 
 
 def comments(notes: list[str]) -> list[str]:
-    """Lines of comments, one per note whatever it holds: a name may have come from anywhere."""
+    """One comment line per note; line breaks in a note are removed, since it may contain a user's text."""
     return [f"# {' '.join(note.split())}" for note in notes]
 
 
 def header(request: Request, target: str) -> list[str]:
-    """What a file says of where it is from: model, cluster, strategy, batch."""
+    """The first notes of a file: model, cluster, strategy, batch."""
     strategy = request.strategy
     return [
         f"{request.graph.name} on {request.cluster.num_devices} devices of {request.cluster.name}, for {target}",

@@ -56,6 +56,7 @@ _SCHEDULES: Final = {
     "breadth-first": "LoopedBFS",
     "zb-v": "ZBVZeroBubble",
 }
+_RECOMPUTES: Final = ("none", "selective", "full")
 _DTYPES: Final = {"bf16": "bfloat16", "amp-bf16": "bfloat16", "fp8": "bfloat16", "fp32": "float32", "tf32": "float32"}
 _ROTATE: Final = {"all_gather": "allgather", "ring": "alltoall"}
 Value: TypeAlias = str | int | bool | list[str] | list[list[str]]
@@ -63,7 +64,7 @@ Section: TypeAlias = dict[str, Value]
 
 
 def torchtitan(request: Request) -> str:
-    """The TOML file that trains ``request`` with torchtitan, what it cannot say in comments."""
+    """The TOML file that trains ``request`` with torchtitan; settings that it lacks become comments."""
     _check(request)
     notes = header(request, f"{NAME} {RELEASE}")
     model = decoder_of(request.graph)
@@ -91,9 +92,9 @@ def _overlaps_tensor(request: Request) -> bool:
 
 
 def axes(model: str) -> str:
-    """Axes of a search for a model of that name, as constraints."""
+    """What torchtitan can express axis by axis for a model of that name, as constraints of a search."""
     name = FLAVORS.get(model, (_HOMES.get(family_of(model), ""), ""))[0]
-    found = "schedule=gpipe|1f1b|interleaved|breadth-first|zb-v,zero=0|3,offload=none|optimizer"
+    found = f"schedule={'|'.join(_SCHEDULES)},zero=0|3,offload=none|optimizer"
     found += ",pp=1" if name in _WITHOUT_PIPELINE else ""
     return found + (",cp=1" if name in _WITHOUT_CONTEXT else "")
 
@@ -108,7 +109,7 @@ def home(request: Request) -> str:
 
 def _check(request: Request) -> None:
     strategy = request.strategy
-    check_common(NAME, strategy)
+    check_common(NAME, strategy, recomputes=_RECOMPUTES)
     check_tokens(NAME, request.graph)
     if request.precision.name not in _DTYPES:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_DTYPES)}")
@@ -149,7 +150,7 @@ def _check_model(request: Request) -> None:
 
 
 def _schedule(strategy: Strategy) -> str:
-    """The schedule by the name that says what is run: one chunk per stage is not interleaved, several are."""
+    """The schedule that really runs: one chunk per stage is not interleaved, several are."""
     if strategy.virtual_stages == 1:
         return {"interleaved": "1f1b", "breadth-first": "gpipe"}.get(strategy.schedule, strategy.schedule)
     return "interleaved" if strategy.schedule == "1f1b" else strategy.schedule
@@ -184,7 +185,7 @@ def _check_replicas(strategy: Strategy) -> None:
 
 
 def _check_exchange(strategy: Strategy) -> None:
-    """Refuse another rhythm of exchanges than torchtitan has.
+    """Refuse gradient exchanges at other times than torchtitan has them.
 
     Without a pipeline every microbatch's gradients are reduced, with one those of the last.
     """
@@ -200,7 +201,7 @@ def _check_exchange(strategy: Strategy) -> None:
 
 
 def _check_sharded(request: Request) -> None:
-    """Refuse what torchtitan leaves to FSDP where there is none."""
+    """Refuse, without FSDP, what torchtitan leaves to FSDP."""
     strategy = request.strategy
     if degrees(strategy)[1] * strategy.cp > 1:
         return

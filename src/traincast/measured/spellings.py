@@ -10,7 +10,6 @@ from traincast.cluster import Device
 from traincast.errors import UnknownNameError
 from traincast.measured.run import unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
-from traincast.strategy.strategy import Recompute
 from traincast.tables import Row, RowError, figure, text
 
 _NARROW: Final = (
@@ -28,7 +27,7 @@ _AUTOMATIC: Final = r"amp|mixed|autocast"
 _AMP: Final = {"bf16": "amp-bf16", "fp16": "amp"}
 _BLANKS: Final = r"[^a-z0-9]+"
 
-_RECOMPUTE: Final[dict[str, Recompute]] = {
+_RECOMPUTE: Final[dict[str, str]] = {
     **dict.fromkeys(("none", "no", "false", "off", "0", "0.0", "minimal_with_context"), "none"),
     **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform", "all"), "full"),
     **dict.fromkeys(("selective", "partial", "sac", "minimal"), "selective"),
@@ -84,7 +83,7 @@ def supported(name: str, device: Device, assumed: list[str]) -> str:
     return "fp32" if name == "tf32" else name
 
 
-def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> Recompute:
+def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     """Return the recomputation that a row states; if it states none that is known, the default of ``runtime``."""
     written = text(row, "recompute")
     found = _RECOMPUTE.get(re.sub(r"^.*[=:]", "", written.lower()).strip())

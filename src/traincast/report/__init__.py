@@ -1,10 +1,11 @@
-"""What it means: reports, breakdowns, critical paths, traces and pages."""
+"""What a simulated step means: reports, breakdowns, critical paths, traces and pages."""
 
+from traincast.report.assemble import make_report
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast, JobSettings
 from traincast.report.page import write_page
-from traincast.report.report import RankReport, Report, make_report
+from traincast.report.report import RankReport, Report
 from traincast.report.trace import write_trace, write_traces
 
 __all__ = [

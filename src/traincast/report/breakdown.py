@@ -46,7 +46,7 @@ class Breakdown:
 
 
 def breakdowns(timeline: Timeline, rows: Iterable[int], communication: Floats) -> list[Breakdown]:
-    """Breakdown of each of some ``rows``; ``communication`` are the seconds of communication within every cost."""
+    """The breakdown of each of ``rows``; ``communication`` has the seconds of communication within every cost."""
     plan, spans, waits = timeline.plan, timeline.spans(), _Waits(timeline)
     found = []
     for row in rows:

@@ -1,10 +1,12 @@
-"""The whole job: steps, and all that is not steps; its cost and energy."""
+"""The whole job: its steps, what it does beside them, its cost and energy."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
 from traincast.cluster import Cluster
+from traincast.graph import Phase
+from traincast.strategy import Request
 from traincast.units import HOUR
 
 
@@ -27,7 +29,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobForecast:
-    """Seconds of a job by part, what it costs (US dollars) and what it draws (joules)."""
+    """Seconds of a job by part, its cost (US dollars) and its energy (joules)."""
 
     num_steps: int
     startup_s: float
@@ -46,6 +48,30 @@ class JobForecast:
     def as_dict(self) -> dict[str, float]:
         """Parts by name, with the sum."""
         return {**asdict(self), "job_s": self.job_s}
+
+
+def job_of_steps(
+    request: Request, *, num_steps: int, step_s: float, computing: float, settings: JobSettings
+) -> JobForecast:
+    """The job of ``num_steps`` steps of ``request``, each of ``step_s`` seconds.
+
+    ``computing`` is the share of a step in which the devices of its ranks compute.
+    """
+    graph, precision = request.graph, request.precision
+    states = max((len(op.inputs) - 2 for op, _ in graph if op.phase is Phase.OPTIMIZER), default=0)
+    state_bytes = graph.num_parameters * precision.weights.nbytes
+    state_bytes += precision.optimizer_bytes(graph.num_trainable_parameters, states)
+    return forecast_job(
+        num_steps=num_steps,
+        step_s=step_s,
+        busy=computing * (request.strategy.num_ranks / request.cluster.num_devices),
+        forward_share=1 / 3,
+        state_bytes=state_bytes,
+        samples_per_step=request.global_batch,
+        tokens_per_sample=graph.tokens_per_sample,
+        cluster=request.cluster,
+        settings=settings,
+    )
 
 
 def forecast_job(

@@ -1,4 +1,4 @@
-"""How likely a step is to take so long: the distribution behind a forecast and its 90 % interval.
+"""The distribution of a step's time behind a forecast and its 90 % interval.
 
 The logarithm of a step's time falls off exponentially on both sides of its median (a Laplace distribution in two
 pieces), so that one run in twenty ends below the interval and one in twenty above it. Errors of forecasts have longer
@@ -14,10 +14,10 @@ from typing import Final
 from traincast.report.outlook import UNCALIBRATED
 
 UNCALIBRATED_MEDIAN: Final = 1.08
-"""What the median run takes where nobody calibrated its cluster, in multiples of its forecast.
+"""The median run on a cluster that is not calibrated takes this multiple of its forecast.
 
-The median over published runs, forecast without calibration, each source counting alike; 1.07 to 1.09 with any one
-source left out.
+This is the median over published runs, forecast without calibration; every source has the same weight. Without any one
+source it is 1.07 to 1.09.
 """
 _TENTH: Final = math.log(10.0)
 """Half of all runs lie on one side of the median, one in twenty beyond the interval: a tenth of that side."""
@@ -32,7 +32,7 @@ class Odds:
     high_s: float
 
     def chance(self, seconds: float) -> float:
-        """How likely a step is to take no more than ``seconds``."""
+        """The probability that a step takes at most ``seconds``."""
         if seconds <= 0.0:
             return 0.0
         away = math.log(seconds / self.median_s)
@@ -57,5 +57,5 @@ def odds(step_s: float, low_s: float, high_s: float, *, calibrated: bool) -> Odd
 
 
 def usual_odds() -> Odds:
-    """The odds of a step that is forecast to take a second where nobody calibrated its cluster."""
+    """The odds of a step that is forecast to take a second on a cluster that is not calibrated."""
     return odds(1.0, *UNCALIBRATED, calibrated=False)

@@ -20,20 +20,20 @@ from traincast.strategy import Plan, Request
 from traincast.units import format_seconds
 
 _COUNTS: Final = 6
-"""So many of the features are counts that a person can read."""
+"""The first features, which are counts that a person can read."""
 UNCALIBRATED: Final = (0.8, 2.3)
-"""Between what and what times its forecast a run ends in 90 % of cases where nobody calibrated its cluster.
+"""A run on a cluster that is not calibrated takes between these multiples of its forecast in 90 % of cases.
 
-From forecasts of every published source by what all others taught, each source counting alike.
+Measured by forecasting every published source with what all other sources taught; every source has the same weight.
 """
 _RARE: Final = 0.05
 _NEAR: Final = 1.5
-"""How far from all that was measured a run may be, in scales, before its interval grows."""
+"""Distance from the measured runs, in scales, from which the interval of a run grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraits:
-    """What of a simulated step decides how far a real one may be from it.
+    """The traits of a simulated step that decide how far a real one may be from it.
 
     ``messages`` are those that the busiest stage sends and receives, ``tensor_nodes`` the nodes that a tensor-parallel
     group spans.
@@ -46,14 +46,14 @@ class StepTraits:
     stages: int
 
     def stalls(self, calibration: Calibration) -> float:
-        """How likely the run is to be in the slow mode of its cluster."""
+        """The probability that the run is in the slow mode of its cluster."""
         if calibration.stall is None:
             return 0.0
         return calibration.stall.probability(nodes=self.nodes, tensor_nodes=self.tensor_nodes, stages=self.stages)
 
 
 def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> StepTraits:
-    """What a correction and an interval need to know of a simulated step."""
+    """The traits of a simulated step, for corrections and intervals."""
     plan, strategy, graph = timeline.plan, request.strategy, request.graph
     rows = range(min(len(plan.ranks), plan.mesh.pp))
     mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
@@ -101,7 +101,7 @@ def correction_at(correction: Correction | None, features: Sequence[float]) -> f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a run is expected to take, between what and what, and the sentences that go with it."""
+    """The expected seconds of a step, its 90 % interval, and warnings."""
 
     step_s: float
     low_s: float
@@ -109,17 +109,17 @@ class Outlook:
     warnings: tuple[str, ...] = ()
 
     def scaled(self, factor: float) -> Outlook:
-        """The same of a step so many times as long."""
+        """The outlook of a step that takes ``factor`` times as long."""
         return replace(self, step_s=self.step_s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
 
     def above(self, floor_s: float) -> Outlook:
-        """The same, no part of it below ``floor_s``: no step can be shorter, whatever was measured elsewhere."""
+        """The outlook with nothing below ``floor_s``, since no step can be shorter; adds a warning if the step was."""
         warnings = self.warnings
         if self.step_s < floor_s:
             warnings += (
-                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of what the devices "
-                f"or their links can do: taken as {format_seconds(floor_s)}; check the calibration and the figures of "
-                "the device",
+                f"a step of {format_seconds(self.step_s)} would need {floor_s / self.step_s:.0%} of the peak rates of "
+                f"devices or links: raised to {format_seconds(floor_s)}; check the calibration and the figures of the "
+                "device",
             )
         step_s = max(self.step_s, floor_s)
         return Outlook(
@@ -168,7 +168,8 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
         high = slow * math.exp(above)
         warnings.append(
             f"{chance:.0%} of runs like this stalled on this cluster and took {slow / usual:.1f} times as long, for no "
-            f"reason that their configuration shows: taken as {'stalled' if stalls else 'not stalled'}"
+            f"reason that their configuration shows; this forecast is for a run that "
+            f"{'stalls' if stalls else 'does not stall'}"
         )
     if chance > 1.0 - _RARE:
         low = slow * math.exp(-below)
@@ -176,7 +177,7 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
 
 
 def unfamiliar(calibration: Calibration, look: StepTraits) -> float:
-    """From 0 for a run amid those that a cluster was calibrated with to 1 for one that is like none of them."""
+    """0 for a run like those that its cluster was calibrated with, up to 1 for a run unlike all of them."""
     correction = calibration.correction
     if correction is None or not correction.points:
         return 0.0
@@ -186,7 +187,7 @@ def unfamiliar(calibration: Calibration, look: StepTraits) -> float:
 
 
 def _outside(calibration: Calibration, look: StepTraits) -> str:
-    """Which features of a run lie outside what was measured, in words."""
+    """A warning that names the features of a run outside the measured range."""
     assert calibration.correction is not None
     points = np.array(calibration.correction.points)
     found = []

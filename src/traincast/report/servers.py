@@ -1,46 +1,56 @@
-"""What parameter servers make of a step: its time, its parts, who waits for whom, what decides it."""
+"""Figures of a step with parameter servers: its time, its parts, who waits for whom, what decides it."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from traincast.estimate import Estimates
 from traincast.report.breakdown import Breakdown, mean_breakdown
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
-from traincast.report.report import SHOWN_ENTRIES, RankReport, RankWaits, Report, rows_to_report
+from traincast.report.figures import (
+    SHOWN_ENTRIES,
+    Pace,
+    StepFigures,
+    demand_per_device,
+    pace_of,
+    peak_flops,
+    rows_to_report,
+    sources,
+)
+from traincast.report.report import RankReport, RankWaits
 from traincast.simulate import Timeline
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.server_waits import WorkerTimes, worker_times
 from traincast.simulate.servers import measure
+from traincast.strategy import Lowered, Request
 
 _EXCHANGED: Final = re.compile(r"^(push|pull|update) ")
 
 
-def with_servers(report: Report, job: ServerJob, timeline: Timeline) -> Report:
-    """``report`` of a step without any exchange, as one whose workers exchange through parameter servers.
+def figures_of_servers(
+    request: Request, lowered: Lowered, estimates: Estimates, *, alone: Timeline, job: ServerJob, timeline: Timeline
+) -> StepFigures:
+    """The figures of a step whose workers exchange gradients and weights through parameter servers.
 
-    ``timeline`` is the one of ``job`` that shows the critical path. Parts of the step are those of its workers, on
-    average: computation, overhead of the host, exposed communication (waiting for pushes and pulls to arrive), and
-    bubble (waiting for a server's update, or for another worker to compute). They add up to the step.
+    ``lowered`` is the step of the workers without any exchange, and ``alone`` its timeline. ``timeline`` is the one of
+    ``job`` that shows the critical path. The parts of the step are means over the workers: computation, overhead of the
+    host, exposed communication (waiting for pushes and pulls to arrive), and bubble (waiting for a server's update, or
+    for another worker to compute). They add up to the step.
     """
     run, times = measure(job.setup, job.run), worker_times(job.setup, job.pieces, job.run)
     parts = _breakdowns(times, run.step_s)
-    memory = report.ranks[0].memory
-    ratio = run.step_s / report.step_s
-    return replace(
-        report,
-        step_s=run.step_s,
-        low_s=report.low_s * ratio,
-        high_s=report.high_s * ratio,
-        samples_per_s=report.samples_per_s / ratio,
-        tokens_per_s=report.tokens_per_s / ratio,
-        mfu=report.mfu / ratio,
-        **asdict(mean_breakdown(parts)),
-        calibrated_s=0.0,  # the works of a run with servers are calibrated, the step is taken as simulated
-        demand=replace(report.demand, communication_bytes=2.0 * sum(piece.nbytes for piece in job.pieces)),
+    (memory,) = lowered.memory
+    demand = demand_per_device(lowered.plan)
+    return StepFigures(
+        pace=_pace(request, lowered, pace_of(lowered, estimates, alone).slowed(run.step_s)),
+        breakdown=mean_breakdown(parts),
+        calibrated_s=0.0,  # the works are calibrated; the step is taken as simulated
+        demand=replace(demand, communication_bytes=2.0 * sum(piece.nbytes for piece in job.pieces)),
+        estimated_by=sources(lowered.plan, estimates),
         ranks=tuple(
             RankReport(rank=worker, stage=0, breakdown=parts[worker], memory=memory)
             for worker in rows_to_report(job.setup.workers, 1)
@@ -49,6 +59,16 @@ def with_servers(report: Report, job: ServerJob, timeline: Timeline) -> Report:
         critical_path=_critical_path(job, timeline),
         servers=run,
     )
+
+
+def _pace(request: Request, lowered: Lowered, pace: Pace) -> Pace:
+    """The pace on the whole cluster, whose nodes with servers alone count for MFU; the interval stays above the floor.
+
+    Asynchronous workers may be faster than the floor of a step of their own: then the step itself is the limit.
+    """
+    dtype = request.precision.linear.value
+    own = peak_flops(lowered.request.cluster, dtype) / peak_flops(request.cluster, dtype)
+    return replace(pace, low_s=max(pace.low_s, min(pace.floor_s, pace.step_s)), mfu=pace.mfu * own)
 
 
 def _breakdowns(times: WorkerTimes, step_s: float) -> list[Breakdown]:
@@ -64,7 +84,7 @@ def _breakdowns(times: WorkerTimes, step_s: float) -> list[Breakdown]:
 
 
 def _waits(times: WorkerTimes, step_s: float) -> tuple[RankWaits, ...]:
-    """Workers by how long they wait in an average step, those that wait least first."""
+    """How long each worker waits in an average step, in rising order."""
     scale = step_s / times.window_s
     busy = (times.computing_s + times.launching_s) * scale
     order = np.argsort(-busy, kind="stable").tolist()
@@ -81,7 +101,7 @@ def _waits(times: WorkerTimes, step_s: float) -> tuple[RankWaits, ...]:
 
 
 def _critical_path(job: ServerJob, timeline: Timeline) -> tuple[PathEntry, ...]:
-    """Time on the critical path per label; what the same exchange of several layers takes counts together."""
+    """Time on the critical path per label; pushes, pulls and updates of all layers count together."""
     seconds = np.zeros(len(timeline.plan.works))
     seconds[: len(job.works)] = job.seconds[job.setup.kind(job.slowest)]
     merged: dict[str, PathEntry] = {}

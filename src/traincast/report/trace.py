@@ -11,10 +11,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -23,10 +21,9 @@ import numpy.typing as npt
 
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import make_folder, writing
-from traincast.graph import Operator
+from traincast.report.event_kinds import event_kind
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
-from traincast.work import Collective, Launch, Transfer, Work
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,15 +40,6 @@ STREAM_NAMES: Final[dict[Stream, str]] = {
     Stream.WAIT: "waiting",
 }
 
-_KERNELS: Final[dict[str, str]] = {
-    "all_reduce": "AllReduce",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "all_to_all": "AllToAll",
-    "broadcast": "Broadcast",
-}
-# Words by which HTA takes a kernel for something else than compute; it minds their case.
-_RESERVED: Final = re.compile(r"^nccl|^dma|Sync|Memcpy|Memset")
 _COMPRESSION: Final = 3
 _CHUNK: Final = 20_000
 _MOST_BESIDE: Final = 1000
@@ -85,10 +73,10 @@ def write_traces(
     ranks: Sequence[int] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write one trace per rank into ``directory``, which is made if only it is missing: what HTA reads.
+    """Write one trace per rank into ``directory``, as HTA reads them; the folder is made, its parent is not.
 
-    Times are whole microseconds here: of a fraction HTA rounds starts up and ends down, and so would
-    take a microsecond off every kernel.
+    Times are whole microseconds: HTA rounds fractional starts up and ends down, which would take a
+    microsecond off every kernel.
     """
     source = _Source(timeline, about)
     chosen = source.check(ranks)
@@ -101,14 +89,14 @@ def write_traces(
 
 
 def check_name(path: Path) -> None:
-    """Refuse a name that does not say how a trace is written."""
+    """Raise :class:`FileFormatError` unless the name ends in ``.json`` or ``.json.gz``."""
     if not path.name.endswith((".json", ".json.gz")):
         raise FileFormatError(f"trace {str(path)!r}: expected a name that ends in .json or .json.gz")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that takes the place of ``path`` only when all of it is written; ``.gz`` is compressed."""
+    """A text file that replaces ``path`` once all of it is written; a name that ends in ``.gz`` is compressed."""
     with writing(path) as raw:
         if path.suffix == ".gz":
             with (
@@ -124,15 +112,6 @@ def replacing(path: Path) -> Iterator[TextIO]:
                 plain.detach()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What all events of tasks with one cost, label and category have in common, as JSON."""
-
-    name: str
-    label: str
-    args: str
-
-
 class _Source:
     """A timeline laid out by rank, ready to be written."""
 
@@ -146,7 +125,7 @@ class _Source:
         self._launched = _launched(plan)
         key = (plan.cost.astype(np.int64) * len(plan.labels) + plan.label) * len(Category) + plan.category
         _, example, self._kind_of = np.unique(key, return_index=True, return_inverse=True)
-        self._kinds = [_kind(plan, task) for task in example.tolist()]
+        self._kinds = [event_kind(plan, task) for task in example.tolist()]
 
     def check(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks asked for, in order, each once."""
@@ -287,7 +266,7 @@ class _Source:
             )
 
     def _wait_events(self, rank: int, task: Ints, lane: list[int], unit_ns: int) -> Iterator[str]:
-        """Notes of what a device waits for: neither kernels nor launches."""
+        """Annotations that show what a device waits for."""
         starts, durations = self._spans(task, unit_ns)
         for kind, tid, ts, dur in zip(self._kind_of[task].tolist(), lane, starts, durations, strict=True):
             name = self._kinds[kind].label
@@ -370,38 +349,3 @@ def _launched(plan: Plan) -> Ints:
     launched = np.full(plan.num_tasks, plan.num_tasks, dtype=np.int64)
     launched[plan.predecessors[edge]] = target[edge]
     return launched
-
-
-def _kind(plan: Plan, task: int) -> _Kind:
-    cost, category = int(plan.cost[task]), Category(int(plan.category[task]))
-    work = plan.work_of(cost)
-    text = plan.labels[plan.label[task]]
-    args = {"label": text, "category": category.name.lower(), **_amounts(work)}
-    return _Kind(name=json.dumps(_name(work, text, category)), label=json.dumps(text), args=json.dumps(args)[1:-1])
-
-
-def _name(work: Work | None, label: str, category: Category) -> str:
-    """The kernel's name, of a form that HTA sorts into communication and computation as we do."""
-    if category is not Category.COMMUNICATION:
-        return _RESERVED.sub(lambda match: match[0].upper(), label)
-    kernel = "SendRecv" if isinstance(work, Transfer) else _KERNELS[work.kind] if isinstance(work, Collective) else ""
-    return f"ncclDevKernel_{kernel}({label})"
-
-
-def _amounts(work: Work | None) -> dict[str, float | str]:
-    """How much there is to do, in bytes and FLOP."""
-    match work:
-        case Operator():
-            return {"kind": work.kind.value, "flops": work.flops, "bytes": work.nbytes}
-        case Collective():
-            return {
-                "Collective name": work.kind.replace("_", ""),
-                "Group size": work.num_ranks,
-                "bytes": work.nbytes,
-            }
-        case Transfer():
-            return {"bytes": work.nbytes}
-        case Launch():
-            return {"kernels": work.kernels}
-        case _:
-            return {}

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.searching.evaluated_family import EvaluatedFamily
-from traincast.searching.space import OFFLOADS, RECOMPUTES
+from traincast.searching.space import OFFLOADS, recomputation, recomputes
 from traincast.strategy import Strategy
 from traincast.strategy.schedules import SCHEDULES
 
 Array = npt.NDArray[Any]
 
-_SCHEDULES: Final = tuple(SCHEDULES)
 _OFFLOADS: Final = {offload: name for name, offload in OFFLOADS.items()}
 
 
@@ -56,7 +55,7 @@ class StrategyColumns:
 
     def strategy(self, row: int, base: Strategy) -> Strategy:
         """The strategy of a row; ``base`` has what a search does not vary."""
-        recompute, _, every = RECOMPUTES[int(self.recompute[row])].partition("/")
+        recompute, every = recomputation(recomputes()[int(self.recompute[row])])
         return replace(
             base,
             tp=int(self.tp[row]),
@@ -66,9 +65,9 @@ class StrategyColumns:
             dp=int(self.dp[row]),
             num_microbatches=int(self.num_microbatches[row]),
             sequence_parallel=bool(self.sequence_parallel[row]),
-            recompute=recompute,  # type: ignore[arg-type]
-            recompute_every=int(every or 1),
-            schedule=_SCHEDULES[int(self.schedule[row])],
+            recompute=recompute,
+            recompute_every=every,
+            schedule=list(SCHEDULES)[int(self.schedule[row])],
             virtual_stages=int(self.virtual_stages[row]),
             zero=int(self.zero[row]),  # type: ignore[arg-type]
             offload=list(OFFLOADS.values())[int(self.offload[row])],
@@ -80,9 +79,9 @@ class StrategyColumns:
         value = getattr(self, name)[row]
         match name:
             case "schedule":
-                return _SCHEDULES[int(value)]
+                return list(SCHEDULES)[int(value)]
             case "recompute":
-                return RECOMPUTES[int(value)]
+                return recomputes()[int(value)]
             case "offload":
                 return list(OFFLOADS)[int(value)]
             case "cut":
@@ -134,12 +133,12 @@ def columns_of(entries: Iterable[EvaluatedFamily], *, cluster: int = 0) -> Strat
             "micro_batch": np.int32(family.micro_batch),
             "num_microbatches": np.int32(family.num_microbatches),
             "sequence_parallel": np.bool_(family.sequence_parallel),
-            "recompute": np.int8(RECOMPUTES.index(family.recompute)),
+            "recompute": np.int8(recomputes().index(family.recompute)),
         }
         for name, value in fixed.items():
             parts[name].append(np.full(count * len(entry.batches), value))
         each = {
-            "schedule": [np.int8(_SCHEDULES.index(batch.way.schedule)) for batch in entry.batches],
+            "schedule": [np.int8(list(SCHEDULES).index(batch.way.schedule)) for batch in entry.batches],
             "virtual_stages": [np.int16(batch.way.virtual_stages) for batch in entry.batches],
             "cut": [np.int32(cuts.setdefault(entry.cuts[batch.cut].layers, len(cuts))) for batch in entry.batches],
         }

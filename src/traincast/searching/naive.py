@@ -10,6 +10,7 @@ from traincast.strategy import Request, Strategy, choose_micro_batch, choose_str
 from traincast.strategy.choose import expert_groups
 
 _MOST_TENSOR: Final = 8
+_BY_HABIT: Final = "first that fits, by habit"
 
 
 def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
@@ -28,9 +29,9 @@ def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
     if inside > 1 and devices % inside == 0:
         within = replace(base, dp=devices // inside, tp=inside, sequence_parallel=shares)
         yield "tensor parallel in a node", replace(request, strategy=within)
-    yield "first that fits, by habit", request
+    yield _BY_HABIT, request
 
 
 def naive_choice(name: str, request: Request) -> Strategy:
     """The strategy of a naive request, with its micro batch."""
-    return choose_strategy(request) if name.startswith("first") else choose_micro_batch(request)
+    return choose_strategy(request) if name == _BY_HABIT else choose_micro_batch(request)

@@ -34,6 +34,7 @@ from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
 from traincast.strategy.prepare import layers_of
+from traincast.strategy.recompute import leanest
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -335,7 +336,7 @@ def _probe(axes: Axes, request: Request) -> Axes:
         "schedule": some(axes.schedule, ("1f1b", "interleaved")),
         "zero": some(axes.zero, (1, 3)),
         "sequence_parallel": axes.sequence_parallel[:1],
-        "recompute": some(axes.recompute, ("none", "full")),
+        "recompute": some(axes.recompute, ("none", leanest())),
         "offload": axes.offload[:1],
         "cut": axes.cut[:1],
     }

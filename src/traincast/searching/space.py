@@ -17,17 +17,16 @@ from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy import Request, Strategy
 from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import layers_of
+from traincast.strategy.recompute import RECOMPUTATIONS
 from traincast.strategy.schedules import SCHEDULES, load_schedule, loop
-from traincast.strategy.strategy import Offload, Recompute
+from traincast.strategy.strategy import Offload
 
 _FEWEST_TOKENS: Final = 256
 """Tokens of a sequence that a context-parallel rank keeps at least."""
 _MOST_CHUNKS: Final = 12
 """Chunks of layers that a stage holds at most."""
-_SAME_BELOW: Final = {"gpipe": 2, "zb-h2": 3}
-"""Microbatches below which a schedule runs as another one does: GPipe as 1F1B, ZB-H2 as ZB-H1."""
-_SPLIT: Final = frozenset({"zb-h1", "zb-h2", "zb-v", "dualpipe"})
-"""Schedules that split backwards in two."""
+_PARTS: Final = (4, 2)
+"""Where whole blocks can be recomputed, a search also tries every n-th layer, for these n."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,24 @@ OFFLOADS: Final[dict[str, tuple[Offload, ...]]] = {
     "activations": ("activations",),
     "both": ("optimizer", "activations"),
 }
-RECOMPUTES: Final = ("none", "selective", "full/4", "full/2", "full")
+
+
+def recomputes() -> tuple[str, ...]:
+    """Values of the axis ``recompute``: every technique by name, and ``full/4``: every fourth layer.
+
+    They stand in the order of :data:`RECOMPUTATIONS`, from the one that holds most memory on.
+    """
+    found: list[str] = []
+    for name, technique in RECOMPUTATIONS.items():
+        found += [f"{name}/{every}" for every in _PARTS if technique.whole_block]
+        found.append(name)
+    return tuple(found)
+
+
+def recomputation(value: str) -> tuple[str, int]:
+    """The technique that a value of the axis ``recompute`` names, and that it covers every n-th layer."""
+    name, _, every = value.partition("/")
+    return name, int(every or 1)
 
 
 def usual_axes(request: Request) -> Axes:
@@ -81,10 +97,15 @@ def usual_axes(request: Request) -> Axes:
         schedule=tuple(SCHEDULES),
         zero=(0, 1, 2, 3),
         sequence_parallel=(True, False) if tokens else (False,),
-        recompute=tuple(r for r in RECOMPUTES if (r != "selective" or attends) and ("/" not in r or repeats)),
+        recompute=tuple(r for r in recomputes() if _useful(*recomputation(r), attends=attends, repeats=repeats)),
         offload=tuple(OFFLOADS),
         cut=("even", "balanced"),
     )
+
+
+def _useful(name: str, every: int, *, attends: bool, repeats: bool) -> bool:
+    """Whether a technique can change anything in a model that has attention, or repeated blocks, or neither."""
+    return (attends or not RECOMPUTATIONS[name].attention) and (repeats or every == 1)
 
 
 def _widest(graph: OperatorGraph) -> int:
@@ -141,13 +162,12 @@ class Family:
     @property
     def recomputed(self) -> slice:
         """Which layers are recomputed in full."""
-        what, _, every = self.recompute.partition("/")
-        return slice(None, None, int(every or 1)) if what == "full" else slice(0)
+        name, every = recomputation(self.recompute)
+        return slice(None, None, every) if RECOMPUTATIONS[name].whole_block else slice(0)
 
     def strategy(self, base: Strategy) -> Strategy:
         """The plainest member: 1F1B, nothing sharded between replicas."""
-        what, _, every = self.recompute.partition("/")
-        kind: Recompute = what  # type: ignore[assignment]
+        name, every = recomputation(self.recompute)
         at = self.degrees
         return replace(
             base,
@@ -158,8 +178,8 @@ class Family:
             ep=at.ep,
             num_microbatches=self.num_microbatches,
             sequence_parallel=self.sequence_parallel,
-            recompute=kind,
-            recompute_every=int(every or 1),
+            recompute=name,
+            recompute_every=every,
             offload=("activations",) if self.offloads_activations else (),
         )
 
@@ -217,7 +237,7 @@ class Way:
     @property
     def splits(self) -> bool:
         """Whether backwards are split in two."""
-        return self.schedule in _SPLIT
+        return load_schedule(self.schedule).splits_backward
 
     @property
     def route(self) -> object:
@@ -242,12 +262,13 @@ def ways(axes: Axes, pp: int, microbatches: int, layers: int) -> list[Way]:
             if pieces <= layers:
                 found.append(Way(schedule=name, virtual_stages=1, chunks=schedule.chunks, pieces=pieces))
             continue
-        if microbatches < _SAME_BELOW.get(name, 0):
+        if microbatches < schedule.differs_from:
             continue
-        for chunks in axes.virtual_stages:
-            several = name in ("interleaved", "breadth-first")
-            if (chunks > 1) == several and (chunks == 1 or layers % (pp * chunks) == 0):
-                found.append(Way(schedule=name, virtual_stages=chunks, chunks=chunks, pieces=pp * chunks))
+        found += [
+            Way(schedule=name, virtual_stages=chunks, chunks=chunks, pieces=pp * chunks)
+            for chunks in axes.virtual_stages
+            if (chunks > 1) == schedule.interleaves and (chunks == 1 or layers % (pp * chunks) == 0)
+        ]
     return found
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from traincast.files import write_bytes
 from traincast.report.job import price_per_s
 from traincast.searching.answer import Answer
-from traincast.searching.space import OFFLOADS, RECOMPUTES
+from traincast.searching.space import OFFLOADS, recomputation, recomputes
 from traincast.strategy.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _table(answer: Answer) -> pa.Table:
     columns = found.take(found.order(found.seconds))
     clusters = [request.cluster for request in answer.requests]
     number, seconds = columns.cluster.astype(np.int64), columns.seconds
-    recomputes = [name.partition("/") for name in RECOMPUTES]
+    techniques = [recomputation(value) for value in recomputes()]
     fits = np.isfinite(seconds)
     rates = np.array([price_per_s(cluster) for cluster in clusters])[number]
     return pa.table(
@@ -61,8 +61,8 @@ def _table(answer: Answer) -> pa.Table:
             "schedule": _named(columns.schedule, list(SCHEDULES)),
             "zero": columns.zero,
             "sequence_parallel": pa.array(columns.sequence_parallel, pa.bool_()),
-            "recompute": _named(columns.recompute, [what for what, _, _ in recomputes]),
-            "recompute_every": np.array([int(every or 1) for _, _, every in recomputes], np.int8)[columns.recompute],
+            "recompute": _named(columns.recompute, [name for name, _ in techniques]),
+            "recompute_every": np.array([every for _, every in techniques], np.int8)[columns.recompute],
             "offload": _named(columns.offload, ["+".join(offload) for offload in OFFLOADS.values()]),
             "layers": _named(columns.cut, ["/".join(map(str, layers)) for layers in columns.cuts]),
             "memory_bytes": columns.memory.astype(np.float64),

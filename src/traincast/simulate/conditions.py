@@ -1,7 +1,8 @@
-"""What a real cluster adds to a plan: slow ranks, jitter, a busy network, kernels and collectives in each other's way.
+"""Conditions of a real cluster: slow ranks, jitter, a busy network, computation and messages that slow each other down.
 
-Ranks that differ cannot be folded, so the plan is written out for every rank first. What makes a task longer by itself
-changes its seconds and stays with the executor; what depends on who runs beside whom needs the event engine.
+Ranks that differ cannot be folded, so the plan is written out for every rank first. A condition that makes a task
+longer by itself changes its seconds, and the executor runs the plan. A condition that depends on what runs at the same
+time needs the event engine.
 """
 
 from __future__ import annotations
@@ -16,29 +17,19 @@ import numpy.typing as npt
 
 from traincast.errors import RequestError
 from traincast.graph import Operator
-from traincast.simulate.events import Uses, execute_events
+from traincast.simulate.event_state import Uses
+from traincast.simulate.events import execute_events
 from traincast.simulate.executor import execute
 from traincast.simulate.expand import expand
 from traincast.simulate.timeline import Timeline
-from traincast.strategy.mesh import Axis, Mesh
-from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Stream
+from traincast.strategy.mesh import Axis, Group, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.work import Collective, Transfer, Work
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_MEETING: Final[dict[Group, tuple[tuple[Axis, ...], bool]]] = {
-    Group.TENSOR: (("tp",), False),
-    Group.CONTEXT: (("cp",), False),
-    Group.EXPERT: (("ep",), False),
-    Group.EXPERT_TENSOR: (("etp",), False),
-    Group.DATA: (("dp", "cp"), True),
-    Group.SHARD: (("shard",), True),
-    Group.COPIES: (("copies",), True),
-    Group.EXPERT_DATA: (("edp",), True),
-}
-"""Groups that meet inside segments: their axes, and whether they do so over the data stream; the usual ones first."""
 _MOST_SLOW: Final = 1000.0
 _MOST_JITTER: Final = 1.0
 _MOST_INTERFERENCE: Final = 100.0
@@ -49,14 +40,15 @@ _NAMED: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How a cluster differs from the one a plan is estimated for; the default is not at all.
+    """How a cluster differs from the one that a plan is estimated for; by default it does not.
 
-    ``slow``: (rank, factor ≥ 1) pairs, whose computation takes ``factor`` times as long.
+    ``slow``: (rank, factor) pairs; ``(3, 1.5)`` means that rank 3 computes 1.5 times slower. Factors are at least 1.
     ``jitter``: sigma of a log-normal factor of mean 1 on each rank's computation; another ``seed`` is another step.
-    ``busy_network``: share of the bandwidth between nodes that others take, from 0 to below 1.
-    ``interference``: weight of communication on the device of a rank; beside computation both take 1 + weight as long.
-    ``share_links``: whether communications of a rank that run at once over the same link share its bandwidth; a rank
-    has one link to its node and one to the network.
+    ``busy_network``: share of the bandwidth between nodes that other jobs use, from 0 to below 1.
+    ``interference``: weight of communication on the device of a rank; while the rank computes, both take 1 + weight
+    times as long.
+    ``share_links``: simultaneous messages of a rank over the same link share its bandwidth. A rank has one link to its
+    node and one to the network.
     """
 
     slow: tuple[tuple[int, float], ...] = ()
@@ -107,7 +99,7 @@ class Conditions:
         return {**asdict(self), "slow": slow, "text": str(self)}
 
     def compute_factors(self, num_ranks: int) -> Floats:
-        """How many times as long each rank computes."""
+        """The factor on the computing time of each rank; 1 is the usual time."""
         beyond = [rank for rank, _ in self.slow if rank >= num_ranks]
         if beyond:
             raise RequestError(f"rank {beyond[0]} is slow, but ranks go from 0 to {num_ranks - 1}")
@@ -172,16 +164,17 @@ def _crosses_nodes(work: Work | None) -> bool:
 
 
 def _meetings(plan: Plan) -> Ints:
-    """For every segment the kind of group whose collectives are inside it; where there are several, the largest."""
+    """For every segment, the kind of group whose collectives are inside it; the largest of several."""
     ranks = np.array([_num_ranks(plan.work_of(cost)) for cost in range(plan.num_leaves)])
     size = np.array([ranks[segment.works].max() for segment in plan.segments], dtype=np.int64)
     number = (plan.cost - plan.num_leaves) // 3
     over_data = np.zeros(len(size), dtype=bool)
     over_data[number[(number >= 0) & _holds(plan, Stream.DATA)]] = True
     groups = np.full(len(size), Group.RANK, dtype=np.int64)
-    for group, (axes, is_data) in _MEETING.items():
-        degree = math.prod(plan.mesh.degree(axis) for axis in axes)
-        groups[(groups == Group.RANK) & (size > 1) & (size == degree) & (over_data == is_data)] = group
+    for group in Group:  # where two kinds have as many ranks, the first stands for both
+        degree = math.prod(plan.mesh.degree(axis) for axis in group.axes)
+        alike = (size > 1) & (size == degree) & (over_data == group.between_replicas)
+        groups[(groups == Group.RANK) & alike] = group
     return groups
 
 
@@ -212,7 +205,7 @@ def _joined(plan: Plan, meetings: Ints) -> Plan:
 
 
 def _durations(full: Plan, by_kind: Floats, *, kinds: Ints, factors: Floats, meetings: Ints) -> Floats:
-    """Seconds of every task: of its own rank, or the largest among its members'."""
+    """Seconds of every task: those of its rank, or of the slowest member of its group."""
     computes = np.array([isinstance(work, Operator) for work in full.works], dtype=bool)
     pairs, of_rank = np.unique(np.stack([kinds, factors]), axis=1, return_inverse=True)
     of_rank = of_rank.reshape(-1)
@@ -229,13 +222,13 @@ def _durations(full: Plan, by_kind: Floats, *, kinds: Ints, factors: Floats, mee
     for group in np.unique(meetings[meetings != Group.RANK]).tolist():
         meets = np.repeat(meetings == group, 3)
         inside = (cost >= full.num_leaves) & meets[np.maximum(cost - full.num_leaves, 0)]
-        slowest = _slowest_member(full.mesh, _MEETING[Group(group)][0], total[of_rank])
+        slowest = _slowest_member(full.mesh, Group(group).axes, total[of_rank])
         chosen[inside] = of_rank[slowest[rank[inside]]]
     return np.maximum.reduceat(tables[chosen, cost], full.lane_start[:-1])
 
 
 def _slowest_member(mesh: Mesh, axes: tuple[Axis, ...], seconds: Floats) -> Ints:
-    """For every rank the member of its group along ``axes`` that takes longest."""
+    """For every rank, the slowest member of its group along ``axes``."""
     rank = np.arange(mesh.num_ranks)
     leader = rank.copy()
     for axis in axes:
@@ -297,7 +290,7 @@ class WaitColumns:
 
 
 def who_waits(timeline: Timeline) -> WaitColumns:
-    """Who holds up whom on the compute streams.
+    """How long each rank waits on its compute stream, and for which rank most.
 
     A gap before a task is put down to what released it: the predecessor, or the task before it on a lane, that ended
     last. If that belongs to several ranks (a collective), to what released it in turn, until it is of one rank; a rank
@@ -346,9 +339,9 @@ def who_waits(timeline: Timeline) -> WaitColumns:
 
 
 def _released_by(timeline: Timeline, row_of: Ints, members: Ints) -> tuple[Ints, Ints]:
-    """For every task the one whose end let it start (the last to end), or -1; and who else did not come earlier.
+    """For every task, the task whose end let it start (the last to end) or -1; and the rows of all that ended as late.
 
-    The latter as task · rows + row, for the rows of all that ended as late as that.
+    The latter are numbered task · rows + row.
     """
     plan, end = timeline.plan, timeline.end
     holder = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))

@@ -1,4 +1,4 @@
-"""The event engine: start and end of every task where that depends on what else happens. No domain words in it.
+"""The event engine: start and end of tasks that affect one another. It has no domain words.
 
 Tasks hold lanes and wait for predecessors exactly as in the executor. Three things are added, each optional:
 
@@ -17,90 +17,34 @@ The same functions run as plain Python on small inputs and compiled by Numba on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.compiled import Compiled
 from traincast.errors import SimulationError
+from traincast.simulate.event_state import (
+    ARRIVED,
+    RELEASED,
+    RUNNING,
+    WAITING,
+    EventHeap,
+    EventInput,
+    EventState,
+    Uses,
+    check_input,
+    scratch,
+    why_stuck,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_WAITING: Final = 0
-_RELEASED: Final = 1
-_ARRIVED: Final = 2
-_RUNNING: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uses:
-    """What tasks load while they run, ragged: task i has entries ``start[i]:start[i+1]``.
-
-    Each puts ``weight`` on ``resource``, whose ``capacity`` is in the unit of the weights.
-    """
-
-    start: Ints
-    resource: Ints
-    weight: Floats
-    capacity: Floats
-
-
-class _Input(NamedTuple):
-    """Columns that do not change: int64 and float64 arrays when compiled, lists otherwise."""
-
-    duration: Any
-    lane_start: Any
-    lanes: Any
-    predecessor_start: Any
-    predecessors: Any
-    release: Any
-    by_arrival: Any
-    use_start: Any
-    use_resource: Any
-    use_weight: Any
-    use_task: Any
-    capacity: Any
-
-
-class _Heap(NamedTuple):
-    """What happens next: a binary heap of (time, order), and each task's place in it or -1."""
-
-    time: Any
-    order: Any  # the task's number; for its arrival, the number of tasks more
-    where: Any
-
-
-class _State(NamedTuple):
-    """What changes, per task unless said otherwise."""
-
-    start: Any
-    end: Any
-    phase: Any
-    waits: Any  # how many things a task still waits for
-    ready: Any  # tasks that wait for nothing
-    successor_start: Any
-    successors: Any
-    follower: Any  # per lane entry: the task that is next on the lane, or -1
-    tail: Any  # per lane: the last entry in line, or -1
-    remaining: Any  # seconds of work left at full pace
-    since: Any  # when that was so
-    slowness: Any  # how many times longer than alone it takes now
-    is_changed: Any
-    changed: Any
-    head: Any  # per resource: first use that is running, or -1
-    before: Any  # per use: its neighbours among those of the resource
-    after: Any
-    stretch: Any  # per resource: max(1, load / capacity)
-    is_touched: Any
-    touched: Any
-
 
 def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
-    """Fill the hole at ``at`` with (time, order), moving others so that the heap is one again."""
+    """Put (time, order) into the hole at ``at`` and restore the order of the heap."""
     times, orders, where = heap.time, heap.order, heap.where
     tasks = len(where)
     while at > 0:
@@ -129,7 +73,7 @@ def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
 
 
 def _link(given: Any, state: Any) -> None:
-    """Count what every task waits for, and turn predecessors into successors; lanes in program order are waits too."""
+    """Count the waits of every task, and turn predecessors into successors; lanes in program order make waits, too."""
     tasks = len(given.duration)
     starts, successors, waits = state.successor_start, state.successors, state.waits
     predecessor_start, predecessors = given.predecessor_start, given.predecessors
@@ -158,7 +102,7 @@ def _link(given: Any, state: Any) -> None:
 
 
 def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
-    """Put ``number`` on a list unless it is there; returns how many are."""
+    """Add ``number`` to a list unless it is there; returns the length of the list."""
     if is_noted[number]:
         return count
     is_noted[number] = 1
@@ -167,7 +111,7 @@ def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
 
 
 def _let_go(waits: Any, ready: Any, num_ready: Any, task: Any) -> Any:
-    """One thing less to wait for; returns how many tasks are ready."""
+    """Count one wait of ``task`` less; returns how many tasks are ready."""
     waits[task] -= 1
     if waits[task] > 0:
         return num_ready
@@ -184,7 +128,7 @@ def _attach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
 
 
 def _detach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
-    """Take a use from among those of its resource."""
+    """Remove a use from those of its resource."""
     if before[at] >= 0:
         after[before[at]] = after[at]
     else:
@@ -256,16 +200,16 @@ def _run(given: Any, heap: Any, state: Any) -> int:
             num_ready -= 1
             task = ready[num_ready]
             time, order = now, task
-            if phase[task] == _WAITING:
-                phase[task] = _RELEASED
+            if phase[task] == WAITING:
+                phase[task] = RELEASED
                 time = max(now, release[task])
-            if phase[task] == _RELEASED and time == now:
-                phase[task] = _ARRIVED
+            if phase[task] == RELEASED and time == now:
+                phase[task] = ARRIVED
                 for at in range(lane_start[task], lane_start[task + 1]):
                     if by_arrival[lanes[at]]:
                         order = tasks + task
-            if phase[task] == _ARRIVED and order == task:
-                phase[task] = _RUNNING
+            if phase[task] == ARRIVED and order == task:
+                phase[task] = RUNNING
                 state.start[task] = now
                 time = now + duration[task]
                 if duration[task] > 0.0 and use_start[task] < use_start[task + 1]:
@@ -299,7 +243,7 @@ def _run(given: Any, heap: Any, state: Any) -> int:
             if waits[task] == 0:
                 ready[num_ready] = task
                 num_ready += 1
-        elif phase[order] == _RUNNING:  # an end: leave resources and lanes, and let go what waits
+        elif phase[order] == RUNNING:  # an end: leave resources and lanes, and let go what waits
             num_ended += 1
             state.end[order] = now
             if state.slowness[order] > 0.0:
@@ -334,7 +278,7 @@ def execute_events(
     release: Floats | None = None,
     by_arrival: Bools | None = None,
 ) -> tuple[Floats, Floats]:
-    """Start and end of every task, in the unit of ``duration``; predecessors may have any number.
+    """Start and end of every task, in the unit of ``duration``; a task may come before its predecessors.
 
     ``release`` is the earliest start of each task, ``by_arrival`` says which lanes serve in order of arrival.
     """
@@ -345,7 +289,7 @@ def execute_events(
         weight=np.zeros(0),
         capacity=np.zeros(0),
     )
-    given = _Input(
+    given = EventInput(
         duration=duration,
         lane_start=lane_start,
         lanes=lanes,
@@ -359,90 +303,13 @@ def execute_events(
         use_task=np.repeat(np.arange(size), np.diff(shared.start)),
         capacity=shared.capacity,
     )
-    _check(given)
-    heap, state = _scratch(given)
+    check_input(given)
+    heap, state = scratch(given)
     if run_compiled.pays(size):
         ended = run_compiled(given, heap, state)
     else:
-        state = _State(*(column.tolist() for column in state))
-        ended = _run(_Input(*(c.tolist() for c in given)), _Heap(*(c.tolist() for c in heap)), state)
+        state = EventState(*(column.tolist() for column in state))
+        ended = _run(EventInput(*(c.tolist() for c in given)), EventHeap(*(c.tolist() for c in heap)), state)
     if ended < size:
-        raise SimulationError(_why_stuck(given, state.phase))
+        raise SimulationError(why_stuck(given, state.phase))
     return np.asarray(state.start, dtype=np.float64), np.asarray(state.end, dtype=np.float64)
-
-
-def _check(given: _Input) -> None:
-    """Refuse what would never end, or would end in a wrong order without a word."""
-    for name, values in (("duration", given.duration), ("release", given.release), ("weight", given.use_weight)):
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0.0)))
-        if len(wrong):
-            raise SimulationError(f"{name} {wrong[0]} is {values[wrong[0]]}: expected a number from 0")
-    wrong = np.flatnonzero(~(given.capacity > 0.0))
-    if len(wrong):
-        raise SimulationError(f"capacity of resource {wrong[0]} is {given.capacity[wrong[0]]}: expected more than 0")
-    for what, numbers, size in (
-        ("predecessor", given.predecessors, len(given.duration)),
-        ("lane", given.lanes, len(given.by_arrival)),
-        ("resource", given.use_resource, len(given.capacity)),
-    ):
-        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
-            raise SimulationError(f"{what}s {numbers.min()} to {numbers.max()} are named, but there are {size}")
-
-
-def _scratch(given: _Input) -> tuple[_Heap, _State]:
-    """Room for what changes."""
-    tasks, uses, resources = len(given.duration), len(given.use_resource), len(given.capacity)
-
-    def zeros(size: int) -> Ints:
-        return np.zeros(size, dtype=np.int64)
-
-    def none(size: int) -> Ints:
-        return np.full(size, -1, dtype=np.int64)
-
-    state = _State(
-        start=np.zeros(tasks),
-        end=np.zeros(tasks),
-        phase=np.zeros(tasks, dtype=np.int8),
-        waits=zeros(tasks),
-        ready=zeros(tasks),
-        successor_start=zeros(tasks + 1),
-        successors=zeros(len(given.predecessors)),
-        follower=none(len(given.lanes)),
-        tail=none(len(given.by_arrival)),
-        remaining=np.zeros(tasks),
-        since=np.zeros(tasks),
-        slowness=np.zeros(tasks),
-        is_changed=np.zeros(tasks, dtype=np.int8),
-        changed=zeros(tasks),
-        head=none(resources),
-        before=none(uses),
-        after=none(uses),
-        stretch=np.ones(resources),
-        is_touched=np.zeros(resources, dtype=np.int8),
-        touched=zeros(resources),
-    )
-    return _Heap(time=np.zeros(tasks), order=zeros(tasks), where=none(tasks)), state
-
-
-def _why_stuck(given: _Input, phase: Any) -> str:
-    """A line that names one circle among the tasks that never started."""
-    stuck = np.asarray(phase) != _RUNNING
-    waiting = np.repeat(np.arange(len(stuck)), np.diff(given.predecessor_start))
-    blocker = np.full(len(stuck), -1, dtype=np.int64)
-    open_waits = stuck[given.predecessors]
-    blocker[waiting[open_waits]] = given.predecessors[open_waits]
-    last: dict[int, int] = {}
-    for task in np.flatnonzero(stuck).tolist():
-        for lane in given.lanes[given.lane_start[task] : given.lane_start[task + 1]].tolist():
-            if blocker[task] < 0 and not given.by_arrival[lane]:
-                blocker[task] = last.get(lane, -1)
-            last[lane] = task
-    task = int(np.flatnonzero(stuck)[0])
-    seen: dict[int, int] = {}
-    while task not in seen:
-        seen[task] = len(seen)
-        task = int(blocker[task])
-    circle = [*list(seen)[seen[task] :], task]
-    named = circle if len(circle) <= 9 else [*circle[:8], circle[-1]]
-    path = " waits for ".join(str(number) for number in named)
-    return f"{stuck.sum()} of {len(stuck)} tasks never start, because they wait in a circle: task {path}"

@@ -8,27 +8,14 @@ holds the lanes of all its members and waits for all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.strategy.mesh import Axis, Mesh
-from traincast.strategy.plan import NUM_STREAMS, Group, Plan
+from traincast.strategy.mesh import Axis, Group, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Plan
 
 Ints = npt.NDArray[np.int64]
-
-_AXES: Final[dict[Group, tuple[Axis, ...]]] = {
-    Group.RANK: (),
-    Group.TENSOR: ("tp",),
-    Group.CONTEXT: ("cp",),
-    Group.DATA: ("dp", "cp"),
-    Group.EXPERT: ("ep",),
-    Group.EXPERT_TENSOR: ("etp",),
-    Group.EXPERT_DATA: ("edp",),
-    Group.SHARD: ("shard",),
-    Group.COPIES: ("copies",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +32,7 @@ def expand(plan: Plan) -> Plan:
     replicas = mesh.num_ranks // mesh.pp
     if replicas == 1:
         return plan
-    groups = [_groups(mesh, _AXES[g]) for g in Group]
+    groups = [_groups(mesh, group.axes) for group in Group]
     copies = np.array([len(g.members) for g in groups])[plan.group]
     base = np.concatenate([[0], np.cumsum(copies)])
     origin = np.repeat(np.arange(plan.num_tasks), copies)

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from traincast.simulate.server_waits import Cause, device_shares, waits_within
 from traincast.simulate.servers import ServerTimeline, ends_of_steps
 from traincast.simulate.timeline import Timeline
-from traincast.strategy.mesh import Mesh
-from traincast.strategy.plan import NUM_STREAMS, Category, Group, Plan, Segment, Stream
+from traincast.strategy.mesh import Group, Mesh
+from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Segment, Stream
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks
@@ -59,8 +59,8 @@ class ServerJob:
         """The last steady step of the slowest worker, and what all others do meanwhile.
 
         There are rows for all workers, or for the first ``most`` of them and the slowest, and for all servers. A pass
-        is one task, or with grain ``operator`` all of its works. Of these only the sums are known: each stands at the
-        end of its share of the pass, and its launch as early in the pass as it can.
+        is one task, or with grain ``operator`` all of its works. The simulation knows only the sum of the
+        works: each is drawn at the end of its share of the pass, and its launch as early in the pass as possible.
         """
         workers = range(self.setup.workers if most is None else min(most, self.setup.workers))
         return _Drawing(self, grain, sorted({*workers, self.slowest})).timeline()
@@ -69,7 +69,7 @@ class ServerJob:
 def shown_window(setup: ServerSetup, timeline: ServerTimeline, slowest: int) -> tuple[float, float]:
     """The last whole step of the ``slowest`` worker, from forward to forward.
 
-    Where it has none before the first worker is done with all steps, the last one of that worker.
+    If it has none before the first worker has finished all steps, the last step of that first worker.
     """
     tasks = timeline.tasks
     first = (tasks.role == ServerRole.FORWARD) & (tasks.piece == 0)
@@ -105,17 +105,17 @@ class _Tasks:
     host_s: Floats
 
     def taken(self, chosen: Ints) -> _Tasks:
-        """Those that are ``chosen``, in this order."""
+        """The ``chosen`` tasks, in this order."""
         return _Tasks(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
 
 
 _NONE: Final = -1
 _NO_WORK: Final = HostUpdate(nbytes=0.0)
-"""What a wait does."""
+"""The work of a wait: nothing."""
 
 
 def _columns(start: Floats, end: Floats, **others: Ints | Floats | int) -> _Tasks:
-    """Tasks from columns of any equal shape; a number stands for a whole column, and what is not said is −1."""
+    """Tasks from columns of equal shape; a number fills a whole column, and a missing column is −1."""
     values: dict[str, Any] = {f.name: _NONE for f in fields(_Tasks)} | {"host_s": 0.0} | others
     values |= {"start": start, "end": end}
     return _Tasks(**{name: np.broadcast_to(np.asarray(value), start.shape).ravel() for name, value in values.items()})
@@ -246,7 +246,7 @@ class _Drawing:
             )
 
     def _updates(self) -> Iterator[_Tasks]:
-        """What the servers apply."""
+        """The updates that servers apply."""
         seen = self._seen(ServerRole.UPDATE)
         works = [self.work(HostUpdate(nbytes=nbytes)) for nbytes in self.tasks.nbytes[seen].tolist()]
         lane = (len(self.shown) + self.tasks.server[seen]) * NUM_STREAMS + int(Stream.UPDATE)
@@ -259,7 +259,7 @@ class _Drawing:
         return _columns(run.start[seen], run.end[seen], cost=cost, label=of_label, of=seen, **columns)
 
     def _waits(self) -> Iterator[_Tasks]:
-        """What each worker waits for."""
+        """The waits of each worker, with their causes."""
         found = waits_within(self.job.setup, self.job.run, self.window)
         seen = np.flatnonzero(self.row_of[found.worker] >= 0)
         texts = []

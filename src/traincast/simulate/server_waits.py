@@ -1,4 +1,4 @@
-"""What workers of parameter servers do with their time: compute, launch, and wait, each wait with its cause."""
+"""How workers of parameter servers spend their time: they compute, launch, and wait; every wait has a cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cause(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerWaits:
-    """When workers wait and for what, as columns.
+    """The waits of workers and their causes, as columns.
 
     ``whom`` is another worker for ``Cause.WORKER`` and ``Cause.THEIR_PUSH``, else a server.
     """
@@ -45,7 +45,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
     """All waits within ``window``.
 
     A worker waits for a pull, which follows an update, which follows the last push to arrive. A wait is cut where one
-    of these ends; so what is before the own push arrived is put down to that, the rest to what came after it.
+    of these ends: the time until the worker's own push arrived is a wait for that push, and so on.
     """
     tasks, end = timeline.tasks, timeline.end
     since, until, task = _gaps(setup, timeline, window)
@@ -78,7 +78,7 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
 
 
 def _gaps(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[Floats, Floats, Ints]:
-    """Since when and until when workers do not compute, and the task that each wait ends with."""
+    """Start and end of every gap between passes of a worker, and the task that ends the gap."""
     tasks = timeline.tasks
     passes = np.flatnonzero(tasks.role <= ServerRole.BACKWARD)
     order = passes[np.lexsort((passes, timeline.start[passes], tasks.worker[passes]))]
@@ -89,7 +89,7 @@ def _gaps(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, flo
 
 
 def _latest_predecessor(timeline: ServerTimeline) -> Ints:
-    """For every task the predecessor that ends last, or −1."""
+    """For every task, the predecessor that ends last, or −1."""
     tasks, end = timeline.tasks, timeline.end
     waiter = np.repeat(np.arange(len(end)), np.diff(tasks.predecessor_start))
     latest = np.full(len(end), -1, dtype=np.int64)

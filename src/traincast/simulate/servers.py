@@ -1,4 +1,4 @@
-"""Parameter-server training, run: how fast it is once it runs steadily, how stale gradients are, how full the NICs."""
+"""Runs of parameter-server training: the steady speed, the staleness of gradients, the use of NICs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.simulate.events import Uses, execute_events
+from traincast.simulate.event_state import Uses
+from traincast.simulate.events import execute_events
 from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
 
 Floats = npt.NDArray[np.float64]
@@ -107,7 +108,7 @@ def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
 
 
 def ends_of_steps(setup: ServerSetup, timeline: ServerTimeline) -> Floats:
-    """When the backward of every step ends, by worker and step."""
+    """The end of the backward of every step: [workers, steps]."""
     tasks = timeline.tasks
     last = (tasks.role == ServerRole.BACKWARD) & (tasks.piece == 0)
     ends = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
@@ -116,7 +117,7 @@ def ends_of_steps(setup: ServerSetup, timeline: ServerTimeline) -> Floats:
 
 
 def steady_window(setup: ServerSetup, timeline: ServerTimeline) -> tuple[float, float]:
-    """From when to when a run is steady: the later half of the steps of the worker that is done first.
+    """The steady part of a run: the later half of the steps of the worker that finishes first.
 
     After that the others would have the servers to themselves.
     """
@@ -126,7 +127,7 @@ def steady_window(setup: ServerSetup, timeline: ServerTimeline) -> tuple[float, 
 
 
 def _progress(ends: Floats, window: tuple[float, float]) -> float:
-    """Steps that a worker makes within ``window``; within a step it goes on evenly."""
+    """Steps that a worker makes within ``window``; progress within a step is even."""
     first, last = np.interp(window, np.append(0.0, ends), np.arange(len(ends) + 1))
     return float(last - first)
 

@@ -16,9 +16,9 @@ from traincast.graph import Block, DType, Operator, OpKind
 from traincast.strategy.attention import unfused_saved
 from traincast.strategy.cut import saved_fraction
 from traincast.strategy.liveness import BackwardBytes, most_beside
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group
+from traincast.strategy.recompute import Recomputation
 from traincast.strategy.sharding import LINEAR, Role
-from traincast.strategy.strategy import Recompute
 from traincast.work import Collective
 
 if TYPE_CHECKING:
@@ -65,22 +65,24 @@ def footprint(
     forward: Sequence[Item],
     backward: Sequence[Item],
     labels: Sequence[str],
-    recompute: Recompute,
+    recompute: Recomputation,
     boundary: float,
 ) -> Footprint:
     """What ``block`` holds; ``labels`` name its forward operators, ``boundary`` bytes cross to the next block.
 
     Recomputed in full, a block keeps its input alone and holds all the rest while its own backward runs.
     """
-    selective = recompute == "selective"
+    selective, dropped = recompute.attention, recompute.kinds
 
     def all_kept() -> tuple[Kept, ...]:
         each = [
-            (label, _kept_by(builder, i, selective=selective)) for label, i in zip(labels, block.forward, strict=True)
+            (label, _kept_by(builder, i, selective=selective))
+            for label, i in zip(labels, block.forward, strict=True)
+            if builder.graph.operators[i].kind not in dropped
         ]
         return tuple(Kept(label=label, nbytes=nbytes) for label, nbytes in each if nbytes)
 
-    kept = builder.once(("kept", block.forward, selective), all_kept)
+    kept = builder.once(("kept", block.forward, selective, dropped), all_kept)
     own = sum(k.nbytes for k in kept)
     before, deferred, products = builder.once(
         ("needs", block.forward, block.backward),
@@ -98,7 +100,10 @@ def footprint(
     gathered = max(carried, default=0.0)
     around = builder.runtime.tensor_buffers * gathered
     past = boundary if block.repeated else 0.0  # what goes past a branch, to be added to the branch's own
-    if recompute == "full":
+    if dropped:
+        kinds = ((i, builder.graph.operators[i].kind) for i in block.forward)
+        working += sum(_kept_by(builder, i, selective=selective) for i, kind in kinds if kind in dropped)
+    if recompute.whole_block:
         kept = (Kept(label=f"{labels[0].partition(':')[0]} input" if labels else "input", nbytes=boundary),)
         working += own - (boundary if _keeps_input(builder, block) else 0.0)
     return Footprint(

@@ -12,7 +12,7 @@ _SOFTMAX_ROWS: Final = 4
 
 
 def kernels_of(op: Operator, attention: str) -> list[Operator]:
-    """The kernels that a runtime with this way of attention launches for one operator."""
+    """The kernels that a runtime with this kind of attention launches for one operator."""
     if attention == "flash":
         return [op]
     if attention == "flash-2":
@@ -26,7 +26,7 @@ def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:
     """The kernels of one attention operator (forward or backward) that materialises its score matrix.
 
     Forward: scores = q·kᵀ, softmax with scale and mask, dropout, out = p·v. Backward: dp and dv, dropout,
-    softmax, dq and dk. Nothing of a causal mask is skipped. With ``eager``, scale and mask are kernels of their own.
+    softmax, dq and dk. A causal mask saves no work. With ``eager``, scale and mask are separate kernels.
     """
     b, h, sq, sk, dq, dv = attention_dims(op)
     dtype = op.inputs[0].dtype

@@ -1,30 +1,22 @@
 """Traffic within a block that compute waits for: of tensor, context and expert parallelism.
 
-Each function says what one rank of the group sends in one microbatch, as works in line, and what they hide behind.
+Each function returns what one rank of the group sends in one microbatch: works in order, and what hides them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from traincast.graph import Block, Phase, TensorSpec
 from traincast.strategy.experts import Region
-from traincast.strategy.mesh import Axis
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group
 from traincast.strategy.program import Behind, Item
 from traincast.strategy.sharding import LINEAR, Role
 from traincast.work import CollectiveKind, Launch
 
 if TYPE_CHECKING:
     from traincast.strategy.program_builder import ProgramBuilder
-
-_AXIS: Final[dict[Group, Axis]] = {
-    Group.TENSOR: "tp",
-    Group.CONTEXT: "cp",
-    Group.EXPERT: "ep",
-    Group.EXPERT_TENSOR: "etp",
-}
 
 
 def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
@@ -58,12 +50,12 @@ def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
 
 
 def _behind_experts(builder: ProgramBuilder, beside: tuple[int, ...]) -> Behind | None:
-    """Dispatch and combine hide behind the same operators, half of them each."""
+    """Dispatch and combine each hide behind half of the same operators."""
     return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
 
 
 def _behind(builder: ProgramBuilder, operators: Iterable[int], share: float) -> Behind | None:
-    """Behind that part of the works that ``operators`` really run."""
+    """Hide traffic behind ``share`` of the works of ``operators``; None if ``share`` is 0."""
     if not share:
         return None
     works = tuple(work for i in operators for work in builder.works(i))
@@ -71,7 +63,7 @@ def _behind(builder: ProgramBuilder, operators: Iterable[int], share: float) -> 
 
 
 def region_ends(builder: ProgramBuilder, block: Block, last: dict[int, int]) -> dict[int, list[int]]:
-    """After which backward operator the input gradient of each sharded region is complete."""
+    """Maps a backward operator to the sharded regions whose input gradient is complete after it."""
     ends: dict[int, list[int]] = {}
     regions = [i for i in block.forward if i in builder.sharding.enters and i not in builder.experts]
     for enter in regions:
@@ -99,7 +91,7 @@ def _collective(
     what: str,
     behind: Behind | None = None,
 ) -> Item:
-    axis = _AXIS[group]
+    (axis,) = group.axes
     span, runtime = builder.spans[axis], builder.runtime
     waits = runtime.wait_launches * span.num_ranks
     return Item(
@@ -112,12 +104,12 @@ def _collective(
 
 
 def product_of(builder: ProgramBuilder, operators: tuple[int, ...]) -> int:
-    """The first of ``operators`` that is a product, or the first of them."""
+    """The first product among ``operators``, or the first operator if none is a product."""
     return next((i for i in operators if builder.graph.operators[i].kind in LINEAR), operators[0])
 
 
 def _behind_product(builder: ProgramBuilder, beside: int) -> Behind | None:
-    """Tensor-parallel traffic that is cut into pieces and sent while the product next to it runs."""
+    """Hide tensor-parallel traffic, sent in pieces, behind the product next to it."""
     return _behind(builder, [beside], builder.runtime.overlap_tensor) if builder.strategy.sequence_parallel else None
 
 
@@ -162,7 +154,7 @@ def _tensor_traffic(
 
 
 def gathered_context(builder: ProgramBuilder, kind: CollectiveKind, i: int, what: str) -> Item:
-    """Context parallelism: every rank sees the whole sequence's keys and values of its heads."""
+    """Context parallelism: every rank gets the keys and values of the whole sequence for its heads."""
     _, keys, values = builder.graph.operators[i].inputs[-3:]
     nbytes = float(sum(t.with_batch(builder.micro_batch).numel for t in (keys, values))) / builder.strategy.tp
     nbytes *= builder.precision.activations.nbytes

@@ -1,6 +1,6 @@
 """A sensible strategy when none is given, and a micro batch when only degrees are.
 
-Not a search: the habits of the field, tried from the simplest on, and the first that fits in memory.
+This is not a search. It tries the habits of the field, the simplest first, and takes the first that fits in memory.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from traincast.errors import StrategyError
 from traincast.graph import OpKind
 from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import Request, need_only
-from traincast.strategy.strategy import Recompute, Strategy
+from traincast.strategy.recompute import leanest
+from traincast.strategy.strategy import Strategy
 
 _MAX_TENSOR: Final = 8
 
 
 def choose_strategy(request: Request) -> Strategy:
-    """The first strategy that fits (see :class:`traincast.strategy.fits.Need`), from data parallelism to pipelines.
+    """The first strategy that fits (:class:`traincast.strategy.fits.MemoryNeed`), from data parallelism to pipelines.
 
     Mixtures share out their experts wherever they can. Where the habits of the field cannot share out the batch or
-    the model, every other mesh is tried. If none fits, the one that comes nearest: the report then says what is
-    missing.
+    the model, every other mesh is tried. If none fits, it returns the one that needs
+    least, and the report says how much memory is missing.
     """
     reasons: list[StrategyError] = []
     chosen = _first_that_fits(request, _habits(request), reasons)
@@ -39,7 +40,7 @@ def choose_strategy(request: Request) -> Strategy:
 
 
 def _first_that_fits(request: Request, candidates: Iterable[Strategy], reasons: list[StrategyError]) -> Strategy | None:
-    """The first of ``candidates`` that fits, or the one that needs least; None if none is legal, for ``reasons``."""
+    """The first candidate that fits, else the one that needs least, else None; errors are added to ``reasons``."""
     best: tuple[float, Strategy] | None = None
     for degrees in candidates:
         for recompute in _recomputes(request):
@@ -56,13 +57,13 @@ def _first_that_fits(request: Request, candidates: Iterable[Strategy], reasons: 
 
 
 def choose_micro_batch(request: Request) -> Strategy:
-    """The request's strategy with the largest micro batch that fits, up to what fills the device."""
+    """The request's strategy with the largest micro batch that fits, no larger than keeps a device busy."""
     return _with_largest_micro_batch(request, request.strategy)[0]
 
 
-def _recomputes(request: Request) -> tuple[Recompute, ...]:
-    first = request.runtime.recompute
-    return (first,) if first == "full" else (first, "full")
+def _recomputes(request: Request) -> Iterable[str]:
+    """What the runtime does by habit, then what holds least memory."""
+    return dict.fromkeys((request.runtime.recompute, leanest()))
 
 
 def _habits(request: Request) -> Iterator[Strategy]:
@@ -93,7 +94,7 @@ def _every_mesh(request: Request) -> Iterator[Strategy]:
 
 
 def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
-    """A mesh with experts and optimizer states shared out; nothing where its replicas cannot share out the batch."""
+    """A mesh with its experts and optimizer states sharded; nothing if its replicas cannot divide the batch."""
     if request.global_batch % mesh.dp:
         return
     for ep in expert_groups(request, mesh):
@@ -103,7 +104,7 @@ def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
 
 
 def expert_groups(request: Request, mesh: Strategy) -> list[int]:
-    """Ranks to share experts out over, in the order to try: as many as a node has, then more; 1 without experts."""
+    """Degrees of expert parallelism in the order to try: as many ranks as a node has, then more; 1 without experts."""
     graph = request.graph
     experts = {region.experts for block in graph.blocks for region in find_regions(graph, block)}
     ranks = math.gcd(mesh.dp * mesh.cp * mesh.tp, *experts) if experts else 1
@@ -126,7 +127,7 @@ def _powers(number: int) -> list[int]:
 
 
 def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Strategy, float]:
-    """Try micro batches from large to small; returns the first that fits and its share of the memory there is."""
+    """Try micro batches from large to small; returns the first that fits, and its need over the memory available."""
     if request.global_batch % strategy.dp:
         strategy.micro_batch(request.global_batch)
     per_replica = request.global_batch // strategy.dp
@@ -146,7 +147,7 @@ def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Str
 
 
 def _micro_batches(request: Request, strategy: Strategy, per_replica: int) -> list[int]:
-    """Sizes worth trying: divisors, few enough to keep a pipeline full, no more tokens than fill a device."""
+    """Micro batches to try: divisors small enough to keep a pipeline full, with no more tokens than fill a device."""
     tokens = request.graph.tokens_per_sample
     most = max(1, 16384 // tokens) if tokens else per_replica
     if strategy.pp > 1:

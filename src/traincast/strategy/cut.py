@@ -39,7 +39,7 @@ def cut_operator(
 
 
 def saved_fraction(op: Operator, role: Role, *, tp: int, cp: int, sequence_parallel: bool) -> float:
-    """Share of what ``op`` keeps for backward that one rank holds.
+    """The share of the tensors saved by ``op`` that one rank holds.
 
     What lies inside a sharded region is held in shares; the inputs of column layers and everything
     outside are whole, unless sequence parallelism splits them by tokens.

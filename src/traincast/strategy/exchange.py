@@ -9,24 +9,15 @@ Experts have replicas of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.strategy.mesh import Axis, Mesh
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group, Mesh
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Strategy
 from traincast.strategy.template import Issue
 from traincast.work import Collective, CollectiveKind, Launch, Transfer
-
-_AXES: Final[dict[Group, tuple[Axis, ...]]] = {
-    Group.DATA: ("dp", "cp"),
-    Group.SHARD: ("shard",),
-    Group.COPIES: ("copies",),
-    Group.EXPERT_DATA: ("edp",),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +137,7 @@ class Exchange:
         group = Group.SHARD if self.strategy.zero and self.mesh.degree("copies") > 1 else Group.DATA
         found = []
         for parameters, over in ((dense, group), (experts, Group.EXPERT_DATA)):
-            span = self.mesh.span(*_AXES[over])
+            span = self.mesh.span(*over.axes)
             if parameters and span.num_ranks > 1:
                 found.append((span.collective(kind, parameters * size), over))
         return found

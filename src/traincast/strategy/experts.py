@@ -61,7 +61,7 @@ def find_regions(graph: OperatorGraph, block: Block) -> list[Region]:
 
 
 def check_experts(graph: OperatorGraph, *, ep: int, etp: int) -> None:
-    """Refuse degrees that the model's experts cannot carry, with the numbers."""
+    """Raise :class:`StrategyError` for degrees that do not divide the model's experts or their width."""
     regions = [region for block in graph.blocks for region in find_regions(graph, block)]
     if not regions and ep > 1:
         raise StrategyError(f"ep={ep}, but {graph.name} has no experts to share out; set ep=1")

@@ -9,6 +9,7 @@ are heavier than a normal distribution's.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,16 +33,22 @@ Among 1,757 runs of one cluster, half of which failed, this is where the F1 of "
 """
 HOST_SHARE: Final = 0.9
 """Share of a host's memory that may hold what is offloaded; the rest is for the system and the data loader."""
-DOES_NOT_FIT: Final = "does not fit"
-MAY_NOT_FIT: Final = "may not fit"
 _HARDLY: Final = 0.05
 """Below this probability a strategy does not fit, from here to the margin it may not fit."""
 _TAIL: Final = math.log(10.0)
 """Exponential scales from the middle to where 5 % are left."""
 
 
+class Fit(enum.Enum):
+    """Whether a strategy fits into the memory of devices and hosts, in words."""
+
+    FITS = "fits"
+    MAY_NOT_FIT = "may not fit"
+    DOES_NOT_FIT = "does not fit"
+
+
 def factor(runtime: Runtime, probability: float) -> float:
-    """What a rank holds beyond its states is at most so many times its forecast, with ``probability``."""
+    """The factor on the forecast that what a rank holds beyond its states stays below, with ``probability``."""
     if probability >= 0.5:
         return math.exp(math.log(runtime.memory_high) * math.log(0.5 / (1.0 - probability)) / _TAIL)
     return math.exp(math.log(runtime.memory_low) * math.log(0.5 / probability) / _TAIL)
@@ -77,7 +84,7 @@ def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
 
 
 def _decay(distance: float, tail: float) -> float:
-    """What is left of an exponential at ``distance`` whose last tenth begins at ``tail``."""
+    """An exponential decay that falls from 1 to a tenth at ``tail``, at ``distance``."""
     return math.exp(-_TAIL * distance / tail) if tail > 0.0 else float(distance == 0.0)
 
 
@@ -101,11 +108,11 @@ def fullest_node(hosts: Floats, *, ranks_per_stage: int, devices_per_node: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes that a strategy needs of a device and of a node's host, and what there is of both.
+    """Bytes that a strategy needs on a device and on the host of a node, and the capacity of both.
 
     ``forecast`` is what the fullest rank is expected to hold, between ``low`` and ``high`` in 90 % of runs. ``sure`` is
-    what suffices with the probability that is asked for (:data:`MARGIN`), ``probability`` how likely ``capacity`` does.
-    ``host_capacity`` is 0 where nobody said it.
+    enough with a probability of :data:`MARGIN`; ``capacity`` is enough with ``probability``. ``host_capacity`` is 0 if
+    it is not known.
     """
 
     forecast: float
@@ -119,55 +126,58 @@ class MemoryNeed:
 
     @property
     def host_fits(self) -> bool:
-        """Whether a host holds what is offloaded to it; nobody can say so where its memory is not known."""
+        """Whether a host has room for what is offloaded to it; true if its memory is not known."""
         return not self.host_capacity or self.host <= HOST_SHARE * self.host_capacity
 
     @property
     def fits(self) -> bool:
-        """Whether device and host are large enough, with the probability that is asked for."""
+        """Whether the device is large enough with a probability of :data:`MARGIN`, and the host as well."""
         return self.sure <= self.capacity and self.host_fits
 
     @property
     def load(self) -> float:
-        """What is needed over what there is, of the memory that is shorter: it fits up to 1."""
+        """Memory needed over memory available, of device or host, whichever is tighter; a strategy fits up to 1."""
         of_host = self.host / (HOST_SHARE * self.host_capacity) if self.host_capacity else 0.0
         return max(self.sure / self.capacity, of_host)
 
     @property
+    def fit(self) -> Fit:
+        """Whether it fits, may not fit (likely enough to try, but below :data:`MARGIN`), or does not fit."""
+        if self.fits:
+            return Fit.FITS
+        return Fit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else Fit.MAY_NOT_FIT
+
+    @property
     def verdict(self) -> str:
         """Whether it fits, in a few words."""
-        if self.fits:
-            return f"fits with {shown_share(self.probability)}"
-        if not self.host_fits or self.probability < _HARDLY:
-            return DOES_NOT_FIT
-        return MAY_NOT_FIT
+        return f"fits with {shown_share(self.probability)}" if self.fits else self.fit.value
 
     def shortage(self) -> str:
-        """Which memory is short, and by how much; nothing where it fits."""
-        said = []
+        """Which memory is short, and by how much; empty if the strategy fits."""
+        short = []
         if self.sure > self.capacity and self.probability < _HARDLY:
             missing = max(0.0, self.forecast - self.capacity)
-            said.append(
-                f"{format_bytes(self.forecast)} needed per device, {format_bytes(missing)} more than the "
-                f"{format_bytes(self.capacity)} there are"
+            short.append(
+                f"needs {format_bytes(self.forecast)} per device, {format_bytes(missing)} more than the "
+                f"{format_bytes(self.capacity)} available"
             )
         elif self.sure > self.capacity:
-            said.append(
-                f"{format_bytes(self.forecast)} of the {format_bytes(self.capacity)} per device are forecast, which "
-                f"suffice with {shown_share(self.probability)}; {MARGIN:.0%} are asked for"
+            short.append(
+                f"the forecast of {format_bytes(self.forecast)} per device fits into the {format_bytes(self.capacity)} "
+                f"available with {shown_share(self.probability)}; {MARGIN * 100:.0f} % is required"
             )
         if not self.host_fits:
             usable = HOST_SHARE * self.host_capacity
-            said.append(
-                f"{format_bytes(self.host)} of host memory needed per node for what is offloaded, "
-                f"{format_bytes(self.host - usable)} more than the {format_bytes(usable)} there are "
+            short.append(
+                f"needs {format_bytes(self.host)} of host memory per node for offloading, "
+                f"{format_bytes(self.host - usable)} more than the {format_bytes(usable)} available "
                 f"({HOST_SHARE:.0%} of {format_bytes(self.host_capacity)})"
             )
-        return " and ".join(said)
+        return " and ".join(short)
 
 
 def shown_share(probability: float) -> str:
-    """A probability as per cent, never as certain."""
+    """A probability in per cent, never shown as certain."""
     return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{probability * 100:.0f} %"
 
 

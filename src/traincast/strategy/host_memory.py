@@ -1,4 +1,4 @@
-"""Memory of a rank's host: what is offloaded there.
+"""Memory that a rank uses on its host for what is offloaded.
 
 With ``offload=optimizer`` a host holds what the update needs (ZeRO-Offload, Ren et al. 2021, arXiv:2101.06840): master
 weights, optimizer states, and the gradients that are sent to it, of all that the rank updates. With
@@ -29,7 +29,7 @@ def host_of(
     precision: Precision,
     optimizer: bool = True,
 ) -> dict[str, float]:
-    """Bytes that a rank keeps on its host, by part; nothing where nothing is offloaded."""
+    """Bytes that a rank keeps on its host, by part; empty if nothing is offloaded."""
     found: dict[str, float] = {}
     if "optimizer" in strategy.offload and optimizer:
         found |= updates_of(chunks, strategy=strategy, runtime=runtime, precision=precision)
@@ -58,6 +58,6 @@ def updates_of(
 
 
 def kept_by(chunk: Sequence[BlockProgram]) -> list[float]:
-    """Bytes that each pass of a chunk adds to what waits for backward, or lets go of."""
+    """Bytes that each pass of a chunk adds to, or removes from, what waits for backward."""
     passes = passes_of(footprints_of(chunk), offloaded=False)
     return [passes[what].leaves for what in Pass]

@@ -15,42 +15,43 @@ import numpy as np
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy.exchange import Exchange
+from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.memory import Memory
 from traincast.strategy.plan import Category, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, memory_by_stage, prepare
 from traincast.strategy.program import Behind, BlockProgram, Item
 from traincast.strategy.schedules import Pass
-from traincast.strategy.stages import Stage
 from traincast.strategy.template import Issue, Piece, WorkRun
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A plan, and what each stage holds in memory and computes."""
+    """A request as a plan, with all that was made on the way.
 
+    ``memory`` is that of a rank of each stage, ``need`` what devices and hosts need for it.
+    """
+
+    request: Request
+    prepared: Prepared
     plan: Plan
     memory: tuple[Memory, ...]
-    stages: tuple[Stage, ...]
-    micro_batch: int
+    need: MemoryNeed
 
 
 def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
     """Lay out one training step as a folded plan: one row per pipeline stage."""
     prepared = prepare(request)
     plan = Layout(request=request, prepared=prepared).plan(grain)
-    return Lowered(
-        plan=plan,
-        memory=memory_by_stage(request, prepared),
-        stages=tuple(prepared.pieces),
-        micro_batch=prepared.micro_batch,
-    )
+    memory = memory_by_stage(request, prepared)
+    need = need_of(memory, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
+    return Lowered(request=request, prepared=prepared, plan=plan, memory=memory, need=need)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Says what every slot of a step runs and sends; holds what all slots share."""
+    """Returns what every slot of a step runs and sends."""
 
     request: Request
     prepared: Prepared
@@ -94,7 +95,7 @@ class Layout:
 
     @property
     def syncs_always(self) -> bool:
-        """Whether every microbatch's gradients are exchanged: sharded ones have no place to add them up whole."""
+        """Whether the gradients of every microbatch are exchanged: sharded ones cannot be added up on one rank."""
         strategy = self.request.strategy
         return strategy.zero == 2 or strategy.sync_each or (strategy.zero == 3 and strategy.reshard)
 
@@ -162,7 +163,7 @@ class Layout:
         )
 
     def _slowed(self, pieces: list[Piece]) -> list[Piece]:
-        """Works take longer while traffic that was issued since the works before them runs beside them."""
+        """Add to each run of works the slowdown by traffic that was issued just before it and runs beside it."""
         slowdown = self.request.cluster.interference
         result: list[Piece] = []
         running: list[Issue] = []
@@ -192,7 +193,7 @@ class Layout:
         return result
 
     def _with_slot_launches(self, pieces: list[Piece]) -> list[Piece]:
-        """The first work of a slot waits for what the host does once per microbatch and pass."""
+        """Make the first work of a slot wait for what the host does once per microbatch and pass."""
         extra = Launch(blocks=self.request.runtime.microbatch_launches)
         for n, piece in enumerate(pieces):
             if extra.blocks and isinstance(piece, WorkRun) and piece.parts and piece.parts[0]:
@@ -229,11 +230,11 @@ class Layout:
         return pieces
 
     def _squeezed(self, parameters: float) -> list[Item]:
-        """Gradients made smaller for their way; written out again after each exchange, or once at the end."""
+        """Compress gradients before their exchange; they are expanded after each exchange, or once at the end."""
         return self.exchange.squeezed(parameters) if self.syncs_always else self.exchange.squeeze(parameters)
 
     def finish(self, stage: int) -> list[Piece]:
-        """Whatever of the gradient exchange did not overlap, then the optimizer, then ZeRO's parameter gather."""
+        """The part of the gradient exchange that did not overlap, then the optimizer, then ZeRO's parameter gather."""
         request = self.request
         programs = [program for chunk in self.prepared.held(stage) for program in chunk]
         dense, experts = _parameters(programs)
@@ -280,7 +281,7 @@ class Layout:
 
 
 def _parameters(programs: list[BlockProgram]) -> tuple[float, float]:
-    """What every replica holds, and what is shared out with the experts."""
+    """The number of parameters that every replica holds, and of those sharded with the experts."""
     return sum(p.dense_parameters for p in programs), sum(p.expert_parameters for p in programs)
 
 

@@ -8,9 +8,10 @@ states (``shard`` fastest, then ``copies``).
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,38 @@ Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "etp", "ep", "edp", "shard", "
 AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
 
 
+class Group(enum.IntEnum):
+    """The ranks that take part in a task together: all that differ only in their place along ``axes``.
+
+    ``between_replicas`` says that the group exchanges gradients or shards of states, which travel on the data stream;
+    traffic of the other groups is part of a block's work.
+    """
+
+    RANK = 0, ()  # one rank
+    TENSOR = 1, ("tp",)
+    CONTEXT = 2, ("cp",)
+    EXPERT = 3, ("ep",)  # ranks that share out the experts
+    EXPERT_TENSOR = 4, ("etp",)  # ranks that share an expert
+    DATA = 5, ("dp", "cp"), True  # data and context ranks share gradients
+    SHARD = 6, ("shard",), True  # replicas that share the states of one replica
+    COPIES = 7, ("copies",), True  # replicas that hold the same share
+    EXPERT_DATA = 8, ("edp",), True  # ranks that hold the same expert
+
+    axes: tuple[Axis, ...]
+    between_replicas: bool
+
+    def __new__(cls, number: int, axes: tuple[Axis, ...] = (), between_replicas: bool = False) -> Self:
+        """A member is its number, with its axes."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.axes = axes
+        member.between_replicas = between_replicas
+        return member
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How the groups along some axes lie on the nodes: size, nodes crossed, groups per node's NICs."""
+    """How the groups along some axes are placed: size, nodes that each crosses, groups that share a node's NICs."""
 
     num_ranks: int
     num_nodes: int
@@ -61,7 +91,7 @@ class Mesh:
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
         """Place ``strategy`` on ``cluster``, which must have exactly as many devices as ranks are asked for.
 
-        Nodes that hold parameter servers alone do not count.
+        Nodes that hold only parameter servers do not count.
         """
         whole, cluster = cluster, workers_of(cluster, strategy)
         if strategy.num_ranks != cluster.num_devices:
@@ -140,7 +170,7 @@ class Mesh:
         return np.sort(members)
 
     def span(self, *axes: Axis) -> Span:
-        """How groups along ``axes`` lie on the nodes; the group of rank 0 stands for all.
+        """How groups along ``axes`` are placed; the group of rank 0 stands for all.
 
         ``sharing`` is how many such groups have members on one node: they use its NICs together.
         """
@@ -148,7 +178,7 @@ class Mesh:
 
 
 def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
-    """The part of ``cluster`` that ranks stand on: all of it, but for nodes that hold parameter servers alone."""
+    """The part of ``cluster`` that runs ranks: all nodes but those that hold only parameter servers."""
     hosts = sum(host.num_nodes for host in cluster.hosts)
     if strategy.server_nodes < hosts:
         names = "+".join(f"{host.name}:{host.num_nodes}" for host in cluster.hosts)

@@ -50,20 +50,6 @@ class Category(enum.IntEnum):
     WAIT = 5  # shown in a timeline, never counted: the lanes it waits on are
 
 
-class Group(enum.IntEnum):
-    """Which ranks take part in a task together."""
-
-    RANK = 0  # one rank
-    TENSOR = 1
-    CONTEXT = 2
-    DATA = 3  # data and context ranks share gradients
-    EXPERT = 4  # ranks that share out the experts
-    EXPERT_TENSOR = 5  # ranks that share an expert
-    EXPERT_DATA = 6  # ranks that hold the same expert
-    SHARD = 7  # replicas that share the states of one replica
-    COPIES = 8  # replicas that hold the same share
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """The cost of a communication that runs behind other works: what they do not hide, and how it slows them down.

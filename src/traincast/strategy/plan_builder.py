@@ -12,7 +12,7 @@ from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Ints, Overlap, Plan, Segment, Stream
 from traincast.strategy.program import Item
 from traincast.strategy.runtime import Runtime
-from traincast.strategy.template import DATA_GROUPS, Template, TemplateMaker, WorkRun
+from traincast.strategy.template import Template, TemplateMaker, WorkRun
 from traincast.work import Collective, HostCopy, Work
 
 Grain: TypeAlias = Literal["operator", "segment"]
@@ -109,7 +109,7 @@ class PlanBuilder(TemplateMaker):
         for item in (item for part in run.parts for item in part):
             host = self._host(template, item.launches)
             communicates = isinstance(item.work, Collective | HostCopy) and (not item.behind or item.behind.waited)
-            side = Stream.DATA if item.group in DATA_GROUPS else Stream.COMMUNICATION
+            side = Stream.DATA if item.group.between_replicas else Stream.COMMUNICATION
             task = template.add(
                 cost=self._cost(item),
                 streams=(Stream.COMPUTE, side) if communicates else (Stream.COMPUTE,),

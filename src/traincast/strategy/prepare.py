@@ -1,7 +1,6 @@
-"""What a plan is made from: programs of blocks, pieces of the model, slots of the schedule; and the memory it takes.
+"""The first half of lowering: programs of blocks, pieces of the model, slots of the schedule; and the memory they need.
 
-The first half of lowering. Programs depend on few of a strategy's settings and are kept, so that many strategies share
-them.
+Programs depend on few settings of a strategy. They are cached, and strategies that agree in these settings share them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from traincast.strategy.fusion import fuse
 from traincast.strategy.host_memory import host_of
 from traincast.strategy.memory import Memory, memory_of, runs_ahead
 from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
-from traincast.strategy.mesh import Axis, Mesh, Span, workers_of
+from traincast.strategy.mesh import Axis, Group, Mesh, Span, workers_of
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.program_builder import ProgramBuilder
@@ -40,7 +39,7 @@ _PRODUCT_KINDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that a plan depends on."""
+    """Everything that a plan depends on."""
 
     graph: OperatorGraph
     cluster: Cluster
@@ -52,7 +51,7 @@ class Request:
 
 
 def for_workers(request: Request) -> Request:
-    """``request`` without the nodes that hold parameter servers alone: what its ranks run on."""
+    """``request`` on the nodes that run ranks: without those that hold only parameter servers."""
     if not request.strategy.server_nodes and not request.cluster.hosts:
         return request
     Mesh.of(request.strategy, request.cluster)  # refuses with the numbers of the whole
@@ -113,7 +112,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def kept_precision(request: Request) -> Precision:
-    """The precision of a request, gradients in the dtype that its runtime keeps them in."""
+    """The precision of a request, with gradients in the dtype that its runtime keeps them in."""
     precision, runtime = request.precision, request.runtime
     if runtime.gradient_dtype and precision.master is not None:
         return replace(precision, gradients=DType(runtime.gradient_dtype))
@@ -121,9 +120,10 @@ def kept_precision(request: Request) -> Precision:
 
 
 def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
-    """What a rank does in each block, and what made it; many strategies share it.
+    """The program of each block, and the builder that made them; cached.
 
-    Where only every n-th layer is recomputed, the programs of repeated blocks that are not follow those of all blocks.
+    If only every n-th layer is recomputed, the programs of all blocks are followed by those of the repeated blocks
+    without recomputation.
     """
     builder, programs = _programs(
         request.graph,
@@ -185,12 +185,12 @@ def cut_pieces(
     return _some_kept(builder, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
 
 
-_WAITED: Final[tuple[Axis, ...]] = ("tp", "cp", "ep", "etp")
+_WAITED: Final[tuple[Axis, ...]] = tuple(a for group in Group if not group.between_replicas for a in group.axes)
 """Axes whose traffic compute waits for, block by block."""
 
 
 def _of_programs(strategy: Strategy) -> Strategy:
-    """A strategy without what the programs of its blocks do not depend on, so that many share them."""
+    """The strategy with every setting that programs do not depend on at its default: the key of their cache."""
     group = strategy.ep * strategy.expert_tp
     spread = strategy.ep > 1 or strategy.expert_tp != strategy.tp
     return replace(
@@ -226,7 +226,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     micro_batch: int,
     interference: float,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
-    """What a rank does in each block, and what made it."""
+    """The program of each block, and the builder that made them."""
     fused, sharding = _fused(graph, runtime.fusions, strategy.shard_rules)
     check_shardable(fused, sharding, strategy.tp)
     builder = ProgramBuilder(
@@ -246,18 +246,18 @@ def _programs(  # noqa: PLR0917  (a cache's key)
 
 
 def _of_made(strategy: Strategy) -> Strategy:
-    """A strategy without what the works of its blocks do not depend on."""
+    """The strategy with every setting that works do not depend on at its default."""
     return replace(strategy, pp=1, num_microbatches=1, recompute="none", offload=())
 
 
 @lru_cache(maxsize=256)
 def _made(*key: object) -> dict[tuple[Any, ...], Any]:
-    """A place for what builders of the same works share."""
+    """Cache shared by all builders that produce identical works."""
     return {}
 
 
 def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
-    """The region of every operator of experts, if a strategy spreads them otherwise than everything else."""
+    """The expert region of each operator if the strategy spreads experts differently from other layers; else empty."""
     if strategy.ep == 1 and strategy.expert_tp == strategy.tp:
         return {}
     check_experts(graph, ep=strategy.ep, etp=strategy.expert_tp)
@@ -266,7 +266,7 @@ def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
 
 
 def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list[Stage]:
-    """Only every n-th repeated block is recomputed; the others have programs that keep their activations."""
+    """Give every repeated block but each n-th the program that keeps its activations."""
     kept = {number: len(builder.graph.blocks) + n for n, number in enumerate(_repeated(builder))}
     result, layer = [], 0
     for piece in pieces:
@@ -278,27 +278,36 @@ def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list
     return result
 
 
-def exchanged_parts(request: Request) -> list[tuple[BlockProgram, float]]:
-    """Blocks in the order of forward, with the bytes of gradients that each has to exchange."""
-    prepared = prepare(request)
+def exchanged_parts(request: Request, prepared: Prepared) -> list[tuple[BlockProgram, float]]:
+    """The programs of all blocks in the order of forward, each with the bytes of gradients that it exchanges."""
     programs = [prepared.programs[b] for piece in prepared.pieces for b in piece.blocks]
     return [(p, prepared.precision.gradient_bytes(p.num_parameters) * request.strategy.compression) for p in programs]
 
 
 def need_only(request: Request) -> MemoryNeed:
-    """What a request needs of devices and hosts, without laying out a plan."""
+    """The memory that ``request`` needs of devices and hosts, without laying out a plan."""
     memories = memory_by_stage(request, prepare(request))
     return need_of(memories, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
 
 
-def memory_in_detail(request: Request) -> tuple[int, list[Moment], list[Holder]]:
-    """The fullest stage, what it holds while each of its slots runs, and the tensors that make its peak."""
-    prepared = prepare(request)
-    memory = memory_by_stage(request, prepared)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDetail:
+    """The fullest stage, what it holds while each of its slots runs, and the tensors alive at its peak."""
+
+    stage: int
+    moments: list[Moment]
+    tensors: list[Holder]
+
+
+def memory_in_detail(request: Request, prepared: Prepared, memory: Sequence[Memory]) -> MemoryDetail:
+    """Memory of the fullest stage over its schedule; ``memory`` is that of all stages."""
     stage = max(range(len(memory)), key=lambda s: memory[s].total)
     held, slots = prepared.held(stage), prepared.slots.order[stage]
-    moments = memory_timeline(held, slots, memory=memory[stage], strategy=request.strategy)
-    return stage, moments, holders(held, slots, strategy=request.strategy)
+    return MemoryDetail(
+        stage=stage,
+        moments=memory_timeline(held, slots, memory=memory[stage], strategy=request.strategy),
+        tensors=holders(held, slots, strategy=request.strategy),
+    )
 
 
 def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
@@ -331,7 +340,7 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
 
 
 def check_request(request: Request) -> None:
-    """Refuse what no schedule and no mesh could make good."""
+    """Raise :class:`StrategyError` for a request that no schedule and no mesh can run."""
     strategy = request.strategy
     passes = 2 * strategy.num_microbatches * strategy.pp * strategy.virtual_stages
     if passes > _MAX_PASSES:
@@ -357,7 +366,7 @@ def check_request(request: Request) -> None:
 
 
 def rough_seconds(request: Request, builder: ProgramBuilder, programs: Sequence[BlockProgram]) -> list[float]:
-    """Weights of the blocks for cutting stages: a bare roofline, all that is needed to compare blocks."""
+    """Relative times of the blocks, for cutting stages: a bare roofline is enough to compare blocks."""
     device = request.cluster.device
 
     def seconds(op: Operator) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from traincast.strategy.activations import Footprint
 from traincast.strategy.holdings import Fixed, Frozen
-from traincast.strategy.plan import Group
+from traincast.strategy.mesh import Group
 from traincast.strategy.schedules.slots import Pass
 from traincast.work import Launch, Work
 
@@ -73,7 +73,7 @@ class BlockProgram:
         return self.num_parameters - self.expert_parameters
 
     def gathered_bytes(self, per_element: float) -> float:
-        """Bytes of all its parameters when ZeRO 3 has gathered them, trained ones with so many bytes each."""
+        """Bytes of all its parameters once ZeRO-3 has gathered them; trained ones take the given bytes each."""
         return self.num_parameters * per_element + self.frozen.gathered + self.frozen_experts.gathered
 
     def items(self, what: Pass) -> tuple[Item, ...]:

@@ -30,9 +30,10 @@ from traincast.strategy.holdings import holdings_of
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import Behind, BlockProgram, Item
+from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.sharding import LINEAR, Role, Sharding
-from traincast.strategy.strategy import Recompute, Strategy
+from traincast.strategy.strategy import Strategy
 from traincast.work import HostCopy, Launch
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ class ProgramBuilder:
     """Everything a block's program depends on.
 
     ``spans`` are those of the groups that compute waits for, ``experts`` has the region of every operator of experts
-    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` keeps what
-    builders have in common that differ in recomputation, offloading or the number of microbatches alone.
+    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` is a
+    cache shared by builders that differ only in recomputation, offloading or the number of microbatches.
     """
 
     graph: OperatorGraph
@@ -62,7 +63,7 @@ class ProgramBuilder:
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What ``make`` returns, made once for all builders that share it."""
+        """The result of ``make``, computed once per ``key`` for all builders that share the cache."""
         if key not in self.made:
             self.made[key] = make()
         found: T = self.made[key]
@@ -70,7 +71,7 @@ class ProgramBuilder:
 
     @property
     def gradient_sources(self) -> Mapping[int, list[int]]:
-        """Of every backward operator the backward operators whose results it reads."""
+        """Maps each backward operator to the backward operators whose results it reads."""
 
         def find() -> dict[int, list[int]]:
             backward = {i for block in self.graph.blocks for i in block.backward}
@@ -84,7 +85,7 @@ class ProgramBuilder:
 
     @property
     def gradient_readers(self) -> Mapping[int, list[int]]:
-        """Of every backward operator whose result others read, the backward operators that do."""
+        """Maps each backward operator to the backward operators that read its result."""
 
         def find() -> dict[int, list[int]]:
             found: dict[int, list[int]] = {}
@@ -95,11 +96,11 @@ class ProgramBuilder:
 
         return self.once(("gradient readers",), find)
 
-    def build(self, block: Block, *, recompute: Recompute | None = None) -> BlockProgram:
-        """The program of ``block``, recomputed as the strategy says or as ``recompute`` does."""
+    def build(self, block: Block) -> BlockProgram:
+        """The program of ``block``."""
         forward = self.once(("forward", block.forward), lambda: list(self._forward(block)))
         backward = self.once(("backward", block.forward, block.backward), lambda: list(self._backward(block)))
-        recompute = recompute or self._recomputes(block)
+        recompute = self._recomputes(block)
         boundary = float(sum(t.with_batch(self.micro_batch).numel for t in block.boundary))
         boundary *= self.precision.activations.nbytes / self.strategy.cp
         if self.strategy.sequence_parallel:
@@ -113,12 +114,7 @@ class ProgramBuilder:
             recompute=recompute,
             boundary=boundary,
         )
-        if recompute == "full":
-            again = [replace(item, label=f"{item.label} (again)") for item in forward]
-            backward = again + backward
-        elif recompute == "selective":
-            again = [replace(i, label=f"{i.label} (again)") for i in forward if i.core]
-            backward = again + backward
+        backward = [replace(item, label=f"{item.label} (again)") for item in recompute.again(forward)] + backward
         holdings = self.once(
             ("holdings", block.forward, self.strategy.pp > 1),
             lambda: holdings_of(self, block, regions=self._regions(block)),
@@ -157,7 +153,7 @@ class ProgramBuilder:
 
     def _offloaded(self, nbytes: float, items: list[Item], way: str) -> Item:
         """Saved tensors on their way to the host or back, while the block's works run."""
-        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # what hides other traffic hides no more
+        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # hides other traffic
         works = tuple(i.work for i in items if isinstance(i.work, Operator))
         behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
         label = f"offload activations {way}"
@@ -168,12 +164,10 @@ class ProgramBuilder:
             behind=behind,
         )
 
-    def _recomputes(self, block: Block) -> Recompute:
-        """Only repeated blocks are recomputed (or all, in a model without any); what has no backward never is."""
-        if not block.backward:
-            return "none"
-        repeated = any(b.repeated for b in self.graph.blocks)
-        return self.strategy.recompute if block.repeated or not repeated else "none"
+    def _recomputes(self, block: Block) -> Recomputation:
+        """The technique for ``block``: none unless it has a backward and is repeated, or no block of the model is."""
+        recomputed = block.backward and (block.repeated or not any(b.repeated for b in self.graph.blocks))
+        return RECOMPUTATIONS[self.strategy.recompute if recomputed else "none"]
 
     def cut(self, index: int) -> Operator:
         """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
@@ -289,7 +283,7 @@ class ProgramBuilder:
         return list(found.values())
 
     def works(self, index: int) -> list[Operator]:
-        """What a rank runs of an operator: several works where attention is not fused."""
+        """The works that a rank runs for an operator: several where attention is not fused."""
         op = self.cut(index)
         return kernels_of(op, self.runtime.attention) if op.kind is OpKind.ATTENTION else [op]
 

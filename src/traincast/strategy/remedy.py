@@ -1,4 +1,4 @@
-"""What to change when a strategy does not fit: candidates from cheap to dear, and the choice among those that fit."""
+"""Changes to a strategy that does not fit: candidates from cheap to expensive, and the choice among those that fit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from traincast.errors import StrategyError
 from traincast.strategy.fits import MemoryNeed
+from traincast.strategy.recompute import leaner
 from traincast.strategy.strategy import Strategy
 from traincast.units import format_bytes
 
@@ -22,7 +23,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What a strategy needs, and the change that makes it fit, if one was found; seconds where they are known."""
+    """The memory that a strategy needs, and the change that makes it fit, if one was found; its seconds if known."""
 
     need: MemoryNeed
     change: Change | None = None
@@ -56,18 +57,19 @@ def changes(strategy: Strategy, *, global_batch: int, most_tensor: int = 8) -> I
 
 def find_remedy(
     strategy: Strategy,
+    needed: MemoryNeed,
     *,
     global_batch: int,
     need: Callable[[Strategy], MemoryNeed],
     seconds: Callable[[Strategy], float] | None = None,
     most_tensor: int = 8,
 ) -> Remedy:
-    """The change that fits, into devices and hosts: the fastest by ``seconds``, or without it the first.
+    """The change that makes ``strategy``, which needs ``needed``, fit into devices and hosts.
 
-    ``need`` says what a strategy needs, and what there is. Changes that the model or the devices cannot carry (their
-    ``StrategyError``) are passed over.
+    Of several it is the fastest by ``seconds``, or without ``seconds`` the first. ``need`` returns the memory that a
+    strategy needs; a change for which it raises :class:`StrategyError` is left out.
     """
-    best = Remedy(need=need(strategy))
+    best = Remedy(need=needed)
     if best.need.fits:
         return best
     candidates = [*changes(strategy, global_batch=global_batch, most_tensor=most_tensor)]
@@ -98,7 +100,7 @@ _TWICE: Final = 4
 
 
 def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed]) -> list[tuple[MemoryNeed, Change]]:
-    """Changes that can be made, with what each needs."""
+    """The legal candidates, each with the memory it needs."""
     found = []
     for change in candidates:
         try:
@@ -111,7 +113,7 @@ def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed])
 def _fastest(
     candidates: list[tuple[MemoryNeed, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
 ) -> Remedy:
-    """Of those that fit the fastest, or without times the first."""
+    """The fastest candidate that fits, or without times the first."""
     for changed, change in candidates:
         if not changed.fits:
             continue
@@ -124,7 +126,7 @@ def _fastest(
 
 
 def _made(description: str, strategy: Strategy, **values: Any) -> Iterator[Change]:
-    """The change, unless it makes no strategy at all."""
+    """The change, unless the changed strategy is illegal."""
     try:
         yield Change(description=description, strategy=replace(strategy, **values))
     except StrategyError:
@@ -146,14 +148,13 @@ def _smaller_batches(strategy: Strategy, global_batch: int) -> Iterator[Change]:
 
 
 def _recomputation(strategy: Strategy) -> Iterator[Change]:
-    if strategy.recompute == "none":
-        yield from _made("recompute=selective", strategy, recompute="selective")
-    if strategy.recompute != "full" or strategy.recompute_every > 1:
-        yield from _made("recompute=full", strategy, recompute="full", recompute_every=1)
+    same = [strategy.recompute] if strategy.recompute_every > 1 else []
+    for name in (*same, *leaner(strategy.recompute)):
+        yield from _made(f"recompute={name}", strategy, recompute=name, recompute_every=1)
 
 
 def _less_offloaded(strategy: Strategy) -> Iterator[Change]:
-    """What hosts are too small for stays on the devices."""
+    """Keep on the devices what the hosts have no room for."""
     for name in strategy.offload:
         rest = tuple(other for other in strategy.offload if other != name)
         yield from _made(f"offload={'+'.join(rest)}" if rest else "nothing offloaded", strategy, offload=rest)

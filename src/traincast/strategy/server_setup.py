@@ -35,7 +35,7 @@ class Piece:
         return self.elsewhere[kind - 1] if kind else self
 
     def computes_s(self, factor: float) -> tuple[float, float]:
-        """Seconds in which the device computes, forward and backward, if it takes ``factor`` times as long."""
+        """Seconds in which the device computes, forward and backward, slowed down by ``factor``."""
         return self.forward_s * factor, self.backward_s * factor
 
     def takes_s(self, factor: float) -> tuple[float, float]:
@@ -46,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNode:
-    """What a node has: all its NICs as one, the way within it, and what a server there takes to apply a byte."""
+    """A node: all its NICs as one, the link inside it, and the seconds in which a server there applies a byte."""
 
     nic: Link
     local: Link
@@ -57,20 +57,19 @@ class ServerNode:
 class ServerSetup:
     """Workers and servers, where they are, and the links between them.
 
-    Workers and servers fill nodes one after the other, so many to a node; servers are on nodes of their own, or from
-    the first node on beside the workers. A node with workers has a ``worker_nic``, one with servers alone a
+    Workers and servers fill nodes one after the other. Servers have nodes of their own, or stand beside the workers
+    from the first node on. A node with workers has a ``worker_nic``, one with servers alone a
     ``server_nic``; within a node bytes go over ``local``. ``update_s_per_byte`` is what a server takes to apply a
     gradient. Where nodes differ, ``nodes`` has these figures for every node. With ``server_nodes``, servers are spread
-    evenly over so many nodes instead of filling them.
+    evenly over that many nodes instead of filling them.
 
     ``sharding``: whole pieces, each to the server that holds least so far (TensorFlow's greedy strategy), or every
     piece in equal parts over all servers. ``kind_of_worker`` says which kind of device each worker has,
-    ``worker_factors`` how many times as long each computes. ``interference`` is the weight of a message on the
-    device of its worker: beside computation both take 1 + weight as long.
+    ``worker_factors`` how many times longer than usual each computes. ``interference`` is the weight of a message on
+    the device of its worker: while the worker computes, both take 1 + weight times as long.
 
-    Asynchronous workers begin at times spread over ``spread`` steps of a worker that is alone, the fastest. Those that
-    begin at once and are exactly alike would push together and pull together for ever, and use their links one way at
-    a time.
+    The starts of asynchronous workers are spread over ``spread`` steps of the fastest worker, run alone. Equal workers
+    that start together would push and pull together for ever, and use their links in one direction at a time.
     """
 
     servers: int
@@ -143,7 +142,7 @@ class ServerSetup:
         return ServerNode(nic=nic, local=self.local, update_s_per_byte=self.update_s_per_byte)
 
     def factor(self, worker: int) -> float:
-        """How many times as long a worker computes."""
+        """The factor on the time that a worker computes; 1 is the usual time."""
         return self.worker_factors[worker] if self.worker_factors else 1.0
 
     def kind(self, worker: int) -> int:
@@ -157,7 +156,7 @@ class ServerSetup:
 
 
 def shards(pieces: Sequence[Piece], setup: ServerSetup) -> list[list[tuple[int, float]]]:
-    """For every piece the servers that hold it, each with its bytes."""
+    """For every piece, the servers that hold it, each with the bytes it holds."""
     if setup.sharding == "even":
         return [
             [(server, piece.nbytes / setup.servers) for server in range(setup.servers)] if piece.nbytes else []
@@ -184,7 +183,7 @@ def setup_on(
     """Workers and servers of ``strategy`` on ``cluster``, every node with its own links and its own host memory.
 
     A server reads and writes ``update_bytes`` in its host's memory for each byte of gradients. ``factors`` says how
-    many times as long each worker computes, ``busy_network`` which share of every NIC others take.
+    many times longer than usual each worker computes, ``busy_network`` which share of every NIC other jobs use.
     """
     workers = workers_of(cluster, strategy)
     nodes = []

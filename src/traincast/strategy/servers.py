@@ -1,4 +1,4 @@
-"""Training with parameter servers: which tasks some steps of all workers make, ready for the event engine.
+"""Training with parameter servers: the tasks of some steps of all workers, as input of the event engine.
 
 A worker runs forward and backward. As soon as the gradient of a piece is there it is pushed to the servers that hold
 the piece's parameters, while backward goes on. Synchronous: a server updates a shard when the pushes of all workers
@@ -213,7 +213,7 @@ class _Exchange:
 
     @property
     def place(self) -> _Place:
-        """What its tasks have in common."""
+        """The columns that all tasks of an exchange share."""
         return {"piece": self.piece, "shard": self.shard, "server": self.server, "nbytes": self.nbytes}
 
 
@@ -248,7 +248,7 @@ def _message(step: _Step, layout: _Layout, sent: _Exchange, *, after: int, push:
 
 
 def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
-    """One step after another, joined by what waits for the step before."""
+    """Repeat a step, and join each repetition to the one before."""
     setup, size = layout.setup, len(one.duration)
     lane = np.tile(np.array(one.lane, dtype=np.int64), steps)
     held = lane >= 0

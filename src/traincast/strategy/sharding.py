@@ -35,7 +35,7 @@ _KEEPS_SHARDS: Final = frozenset(
 
 
 class Role(enum.Enum):
-    """What a rank of a tensor group does of an operator."""
+    """The share of an operator that a rank of a tensor group runs."""
 
     WHOLE = "whole"  # all of it (or, with sequence parallelism, its share of the tokens)
     COLUMN = "column"  # its share of the outputs of a linear layer
@@ -100,7 +100,7 @@ def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sh
 
 
 def check_shardable(graph: OperatorGraph, sharding: Sharding, tp: int) -> None:
-    """Refuse a tensor degree that the model's sharded dims cannot carry, with the numbers."""
+    """Raise :class:`StrategyError` for a tensor degree that does not divide the model's sharded dims."""
     if tp == 1:
         return
     if Role.COLUMN not in sharding.roles:

@@ -1,4 +1,4 @@
-"""How training is spread: degrees per mesh axis, and the habits that go with them."""
+"""How training is spread: degrees of parallelism, and the choices that go with them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from traincast.errors import StrategyError, UnknownNameError
+from traincast.strategy.recompute import load_recomputation
 
-Recompute: TypeAlias = Literal["none", "selective", "full"]
 ContextExchange: TypeAlias = Literal["all_gather", "ring"]
 Offload: TypeAlias = Literal["optimizer", "activations"]
 ShardRule: TypeAlias = tuple[str, str]
@@ -31,7 +31,7 @@ class Strategy:
     ``compression`` is the part of the gradients' bytes that is sent. ``servers`` parameter servers hold the weights
     instead of an all-reduce; they stand beside the workers, or on the last ``server_nodes`` nodes of the cluster, which
     then have no workers. ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs that
-    override what is found by itself.
+    override the shards found automatically.
     """
 
     dp: int = 1
@@ -50,7 +50,7 @@ class Strategy:
     prefetch: int = -1
     sequence_parallel: bool = False
     context: ContextExchange = "all_gather"
-    recompute: Recompute = "none"
+    recompute: str = "none"
     recompute_every: int = 1
     offload: tuple[Offload, ...] = ()
     compression: float = 1.0
@@ -69,8 +69,7 @@ class Strategy:
             _check_count(name, getattr(self, name), 0)
         if self.zero not in (0, 1, 2, 3):
             raise StrategyError(f"zero={self.zero}: expected 0, 1, 2 or 3")
-        if self.recompute not in get_args(Recompute):
-            raise UnknownNameError("recompute", self.recompute, get_args(Recompute))
+        load_recomputation(self.recompute)
         if self.context not in get_args(ContextExchange):
             raise UnknownNameError("context", self.context, get_args(ContextExchange))
         for name in self.offload:
@@ -97,7 +96,7 @@ class Strategy:
             raise StrategyError(
                 f"layers={'/'.join(map(str, self.layers))}: expected whole numbers, as in layers=7/8/8/9"
             )
-        if self.recompute_every > 1 and self.recompute != "full":
+        if self.recompute_every > 1 and not load_recomputation(self.recompute).whole_block:
             raise StrategyError(
                 f"recompute_every={self.recompute_every} with recompute={self.recompute}: it says which layers are "
                 "recomputed in full; set recompute=full"
@@ -145,7 +144,7 @@ class Strategy:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that one expert is cut over: unless said otherwise none, once experts are shared out at all."""
+        """Ranks that one expert is cut over: ``etp``, else 1 with expert parallelism, else ``tp``."""
         return self.etp or (1 if self.ep > 1 else self.tp)
 
     @property
@@ -155,7 +154,7 @@ class Strategy:
 
     @property
     def load(self) -> float:
-        """Rows of the busiest rank's experts over the mean: at most all there are."""
+        """Rows of the busiest rank's experts over the mean; at most ``ep``, when one rank gets all of them."""
         return min(self.imbalance, self.capacity or self.imbalance, float(self.ep))
 
     def micro_batch(self, global_batch: int) -> int:
@@ -240,7 +239,7 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
 
 
 def _parsed(name: str, key: str, value: str, default: object) -> Any:
-    """One value, of the type that its default has."""
+    """One value, parsed as the type of its default."""
     match default:
         case bool():
             return _flag(key, value or "true")
@@ -260,7 +259,7 @@ def _parsed(name: str, key: str, value: str, default: object) -> Any:
 
 
 def says_micro_batch(text: str) -> bool:
-    """Whether a strategy's text fixes the microbatches, one way or the other."""
+    """Whether a strategy's text sets the micro batch or the number of microbatches."""
     keys = {item.partition("=")[0].strip() for item in text.split(",")}
     return not keys.isdisjoint({"micro_batch", "mbs", "num_microbatches", "microbatches"})
 

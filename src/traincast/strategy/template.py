@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from traincast.strategy.plan import Category, Group, Stream
+from traincast.strategy.mesh import Group
+from traincast.strategy.plan import Category, Stream
 from traincast.strategy.program import Item
 from traincast.strategy.runtime import Runtime
 from traincast.work import Launch, Work
-
-DATA_GROUPS: Final = frozenset({Group.DATA, Group.EXPERT_DATA, Group.SHARD, Group.COPIES})
-"""Groups whose traffic runs on the data stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,7 @@ class TemplateMaker(ABC):
         before, cost, after = self.segment(run)
         launch = self.label("launch")
         lead = template.add(cost=before, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
-        data = any(item.group in DATA_GROUPS for part in run.parts for item in part)
+        data = any(item.group.between_replicas for part in run.parts for item in part)
         task = template.add(
             cost=cost,
             streams=(Stream.COMPUTE, Stream.DATA) if data else (Stream.COMPUTE,),

@@ -24,15 +24,16 @@ from traincast.strategy.schedules.slots import (
 from traincast.strategy.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 SCHEDULES: Final[dict[str, PipelineSchedule]] = {
-    "gpipe": PipelineSchedule(order=gpipe),
+    "gpipe": PipelineSchedule(order=gpipe, differs_from=2),  # with one microbatch it is 1F1B
     "1f1b": PipelineSchedule(order=one_forward_one_backward),
-    "interleaved": PipelineSchedule(order=interleaved),
-    "breadth-first": PipelineSchedule(order=breadth_first),
-    "zb-h1": PipelineSchedule(order=zb_h1),
-    "zb-h2": PipelineSchedule(order=zb_h2),
-    "zb-v": PipelineSchedule(order=zb_v, routes=vee, chunks=2),
-    "dualpipe": PipelineSchedule(order=dualpipe, routes=both_ways, chunks=2),
+    "interleaved": PipelineSchedule(order=interleaved, interleaves=True),
+    "breadth-first": PipelineSchedule(order=breadth_first, interleaves=True),
+    "zb-h1": PipelineSchedule(order=zb_h1, splits_backward=True),
+    "zb-h2": PipelineSchedule(order=zb_h2, splits_backward=True, differs_from=3),  # with two it is ZB-H1
+    "zb-v": PipelineSchedule(order=zb_v, routes=vee, chunks=2, splits_backward=True),
+    "dualpipe": PipelineSchedule(order=dualpipe, routes=both_ways, chunks=2, splits_backward=True),
 }
+"""Schedules by name; a search tries all of them."""
 
 
 def check_schedule_of_data(name: str, *, allow_code: bool) -> None:

@@ -55,7 +55,7 @@ def interleaved(stages: int, microbatches: int, virtual: int = 1) -> Order:
 
 
 def _alternate(ahead: int, tape: dict[Move, list[Slot]]) -> list[Slot]:
-    """So many forwards ahead, then one forward and one backward, then the backwards that are left."""
+    """``ahead`` forwards, then one forward and one backward in turn, then the remaining backwards."""
     total = len(tape[_F])
     warm = min(ahead, total)
     return play([([_F], warm), ([_F, _B], total - warm), ([_B], warm)], tape)

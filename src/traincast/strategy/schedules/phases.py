@@ -1,4 +1,4 @@
-"""Orders told in phases: a stage repeats a few moves, and each move takes the next microbatch that lacks it."""
+"""Orders written as phases: a stage repeats a few moves, and each move takes the next microbatch that lacks it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COUNTS: Final[dict[Pass, tuple[Pass, ...]]] = {
 
 
 def tapes(microbatches: int, *, chunks: int = 1) -> dict[Move, list[Slot]]:
-    """The slots of every move in order of microbatch; made once, since all stages share them."""
+    """The slots of every move in order of microbatch; all stages share them."""
     return {(what, c): [Slot(what, m, c) for m in range(microbatches)] for what in Pass for c in range(chunks)}
 
 

@@ -1,4 +1,4 @@
-"""A schedule's slots as columns: who runs what after whom. Made once, shared by all strategies that use it."""
+"""A schedule's slots as columns: who runs what after whom. Cached, and shared by all strategies that use it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Skeleton:
 
 
 def _told(name: str, stages: int, microbatches: int, chunks: int) -> tuple[list[Route], Order]:
-    """What the schedule ``name`` says; a user's may fail in any way, or return anything."""
+    """Routes and order of the schedule ``name``; one of the user's is checked, since it may fail or return anything."""
     schedule = load_schedule(name)
     if name in SCHEDULES:
         return schedule.routes(stages, chunks), schedule.order(stages, microbatches, chunks)
@@ -68,7 +68,7 @@ def _told(name: str, stages: int, microbatches: int, chunks: int) -> tuple[list[
 
 
 def _wrong(found: object, below: tuple[int, ...], expected: str) -> str:
-    """What is wrong with lists of lists of tuples of whole numbers, each below its limit; empty if nothing is."""
+    """What is wrong with ``found``, lists of tuples of whole numbers below their limits; empty if nothing is."""
     if not isinstance(found, list | tuple) or not found:
         return f"{_shown(found)}; expected {expected}"
     for number, inner in enumerate(found):
@@ -99,7 +99,7 @@ def _defined(name: str, function: Callable[..., object]) -> str:
 
 @lru_cache(maxsize=256)
 def skeleton(name: str, stages: int, microbatches: int, chunks: int) -> Skeleton:
-    """The slots of the schedule ``name``; refused if they do not make up a step, or can never run."""
+    """The slots of the schedule ``name``; raises an error if they are not a whole step, or can never run."""
     routes, order = _told(name, stages, microbatches, chunks)
     try:
         check(order, routes, microbatches)

@@ -1,8 +1,8 @@
 """The vocabulary of pipeline schedules: passes, slots, routes, and one order of them all.
 
 A slot is one pass of one microbatch through one chunk of layers. A schedule is a function of the number of stages,
-microbatches and virtual stages that returns every stage's slots in order; it knows no times. Where the chunks of a
-stage stand in the model is its route.
+microbatches and virtual stages that returns every stage's slots in order; it knows no times. A route says
+where the chunks of a stage stand in the model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Order: TypeAlias = list[list[Slot]]
 
 
 def loop(stages: int, virtual: int) -> list[Route]:
-    """Round after round over the stages, as interleaved schedules have it; without virtual stages, one round."""
+    """Round after round over the stages, as in interleaved schedules; one round without virtual stages."""
     return [[(stage, chunk) for chunk in range(virtual) for stage in range(stages)]]
 
 
@@ -63,17 +63,26 @@ def both_ways(stages: int, virtual: int) -> list[Route]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSchedule:
-    """A schedule: the order of slots, the routes of microbatches (microbatch m takes route m modulo their number).
+    """A pipeline schedule, and what it can do.
 
-    ``chunks`` is how many chunks a stage holds; 0 leaves it to the strategy's virtual stages.
+    ``order`` returns the slots of every stage, given the numbers of stages, microbatches and virtual stages.
+    ``routes`` returns the ways through the model; microbatch m takes route m modulo their number.
+    ``chunks`` is how many chunks of layers a stage holds; 0 leaves it to the strategy's virtual stages.
+    ``interleaves``: the schedule is meant for several virtual stages; a search gives it two or more, and others one.
+    ``splits_backward``: backward passes come in two halves, :attr:`Pass.INPUT` and :attr:`Pass.WEIGHT`.
+    ``differs_from`` is the number of microbatches from which it differs from a simpler schedule; a search does not try
+    it with fewer.
     """
 
     order: Callable[[int, int, int], Order]
     routes: Callable[[int, int], list[Route]] = loop
     chunks: int = 0
+    interleaves: bool = False
+    splits_backward: bool = False
+    differs_from: int = 1
 
     def __call__(self, stages: int, microbatches: int, virtual: int = 1) -> Order:
-        """The order for these numbers; refuses those it cannot serve."""
+        """The order for these numbers; raises :class:`StrategyError` for numbers that the schedule cannot serve."""
         return self.order(stages, microbatches, virtual)
 
 
@@ -89,7 +98,7 @@ def merge(order: Sequence[Sequence[Slot]], routes: Sequence[Route]) -> list[tupl
 
 
 def columns_of(order: Sequence[Sequence[Slot]]) -> Ints:
-    """What, microbatch and chunk of all slots, stage by stage."""
+    """Pass, microbatch and chunk of all slots, stage by stage."""
     count = sum(len(slots) for slots in order)
     flat = chain.from_iterable(chain.from_iterable(order))
     return np.fromiter(flat, dtype=np.int64, count=3 * count).reshape(-1, 3)
@@ -126,7 +135,7 @@ def merged(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: In
 def _merge(  # noqa: PLR0917  (Numba takes positional arguments)
     start: Any, microbatch: Any, need: Any, after: Any, reached: Any, position: Any, stage_of: Any, place_of: Any
 ) -> int:
-    """Run every stage as far as its microbatches have come, again and again; returns how many slots could run."""
+    """Run every stage as far as its microbatches allow, again and again; returns how many slots could run."""
     count = 0
     while count < len(microbatch):
         before = count
@@ -206,7 +215,7 @@ def check(order: Sequence[Sequence[Slot]], routes: Sequence[Route], microbatches
 
 
 def _refuse(stage: int, slots: Sequence[Slot], due: set[tuple[int, int]]) -> NoReturn:
-    """Say of the first microbatch and chunk that is not run as due what is run of it."""
+    """Raise an error that names the first microbatch and chunk with missing or surplus passes."""
     passes: dict[tuple[int, int], list[Pass]] = {key: [] for key in sorted(due)}
     for what, microbatch, chunk in slots:
         passes.setdefault((microbatch, chunk), []).append(what)

@@ -1,0 +1,167 @@
+"""The one place where a report is put together."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster import Cluster
+from traincast.estimate import Estimates
+from traincast.graph import Operator
+from traincast.report.figures import StepFigures, figures_of_ranks
+from traincast.report.job import JobForecast, JobSettings, job_of_steps
+from traincast.report.report import BundleUse, Report
+from traincast.report.servers import figures_of_servers
+from traincast.simulate import Conditions, Timeline
+from traincast.simulate.server_timeline import ServerJob
+from traincast.strategy import Lowered, Plan, Request
+from traincast.strategy.fits import MARGIN
+from traincast.strategy.prepare import MemoryDetail
+from traincast.strategy.remedy import Remedy
+from traincast.units import format_bytes
+from traincast.work import Collective, Launch, Transfer
+
+_MOST_MOMENTS: Final = 2000
+"""Slots whose memory a report has at most; of more, evenly spaced ones."""
+
+
+def make_report(
+    request: Request,
+    lowered: Lowered,
+    estimates: Estimates,
+    timeline: Timeline,
+    *,
+    folded: Timeline | None = None,
+    servers: ServerJob | None = None,
+    conditions: Conditions | None = None,
+    bundles: tuple[BundleUse, ...] | None = None,
+    detail: MemoryDetail | None = None,
+    remedy: Remedy | None = None,
+    num_steps: int | None = None,
+    job: JobSettings | None = None,
+) -> Report:
+    """The report of ``request``, which was ``lowered``, estimated and simulated.
+
+    ``folded`` is the timeline of the lowered plan itself where ``timeline`` shows something else: ranks that differ,
+    or workers of parameter ``servers``. Without ``bundles``, their use is read off ``estimates``. ``detail`` and
+    ``remedy`` add what memory is made of and what would make the strategy fit; ``num_steps`` adds the job.
+    """
+    ran, need, graph = lowered.request, lowered.need, request.graph
+    if servers is None:
+        figures = figures_of_ranks(lowered, estimates, timeline, folded=folded)
+    else:
+        assert folded is not None
+        figures = figures_of_servers(request, lowered, estimates, alone=folded, job=servers, timeline=timeline)
+    pace = figures.pace
+    fullest = max(lowered.memory, key=lambda m: m.total)
+    offloads = max(lowered.memory, key=lambda m: sum(m.host.values()))
+    moments = detail.moments if detail else []
+    return Report(
+        model=graph.name,
+        cluster=where(request.cluster),
+        strategy=str(request.strategy),
+        runtime=request.runtime.name,
+        precision=request.precision.name,
+        num_devices=request.cluster.num_devices,
+        global_batch=request.global_batch,
+        micro_batch=lowered.prepared.micro_batch,
+        tokens_per_sample=graph.tokens_per_sample,
+        num_parameters=graph.num_parameters,
+        num_trainable_parameters=graph.num_trainable_parameters,
+        step_s=pace.step_s,
+        low_s=pace.low_s,
+        high_s=pace.high_s,
+        floor_s=pace.floor_s,
+        samples_per_s=pace.samples_per_s,
+        tokens_per_s=pace.tokens_per_s,
+        mfu=pace.mfu,
+        **asdict(figures.breakdown),
+        calibrated_s=figures.calibrated_s,
+        peak_memory_bytes=fullest.total,
+        memory_capacity_bytes=ran.cluster.device.memory_bytes,
+        memory_low_bytes=need.low,
+        memory_high_bytes=need.high,
+        memory=fullest,
+        host_memory_bytes=need.host,
+        host_memory_capacity_bytes=need.host_capacity or None,
+        host_memory=dict(offloads.host),
+        fits=need.fits,
+        fits_probability=need.probability,
+        fits_margin=MARGIN,
+        verdict=need.verdict,
+        fit=need.fit,
+        demand=figures.demand,
+        estimated_by=figures.estimated_by,
+        bundles=bundle_uses(lowered.plan, estimates) if bundles is None else bundles,
+        ranks=figures.ranks,
+        critical_path=figures.critical_path,
+        warnings=(*_warnings(lowered, estimates, remedy), *pace.warnings),
+        fullest_stage=detail.stage if detail else 0,
+        memory_over_time=tuple(moments[:: max(1, -(-len(moments) // _MOST_MOMENTS))]),
+        peak_tensors=tuple(detail.tensors) if detail else (),
+        waits=figures.waits,
+        servers=figures.servers,
+        conditions=conditions,
+        job=None if num_steps is None else _job(request, figures, num_steps, job or JobSettings()),
+    )
+
+
+def _job(request: Request, figures: StepFigures, num_steps: int, settings: JobSettings) -> JobForecast:
+    """The job of ``num_steps`` steps with these figures."""
+    step_s, parts = figures.pace.step_s, figures.breakdown
+    computing = (parts.compute_s + parts.optimizer_s) / step_s
+    return job_of_steps(request, num_steps=num_steps, step_s=step_s, computing=computing, settings=settings)
+
+
+def where(cluster: Cluster) -> str:
+    """The name of a cluster and the nodes that it is made of."""
+    parts = [f"{p.num_nodes} × {p.devices_per_node} {p.device.name}" for p in cluster.parts or (cluster,)]
+    parts += [f"{host.num_nodes} {host.name}" for host in cluster.hosts]
+    return f"{cluster.name} ({' + '.join(parts)})"
+
+
+def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
+    """The share of a step that each bundle named by the user estimated; works hidden behind others count as well."""
+    if estimates.bundle is None:
+        return ()
+    spent = estimates.seconds * plan.work_counts()
+    computes = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
+    sends = np.array([isinstance(work, Collective | Transfer) for work in plan.works], dtype=bool)
+    runs = np.array([not isinstance(work, Launch) for work in plan.works], dtype=bool)
+
+    def share(number: int, among: npt.NDArray[np.bool_]) -> float:
+        total = float(spent[among].sum())
+        return float(spent[among & (estimates.bundle == number)].sum()) / total if total > 0.0 else 0.0
+
+    return tuple(
+        BundleUse(
+            path=path,
+            covered=share(number, runs),
+            operators=share(number, computes),
+            collectives=share(number, sends),
+        )
+        for number, path in enumerate(estimates.bundles)
+    )
+
+
+def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> tuple[str, ...]:
+    """What to know before relying on the forecast: of estimates, memory, unknown operators and the precision."""
+    request, need = lowered.request, lowered.need
+    warnings = list(estimates.warnings)
+    if not need.fits:
+        warnings.append(f"{need.verdict}: {remedy or need.shortage()}")
+    if need.host and not need.host_capacity:
+        warnings.append(
+            f"the host memory of {request.cluster.name} is not known, so nobody checked that a node has room for the "
+            f"{format_bytes(need.host)} that it offloads; set host_memory_bytes of its node"
+        )
+    unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
+    if unknown:
+        warnings.append(f"operators without a formula of their own are timed as element-wise: {', '.join(unknown)}")
+    dtype = request.precision.linear.value
+    if not request.cluster.device.supports(dtype):
+        warnings.append(f"{request.cluster.device.name} has no {dtype}: timed at the rate of the next wider dtype")
+    return tuple(warnings)

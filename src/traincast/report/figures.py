@@ -1,0 +1,175 @@
+"""Figures of one simulated step: how long it takes, what its time goes to, who waits for whom, what decides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from traincast.cluster import Cluster
+from traincast.estimate import SOURCES, Estimates
+from traincast.graph import OperatorGraph, work_amount
+from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
+from traincast.report.critical_path import PathEntry, critical_tasks, summarize
+from traincast.report.floor import floor_of
+from traincast.report.outlook import outlook
+from traincast.report.report import RankReport, RankWaits
+from traincast.simulate import ServerRun, Timeline, who_waits
+from traincast.strategy import Category, Lowered, Plan
+from traincast.work import Demand, demand_of
+
+SHOWN_ENTRIES: Final = 12
+"""Entries of the critical path that a report has at most."""
+_MOST_ROWS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a step takes, between which bounds, and what that makes per second."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    floor_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    mfu: float
+    warnings: tuple[str, ...]
+
+    def slowed(self, step_s: float) -> Pace:
+        """The pace of the same work in a step of ``step_s`` seconds."""
+        ratio = step_s / self.step_s
+        return replace(
+            self,
+            step_s=step_s,
+            low_s=self.low_s * ratio,
+            high_s=self.high_s * ratio,
+            samples_per_s=self.samples_per_s / ratio,
+            tokens_per_s=self.tokens_per_s / ratio,
+            mfu=self.mfu / ratio,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFigures:
+    """All that a report says of a step's time; :class:`traincast.report.Report` explains each figure.
+
+    ``breakdown`` is the mean over ranks.
+    """
+
+    pace: Pace
+    breakdown: Breakdown
+    calibrated_s: float
+    demand: Demand
+    estimated_by: dict[str, float]
+    ranks: tuple[RankReport, ...]
+    critical_path: tuple[PathEntry, ...]
+    waits: tuple[RankWaits, ...] = ()
+    servers: ServerRun | None = None
+
+
+def pace_of(lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None) -> Pace:
+    """The pace of a step whose ranks run as in ``timeline``.
+
+    Where ranks differ, ``folded`` is the timeline of equal ranks, and the interval is scaled from it.
+    """
+    request = lowered.request
+    expected = outlook(request, lowered.plan, estimates, folded or timeline)
+    if folded is not None and folded.step_s:
+        expected = expected.scaled(timeline.step_s / folded.step_s)
+    floor_s = floor_of(lowered.plan, request.cluster)
+    expected = expected.above(floor_s)
+    step_s, graph = expected.step_s, request.graph
+    samples = request.global_batch / step_s if step_s else 0.0
+    return Pace(
+        step_s=step_s,
+        low_s=expected.low_s,
+        high_s=expected.high_s,
+        floor_s=floor_s,
+        samples_per_s=samples,
+        tokens_per_s=samples * graph.tokens_per_sample,
+        mfu=model_flops(graph) * samples / peak_flops(request.cluster, request.precision.linear.value),
+        warnings=expected.warnings,
+    )
+
+
+def figures_of_ranks(
+    lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None
+) -> StepFigures:
+    """The figures of a step whose ranks exchange gradients among themselves; ``folded`` as in :func:`pace_of`."""
+    plan = timeline.plan
+    stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
+    rows = rows_to_report(len(stages), plan.mesh.pp)
+    parts = breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates()))
+    pace = pace_of(lowered, estimates, timeline, folded=folded)
+    return StepFigures(
+        pace=pace,
+        breakdown=mean_breakdown(parts),
+        calibrated_s=pace.step_s - timeline.step_s,
+        demand=demand_per_device(lowered.plan),
+        estimated_by=sources(plan, estimates),
+        ranks=tuple(
+            RankReport(rank=int(plan.ranks[row]), stage=stages[row], breakdown=part, memory=lowered.memory[stages[row]])
+            for row, part in zip(rows, parts, strict=True)
+        ),
+        critical_path=tuple(summarize(timeline, critical_tasks(timeline), estimates.seconds)[:SHOWN_ENTRIES]),
+        waits=() if folded is None else waits_of(timeline),
+    )
+
+
+def model_flops(graph: OperatorGraph) -> float:
+    """FLOPs of the forward and backward products of one sample, as MFU counts them: nothing recomputed."""
+    return sum(work_amount.model_flops(op) * count for op, count in graph)
+
+
+def peak_flops(cluster: Cluster, dtype: str) -> float:
+    """Peak FLOP/s of all devices together, each at its own rate."""
+    return sum(part.device.peak(dtype) * part.num_devices for part in cluster.parts or (cluster,))
+
+
+def rows_to_report(count: int, stages: int) -> list[int]:
+    """The rows of a timeline that a report has: all of them, or evenly spaced ones of each stage if they are many."""
+    if count <= max(stages, _MOST_ROWS):
+        return list(range(count))
+    each, replicas = max(1, _MOST_ROWS // stages), count // stages
+    return [stage * replicas + n * replicas // each for stage in range(stages) for n in range(each)]
+
+
+def waits_of(timeline: Timeline) -> tuple[RankWaits, ...]:
+    """How long each rank waits, in rising order: the ranks that others wait for come first."""
+    found = who_waits(timeline)
+    order = np.argsort(found.waiting_s, kind="stable").tolist()
+    return tuple(
+        RankWaits(
+            rank=int(found.ranks[i]),
+            busy_s=float(found.busy_s[i]),
+            waiting_s=float(found.waiting_s[i]),
+            for_rank=int(found.for_rank[i]),
+            for_rank_s=float(found.for_rank_s[i]),
+        )
+        for i in order
+    )
+
+
+def demand_per_device(plan: Plan) -> Demand:
+    """What a step asks of one device, on average over the stages."""
+    counts = plan.work_counts() / len(plan.ranks)
+    demands = [demand_of(work) for work in plan.works]
+    return Demand(
+        computation_flop=float(counts @ [d.computation_flop for d in demands]),
+        memory_access_bytes=float(counts @ [d.memory_access_bytes for d in demands]),
+        communication_bytes=float(counts @ [d.communication_bytes for d in demands]),
+    )
+
+
+def sources(plan: Plan, estimates: Estimates) -> dict[str, float]:
+    """Share of the time of all works, by where their estimates come from."""
+    device = plan.cost[plan.category != Category.HOST]
+    counts = np.bincount(device, minlength=plan.num_costs)
+    seconds = {
+        name: float(counts @ plan.shares(estimates.seconds, estimates.source == number))
+        for number, name in enumerate(SOURCES)
+    }
+    total = sum(seconds.values()) or 1.0
+    return {name: value / total for name, value in seconds.items()}

@@ -1,0 +1,86 @@
+"""A run with parameter servers, from the seconds of works: those of each piece of the model, then the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.simulate.conditions import Conditions
+from traincast.simulate.server_timeline import ServerJob
+from traincast.simulate.servers import SERVER_STEPS, run_servers
+from traincast.strategy import Lowered, Mesh, Request
+from traincast.strategy.prepare import exchanged_parts
+from traincast.strategy.program import BlockProgram, Item
+from traincast.strategy.server_setup import Piece, setup_on
+from traincast.work import Work
+
+Floats = npt.NDArray[np.float64]
+
+
+def run_job(
+    request: Request,
+    lowered: Lowered,
+    *,
+    seconds_of: Callable[[Sequence[Work]], Floats],
+    conditions: Conditions,
+) -> ServerJob:
+    """Simulate some steps of ``request``, whose workers exchange gradients and weights through parameter servers.
+
+    ``lowered`` is the step of the workers without any exchange. ``seconds_of`` returns how long works take on each kind
+    of device that workers have: [kinds, works].
+    """
+    strategy, count = request.strategy, request.strategy.num_microbatches
+    parts = exchanged_parts(lowered.request, lowered.prepared)
+    items = [item for program, _ in parts for item in (*program.forward, *program.backward)]
+    works: list[Work] = list(dict.fromkeys([*(i.work for i in items), *(i.launches for i in items)]))
+    seconds = seconds_of(works)
+    number = {work: n for n, work in enumerate(works)}
+    kinds = [_pieces(parts, count, number, own) for own in seconds.tolist()]
+    pieces = tuple(replace(first, elsewhere=tuple(others)) for first, *others in zip(*kinds, strict=True))
+    states = max((program.optimizer_states for program, _ in parts), default=0)
+    factors = conditions.compute_factors(strategy.dp).tolist()
+    setup = setup_on(
+        request.cluster,
+        strategy,
+        update_bytes=2.0 + 2.0 * (1 + states),
+        factors=tuple(factors) if set(factors) != {1.0} else (),
+        busy_network=conditions.busy_network,
+        interference=conditions.interference,
+    )
+    return ServerJob(
+        setup=setup,
+        pieces=pieces,
+        programs=tuple(program for program, _ in parts),
+        num_microbatches=count,
+        works=tuple(works),
+        seconds=seconds,
+        mesh=Mesh.of(strategy, request.cluster),
+        run=run_servers(setup, pieces, steps=SERVER_STEPS),
+    )
+
+
+def _pieces(
+    parts: Sequence[tuple[BlockProgram, float]], count: int, number: dict[Work, int], seconds: Sequence[float]
+) -> list[Piece]:
+    """All ``count`` microbatches of each block, on one kind of device whose works take ``seconds``."""
+
+    def both(items: tuple[Item, ...]) -> tuple[float, float]:
+        device, host = (seconds[number[i.work]] for i in items), (seconds[number[i.launches]] for i in items)
+        return sum(device) * count, sum(host) * count
+
+    found = []
+    for program, nbytes in parts:
+        (forward_s, forward_host_s), (backward_s, backward_host_s) = both(program.forward), both(program.backward)
+        found.append(
+            Piece(
+                forward_s=forward_s,
+                backward_s=backward_s,
+                nbytes=nbytes,
+                forward_host_s=forward_host_s,
+                backward_host_s=backward_host_s,
+            )
+        )
+    return found

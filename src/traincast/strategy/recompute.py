@@ -1,0 +1,68 @@
+"""Recomputation: activations that a block drops after its forward, and the works that its backward runs again.
+
+A strategy names one of :data:`RECOMPUTATIONS`: ``recompute=full``. Only the repeated blocks of a model are recomputed,
+or all blocks of a model that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from traincast.errors import UnknownNameError
+from traincast.graph import Operator, OpKind
+
+if TYPE_CHECKING:
+    from traincast.strategy.program import Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """One technique: what a block drops, and therefore runs again.
+
+    ``whole_block``: the block keeps its input alone and runs all of its forward again. Such a technique can be limited
+    to every n-th layer (``recompute_every``).
+    ``attention``: attention drops what an unfused kernel writes between its two products, and runs again. A search
+    offers it only for models with attention.
+    ``kinds``: operators of these kinds drop what they save for backward, and run again.
+
+    What is dropped is held again while the block's own backward runs.
+    """
+
+    whole_block: bool = False
+    attention: bool = False
+    kinds: frozenset[OpKind] = frozenset()
+
+    def again(self, forward: Sequence[Item]) -> list[Item]:
+        """The works of a block's ``forward`` that run again before its backward."""
+        return [item for item in forward if self.whole_block or self._runs_again(item)]
+
+    def _runs_again(self, item: Item) -> bool:
+        return (self.attention and item.core) or (isinstance(item.work, Operator) and item.work.kind in self.kinds)
+
+
+RECOMPUTATIONS: Final[dict[str, Recomputation]] = {
+    "none": Recomputation(),
+    "selective": Recomputation(attention=True),  # Korthikanti et al. 2022, arXiv:2205.05198
+    "full": Recomputation(whole_block=True),  # Chen et al. 2016, arXiv:1604.06174
+}
+"""Techniques by name, from the one that holds most memory to the one that holds least."""
+
+
+def load_recomputation(name: str) -> Recomputation:
+    """The technique called ``name``; raises :class:`UnknownNameError` where there is none."""
+    if name not in RECOMPUTATIONS:
+        raise UnknownNameError("recompute", name, RECOMPUTATIONS)
+    return RECOMPUTATIONS[name]
+
+
+def leaner(name: str) -> list[str]:
+    """The techniques that hold less memory than ``name``, the one that holds least last."""
+    names = list(RECOMPUTATIONS)
+    return names[names.index(name) + 1 :]
+
+
+def leanest() -> str:
+    """The technique that holds least memory."""
+    return next(reversed(RECOMPUTATIONS))

@@ -1,0 +1,124 @@
+"""A technique that is entered in its dict, and nowhere else, works in forecasts, searches, reports and exports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import LLAMA, check_timeline, request_of
+from tests.searching.problems import finite, problem_for, single, solved, strategies_of, with_strategy
+from traincast.engines import local_engine
+from traincast.errors import StrategyError
+from traincast.estimate import AnalyticalCostModel
+from traincast.export import FRAMEWORKS, export
+from traincast.forecast import Forecast, forecast
+from traincast.graph import Operator, OpKind
+from traincast.scheduling import POLICIES, Job, Policy, SharedCluster, State, simulate
+from traincast.scheduling.conformance import check_policy
+from traincast.searching.search import search
+from traincast.strategy import SCHEDULES, Strategy
+from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation, leaner
+from traincast.strategy.remedy import changes
+from traincast.strategy.schedules import Order, Pass, PipelineSchedule, Slot
+
+CHEAP = frozenset({OpKind.ACTIVATION, OpKind.LAYER_NORM, OpKind.ELEMENTWISE})
+
+
+def last_in_first_out(stages: int, microbatches: int, virtual: int = 1) -> Order:
+    """GPipe whose backwards come in the reverse order, each in two halves."""
+    slots = [Slot(Pass.FORWARD, m) for m in range(microbatches)]
+    for m in reversed(range(microbatches)):
+        slots += [Slot(Pass.INPUT, m), Slot(Pass.WEIGHT, m)]
+    return [slots for _ in range(stages)]
+
+
+class Largest(Policy):
+    """The job that needs most GPUs starts first."""
+
+    def decide(self, state: State) -> None:
+        """Start what fits, by size."""
+        for run in sorted(state.waiting.values(), key=lambda run: -run.num_gpus):
+            state.start(run)
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Enter a toy of each kind for the time of a test; the recomputation stands where its memory puts it."""
+    monkeypatch.setitem(SCHEDULES, "lifo", PipelineSchedule(order=last_in_first_out, splits_backward=True))
+    monkeypatch.setitem(POLICIES, "largest", Largest)
+    before = dict(RECOMPUTATIONS)
+    RECOMPUTATIONS.clear()
+    RECOMPUTATIONS.update(
+        {"none": before["none"], "selective": before["selective"], "cheap": Recomputation(kinds=CHEAP), **before}
+    )
+    yield
+    RECOMPUTATIONS.clear()
+    RECOMPUTATIONS.update(before)
+
+
+def made(strategy: str) -> Forecast:
+    return forecast(request_of(strategy, model=LLAMA, runtime="megatron", global_batch=16))
+
+
+def test_a_schedule_is_forecast() -> None:
+    toy, gpipe = (made(f"pp=4,num_microbatches=8,schedule={name}") for name in ("lifo", "gpipe"))
+    check_timeline(toy.timeline)
+    assert "schedule=lifo" in toy.report.strategy
+    assert toy.report.as_dict()["bubble_s"] > 0.0
+    assert toy.report.peak_memory_bytes >= gpipe.report.peak_memory_bytes  # neither drops anything before all forwards
+
+
+@pytest.mark.parametrize("toy", ["schedule=lifo,recompute=none,pp=4", "recompute=cheap,schedule=1f1b,pp<=2"])
+def test_a_search_forecasts_a_technique_as_it_would_be_alone(toy: str) -> None:
+    problem = problem_for(LLAMA, 8, 16, constraint=f"{toy},offload=none,cp=1,tp<=2,cut=even,zero<=1")
+    columns = finite(solved(problem))
+    assert len(columns) > 3
+    for row, strategy in enumerate(strategies_of(problem, columns)):
+        assert "lifo" in str(strategy) or "cheap" in str(strategy)
+        seconds, nbytes = single(with_strategy(problem, strategy), problem.cost_model)
+        assert columns.seconds[row] == pytest.approx(seconds, rel=1e-6)
+        assert columns.memory[row] == pytest.approx(nbytes, rel=1e-6)
+
+
+def test_a_recomputation_trades_memory_for_time() -> None:
+    none, cheap, full = (made(f"dp=1,recompute={name}") for name in ("none", "cheap", "full"))
+    held = [each.report.memory.activations for each in (none, cheap, full)]
+    assert held[0] > held[1] > held[2]
+    assert none.report.step_s < cheap.report.step_s < full.report.step_s
+    items = [item for program in cheap.lowered.prepared.programs for item in program.backward]
+    again = {item.work.kind for item in items if item.label.endswith("(again)") and isinstance(item.work, Operator)}
+    assert again and again <= CHEAP
+    flops = [sum(p.flops for p in each.lowered.prepared.programs) for each in (none, cheap, full)]
+    assert flops[0] < flops[1] < flops[2]
+
+
+def test_a_recomputation_is_searched_and_proposed() -> None:
+    answer = search(
+        LLAMA,
+        cluster="dgx-a100:1",
+        global_batch=16,
+        constraint="recompute=cheap,schedule=lifo,pp=4,offload=none,cp=1,tp=1",
+        engine=local_engine(1),
+        cost_model=AnalyticalCostModel(),
+        use_cache=True,
+    )
+    assert (answer.best.strategy.recompute, answer.best.strategy.schedule) == ("cheap", "lifo")
+    assert answer.best.report.fits
+    assert leaner("none") == ["selective", "cheap", "full"]
+    proposed = [change.description for change in changes(Strategy(dp=4), global_batch=16)]
+    assert proposed.index("recompute=cheap") < proposed.index("recompute=full")
+
+
+@pytest.mark.parametrize("strategy", ["pp=4,num_microbatches=8,schedule=lifo", "dp=4,zero=1,recompute=cheap"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_refuses_what_its_exporter_does_not_name(framework: str, strategy: str) -> None:
+    with pytest.raises(StrategyError, match=r"lifo|cheap"):
+        export(request_of(strategy, model=LLAMA, runtime=framework, global_batch=16), framework)
+
+
+def test_a_policy_is_found_by_name() -> None:
+    check_policy(Largest())
+    jobs = [Job(job_id=str(n), submit_s=0.0, num_gpus=n, duration_s=10.0) for n in (3, 8)]
+    outcome = simulate(jobs, SharedCluster.uniform(1, 8), policy="largest")
+    assert [fate.end_s for fate in outcome.fates] == [20.0, 10.0]

@@ -1,0 +1,74 @@
+"""A forecast walks once: one preparation, one report; what does not fit comes with a remedy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conftest import GPT, LLAMA, devices, graph_of, request_of
+from traincast.forecast import Forecast, forecast, job_of, predict
+from traincast.report import JobSettings, Report
+from traincast.strategy import lower, prepare
+from traincast.strategy.fits import Fit
+
+
+def predicted(strategy: str, **settings: Any) -> Forecast:
+    return predict(graph_of(GPT), cluster=devices(4), global_batch=16, strategy=strategy, **settings)
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often requests are prepared and reports are made."""
+    found = {"prepared": 0, "reports": 0}
+    original, made = prepare.prepare, Report.__init__
+
+    def counted(request: Any) -> Any:
+        found["prepared"] += 1
+        return original(request)
+
+    def reported(self: Report, **values: Any) -> None:
+        found["reports"] += 1
+        made(self, **values)
+
+    for module in ("traincast.strategy.prepare", "traincast.strategy.lower"):
+        monkeypatch.setattr(sys.modules[module], "prepare", counted)
+    monkeypatch.setattr(Report, "__init__", reported)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["dp=4,micro_batch=2", "pp=4,micro_batch=2", "dp=4,servers=2,micro_batch=2"])
+def test_a_forecast_prepares_and_reports_once(strategy: str, counts: dict[str, int]) -> None:
+    made = predicted(strategy, steps=1000)
+    assert counts == {"prepared": 1, "reports": 1}
+    assert made.report.job is not None and made.report.memory_over_time
+    made.detailed()
+    assert counts == {"prepared": 1, "reports": 1}
+
+
+def test_a_lowered_request_carries_what_it_was_made_from() -> None:
+    request = request_of("pp=2,num_microbatches=4", model=LLAMA)
+    found = lower(request)
+    assert found.request is request
+    assert found.prepared.micro_batch == request.strategy.micro_batch(request.global_batch)
+    assert found.need.forecast == max(memory.total for memory in found.memory)
+
+
+def test_details_are_there_where_asked_for() -> None:
+    request = request_of("dp=4,micro_batch=2", model=GPT, global_batch=16)
+    plain, detailed = forecast(request).report, forecast(request, in_detail=True, num_steps=10).report
+    assert (plain.memory_over_time, plain.peak_tensors, plain.job) == ((), (), None)
+    assert len(detailed.memory_over_time) == 4  # two microbatches, forward and backward
+    assert detailed.job is not None and detailed.job.num_steps == 10
+    assert (plain.step_s, plain.memory) == (detailed.step_s, detailed.memory)
+    assert job_of(forecast(request), 10, JobSettings()) == detailed.job
+
+
+def test_what_does_not_fit_is_a_value_and_its_warning_has_the_remedy() -> None:
+    made = predict("gpt2-xl", cluster="dgx-1-v100", global_batch=64, strategy="dp=8,micro_batch=8", use_cache=True)
+    assert made.report.fit is Fit.DOES_NOT_FIT
+    assert (made.report.verdict, "fit" in made.report.as_dict()) == ("does not fit", False)
+    (warning,) = [w for w in made.report.warnings if w.startswith("does not fit: needs ")]
+    assert "; fits with " in warning
+    assert predicted("dp=4,micro_batch=1").report.fit is Fit.FITS
