@@ -361,4 +361,4 @@ def test_a_file_is_no_folder_for_parts(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as stopped:
         main(_with("--resume", str(place)))
     assert stopped.value.code == 2
-    assert "no folder" in capsys.readouterr().err
+    assert "not a folder" in capsys.readouterr().err
