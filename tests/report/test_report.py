@@ -90,7 +90,7 @@ def test_a_mixed_estimate_is_shared_out_by_time(grain: str) -> None:
             seconds = np.where(product, 1.0, np.where(update, 10.0, 0.0))
             return replace(found, seconds=seconds, source=np.where(product, 0, 2).astype(np.int8))
 
-    report = forecast(request_of("dp=1"), cost_model=Mixed(), grain=grain).report
+    report = forecast(request_of("dp=1"), cost_model=Mixed(), grain=grain).report  # type: ignore[arg-type]
     products = sum(n for op, n in graph_of(GPT) if op.kind is OpKind.GEMM)
     assert report.estimated_by["measured"] == pytest.approx(products / (products + 10), rel=1e-12)
 

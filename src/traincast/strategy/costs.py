@@ -72,7 +72,7 @@ def _fill_overlaps(  # noqa: PLR0917  (Numba takes positional arguments)
 
 
 def _fill_segments(start: Any, launches: Any, works: Any, tails: Any, costs: Any, segments: Any) -> None:  # noqa: PLR0917
-    """Fill (lead, device, host) of every segment, or with ``tails`` (lead, device, tail); zeros where it has no works."""
+    """Fill (lead, device, host) of every segment, or with ``tails`` (lead, device, tail); zeros if it has no works."""
     for number in range(len(start) - 1):
         here = slice(start[number], start[number + 1])
         lead = device = host = 0.0
