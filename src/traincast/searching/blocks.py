@@ -79,7 +79,7 @@ class BlockTable:
 
     def runs(self, seconds: Floats) -> Floats:
         """Lead, device, host and operators of every pass, in seconds, for given seconds of the works."""
-        table = self.composition.fill(seconds, compiled=True, tails=False)
+        table = self.composition.fill(seconds, tails=False)
         count = len(self.composition.segment_start) - 1
         costs, segments = table[: len(table) - 3 * count], table[len(table) - 3 * count :].reshape(-1, 3)
         operators = costs[self.composition.works] * self.operator

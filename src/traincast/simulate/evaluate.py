@@ -27,7 +27,7 @@ class Evaluator:
 
     def __call__(self, seconds: Floats, *, interference: float = 1.0) -> float:
         """Seconds of the step; ``interference`` multiplies the slowdown of every work that traffic runs beside."""
-        costs = self._composition.fill(seconds, compiled=True, interference=interference)
+        costs = self._composition.fill(seconds, interference=interference)
         self._free[:] = 0.0
         execute_compiled(0, len(self._cost), 0.0, costs[self._cost], *self._tasks, self._free, self._start, self._end)
         return float(self._end.max(initial=0.0))

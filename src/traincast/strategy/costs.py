@@ -1,7 +1,8 @@
 """The costs of overlaps and segments, from the seconds of works: each formula once.
 
-Plain Python runs these functions on NumPy arrays, and Numba compiles the same functions into the loops of an
-evaluator and of a search. So a forecast, a calibration and a search cannot disagree about what a step costs.
+Plain Python runs these functions, and Numba compiles the same functions into the loops of an evaluator and of a search.
+So a forecast, a calibration and a search cannot disagree about what a step costs. Only a segment has two forms: a rule
+for one work after another, and its closed form for arrays.
 
 Costs are numbered: works first, then overlaps. A number below zero counts from the end, as Python's indices do.
 """
@@ -58,43 +59,7 @@ def tail_seconds(lead: Any, host: Any) -> Any:
     return max(0.0, host - lead)
 
 
-def _fill_overlaps(  # noqa: PLR0917  (Numba takes positional arguments)
-    overlap_work: Any, terms: Any, behind_start: Any, behind: Any, interference: Any, costs: Any
-) -> None:
-    """Fill the costs of overlaps, which follow those of works; ``interference`` multiplies that of each."""
-    at = len(costs) - len(overlap_work)
-    for number in range(len(overlap_work)):
-        hiding = costs[behind[behind_start[number] : behind_start[number + 1]]]
-        share, slowdown, waited = terms[number]
-        costs[at + number] = overlap_seconds(
-            costs[overlap_work[number]], share * hiding.sum(), interference * slowdown, waited > 0.0
-        )
-
-
-def _fill_segments(start: Any, launches: Any, works: Any, tails: Any, costs: Any, segments: Any) -> None:  # noqa: PLR0917
-    """Fill (lead, device, host) of every segment, or with ``tails`` (lead, device, tail); zeros if it has no works."""
-    for number in range(len(start) - 1):
-        here = slice(start[number], start[number + 1])
-        lead = device = host = 0.0
-        if here.start < here.stop:
-            lead, device, host = segment_seconds(costs[launches[here]], costs[works[here]])
-        segments[number] = lead, device, tail_seconds(lead, host) if tails else host
-
-
-def _fill_compiled_segments(  # noqa: PLR0917
-    start: Any, launches: Any, works: Any, tails: Any, costs: Any, segments: Any
-) -> None:
-    """The same for machine code."""
-    for number in range(len(start) - 1):
-        lead, device, host = 0.0, 0.0, 0.0
-        for at in range(start[number], start[number + 1]):
-            launch, work = costs[launches[at]], costs[works[at]]
-            lead, device, host = in_line(lead, device, host, launch, work, launch)
-        segments[number, 0], segments[number, 1] = lead, device
-        segments[number, 2] = tail_seconds(lead, host) if tails else host
-
-
-def _fill_compiled(  # noqa: PLR0917  (Numba takes positional arguments)
+def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
     overlap_work: Any,
     terms: Any,
     behind_start: Any,
@@ -107,12 +72,24 @@ def _fill_compiled(  # noqa: PLR0917  (Numba takes positional arguments)
     costs: Any,
     segments: Any,
 ) -> None:
-    """Overlaps and segments in one call, for machine code."""
-    _fill_overlaps(overlap_work, terms, behind_start, behind, interference, costs)
-    _fill_compiled_segments(segment_start, launches, works, tails, costs, segments)
+    """Fill the costs of overlaps, which follow those of works, then those of segments; see :meth:`Composition.fill`."""
+    at = len(costs) - len(overlap_work)
+    for number in range(len(overlap_work)):
+        hiding = 0.0
+        for other in range(behind_start[number], behind_start[number + 1]):
+            hiding += costs[behind[other]]
+        traffic, share, slowdown = costs[overlap_work[number]], terms[number, 0], interference * terms[number, 1]
+        costs[at + number] = overlap_seconds(traffic, share * hiding, slowdown, terms[number, 2] > 0.0)
+    for number in range(len(segment_start) - 1):
+        lead, device, host = 0.0, 0.0, 0.0
+        for at in range(segment_start[number], segment_start[number + 1]):
+            launch, work = costs[launches[at]], costs[works[at]]
+            lead, device, host = in_line(lead, device, host, launch, work, launch)
+        segments[number, 0], segments[number, 1] = lead, device
+        segments[number, 2] = tail_seconds(lead, host) if tails else host
 
 
-_compiled = Compiled(_fill_compiled)
+_fill_compiled = Compiled(_fill)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +109,28 @@ class Composition:
     launches: Ints
     works: Ints
 
-    def fill(self, seconds: Floats, *, compiled: bool, tails: bool = True, interference: float = 1.0) -> Floats:
+    def fill(self, seconds: Floats, *, tails: bool = True, interference: float = 1.0) -> Floats:
         """A table of costs from the ``seconds`` of the works: works, overlaps, three for each segment.
 
-        The three are lead, device and tail of the segment, or without ``tails`` lead, device and host. ``compiled``
-        runs the loops as machine code, which pays where they run thousands of times.
+        The three are lead, device and tail of the segment, or without ``tails`` lead, device and host. ``interference``
+        multiplies that of every overlap. The loop is machine code: this is for tables that are filled very often.
         """
         leaves = len(seconds) + len(self.overlap_work)
         table = np.empty(leaves + 3 * (len(self.segment_start) - 1))
-        costs, segments = table[:leaves], table[leaves:].reshape(-1, 3)
-        costs[: len(seconds)] = seconds
-        overlaps = self.overlap_work, self.terms, self.behind_start, self.behind
-        runs = self.segment_start, self.launches, self.works
-        if compiled:
-            _compiled(*overlaps, *runs, interference, tails, costs, segments)
-        else:
-            _fill_overlaps(*overlaps, interference, costs)
-            _fill_segments(*runs, tails, costs, segments)
+        table[: len(seconds)] = seconds
+        _fill_compiled(
+            self.overlap_work,
+            self.terms,
+            self.behind_start,
+            self.behind,
+            self.segment_start,
+            self.launches,
+            self.works,
+            interference,
+            tails,
+            table[:leaves],
+            table[leaves:].reshape(-1, 3),
+        )
         return table
 
 

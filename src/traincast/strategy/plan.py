@@ -167,7 +167,13 @@ class Plan:
 
     def costs(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds of every cost, from the seconds of the works."""
-        return self.composition().fill(seconds, compiled=False)
+        leaves = self.leaves(seconds)
+        table = np.empty(self.num_costs)
+        table[: len(leaves)] = leaves
+        for number, segment in enumerate(self.segments):
+            at = len(leaves) + 3 * number
+            table[at : at + 3] = segment.costs(leaves)
+        return table
 
     def shares(self, seconds: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """Seconds within every cost that fall to the ``chosen`` works."""
