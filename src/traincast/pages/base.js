@@ -97,8 +97,8 @@ export function tile(parent, name, [value, unit], detail, share, colour) {
 export const tiles = (root) => { const node = make("section", "tiles"); node.setAttribute("aria-label", "Key numbers"); root.append(node); return node; };
 
 /* A stacked bar: parts are [class, name, value]; it is as wide as `room` is to the sum of them. */
-export function stackedBar(parts, format, { big = false, room = 0, least = big ? 0.06 : 0.09 } = {}) {
-  const bar = make("div", big ? "bar big" : "bar"), sum = parts.reduce((s, p) => s + Math.max(0, p[2]), 0) || 1, all = room || sum;
+export function stackedBar(parts, format, { big = false, room = 0, open = false, least = big ? 0.06 : 0.09 } = {}) {
+  const bar = make("div", "bar" + (big ? " big" : "") + (open ? " open" : "")), sum = parts.reduce((s, p) => s + Math.max(0, p[2]), 0) || 1, all = room || sum;
   const narrow = innerWidth <= 560 ? 2 : 1;
   for (const [name, title, value] of parts) {
     if (!(value > 0)) continue;

@@ -55,10 +55,10 @@ function filters(made, rows, columns) {
 
 /* Where the steps of the ten best go; bars are as long as the steps, so a longer bar is a slower step. */
 export function shares(element, data) {
-  const best = data.candidates.slice(0, 10), longest = Math.max(...best.map((c) => c.step_s)), rows = make("div", "rows");
+  const best = data.candidates.slice(0, 10), longest = Math.max(...best.map((c) => c.step_s)), rows = make("div", "rows whole");
   best.forEach((c, n) => {
     const parts = PARTS.map(([name, title]) => [name, title, c.shares[name] * c.step_s]);
-    rows.append(add(make("div", "row numbered"), make("b", "", String(n + 1)), add(make("div", "who"), code(c.strategy)), stackedBar(parts, seconds, { room: longest }), make("div", "what", seconds(c.step_s))));
+    rows.append(add(make("div", "row numbered"), make("b", "", String(n + 1)), add(make("div", "who"), code(c.strategy)), stackedBar(parts, seconds, { room: longest, open: true }), make("div", "what", seconds(c.step_s))));
   });
   element.append(rows, legend(PARTS));
 }

@@ -2,13 +2,13 @@
    need no redrawing. */
 import { add, explain, hideTip, make, onWidth, shape, showTip } from "./base.js";
 
-export function nice(rough, steps = [1, 2, 5, 10]) {
+export function nice(rough, steps = [1, 2, 2.5, 5, 10]) {
   const power = 10 ** Math.floor(Math.log10(rough));
   return steps.map((m) => m * power).find((m) => m >= rough * 0.999);
 }
 export function ticks(low, high, wanted) {
   const step = nice(Math.max((high - low) / Math.max(1, wanted), 1e-12)), found = [];
-  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n += 1) found.push(n * step);
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n += 1) found.push(n * step || 0);
   return found;
 }
 export function logTicks(low, high, wanted) {

@@ -16,7 +16,6 @@ function draw(plot, choice, { paths, ends, clip }) {
     nodes.forEach((node, n) => node.setAttribute("class", choice.role(n)));
     const last = [choice.chosen, choice.lit].filter((n) => n >= 0);
     for (const n of last) layer.append(nodes[n]);
-    if (choice.many) for (const n of last) nodes[n].style.strokeDasharray = n === choice.chosen ? "none" : "";
     labels.replaceChildren();
     if (choice.policies.length > 1) for (const n of new Set(last)) {
       const [x, y] = ends[n], text = note(plot, choice.policies[n].policy, x, y, "end", "note strong");
@@ -113,7 +112,7 @@ export function lineLegend(element, choice) {
   if (choice.many) outer.append(make("li", "", "All policies are drawn; grey lines get their colour when you point at them, at a row of the table, or at a button at the top."));
   else if (choice.policies.length > 1) choice.policies.forEach((p, n) => {
     const svg = shape("svg", { viewBox: "0 0 22 12", "aria-hidden": "true" });
-    svg.append(choice.dress(shape("path", { d: "M0 6H22", "stroke-width": 3 }), n));
+    svg.append(choice.dress(shape("path", { d: "M0 6H22" }), n));
     outer.append(add(make("li"), svg, make("span", "", p.policy)));
   });
   if (fails) outer.append(...legend([["down", "out of service (dashed)"]]).children);

@@ -1,5 +1,5 @@
 /* The page of a forecast. */
-import { add, bytes, card, count, footer, header, make, percent, seconds, secondsParts, tile, tiles, warnings, whole } from "./base.js";
+import { add, bytes, card, count, footer, header, make, percent, seconds, secondsParts, three, tile, tiles, warnings, whole } from "./base.js";
 import { breakdown } from "./breakdown.js";
 import { interval } from "./interval.js";
 import { job, jobSummary, servers } from "./job.js";
@@ -27,8 +27,8 @@ export function forecast(root, { report, timeline: line }) {
   path(card(two, "What decides the step time", "Work on the critical path: make this shorter, and the step gets shorter."), report);
   two.append(right);
   memory(card(right, "Memory", "The peak of one rank of each stage."), report);
+  if (report.memory_over_time.length > 1) memoryOverTime(card(right, "Memory over time", "Stage " + report.fullest_stage + ", the fullest, from its first pass to its last."), report);
   sources(card(right, "Where the numbers come from", "Share of all device time, by the source of its estimate."), report);
-  if (report.memory_over_time.length > 1) memoryOverTime(card(root, "Memory over time", "Stage " + report.fullest_stage + ", the fullest, from its first pass to its last."), report);
   if (report.servers) servers(card(root, "Parameter servers"), report.servers);
   if (report.job) job(card(root, "The whole job", jobSummary(report.job)), report.job);
   footer(root, "A forecast");
@@ -45,7 +45,7 @@ function numbers(parent, report) {
   else tile(parent, "Throughput", [count(report.samples_per_s), "samples/s"], count(report.samples_per_s / report.num_devices) + " per device");
   tile(parent, "Model FLOPs utilization", [report.mfu === null ? "–" : (report.mfu * 100).toFixed(1), "%"], "of the devices’ peak in " + report.precision, report.mfu || 0);
   const room = report.peak_memory_bytes / report.memory_capacity_bytes;
-  tile(parent, "Peak memory", bytes(report.peak_memory_bytes).split(" "), percent(room) + " of " + bytes(report.memory_capacity_bytes) + "; " + bytes(report.memory_low_bytes) + " to "
+  tile(parent, "Peak memory", bytes(report.peak_memory_bytes).split(" "), (room < 2 ? percent(room) + " of " : three(room) + " times the ") + bytes(report.memory_capacity_bytes) + "; " + bytes(report.memory_low_bytes) + " to "
     + bytes(report.memory_high_bytes), room, report.fits ? "" : "var(--bad)");
   if (report.host_memory_bytes > 0) {
     const there = report.host_memory_capacity_bytes;

@@ -9,9 +9,9 @@ export function gpuTime(element, choice) {
   const several = choice.policies.length > 1, outer = make("div"), partsOf = (p) => PARTS.map(([key, title]) => [key, title, p.gpu_time[key]]), sum = (p) => partsOf(p).reduce((s, part) => s + part[2], 0);
   const longest = Math.max(...choice.policies.map(sum)), used = PARTS.filter(([key]) => choice.policies.some((p) => p.gpu_time[key] > 0));
   const draw = () => {
-    const rows = make("div", several ? "rows" : "");
+    const rows = make("div", several ? "rows whole" : "");
     choice.policies.forEach((p, n) => {
-      const bar = stackedBar(partsOf(p), hours, { big: !several, room: longest });
+      const bar = stackedBar(partsOf(p), hours, { big: !several, room: longest, open: true });
       rows.append(several ? add(make("div", "row"), add(make("div", "who"), make(n === choice.chosen ? "b" : "span", "", p.policy)), bar, make("div", "what", whole(sum(p) / 3600) + " GPU h")) : bar);
     });
     const p = choice.policy, key = legend(used.map(([name, title]) => [name, title, p.gpu_time[name]]), hours);

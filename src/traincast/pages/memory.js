@@ -8,7 +8,7 @@ const partsOf = (entry) => MEMORY.map(([name, title]) => [name, title, entry[nam
 
 export function memory(element, report) {
   const capacity = report.memory_capacity_bytes, widest = Math.max(capacity, ...report.ranks.map((r) => r.peak_memory_bytes)) * 1.03;
-  const stages = [...new Map(report.ranks.map((r) => [r.stage, r])).values()], rows = make("div", "rows");
+  const stages = report.ranks.filter((r, n) => report.ranks.findIndex((other) => other.stage === r.stage) === n), rows = make("div", "rows");
   for (const entry of stages) {
     const mark = make("div", "capacity"), over = entry.peak_memory_bytes > capacity;
     mark.style.left = 100 * capacity / widest + "%";
@@ -22,9 +22,9 @@ export function memory(element, report) {
 
 /* Every pass of the fullest stage is a step of a stacked area. */
 export function memoryOverTime(element, report) {
-  const moments = report.memory_over_time, capacity = report.memory_capacity_bytes, unit = capacity >= 2 ** 30 ? 2 ** 30 : 2 ** 20;
-  const sums = moments.map((m) => MEMORY.reduce((sum, [name]) => sum + m[name], 0)), top = Math.max(capacity, ...sums) * 1.06 / unit;
-  const peak = sums.indexOf(Math.max(...sums));
+  const moments = report.memory_over_time, capacity = report.memory_capacity_bytes, sums = moments.map((m) => MEMORY.reduce((sum, [name]) => sum + m[name], 0));
+  const most = Math.max(...sums), unit = most >= 2 ** 31 ? 2 ** 30 : 2 ** 20, far = most < 0.35 * capacity, top = (far ? most * 1.25 : Math.max(capacity, most) * 1.06) / unit;
+  const peak = sums.indexOf(most);
   chart(element, {
     height: 220, label: "Memory of stage " + report.fullest_stage + " over its passes", name: "areas",
     axes: (wide, high) => ({
@@ -32,10 +32,10 @@ export function memoryOverTime(element, report) {
       y: { low: 0, high: top, ticks: ticks(0, top, high / 40).map((t) => [t, whole(t)]), title: "memory (" + (unit === 2 ** 30 ? "GiB" : "MiB") + ")" },
     }),
     draw: (plot) => {
-      const { svg, x, y, wide, room } = plot, level = y(capacity / unit);
+      const { svg, x, y, wide, room } = plot, level = far ? room.top : y(capacity / unit);
       areas(plot, moments, unit);
-      svg.append(shape("line", { x1: room.left, x2: wide - room.right, y1: level, y2: level }, "limit"));
-      note(plot, "capacity " + bytes(capacity), wide - room.right - 4, level + (level < 28 ? 14 : -5), "end", "note strong");
+      if (!far) svg.append(shape("line", { x1: room.left, x2: wide - room.right, y1: level, y2: level }, "limit"));
+      note(plot, "capacity " + bytes(capacity) + (far ? ", above this chart ↑" : ""), wide - room.right - 4, level + (level < 28 ? 14 : -5), "end", "note strong");
       follow(plot, (px) => {
         const n = Math.min(moments.length - 1, Math.max(0, Math.floor(x.invert(px)))), m = moments[n];
         const list = [["pass", whole(n + 1) + " of " + whole(moments.length)], ["memory", bytes(sums[n])], ...MEMORY.map(([name, title]) => [title.toLowerCase(), bytes(m[name])])];

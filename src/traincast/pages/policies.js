@@ -15,7 +15,7 @@ export class Choice {
   get policy() { return this.policies[this.chosen]; }
   get many() { return this.policies.length > FEW; }
   /* Colour and dashes of a policy: ten colours, then the same with dashes. */
-  dress(node, n) { node.style.stroke = "var(--c" + n % 10 + ")"; node.style.strokeDasharray = DASHES[Math.floor(n / 10) % DASHES.length]; return node; }
+  dress(node, n) { node.style.setProperty("--hue", "var(--c" + n % 10 + ")"); node.style.setProperty("--dash", DASHES[Math.floor(n / 10) % DASHES.length]); node.setAttribute("class", "line"); return node; }
   /* The class of a policy's line: of many policies, all but the chosen one and the one pointed at are grey. */
   role(n) { return "line" + (n === this.chosen ? " chosen" : "") + (n === this.lit ? " lit" : "") + (this.many && n !== this.chosen && n !== this.lit ? " quiet" : ""); }
 }
@@ -25,7 +25,7 @@ export function choose(element, choice) {
   nav.setAttribute("aria-label", "Policy shown");
   const buttons = choice.policies.map((policy, n) => {
     const node = button("", () => choice.choose(n)), swatch = shape("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" });
-    swatch.append(choice.dress(shape("path", { d: "M0 5H26", "stroke-width": 3, fill: "none" }), n));
+    swatch.append(choice.dress(shape("path", { d: "M0 5H26" }), n));
     add(node, swatch, policy.policy);
     for (const [name, act] of [["pointerenter", n], ["focus", n], ["pointerleave", -1], ["blur", -1]]) node.addEventListener(name, () => choice.light(act));
     return node;

@@ -38,7 +38,7 @@ export function table(rows, columns, { label, sortable = true, rowName, onRow } 
 }
 
 function heading(column, act) {
-  const th = make("th", column.right ? "n" : "");
+  const th = make("th", [column.right ? "n" : "", column.className || ""].join(" ").trim());
   th.scope = "col";
   if (!act) { th.textContent = column.name; return th; }
   th.setAttribute("aria-sort", "none");

@@ -47,7 +47,7 @@ class Timeline {
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", "Timeline of " + line.rows.length + " ranks over " + seconds(data.whole / 1e9));
-    this.note = make("p", "chosen");
+    this.note = make("p", "pinned");
     this.note.setAttribute("aria-live", "polite");
     const keys = make("p", "hint"), key = (...names) => names.flatMap((name) => [make("kbd", "", name), document.createTextNode(" ")]);
     if (isTouch) keys.textContent = "Drag sideways to move, + and − to zoom, tap a span to see what it is. Drag the map above to jump.";
