@@ -1,4 +1,4 @@
-"""A browser for the tests of pages: Chromium of this machine, started once per session."""
+"""A browser for the tests of pages: the Chromium of this machine, started once for all of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """The browser; tests that need it are skipped where there is none."""
+    """The browser; tests that need it are skipped where there is none. It holds an event loop, so it is closed early."""
     if CHROMIUM is None:
         pytest.skip("no Chromium here: install chromium or google-chrome to test the pages in a browser")
     from playwright.sync_api import sync_playwright
@@ -49,6 +49,9 @@ class Opened:
         """What the tooltip says with the pointer at ``part`` of the first element that is found."""
         node = self.page.locator(selector).first
         node.scroll_into_view_if_needed()
+        self.page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )  # scrolled
         box = node.bounding_box()
         self.page.mouse.move(box["x"] + part[0] * box["width"], box["y"] + part[1] * box["height"])
         tip = self.page.locator("#tip")

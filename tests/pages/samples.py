@@ -67,15 +67,15 @@ def servers_page(folder: Path) -> Path:
 
 
 @cache
-def answer(top: int = 8) -> Answer:
+def answer() -> Answer:
     """A search of a few hundred strategies."""
     one = load_engine("local", workers=1)
-    return search(graph_of(MODEL), cluster="dgx-a100:1x4", global_batch=16, constraint=NARROW, top=top, engine=one)
+    return search(graph_of(MODEL), cluster="dgx-a100:1x4", global_batch=16, constraint=NARROW, top=8, engine=one)
 
 
-def search_page(folder: Path, *, top: int = 8) -> Path:
+def search_page(folder: Path) -> Path:
     """The page of that search."""
-    write_search(answer(top), folder / "search.html")
+    write_search(answer(), folder / "search.html")
     return folder / "search.html"
 
 

@@ -44,7 +44,7 @@ function filters(made, rows, columns) {
   const apply = () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     shown = made.filter((c) => words.every((word) => [c.strategy, c.limiter, place(c), c.tie ? "tie" : ""].join(" ").toLowerCase().includes(word)));
-    tell.textContent = shown.length === rows.length ? rows.length + " strategies" : shown.length + " of " + rows.length + " strategies";
+    tell.textContent = (shown.length < rows.length ? shown.length + " of " : "") + rows.length + (rows.length === 1 ? " strategy" : " strategies");
   };
   input.addEventListener("input", apply);
   apply();

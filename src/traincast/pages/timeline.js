@@ -4,6 +4,8 @@ import { Lanes } from "./lanes.js";
 import { Painter, AXIS } from "./painter.js";
 import { steer } from "./steering.js";
 
+const ROOM = 620;
+
 export function timelineHint(line) {
   const workers = line.rows.filter((r) => r.server === undefined).length, hints = [];
   if (line.num_servers) hints.push("One steady step of the slowest worker: " + workers + " of " + whole(line.num_ranks) + " workers, then the servers. Messages that run at once share links.");
@@ -24,7 +26,7 @@ class Timeline {
     this.slow = slow;
     this.view = { from: 0, to: this.data.whole, top: 0 };
     this.hiddenStreams = new Set();
-    Object.assign(this, { showPath: false, shown: [], total: 0, height: 0, width: 0, hover: null, pinned: null, current: -1, pending: false });
+    Object.assign(this, { showPath: false, shown: [], total: 0, height: 0, width: 0, full: false, hover: null, pinned: null, current: -1, pending: false });
     this.build(element);
     this.painter = new Painter(this);
     this.layout();
@@ -40,6 +42,7 @@ class Timeline {
     for (const stream of data.streams) {
       switches.append(this.box(stream, true, (on) => { if (on) this.hiddenStreams.delete(stream); else this.hiddenStreams.add(stream); this.layout(); }));
     }
+    for (const row of line.rows.filter((r) => this.slow.has(r.rank)).slice(0, 3)) switches.append(button("Go to slow rank " + row.rank, () => this.go(row)));
     switches.append(this.box("mark the critical path", false, (on) => { this.showPath = on; this.draw(); }));
     this.map = make("canvas", "map");
     this.map.setAttribute("aria-hidden", "true");
@@ -51,7 +54,13 @@ class Timeline {
     this.note.setAttribute("aria-live", "polite");
     const keys = make("p", "hint"), key = (...names) => names.flatMap((name) => [make("kbd", "", name), document.createTextNode(" ")]);
     if (isTouch) keys.textContent = "Drag sideways to move, + and − to zoom, tap a span to see what it is. Drag the map above to jump.";
-    else add(keys, "Wheel to zoom, drag to move, click to pin, double-click to zoom to a span. ", ...key("+", "−"), "zoom, ", ...key("←", "→"), "move, ", ...key("↑", "↓"), "change lane, ", ...key("[", "]"), "previous and next span, ", ...key("0"), "whole step.");
+    else add(keys, "Wheel to zoom, drag to move, click to pin, Shift and wheel for the rows below, double-click to zoom to a span. ", ...key("+", "−"), "zoom, ", ...key("←", "→"), "move, ", ...key("↑", "↓"), "change lane, ", ...key("[", "]"), "previous and next span, ", ...key("0"), "whole step.");
+    this.more = button("Show all rows", () => {
+      this.full = !this.full;
+      this.more.textContent = this.full ? "Show fewer rows" : "Show all rows";
+      this.layout();
+    });
+    switches.append(this.more);
     element.append(this.map, this.canvas, this.note, keys);
   }
   box(text, checked, act) {
@@ -70,9 +79,16 @@ class Timeline {
       y += lane.height + 3;
     }
     this.total = y + 2;
-    this.height = AXIS + Math.min(this.total, 620);
+    const most = this.full ? 12000 / (window.devicePixelRatio || 1) : ROOM; // beyond that browsers draw no canvas
+    this.more.hidden = this.total <= ROOM;
+    this.height = AXIS + Math.min(this.total, most);
     this.painter.resize();
     this.render();
+  }
+  /* Scrolls to the lanes of a row. */
+  go(row) {
+    const lane = this.shown.find((l) => this.line.rows[l.row] === row);
+    if (lane) { this.view.top = lane.top - 40; this.draw(); }
   }
   clamp() {
     const { view } = this, whole = this.data.whole, span = Math.min(whole, Math.max(20, whole / 1e7, view.to - view.from));

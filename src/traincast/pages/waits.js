@@ -14,7 +14,7 @@ export function waits(element, report) {
     }),
     draw: (plot) => columns(plot, ranks, slow),
   });
-  const key = legend([["compute", "busy"], ["waiting", "waiting for other ranks"], ...(slow.size ? [["slow-key", "slow rank"]] : [])]);
+  const key = legend([["compute", "busy"], ["waiting", "waiting, for messages or for other ranks"], ...(slow.size ? [["slow-key", "slow rank"]] : [])]);
   element.append(key);
 }
 /* One sentence for all: whom most ranks wait for, and how long. */
