@@ -16,7 +16,7 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """The browser; tests that need it are skipped where there is none. It holds an event loop, so it is closed early."""
+    """The browser. Tests that need it are skipped where there is none. Its event loop must not outlive this package."""
     if CHROMIUM is None:
         pytest.skip("no Chromium here: install chromium or google-chrome to test the pages in a browser")
     from playwright.sync_api import sync_playwright

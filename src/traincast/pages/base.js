@@ -130,7 +130,7 @@ export function showTip(found, x, y) {
   if (!found) { hideTip(); return; }
   const [title, rows, note] = found, list = make("dl");
   for (const [name, value] of rows) add(list, make("dt", "", name), make("dd", "", value));
-  tip.replaceChildren(make("b", "", title), list, ...(note ? [make("p", "", note)] : []));
+  tip.replaceChildren(make("b", "", title), list, ...(note ? [breakable(make("p"), note)] : []));
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   tip.style.left = Math.max(6, Math.min(x + 14, innerWidth - box.width - 8)) + "px";

@@ -17,8 +17,12 @@ function draw(plot, choice, { paths, ends, clip }) {
     const last = [choice.chosen, choice.lit].filter((n) => n >= 0);
     for (const n of last) layer.append(nodes[n]);
     labels.replaceChildren();
+    const taken = [];
     if (choice.policies.length > 1) for (const n of new Set(last)) {
-      const [x, y] = ends[n], text = note(plot, choice.policies[n].policy, x, y, "end", "note strong");
+      let [x, y] = ends[n];
+      if (taken.some(([u, v]) => Math.abs(u - x) < 80 && Math.abs(v - y) < 14)) y = taken[0][1] < 28 ? taken[0][1] + 15 : taken[0][1] - 15;
+      taken.push([x, y]);
+      const text = note(plot, choice.policies[n].policy, x, y, "end", "note strong");
       text.style.fill = "var(--c" + n % 10 + ")";
       labels.append(text);
     }
@@ -30,7 +34,7 @@ function draw(plot, choice, { paths, ends, clip }) {
 function listed(choice, values, format) {
   const rows = choice.policies.map((p, n) => [n, p.policy, values[n]]).sort((a, b) => b[2] - a[2]);
   const kept = rows.length <= SHOWN ? rows : rows.filter(([n], k) => n === choice.chosen || n === choice.lit || k < 5 || k >= rows.length - 5);
-  const found = kept.map(([n, name, value]) => [(n === choice.chosen ? "▸ " : "") + name, format(value)]);
+  const found = kept.map(([n, name, value]) => [(n === choice.chosen ? "▸ " : n === choice.lit ? "• " : "") + name, format(value)]);
   return kept.length < rows.length ? [...found, ["", (rows.length - kept.length) + " more between"]] : found;
 }
 /* The policy whose value is nearest to `wanted`, within a tenth of `span`. */

@@ -27,7 +27,7 @@ export function scatter(element, data) {
       edge(plot, data, unit, top);
       for (const c of marks.filter((m) => m !== best)) point(plot, shape("circle", { cx: plot.x(c.step_s), cy: plot.y(c.peak_memory_bytes / unit), r: 5 }, "front"), () => about(data, c, "On the front"));
       if (marks.includes(best)) point(plot, shape("polygon", { points: star(plot.x(best.step_s), plot.y(best.peak_memory_bytes / unit)) }, "star"), () => about(data, best, "The best"));
-      lit = shape("circle", { r: 10, visibility: "hidden" }, "lit");
+      lit = shape("circle", { r: 10, visibility: "hidden" }, "ring");
       plot.svg.append(lit);
     },
   });

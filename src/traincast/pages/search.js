@@ -35,6 +35,7 @@ function numbersOf(ranks) {
   for (const r of ranks) { const last = runs[runs.length - 1]; if (last && last[1] === r - 1) last[1] = r; else runs.push([r, r]); }
   return runs.map(([a, b]) => a === b ? a : a + "–" + b).join(", ");
 }
+const listed = (ties) => (ties.length > 1 ? "numbers " : "number ") + numbersOf(ties);
 function answer(element, data) {
   const { best } = data, ties = data.candidates.map((c, n) => c.tie ? n + 1 : 0).filter(Boolean), say = (text) => { const p = make("p", "say", text); element.append(p); return p; };
   add(say(data.clusters.length > 1 ? "On " + place(best) + ", train with " : "Train with "), code(best.strategy), ": a step takes " + seconds(best.step_s) + " (" + seconds(best.low_s) + " to " + seconds(best.high_s)
@@ -43,8 +44,8 @@ function answer(element, data) {
   const limits = [[data.deadline_s, best.in_time, () => "ends within " + seconds(data.deadline_s)], [data.budget, best.in_budget, () => "costs at most " + money(data.budget)]]
     .filter(([given]) => given !== null && given !== undefined).map(([, chance, what]) => what() + " with a chance of " + percent(chance));
   if (limits.length) say("It " + limits.join(" and ") + "; you asked for " + percent(data.confidence) + ".");
-  say(data.objective === "memory" ? "Memory is counted, not estimated: no other strategy needs less" + (ties.length ? "; number " + numbersOf(ties) + " of the list needs the same." : ".")
-    : "With a chance of " + percent(data.sure) + " it is the best of those compared; " + (ties.length ? "number " + numbersOf(ties) + " of the list may be as good." : "no other one may be as good."));
+  say(data.objective === "memory" ? "Memory is counted, not estimated: no other strategy needs less" + (ties.length ? "; " + listed(ties) + " of the list need the same." : ".")
+    : "With a chance of " + percent(data.sure) + " it is the best of those compared; " + (ties.length ? listed(ties) + " of the list may be as good." : "no other one may be as good."));
   const compared = data.naive.filter((n) => n.candidate && !n.reason && n.candidate.behind > 0.0005);
   if (compared.length) say("Without a search" + elsewhere(data) + ", common choices are behind the best: " + compared.map((n) => n.name + " " + behind(n.candidate.behind)).join("; ") + ".");
 }
