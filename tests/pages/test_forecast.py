@@ -111,6 +111,14 @@ def test_keys_move_in_the_timeline(opened: Open, written: tuple[Path, Any]) -> N
     assert made.texts(".pinned") == [""]
 
 
+def test_a_stream_can_be_hidden(opened: Open, written: tuple[Path, Any]) -> None:
+    made = opened(written[0], width=390)
+    boxes = made.page.locator(".tools label input")
+    before = made.page.locator("canvas.lanes").bounding_box()["height"]
+    boxes.first.uncheck()
+    assert made.page.locator("canvas.lanes").bounding_box()["height"] < before
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_phone_shows_it_without_scrolling_sideways(opened: Open, written: tuple[Path, Any], dark: bool) -> None:
     made = opened(written[0], width=390, dark=dark)

@@ -71,8 +71,9 @@ function frame({ svg, wide, high, room, x, y }, across, along) {
 /* Text inside a chart. */
 export const note = (plot, content, x, y, anchor = "start", name = "note") => { const node = text(content, { x, y, "text-anchor": anchor }, name); plot.svg.append(node); return node; };
 
-/* Tooltips by position: `find(x, y)` returns { tip, mark: [x, top, width, height] } of what is nearest, or nothing. */
-export function follow(plot, find) {
+/* Tooltips by position: `find(x, y)` returns { tip, mark: [x, top, width, height] } of what is nearest, or nothing.
+   `leave()` is called when the pointer has gone. */
+export function follow(plot, find, leave = () => {}) {
   const { svg, wide, high, room } = plot;
   const mark = shape("rect", { class: "mark", visibility: "hidden" }), pane = shape("rect", { x: room.left, y: 0, width: Math.max(1, wide - room.left), height: high - room.bottom, fill: "transparent" }, "pane");
   const move = (event) => {
@@ -83,7 +84,7 @@ export function follow(plot, find) {
   };
   pane.addEventListener("pointermove", move);
   pane.addEventListener("pointerdown", move);
-  pane.addEventListener("pointerleave", (event) => { mark.setAttribute("visibility", "hidden"); if (event.pointerType !== "touch") hideTip(); });
+  pane.addEventListener("pointerleave", (event) => { mark.setAttribute("visibility", "hidden"); leave(); if (event.pointerType !== "touch") hideTip(); });
   add(svg, mark, pane);
 }
 /* A legend entry with a drawn sign. */

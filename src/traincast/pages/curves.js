@@ -4,14 +4,13 @@ import { chart, clockTicks, follow, nice, note } from "./chart.js";
 
 const SHOWN = 12;
 
-/* Lines by policy in one chart. `lines(plot)` returns the path of each; `names` places the labels at [x, y] of each. */
-function draw(plot, choice, { paths, ends, clip }) {
-  const { svg, wide, high, room } = plot, layer = shape("g", {}), labels = shape("g", {}), id = "clip" + Math.round(Math.random() * 1e9);
-  const window = shape("clipPath", { id });
-  window.append(shape("rect", { x: room.left, y: 0, width: Math.max(1, wide - room.left - room.right), height: high - room.bottom + 2 }));
-  if (clip) layer.setAttribute("clip-path", "url" + "(#" + id + ")");
+/* Draws the line of each policy, cut off at the edges of the chart: `paths` are the lines, `ends` the places of their
+   names. Returns a function that draws anew who is chosen and pointed at. */
+function draw(plot, choice, { paths, ends }) {
+  const { svg, wide, high, room } = plot, width = Math.max(1, wide - room.left - room.right), height = high - room.bottom + 2;
+  const layer = shape("svg", { x: room.left, y: 0, width, height, viewBox: [room.left, 0, width, height].join(" ") }), labels = shape("g", {});
   const nodes = paths.map((d, n) => choice.dress(shape("path", { d }), n));
-  svg.append(window, add(layer, ...nodes), labels);
+  svg.append(add(layer, ...nodes), labels);
   const again = () => {
     nodes.forEach((node, n) => node.setAttribute("class", choice.role(n)));
     const last = [choice.chosen, choice.lit].filter((n) => n >= 0);
@@ -63,7 +62,7 @@ export function curve(element, choice, time, { name, title, label, most, format,
       };
       const middle = Math.min(bins - 1, Math.max(0, Math.floor((time.from + (time.to - time.from) * 0.97) / time.span * bins)));
       const ends = choice.policies.map((p) => [x(at(middle)), Math.max(18, y(p.curves[name][middle]) - 6)]);
-      light = draw(plot, choice, { paths: choice.policies.map((p) => place(p.curves[name])), ends, clip: true });
+      light = draw(plot, choice, { paths: choice.policies.map((p) => place(p.curves[name])), ends });
       if (outages && choice.policy.curves.down.some((v) => v > 0)) svg.append(shape("path", { d: place(choice.policy.curves.down) }, "line outage"));
       follow(plot, (px, py) => {
         const b = Math.floor(x.invert(px) / time.span * bins), values = choice.policies.map((p) => p.curves[name][b]);
@@ -72,8 +71,7 @@ export function curve(element, choice, time, { name, title, label, most, format,
         const rows = listed(choice, values, format);
         if (outages && choice.policy.curves.down[b] > 0) rows.push(["out of service", percent(choice.policy.curves.down[b])]);
         return { tip: [seconds(at(b + 0.5)), rows], mark: [px - 0.5, plot.room.top, 1, y(0) - plot.room.top] };
-      });
-      svg.addEventListener("pointerleave", () => choice.light(-1));
+      }, () => choice.light(-1));
     },
   });
   choice.on((what) => { if (what === "chosen" && outages) again(); else light(); });
@@ -94,7 +92,7 @@ export function distribution(element, choice, { name, title, label }) {
       y: { low: 0, high: 1, ticks: [0, 0.25, 0.5, 0.75, 1].map((q) => [q, 100 * q + " %"]), title: "share of jobs" },
     }),
     draw: (plot) => {
-      const { x, y, svg, wide, room } = plot, last = choice.policies[0][name].length - 1, at = (v) => x(Math.max(v, low));
+      const { x, y, wide, room } = plot, last = choice.policies[0][name].length - 1, at = (v) => x(Math.max(v, low));
       const paths = choice.policies.map((p) => p[name].map((v, k) => (k ? "L" : "M") + at(v).toFixed(1) + " " + y(k / last).toFixed(1)).join("") + "H" + (wide - room.right));
       const ends = choice.policies.map((p) => { const k = Math.round(last * 0.8); return [Math.max(room.left + 80, at(p[name][k]) - 6), y(k / last) - 4]; });
       light = draw(plot, choice, { paths, ends });
@@ -102,8 +100,7 @@ export function distribution(element, choice, { name, title, label }) {
         const t = x.invert(px), values = choice.policies.map((p) => p[name].filter((v) => v <= t).length / (last + 1));
         if (choice.policies.length > 1) choice.light(nearest(values, y.invert(py), 1));
         return { tip: ["Within " + seconds(t), listed(choice, values, percent)], mark: [px - 0.5, room.top, 1, y(0) - room.top] };
-      });
-      svg.addEventListener("pointerleave", () => choice.light(-1));
+      }, () => choice.light(-1));
     },
   });
   choice.on(() => light());
