@@ -143,7 +143,7 @@ export class Painter {
         pen.fillText(server !== undefined ? (wide ? "Server " : "Sv") + server : (wide ? "Stage " : "S") + stage, 0, lane.top + 8);
         pen.fillStyle = factor ? colours.bad : colours.soft; pen.font = (factor ? "600 12" : "12") + FONT;
         if (server === undefined) pen.fillText((wide ? "rank " : "r") + rank, 0, lane.top + 23);
-        if (factor) pen.fillText(three(factor) + "× slow", 0, lane.top + 38);
+        if (factor) pen.fillText(three(factor) + "× slow", 0, lane.top + 38, wide ? 58 : 50);
       }
       pen.textAlign = "right"; pen.fillStyle = colours.soft; pen.font = (lane.height < 12 ? 10 : 11.5) + FONT;
       pen.fillText(wide ? lane.stream : BRIEF[lane.stream] || lane.stream, gutter - 8, lane.top + lane.height / 2 + 0.5);
