@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PLAIN := $(VENV)/.installed-plain
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
+BROWSER := $(VENV)/.browser
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint types unit unit-forecasts unit-searches docs bench graphs format clean
@@ -25,6 +26,19 @@ $(DOCS): pyproject.toml constraints.txt
 	$(PIP) -e '.[docs]'
 	touch $(PLAIN) $@
 
+# The tests of pages need Chromium. Without it, and without the right to install it, they are skipped and say so.
+$(BROWSER): $(STAMP)
+	@if ! { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing chromium for the tests of pages"; \
+			(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
+				|| echo "chromium could not be installed: the tests of pages are skipped"; \
+		else \
+			echo "no chromium here: the tests of pages are skipped; install chromium or google-chrome to run them"; \
+		fi; \
+	fi
+	@touch $@
+
 demo: $(PLAIN)
 	mkdir -p demo
 	$(BIN)/traincast predict llama3-8b --cluster dgx-h100:4 --strategy dp=8,tp=4 --global-batch 256 --tokens 1e12 --trace demo/llama3-8b.trace.json --html demo/llama3-8b.html
@@ -42,10 +56,10 @@ types: $(STAMP)
 # Two processes, about as long as each other: what starts processes itself stands in the second.
 SEARCHES := tests/engines tests/searching tests/scheduling tests/cli
 
-unit: $(STAMP)
+unit: $(STAMP) $(BROWSER)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
 
-unit-forecasts: $(STAMP)
+unit-forecasts: $(STAMP) $(BROWSER)
 	$(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
 
 unit-searches: $(STAMP)

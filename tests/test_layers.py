@@ -16,7 +16,7 @@ ROOT = Path(traincast.__file__).parent
 LAYERS: list[set[str]] = [
     {"errors"},
     {"units", "tables", "imports", "files", "compiled", "schema"},
-    {"engines", "journal"},
+    {"engines", "journal", "pages"},
     {"graph", "cluster"},
     {"work"},
     {"strategy", "estimate"},

@@ -204,6 +204,14 @@ def test_too_many_ranks_leave_some_of_every_stage(tmp_path: Path, monkeypatch: p
     assert {lane["row"] for lane in line["lanes"]} == {0, 1, 2, 3}
 
 
+def test_a_slow_rank_is_among_the_rows_of_its_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report, timeline = forecast(all_ranks=True)
+    monkeypatch.setattr(page, "MAX_ROWS", 4)
+    slow = replace(report, conditions=Conditions(slow=((7, 2.0),)))
+    rows = data_of(tmp_path / "page.html", slow, timeline)["timeline"]["rows"]
+    assert [(row["rank"], row["stage"]) for row in rows] == [(0, 0), (1, 0), (4, 1), (7, 1)]
+
+
 @pytest.mark.parametrize("strategy", ["dp=4,servers=2", "dp=4,servers=2,async"])
 def test_servers_have_rows_with_pushes_pulls_and_updates(tmp_path: Path, strategy: str) -> None:
     made = predict(

@@ -1,11 +1,11 @@
-"""The page: a report and its timeline as one HTML file that needs nothing else.
+"""Writes the page of a forecast: its report and timeline in one HTML file that loads nothing.
 
-All values are embedded as one JSON document, the timeline in columns; the template's script draws them
-and treats every string as text. Nothing is fetched, and the page's own policy forbids it.
+This module makes the data of the page, with the timeline in columns. The views in :mod:`traincast.pages` draw them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from traincast.files import write_text
+from traincast.pages import page_text
 from traincast.report.critical_path import critical_tasks
-from traincast.report.embed import page_text
 from traincast.report.report import Report
-from traincast.report.trace import STREAM_NAMES, lanes_by_row, replacing
+from traincast.report.trace import STREAM_NAMES, lanes_by_row
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 
@@ -24,34 +25,33 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MAX_SPANS: Final = 40_000
-"""Spans that a page holds at most; of more, the short ones are merged."""
+"""Most spans that a page holds; if there are more, the short ones are merged."""
 
 MAX_ROWS: Final = 64
-"""Rows (ranks) that a page shows at most."""
+"""Most rows (ranks) that a page shows."""
 
 _SEVERAL: Final = -1
-"""Label of a merged span whose tasks have different labels."""
+"""Label number of a merged span whose tasks have different labels."""
 
 
 def write_page(report: Report, timeline: Timeline, path: Path) -> None:
     """Write ``report`` and ``timeline`` as one self-contained HTML file."""
-    text = page_text("traincast.report", "page.html", _page_data(report, timeline))
-    with replacing(path) as file:
-        file.write(text)
+    write_text(path, page_text("forecast", _page_data(report, timeline)))
 
 
 def _page_data(report: Report, timeline: Timeline) -> dict[str, Any]:
     data = report.as_dict()
     for entry, rank in zip(data["ranks"], report.ranks, strict=True):
         entry["memory"] = rank.memory.as_dict()
-    return {"report": data, "timeline": _timeline_data(timeline)}
+    slow = [rank for rank, _ in report.conditions.slow] if report.conditions else []
+    return {"report": data, "timeline": _timeline_data(timeline, slow)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spans:
-    """What the page draws, in order of lane and time; times in nanoseconds.
+    """The spans that the page draws, sorted by lane and time; times are in nanoseconds.
 
-    A span may stand for ``count`` tasks, which keep the lane busy for ``busy`` of its time.
+    A span stands for ``count`` tasks, which keep its lane busy for ``busy`` nanoseconds.
     """
 
     lane: Ints
@@ -68,9 +68,9 @@ class _Spans:
         return len(self.lane)
 
 
-def _timeline_data(timeline: Timeline) -> dict[str, Any]:
+def _timeline_data(timeline: Timeline, slow: Sequence[int]) -> dict[str, Any]:
     plan = timeline.plan
-    rows = _shown_rows(plan)
+    rows = _shown_rows(plan, slow)
     every = _spans(timeline, rows)
     spans, cell = _merged(_cut(every), MAX_SPANS)
     several = bool((spans.count > 1).any())
@@ -107,15 +107,19 @@ def _timeline_data(timeline: Timeline) -> dict[str, Any]:
 
 
 def _row_data(plan: Plan, rank: int) -> dict[str, int]:
-    """What a row stands for: a rank of a stage, or a parameter server."""
+    """Describe a row: a rank of a stage, or a parameter server."""
     server = rank - plan.mesh.num_ranks
     return (
         {"rank": rank, "server": server} if server >= 0 else {"rank": rank, "stage": plan.mesh.coordinate(rank, "pp")}
     )
 
 
-def _shown_rows(plan: Plan) -> Ints:
-    """The rows to show: all, or as many of each stage as there is room for; half of it is for servers if need be."""
+def _shown_rows(plan: Plan, slow: Sequence[int]) -> Ints:
+    """Choose the rows to show: all of them, or :data:`MAX_ROWS`.
+
+    Of many ranks, each stage shows its first ones, and slow ranks take the places of the last of their stage. If there
+    are parameter servers, they get up to half of the rows.
+    """
     count = len(plan.ranks)
     if count <= MAX_ROWS:
         return np.arange(count)
@@ -125,12 +129,15 @@ def _shown_rows(plan: Plan) -> Ints:
         most = max(MAX_ROWS - len(servers), MAX_ROWS // 2)
         return np.concatenate([np.arange(min(workers, most)), servers[: MAX_ROWS - min(workers, most)]])
     stage = plan.ranks // plan.mesh.stride("pp")
-    place = np.arange(count) - np.searchsorted(stage, stage)  # within its stage; ranks of a stage are consecutive
+    is_slow = np.isin(plan.ranks, slow)
+    order = np.lexsort((np.arange(count), ~is_slow, stage))  # slow ranks first in their stage
+    place = np.empty(count, dtype=np.int64)
+    place[order] = np.arange(count) - np.searchsorted(stage, stage[order])  # ranks of a stage are consecutive
     return np.flatnonzero(place < max(1, MAX_ROWS // plan.mesh.pp))[:MAX_ROWS]
 
 
 def _spans(timeline: Timeline, rows: Ints) -> _Spans:
-    """One span per task and row, without those that take no time."""
+    """Return one span per task and row, without those that take no time."""
     plan = timeline.plan
     task, stream, row_start = lanes_by_row(plan)
     row = np.repeat(np.arange(len(plan.ranks)), np.diff(row_start))
@@ -156,9 +163,9 @@ def _spans(timeline: Timeline, rows: Ints) -> _Spans:
 
 
 def _cut(spans: _Spans) -> _Spans:
-    """The same with spans that overlap on a lane, as messages that share a link do, cut where one begins or ends.
+    """Return the spans with no overlaps: where several run at once on a lane, they are cut at each begin and end.
 
-    What is then alike, a stretch of time with the same tasks, becomes one span.
+    Messages that share a link overlap. Each stretch of time in which the same tasks run becomes one span.
     """
     lanes = np.unique(spans.lane[1:][_same(spans.lane) & (spans.start[1:] < spans.end[:-1])])
     if not len(lanes):
@@ -187,10 +194,10 @@ def _taken(spans: _Spans, chosen: Ints) -> _Spans:
 
 
 def _merged(spans: _Spans, limit: int) -> tuple[_Spans, int]:
-    """At most about ``limit`` spans, and the cell in nanoseconds below which they were merged (0: none were).
+    """Return about ``limit`` spans at most, and the length in nanoseconds below which spans were merged (0: none).
 
-    Spans shorter than a cell that start in the same cell of time and are of one lane, category and
-    microbatch become one; the cell grows until few enough are left.
+    Time is divided into cells. Spans that are shorter than a cell, start in the same cell and have the same lane,
+    category and microbatch become one span. The cell grows until few enough spans are left.
     """
     if len(spans) <= limit:
         return spans, 0
@@ -212,7 +219,7 @@ def _merge(spans: _Spans, cell: int) -> _Spans:
 
 
 def _together(spans: _Spans, first: Ints) -> _Spans:
-    """Runs of spans as one each; ``first`` has where they begin."""
+    """Merge runs of spans into one span each; ``first`` has the index at which each run begins."""
     low = np.minimum.reduceat(spans.label, first)
     high = np.maximum.reduceat(spans.label, first)
     return replace(
@@ -230,5 +237,5 @@ def _together(spans: _Spans, first: Ints) -> _Spans:
 
 
 def _same(column: Ints) -> Flags:
-    """Which entries equal the one before."""
+    """For every entry but the first, whether it equals the one before it."""
     return np.equal(column[1:], column[:-1])

@@ -1,7 +1,6 @@
-"""The page: a queue under one or several policies, as one self-contained HTML file.
+"""Writes the page of a schedule: one queue under one or several policies in one HTML file that loads nothing.
 
-All values are embedded as one JSON document; the template's script draws them and treats every string as text. Nothing
-is fetched, and the page's own policy forbids it.
+This module makes the data of the page. The views in :mod:`traincast.pages` draw them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from traincast.errors import RequestError
 from traincast.files import write_text
-from traincast.report.embed import page_text
+from traincast.pages import page_text
 from traincast.scheduling.cluster import NodeIndex, SharedCluster
 from traincast.scheduling.outcome import History, Outcome
 from traincast.scheduling.schedule import Schedule
@@ -25,23 +24,23 @@ from traincast.scheduling.space import UNIT, bits_of
 Floats = npt.NDArray[np.float64]
 
 BINS: Final = 600
-"""Steps of time that curves and the occupancy of large clusters are shown in."""
+"""Number of equal time steps of the curves, and of the occupancy of large clusters."""
 MAX_GPU_ROWS: Final = 256
-"""GPUs of a cluster up to which each is a row of its own."""
+"""Up to this many GPUs, each GPU has its own row."""
 MAX_SPANS: Final = 20_000
-"""Stretches of jobs on GPUs that a page holds at most; with more, or more GPUs, occupancy is shown in steps of time."""
+"""Most stretches of jobs on GPUs that a page holds; if there are more, it shows occupancy in time steps."""
 MAX_NODE_ROWS: Final = 96
-"""Rows of nodes at most; with more nodes, several share a row."""
+"""Most rows of nodes; if there are more nodes, neighbours share a row."""
 QUANTILES: Final = 201
 
 
 def write_page(runs: Sequence[Schedule], path: Path) -> None:
-    """Write what came of one queue under each of the policies as one self-contained HTML file."""
-    write_text(path, page_text("traincast.scheduling", "schedule.html", page_data(runs)))
+    """Write the schedules of one queue, one for each policy, as one self-contained HTML file."""
+    write_text(path, page_text("schedule", page_data(runs)))
 
 
 def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
-    """All that the page shows; times count from the first submission."""
+    """Return the data that the page shows; times count from the first submission."""
     if not runs:
         raise RequestError("no schedules: a page shows at least one")
     first = runs[0]
@@ -62,7 +61,7 @@ def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
 
 
 def _is_exact(runs: Sequence[Schedule]) -> bool:
-    """Whether every stretch of every job on every GPU can be shown."""
+    """Whether the page can show every stretch of every job on every GPU."""
     spans = sum(len(segment.allocation.gpus) for run in runs for segment in run.outcome.segments)
     return runs[0].outcome.cluster.num_gpus <= MAX_GPU_ROWS and spans <= MAX_SPANS
 
@@ -96,7 +95,7 @@ def _rounded(values: Floats, digits: int = 3) -> list[float]:
 
 
 def _gpu_time(run: Schedule) -> dict[str, float]:
-    """Where the GPU time from the first submission to the last end went; adds up to all of it."""
+    """Split the GPU time from the first submission to the last end by use, in GPU seconds; the parts add up to it."""
     found, outcome = run.metrics, run.outcome
     total = outcome.cluster.num_gpus * outcome.makespan_s
     held = sum(fate.served_gpu_s for fate in outcome.fates)
@@ -113,7 +112,7 @@ def _gpu_time(run: Schedule) -> dict[str, float]:
 
 
 def _curves(outcome: Outcome, begin: float, span: float) -> dict[str, list[float]]:
-    """Means over steps of time."""
+    """Return the mean of each curve in every time step."""
     history = outcome.history
     edges = begin + np.linspace(0, span, BINS + 1)
     total = outcome.cluster.num_gpus
@@ -126,7 +125,7 @@ def _curves(outcome: Outcome, begin: float, span: float) -> dict[str, list[float
 
 
 def _mean(history: History, values: Floats, edges: Floats) -> Floats:
-    """A value that holds until the next time, on average between edges; nothing before and after."""
+    """Average a step function between ``edges``: each value holds until the next time; it is 0 outside."""
     summed = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(history.time_s))])
     found: Floats = np.diff(np.interp(edges, history.time_s, summed)) / np.diff(edges)
     return found
@@ -137,7 +136,7 @@ def _gpu_rows(cluster: SharedCluster) -> list[dict[str, Any]]:
 
 
 def _node_rows(cluster: SharedCluster) -> list[dict[str, Any]]:
-    """Nodes, or as many neighbours together as make few enough rows."""
+    """Return one row per node, or per group of neighbouring nodes if there are too many."""
     nodes, size = cluster.nodes, _nodes_per_row(cluster)
     return [
         {
@@ -164,7 +163,11 @@ def _jobs(outcome: Outcome, begin: float) -> dict[str, list[Any]]:
 
 
 def _spans(outcome: Outcome, begin: float) -> dict[str, list[float]]:
-    """Stretches of jobs on neighbouring GPUs: from which row, of how many, and for a share which part of the row."""
+    """Return the stretches of jobs on neighbouring GPUs as columns.
+
+    ``row`` and ``rows`` are the first row and their number. A job that shares a GPU takes ``share`` of its row, from
+    ``offset`` on.
+    """
     first = np.concatenate([[0], np.cumsum([node.num_gpus for node in outcome.cluster.nodes])]).tolist()
     names = ("job", "start", "end", "row", "rows", "offset", "share")
     columns: dict[str, list[float]] = {name: [] for name in names}
@@ -187,7 +190,7 @@ def _spans(outcome: Outcome, begin: float) -> dict[str, list[float]]:
 
 
 def _runs_of(mask: int) -> list[tuple[int, int]]:
-    """Neighbouring bits of a number, as (first, how many)."""
+    """Return the runs of neighbouring bits of a number, as (first bit, count)."""
     found: list[tuple[int, int]] = []
     for bit in bits_of(mask):
         if found and sum(found[-1]) == bit:
@@ -198,7 +201,7 @@ def _runs_of(mask: int) -> list[tuple[int, int]]:
 
 
 def _lowest_gap(taken: Sequence[tuple[float, int, int]], units: int) -> int:
-    """Where on a shared GPU so much is drawn: in the lowest gap, or at the top if only scattered rests are free."""
+    """Return the offset at which a share of a GPU is drawn: the lowest gap, or the top if no gap is large enough."""
     at = 0
     for _, offset, size in sorted(taken, key=lambda other: other[1]):
         if offset - at >= units:
@@ -208,7 +211,7 @@ def _lowest_gap(taken: Sequence[tuple[float, int, int]], units: int) -> int:
 
 
 def _down(run: Schedule, begin: float, span: float) -> list[tuple[int, int, float, float]]:
-    """GPUs out of service: from which row, of how many, from when, until when. Failures are drawn anew by the seed."""
+    """Return the outages as (first row, rows, from, to). The seed draws the same failures again."""
     if run.queue.failures is None:
         return []
     layout = NodeIndex(run.outcome.cluster)
@@ -236,9 +239,9 @@ def _down(run: Schedule, begin: float, span: float) -> list[tuple[int, int, floa
 
 
 def _heat(outcome: Outcome, begin: float, span: float) -> str:
-    """The share of each row's GPUs in use in each step of time, as bytes from 0 to 255, in base64.
+    """Return the share of each row's GPUs in use in each time step, as bytes from 0 to 255 in base64.
 
-    With W(t) = Σ gpus · (max(0, t − start) − max(0, t − end)) over all stretches, a step's use is the growth of W.
+    With W(t) = Σ gpus · (max(0, t − start) − max(0, t − end)) over all stretches, the use in a step is the growth of W.
     """
     size = _nodes_per_row(outcome.cluster)
     rows = -(-len(outcome.cluster.nodes) // size)

@@ -1,41 +1,63 @@
-"""The page of a search: its answer and plots as one HTML file that needs nothing else.
+"""Writes the page of a search: its answer and plots in one HTML file that loads nothing.
 
-All values are embedded as one JSON document, which the template's script draws and whose strings it treats as text.
-Of many candidates the plot of time and memory has the number in each of its cells.
+This module makes the data of the page. The views in :mod:`traincast.pages` draw them.
 """
 
 from __future__ import annotations
 
-import math
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.report.embed import page_text
-from traincast.report.trace import replacing
-from traincast.searching.answer import Answer
+from traincast.cluster import Cluster, load_cluster
+from traincast.errors import TraincastError
+from traincast.files import write_text
+from traincast.pages import page_text
+from traincast.searching.answer import Answer, Candidate
+from traincast.searching.columns import StrategyColumns
+from traincast.strategy import Strategy
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 CELLS: Final = (150, 90)
-"""Cells of the plot, along time and memory."""
+"""Number of cells of the plot along time and along memory."""
 SLOWEST: Final = 20.0
-"""Strategies that take more than so many times the shortest step are counted, not drawn."""
+"""Strategies slower than this many times the shortest step are counted, not drawn."""
+_SHOWN: Final = (
+    "dp", "tp", "pp", "cp", "ep", "micro_batch", "num_microbatches", "virtual_stages", "zero", "schedule", "recompute",
+    "sequence_parallel", "offload", "cut",
+)  # fmt: skip
+"""Columns of a strategy that a point of the plot names."""
+_USUAL: Final = {
+    "cp": 1,
+    "ep": 1,
+    "virtual_stages": 1,
+    "zero": 0,
+    "recompute": "none",
+    "offload": "none",
+    "cut": "even",
+}
+"""Defaults, which a point of the plot leaves out."""
 
 
 def write_page(answer: Answer, path: Path) -> None:
     """Write ``answer`` as one self-contained HTML file."""
-    text = page_text("traincast.searching", "search.html", _page_data(answer))
-    with replacing(path) as file:
-        file.write(text)
+    write_text(path, page_text("search", _page_data(answer)))
 
 
 def _page_data(answer: Answer) -> dict[str, Any]:
     report = answer.best.report
+    data = answer.as_dict()
+    words: dict[int, str | None] = {}
+    for name, candidates in (("candidates", answer.candidates), ("pareto", answer.pareto)):
+        for entry, candidate in zip(data[name], candidates, strict=True):
+            entry["command"] = command_of(candidate, words)
     return {
-        **answer.as_dict(),
+        **data,
         "where": report.cluster,
         "tokens_per_sample": report.tokens_per_sample,
         "num_parameters": report.num_parameters,
@@ -44,31 +66,88 @@ def _page_data(answer: Answer) -> dict[str, Any]:
     }
 
 
+def command_of(candidate: Candidate, words: dict[int, str | None]) -> str | None:
+    """Return the command line that forecasts ``candidate``; none if its cluster cannot be named on a command line.
+
+    ``words`` keeps the names of clusters by ``id``, so that each cluster is looked up once.
+    """
+    request, report = candidate.request, candidate.report
+    key = id(request.cluster)
+    if key not in words:
+        words[key] = _cluster_word(request.cluster)
+    name = words[key]
+    if name is None:
+        return None
+    options = {
+        "--cluster": name,
+        "--global-batch": str(request.global_batch),
+        "--seq": str(report.tokens_per_sample) if report.tokens_per_sample > 1 else "",
+        "--precision": report.precision,
+        "--runtime": report.runtime,
+        "--strategy": _strategy_word(request.strategy),
+    }
+    given = [word for option, value in options.items() if value for word in (option, value)]
+    return shlex.join(["traincast", "predict", report.model, *given])
+
+
+def _strategy_word(strategy: Strategy) -> str:
+    """Return the text of ``strategy`` with its microbatches, which a forecast would choose if they were left out."""
+    text = str(strategy)
+    return text if "num_microbatches=" in text else f"{text},num_microbatches={strategy.num_microbatches}"
+
+
+def _cluster_word(cluster: Cluster) -> str | None:
+    """Return the name with which the catalog gives exactly this cluster, if there is one."""
+    name = f"{cluster.name}:{cluster.num_nodes}x{cluster.devices_per_node}"
+    try:
+        found = load_cluster(name)
+    except TraincastError:
+        return None
+    return name if found == cluster else None
+
+
 def _plot(answer: Answer) -> dict[str, Any]:
-    """Cells of the plot with how many candidates each holds, and the edge of least memory for each time."""
-    runs = np.isfinite(answer.columns.seconds)
-    seconds, memory = answer.columns.seconds[runs], answer.columns.memory[runs]
-    near = seconds <= SLOWEST * seconds.min()
-    x, y = np.log(seconds[near]), memory[near].astype(np.float64)
-    counts, cells = _cells(x, y)
-    order = np.lexsort((y, x))
-    least = np.minimum.accumulate(y[order])
+    """Return the cells of the plot with the number of strategies in each, and the least memory for each time."""
+    runs = np.flatnonzero(np.isfinite(answer.columns.seconds))
+    runs = runs[np.argsort(answer.columns.seconds[runs], kind="stable")]
+    every = answer.columns.seconds[runs]
+    rows = runs[every <= SLOWEST * every[0]]
+    seconds, memory = answer.columns.seconds[rows], answer.columns.memory[rows].astype(np.float64)
+    counts, first = _cells(np.log(seconds), memory)
+    order = np.lexsort((memory, seconds))
+    least = np.minimum.accumulate(memory[order])
     edge = order[np.concatenate([[True], least[1:] < least[:-1]])]
+    drawn = zip(seconds[first].tolist(), memory[first].tolist(), counts.tolist(), strict=True)
     return {
-        "cells": [[math.exp(a), b, n] for (a, b), n in zip(cells.tolist(), counts.tolist(), strict=True)],
-        "edge": [[float(seconds[near][row]), float(y[row])] for row in edge],
-        "drawn": int(near.sum()),
-        "slower": int((~near).sum()),
+        "cells": [list(cell) for cell in drawn],
+        "columns": _named(answer.columns, rows[first]),
+        "edge": [[float(seconds[row]), float(memory[row])] for row in edge],
+        "drawn": len(rows),
+        "slower": len(runs) - len(rows),
         "slowest": SLOWEST,
     }
 
 
-def _cells(x: Floats, y: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-    """How many points are in each cell that has any, and where the first of them is."""
+def _named(columns: StrategyColumns, rows: Ints) -> dict[str, list[Any]]:
+    """Return what names the strategies of ``rows``, column by column; usual values are empty."""
+    found: dict[str, list[Any]] = {}
+    for name in _SHOWN:
+        numbers, place = np.unique(getattr(columns, name)[rows], return_inverse=True)
+        at = {number: int(rows[np.argmax(place == n)]) for n, number in enumerate(numbers.tolist())}
+        texts = [columns.value(name, row) for row in at.values()]
+        usual = _USUAL.get(name)
+        texts = ["" if text == usual or text is False else "on" if text is True else text for text in texts]
+        if any(text != "" for text in texts):
+            found[name] = [texts[n] for n in place.tolist()]
+    return found
+
+
+def _cells(x: Floats, y: Floats) -> tuple[Ints, Ints]:
+    """Count the points in each cell that has any; return the counts and the first point of each."""
     number = np.zeros(len(x), dtype=np.int64)
     for values, count in zip((x, y), CELLS, strict=True):
         low, high = float(values.min()), float(values.max())
         scale = count / (high - low) if high > low else 0.0
         number = number * count + np.minimum(count - 1, ((values - low) * scale).astype(np.int64))
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
-    return counts, np.stack([x[first], y[first]], axis=1)
+    return counts, first
