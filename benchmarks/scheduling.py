@@ -126,7 +126,7 @@ def _figures(found: Metrics) -> tuple[str, ...]:
     return (
         *(f"{seconds / 3600:.2f}" for seconds in hours),
         f"{found.makespan_s / 86400:.2f}",
-        f"{found.utilisation:.1%}",
+        f"{found.utilization:.1%}",
         f"{found.fragmentation:.1%}",
         f"{found.idle_while_waiting:.1%}",
         f"{found.preemptions}",

@@ -13,7 +13,7 @@ def test_times_of_a_queue_of_two() -> None:
     found = measure(simulate(queue((0, 4, 10), (0, 2, 30)), SharedCluster.uniform(1, 4)))
     assert (found.num_jobs, found.mean_jct_s, found.median_jct_s) == (2, 25, 25)
     assert (found.mean_queue_s, found.makespan_s) == (5, 40)
-    assert found.utilisation == (40 + 60) / 160
+    assert found.utilization == (40 + 60) / 160
     assert found.goodput == 1
     assert found.p99_jct_s == pytest.approx(39.7)
 
@@ -31,7 +31,7 @@ def test_fragmentation_is_the_part_of_free_gpus_on_nodes_that_are_partly_used() 
 def test_the_rest_of_a_shared_gpu_is_a_fragment() -> None:
     found = measure(simulate([job(0, 0.25, 10, job_id="a")], SharedCluster.uniform(2, 1)))
     assert found.fragmentation == pytest.approx(0.75 / 1.75)
-    assert found.utilisation == pytest.approx(0.125)
+    assert found.utilization == pytest.approx(0.125)
 
 
 def test_idle_gpus_count_against_a_policy_only_while_somebody_waits() -> None:
@@ -51,7 +51,7 @@ def test_virtual_clusters_have_their_own_figures() -> None:
     jobs = [job(0, 1, 10, job_id="a", vc="x"), job(0, 1, 30, job_id="b", vc="y"), job(0, 1, 50, job_id="c", vc="y")]
     found = measure_by_vc(simulate(jobs, SharedCluster.uniform(1, 4)))
     assert {vc: (m.num_jobs, m.mean_jct_s) for vc, m in found.items()} == {"x": (1, 10), "y": (2, 40)}
-    assert {vc: (m.makespan_s, m.utilisation) for vc, m in found.items()} == {"x": (10, 0.25), "y": (50, 0.4)}
+    assert {vc: (m.makespan_s, m.utilization) for vc, m in found.items()} == {"x": (10, 0.25), "y": (50, 0.4)}
 
 
 def test_overhead_and_deadlines_are_counted() -> None:

@@ -67,7 +67,7 @@ def test_stretches_on_the_page_add_up_to_the_time_that_jobs_held_gpus(tmp_path: 
     )
     assert shown == pytest.approx(sum(fate.served_gpu_s for fate in run.fates), rel=1e-6)
     assert sum(policy["gpu_time"].values()) == pytest.approx(16 * run.metrics.makespan_s)
-    assert np.mean(policy["curves"]["used"]) == pytest.approx(run.metrics.utilisation, rel=1e-3)
+    assert np.mean(policy["curves"]["used"]) == pytest.approx(run.metrics.utilization, rel=1e-3)
 
 
 def test_shares_of_a_gpu_are_drawn_beside_each_other() -> None:
@@ -99,7 +99,7 @@ def test_large_clusters_are_shown_in_steps_of_time_without_losing_any(monkeypatc
     assert [row["name"] for row in data["rows"]] == ["node0", "node1"]
     heat = np.frombuffer(base64.b64decode(data["policies"][0]["heat"]), dtype=np.uint8) / 255
     assert len(heat) == 2 * page.BINS
-    assert heat.mean() == pytest.approx(run.metrics.utilisation, abs=0.003)
+    assert heat.mean() == pytest.approx(run.metrics.utilization, abs=0.003)
 
 
 def test_many_nodes_share_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from traincast.cli.output import console
 from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
-    from traincast.profiling.operators import Profile, Progress
+    from traincast.profiling.outcome import Profile, Progress
 
 
 _SHOWN_FAILURES = 12

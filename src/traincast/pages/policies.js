@@ -37,7 +37,7 @@ export function choose(element, choice) {
 }
 
 const COLUMNS = [["Mean completion", "mean_jct_s", seconds, "low"], ["Median", "median_jct_s", seconds, "low"], ["99th percentile", "p99_jct_s", seconds, "low"],
-  ["Mean queueing", "mean_queue_s", seconds, "low"], ["Makespan", "makespan_s", seconds, "low"], ["In use", "utilisation", percent, ""], ["Goodput", "goodput", percent, "high"],
+  ["Mean queueing", "mean_queue_s", seconds, "low"], ["Makespan", "makespan_s", seconds, "low"], ["In use", "utilization", percent, ""], ["Goodput", "goodput", percent, "high"],
   ["Fragmented", "fragmentation", percent, "low"], ["Preemptions", "preemptions", whole, ""], ["Restarts", "restarts", whole, ""],
   ["Lost", "lost_gpu_s", hours, "low"], ["Mean ρ", "mean_rho", three, "low"], ["Max ρ", "max_rho", three, "low"]];
 function columnsFor(policies, without = []) {

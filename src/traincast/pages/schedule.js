@@ -41,7 +41,7 @@ function numbers(parent, choice) {
     tile(parent, "Mean completion time", secondsParts(p.mean_jct_s), "median " + seconds(p.median_jct_s) + " · 99th percentile " + seconds(p.p99_jct_s));
     tile(parent, "Mean queueing", secondsParts(p.mean_queue_s), "median " + seconds(p.median_queue_s) + " · 99th percentile " + seconds(p.p99_queue_s));
     tile(parent, "Makespan", secondsParts(p.makespan_s), "first submission to last end");
-    tile(parent, "GPUs in use", [(100 * p.utilisation).toFixed(1), "%"], "of the GPU time was held by jobs", p.utilisation);
+    tile(parent, "GPUs in use", [(100 * p.utilization).toFixed(1), "%"], "of the GPU time was held by jobs", p.utilization);
     tile(parent, "Fragmentation", [(100 * p.fragmentation).toFixed(1), "%"], "of free GPUs are on nodes in use", p.fragmentation);
     tile(parent, "Fairness ρ", [three(p.mean_rho), ""], "at worst " + three(p.max_rho) + "; 1 is fair, more is worse");
     tile(parent, "Preemptions", [whole(p.preemptions), ""], hours(p.overhead_gpu_s) + " of overhead");

@@ -20,7 +20,7 @@ from traincast.errors import RequestError
 from traincast.graph.capture import require_torch
 from traincast.profiling.collective_cases import CollectiveCase, CollectiveRequest, bus_factor, cases_of, elements_of
 from traincast.profiling.machine import device_name
-from traincast.profiling.operators import Profile, Progress, Unmeasured
+from traincast.profiling.outcome import Profile, Progress, Unmeasured
 from traincast.profiling.output import ProfileOutput, check_output
 from traincast.profiling.rows import Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from traincast.errors import CaptureError, RequestError
 from traincast.graph import Operator, Scalar, zoo
@@ -17,13 +17,12 @@ from traincast.imports import import_callable
 from traincast.profiling.machine import check_device, device_name, framework_name, free_memory
 from traincast.profiling.opset import operator_set
 from traincast.profiling.opset_files import is_operator_set, load_operator_set
+from traincast.profiling.outcome import Profile, Progress, Unmeasured
 from traincast.profiling.output import ProfileOutput
 from traincast.profiling.rows import Row, canonical, key_of, operator_from_row, row_of
 from traincast.profiling.timing import SLOW_RATE, clock_of, measure
 from traincast.strategy import load_precision
 from traincast.units import format_bytes, format_seconds
-
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 ALONE: Final = "alone"
@@ -81,32 +80,6 @@ class OperatorRequest:
             raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
         if not self.models and not self.files and not self.opset:
             raise RequestError("nothing to profile: give models of the zoo, `zoo` or `opset`")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unmeasured:
-    """Why an operator or a whole model could not be measured; ``count`` is how many have the same reason."""
-
-    what: str
-    reason: str
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """The result of a run of the profiler: all rows of the table ``output``, and what could not be measured.
-
-    ``measured`` counts the rows of this run, ``kept`` those of earlier runs, ``left`` the measurements that a limit
-    left for the next run.
-    """
-
-    output: Path
-    rows: tuple[Row, ...]
-    failures: tuple[Unmeasured, ...]
-    measured: int
-    kept: int
-    left: int
-    warnings: tuple[str, ...]
 
 
 def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]:

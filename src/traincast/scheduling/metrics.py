@@ -1,4 +1,4 @@
-"""Figures of a simulated queue: completion times, queueing, utilisation, fragmentation, fairness, losses."""
+"""Figures of a simulated queue: completion times, queueing, utilization, fragmentation, fairness, losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 class Metrics:
     """Figures of a whole cluster or of one virtual cluster. Times are seconds.
 
-    - ``utilisation``: GPU-seconds held, over those of the whole cluster during the makespan.
+    - ``utilization``: GPU-seconds held, over those of the whole cluster during the makespan.
     - ``goodput``: the part of the GPU-seconds held that was work which lasted: not lost to failures, not overhead.
     - ``fragmentation``: of the GPU-seconds that were free, rests of shared GPUs among them, the part on nodes that were
       partly in use.
@@ -27,7 +27,7 @@ class Metrics:
     - ``deadlines_met``: of the jobs that have a deadline; 1 where none has.
 
     Of one virtual cluster, fragmentation and idle time are those of the whole; its makespan is from its first
-    submission to its last end, and its utilisation its own GPU-seconds over those of the whole cluster meanwhile.
+    submission to its last end, and its utilization its own GPU-seconds over those of the whole cluster meanwhile.
     """
 
     num_jobs: int
@@ -38,7 +38,7 @@ class Metrics:
     median_queue_s: float
     p99_queue_s: float
     makespan_s: float
-    utilisation: float
+    utilization: float
     goodput: float
     fragmentation: float
     idle_while_waiting: float
@@ -108,7 +108,7 @@ def _measure(outcome: Outcome, orders: Sequence[int], fairness: Floats) -> Metri
         median_queue_s=float(np.median(queue)),
         p99_queue_s=float(np.percentile(queue, 99)),
         makespan_s=span,
-        utilisation=held / capacity,
+        utilization=held / capacity,
         goodput=(held - lost - overhead) / held,
         fragmentation=_total(outcome.history, split) / free_s if free_s else 0.0,
         idle_while_waiting=_total(outcome.history, np.where(waiting > 0, free, 0.0))

@@ -88,7 +88,7 @@ def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> S
 
 
 def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
-    """Rates, staleness and utilisation over the steady part of a run."""
+    """Rates, staleness and utilization over the steady part of a run."""
     ends, window = ends_of_steps(setup, timeline), steady_window(setup, timeline)
     seconds = max(window[1] - window[0], 1e-300)
     progress = [_progress(one, window) for one in ends]
