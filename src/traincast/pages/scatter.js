@@ -4,7 +4,7 @@ import { chart, logTicks, note, point, sign, ticks } from "./chart.js";
 import { place } from "./candidates.js";
 
 export function scatterHint(plot) {
-  return whole(plot.drawn) + " strategies that fit; a darker point stands for more of them. Down and to the left is better."
+  return whole(plot.drawn) + " strategies that fit; a stronger point stands for more of them. Down and to the left is better."
     + (plot.slower ? " " + whole(plot.slower) + " that take more than " + plot.slowest + " times the shortest step are not drawn." : "");
 }
 
