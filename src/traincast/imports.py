@@ -7,12 +7,14 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from traincast.errors import RequestError
+from traincast.errors import RequestError, UnknownNameError
+
+Made = TypeVar("Made")
 
 _LONGEST: Final = 200
 _LIBRARIES: Final = ("traincast", "torch", "numpy")
@@ -47,6 +49,19 @@ def import_callable(spec: str, what: str, *, role: str) -> Callable[..., Any]:
         raise RequestError(f"{what} {spec!r}: {name} is not callable")
     result: Callable[..., Any] = found
     return result
+
+
+def make_by_name(kind: str, name: str, known: Mapping[str, Callable[[], Made]], base: type[Made]) -> Made:
+    """Make the ``known`` thing of that name, or the user's own ``package.module:Class``, a subclass of ``base``."""
+    if name in known:
+        return known[name]()
+    if ":" not in name:
+        raise UnknownNameError(kind, name, known, hint="or give package.module:Class")
+    made = import_callable(name, kind, role="Class")()
+    if not isinstance(made, base):
+        home = base.__module__.rpartition(".")[0]
+        raise RequestError(f"{kind} {name!r} makes a {type(made).__name__}: subclass {home}.{base.__name__}")
+    return made
 
 
 def described(error: BaseException) -> str:

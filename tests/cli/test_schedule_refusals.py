@@ -124,7 +124,7 @@ TRACES: dict[str, tuple[str, str]] = {
     "no GPUs": (HEADER + "a,0,0,1,\n", "num_gpus"),
     "one and a half GPUs": (HEADER + "a,0,1.5,1,\n", "num_gpus"),
     "no name": (HEADER + ",0,1,1,\n", "job_id"),
-    "a name twice": (HEADER + "a,0,1,1,\na,1,1,1,\n", "once"),
+    "a name twice": (HEADER + "a,0,1,1,\na,1,1,1,\n", "its own job_id"),
     "a model without steps": ("job_id,submit_s,num_gpus,duration_s,model\na,0,1,,resnet50\n", "steps"),
     "a model that is not known": (
         "job_id,submit_s,num_gpus,duration_s,model,batch,steps\na,0,1,,resnet51,8,9\n",

@@ -92,7 +92,7 @@ def test_a_failure_of_what_is_not_there_is_refused(event: FailureEvent, message:
 
 def test_switches_fail_only_where_nodes_name_them() -> None:
     law = FailureLaw(kind="switch", mtbf_s=1, repair_s=1)
-    with pytest.raises(RequestError, match="no node says which switch"):
+    with pytest.raises(RequestError, match="no node names its switch"):
         Failures(laws=(law,)).process(NodeIndex(SharedCluster.uniform(2, 2)))
     with pytest.raises(UnknownNameError, match="kind of failure"):
         FailureLaw(kind="rack", mtbf_s=1, repair_s=1)  # type: ignore[arg-type]

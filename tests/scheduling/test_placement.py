@@ -122,5 +122,5 @@ def test_an_unknown_name_lists_the_choices() -> None:
 
 
 def test_what_is_no_placement_is_refused() -> None:
-    with pytest.raises(RequestError, match="expected a subclass of Placement"):
+    with pytest.raises(RequestError, match=r"subclass traincast\.scheduling\.Placement"):
         load_placement("traincast.scheduling:Exact")

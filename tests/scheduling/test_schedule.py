@@ -121,7 +121,7 @@ def test_a_cluster_that_is_down_for_ever_is_refused() -> None:
     ("jobs", "more", "message"),
     [
         ([], {"cluster": "1x1"}, "no jobs"),
-        ([job(0, 1, 1, job_id="a"), job(1, 1, 1, job_id="a")], {"cluster": "1x1"}, "once"),
+        ([job(0, 1, 1, job_id="a"), job(1, 1, 1, job_id="a")], {"cluster": "1x1"}, "its own job_id"),
         (queue((0, 1, 1)), {"cluster": "2"}, "expected NODESxDEVICES"),
         (queue((0, 1, 1)), {"cluster": "dgx-h100:4"}, "expected NODESxDEVICES"),
         (queue((0, 1, 1)), {"cluster": "1x1", "load": float("nan")}, "load nan"),

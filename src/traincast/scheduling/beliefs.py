@@ -1,4 +1,4 @@
-"""What the scheduler believes about how long jobs take; what is true is another matter."""
+"""How long the scheduler believes jobs take. The simulation runs on true durations; policies see only these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from traincast.scheduling.job import Job
 
 
 class Beliefs(Protocol):
-    """Asked once for each job, when it is submitted."""
+    """Gives the believed duration of a job. The simulation asks once per job, when it is submitted."""
 
     def seconds(self, job: Job) -> float:
         """How long the job is believed to execute on its reference placement, from its beginning to its end."""
@@ -21,7 +21,7 @@ class Beliefs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The truth."""
+    """Every job is believed to take its true duration."""
 
     def seconds(self, job: Job) -> float:
         """Its duration."""
@@ -30,7 +30,7 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """The truth times exp(σ·z), z from the standard normal distribution: each job has its own draw by its name."""
+    """The true duration times exp(σ·z), with z drawn from the standard normal distribution, once per job name."""
 
     sigma: float
     seed: int = 0
@@ -47,20 +47,20 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What its user said; a job of which nothing was said is refused."""
+    """The user's own estimate, ``estimate_s``. A job without one is refused."""
 
     def seconds(self, job: Job) -> float:
         """Its ``estimate_s``."""
         if job.estimate_s is None:
             raise RequestError(
-                f"job {job.job_id} has no estimate_s, and estimates are to be its user's: give one, or choose exact"
+                f"job {job.job_id} has no estimate_s, which --estimates user needs: give one, or choose exact"
             )
         return job.estimate_s
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Seconds by job, as a forecast gave them."""
+    """Seconds by job name, such as those of a forecast."""
 
     by_job: Mapping[str, float]
 

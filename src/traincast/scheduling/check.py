@@ -1,6 +1,6 @@
-"""What must hold before a run: of each job by itself, and of all of them on a cluster.
+"""Checks before a run: each job by itself, and all jobs against the cluster.
 
-Everything is looked at before anything is said: a refusal counts all jobs that break a rule and names the first.
+All jobs are checked before anything is reported. A refusal counts the jobs that break a rule and names the first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Oversize: TypeAlias = Literal["refuse", "drop", "clip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What must hold of one column, and which jobs break it."""
+    """A rule for one column, and a function that finds the jobs that break it."""
 
     column: str
     must: str
@@ -40,7 +40,7 @@ class Rule:
 
 
 def check_values(columns: JobColumns, path: Path, *, drop_invalid: bool) -> None:
-    """Refuse jobs whose own values cannot be, all in one line; or leave them out and count them."""
+    """Refuse jobs with impossible values, all in one line; or leave them out and count them."""
     found = {rule: np.flatnonzero(mask) for rule in RULES if np.any(mask := _broken(rule, columns))}
     if not found:
         _note_deadlines(columns)
@@ -114,7 +114,7 @@ def _within(name: str, low: float, high: float, *, above: bool = False) -> Calla
 
 
 def _given(broken: Callable[[JobColumns], Bools], name: str) -> Callable[[JobColumns], Bools]:
-    """The same for jobs that have the number at all."""
+    """As ``_within``, for jobs that state the number; a missing one is no violation."""
 
     def broken_if_given(columns: JobColumns) -> Bools:
         return ~np.isnan(columns.numbers[name]) & broken(columns)
@@ -144,7 +144,7 @@ def _bad_bounds(columns: JobColumns) -> Bools:
 
 
 def _nothing(columns: JobColumns) -> Bools:
-    """No job: for columns of which only what cannot be read is wrong."""
+    """Marks no job. For columns where only unreadable cells are wrong."""
     return np.zeros(len(columns), dtype=bool)
 
 
@@ -166,7 +166,7 @@ def _named_twice(columns: JobColumns) -> Bools:
 _SECONDS: Final = f"to {MAX_SECONDS:g}"
 RULES: Final = (
     Rule(column="job_id", must="every job must have a job_id", broken=_no_name),
-    Rule(column="job_id", must="a job_id must stand once", broken=_named_twice),
+    Rule(column="job_id", must="every job needs its own job_id", broken=_named_twice),
     Rule(
         column="submit_s",
         must=f"submit_s must be seconds from 0 {_SECONDS}",
@@ -237,7 +237,7 @@ def check_fit(
 
 
 def _settle_types(trace: Trace, cluster: SharedCluster, *, any_device_type: bool) -> Trace:
-    """Types that a job asks for as the cluster names them; of several (``A|B``) the one with the most GPUs."""
+    """Use the cluster's names for the GPU types that jobs ask for; of several (``A|B``) the one with most GPUs."""
     asked: Texts = trace.texts["gpu_type"]
     if not np.any(asked != ""):
         return trace
@@ -340,7 +340,7 @@ def _wants(trace: Trace, cluster: SharedCluster, row: int, room: float) -> str:
 
 
 def _overload(trace: Trace, cluster: SharedCluster) -> list[str]:
-    """Say where more GPU time is submitted per second than there is."""
+    """Note the GPU types for which jobs submit more GPU time per second than the cluster has."""
     if trace.span_s <= 0.0:
         return []
     work = trace.numbers["num_gpus"] * trace.numbers["duration_s"]

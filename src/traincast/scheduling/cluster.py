@@ -11,7 +11,7 @@ from traincast.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine: so many GPUs of one type, where it stands, and the virtual cluster that owns it ("": all)."""
+    """One machine: its GPUs, all of one type, its rack and switch, and the virtual cluster that owns it ("": none)."""
 
     name: str
     num_gpus: int
@@ -26,7 +26,7 @@ class Node:
 
 
 class Pool(NamedTuple):
-    """Nodes of one GPU type that a job may use, as a set of bits: a group of nodes, or what is left of it."""
+    """Nodes of one GPU type that a job may use, as a set of bits. It is a group of nodes, or part of one."""
 
     gpu_type: str
     nodes: int
@@ -34,7 +34,7 @@ class Pool(NamedTuple):
     is_whole: bool = True
 
     def without(self, nodes: int) -> Pool:
-        """The same pool with some nodes left out."""
+        """Return the pool without some of its nodes."""
         return Pool(self.gpu_type, self.nodes & ~nodes, self.group, False) if self.nodes & nodes else self
 
 
@@ -82,7 +82,7 @@ class SharedCluster:
         return sum(node.num_gpus for node in self.nodes)
 
     def doubled(self) -> SharedCluster:
-        """Twice the nodes, for what-if questions; quotas double too."""
+        """Return a cluster with twice the nodes and twice the quotas, for what-if questions."""
         more = tuple(
             Node(
                 name=f"{n.name}'",
@@ -98,7 +98,7 @@ class SharedCluster:
 
 
 class NodeIndex:
-    """The cluster as sets of bits and numbered groups, worked out once: node n is bit n.
+    """The cluster as sets of bits and numbered groups, computed once. Node n is bit n.
 
     A group is all nodes of one GPU type and owner. ``domains`` are the sets of nodes below one rack, then below one
     switch, then all: from near to far.

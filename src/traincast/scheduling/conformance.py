@@ -1,6 +1,6 @@
-"""What every policy must keep, to be run on one's own: ``check_policy("my_module:MyPolicy")``.
+"""The laws that every policy must keep. Check your own with ``check_policy("my_module:MyPolicy")``.
 
-Small queues of several kinds are simulated, and the laws of a queue are checked on what came out. They need no pytest.
+The checks simulate small queues of several kinds and test the outcomes. They do not need pytest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEAR: Final = 1e-6
 
 
 class LawBrokenError(TraincastError):
-    """A simulation did what cannot be."""
+    """A simulated queue broke a law."""
 
 
 def check_policy(policy: str | Policy, *, placement: str | Placement = "pooled", seeds: int = 2) -> None:
@@ -77,7 +77,7 @@ def check_outcome(outcome: Outcome, *, failures: bool = False) -> None:
 
 
 def _check_held(outcome: Outcome, order: int, mine: Sequence[Occupancy]) -> None:
-    """Each stretch holds what the job asked for, on nodes it may use."""
+    """Check that each occupancy holds the GPUs that the job asked for, on nodes that it may use."""
     job, fate = outcome.jobs[order], outcome.fates[order]
     owners = {node.vc for node in outcome.cluster.nodes if node.vc}
     for segment in mine:
@@ -98,7 +98,7 @@ def _check_held(outcome: Outcome, order: int, mine: Sequence[Occupancy]) -> None
 
 
 def check_work(outcome: Outcome) -> None:
-    """Where all jobs run at their reference speed: the time on GPUs is work, overhead and what was lost, no more."""
+    """Check that time on GPUs is work, overhead and lost work, where all jobs run at their reference speed."""
     held: dict[int, float] = {}
     for segment in outcome.segments:
         held[segment.order] = held.get(segment.order, 0.0) + segment.end_s - segment.start_s
@@ -112,7 +112,7 @@ def check_work(outcome: Outcome) -> None:
 
 
 def _check_gpus(outcome: Outcome) -> None:
-    """No GPU is held beyond itself: a change at an end comes before one at a start."""
+    """Check that no GPU is held twice. At equal times, ends come before starts."""
     changes = sorted(
         (time, is_start, node, gpu, units)
         for s in outcome.segments
@@ -146,7 +146,7 @@ def _check_quotas(outcome: Outcome) -> None:
 
 
 class _Case:
-    """A queue and a cluster, with what else there is."""
+    """A queue, a cluster, and the other settings of a run."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class _Case:
 
 
 def _cases(seed: int) -> dict[str, _Case]:
-    """Queues of several kinds: each presses on another part of a policy."""
+    """Queues of several kinds. Each tests another part of a policy."""
     draw = random.Random(seed)  # noqa: S311  (no secret)
 
     def jobs(number: int, sizes: Sequence[float], *, most_s: int = 4000, **more: Sequence[str]) -> list[Job]:

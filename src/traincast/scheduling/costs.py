@@ -1,4 +1,4 @@
-"""What it costs to stop and to go on: checkpoints, restores and restarts, by job size."""
+"""The cost of stopping and resuming jobs: checkpoints, restores and restarts, by job size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traincast.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds that stopping and going on take; each is a part for every job and a part for each of its GPUs.
+    """Seconds that stopping and resuming take. Each cost has a fixed part and a part per GPU of the job.
 
     A job that is preempted is saved and loses no work. It holds its GPUs for the time of saving (``checkpoint_s``) and
     of loading (``restore_s``) when it goes on: the GPU time is that of a checkpoint written before the GPUs are given
@@ -41,14 +41,14 @@ class Costs:
         return self.restore_s + self.restore_s_per_gpu * num_gpus
 
     def elapsed_s(self, executing_s: float, num_gpus: float) -> float:
-        """How long so much execution takes with its regular checkpoints; none is written at the end."""
+        """Seconds that an execution of that length takes with its regular checkpoints. None is written at the end."""
         saving = self.saving_s(num_gpus)
         if not self.interval_s or not saving:
             return executing_s
         return executing_s + (math.ceil(executing_s / self.interval_s) - 1) * saving
 
     def executed_s(self, elapsed_s: float, num_gpus: float) -> float:
-        """How much was executed in so much time, writing checkpoints between."""
+        """Seconds of execution in an elapsed time that includes writing checkpoints."""
         saving = self.saving_s(num_gpus)
         if not self.interval_s or not saving:
             return elapsed_s
@@ -56,7 +56,7 @@ class Costs:
         return written * self.interval_s + min(since, self.interval_s)
 
     def kept_s(self, elapsed_s: float, num_gpus: float) -> float:
-        """How much of the execution in so much time a failure leaves."""
+        """Seconds of execution that survive a failure: those up to the last checkpoint."""
         if not self.interval_s:
             return 0.0
         return elapsed_s // (self.interval_s + self.saving_s(num_gpus)) * self.interval_s

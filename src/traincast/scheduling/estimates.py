@@ -1,4 +1,4 @@
-"""What the scheduler believes: the truth, the user's word, noise, or forecasts by this project's models.
+"""Estimates for the scheduler: true durations, users' estimates, noisy ones, or forecasts by Traincast.
 
 ::
 
@@ -63,7 +63,7 @@ def predicted_seconds(
     history: Trace | None = None,
     progress: Progress | None = None,
 ) -> Floats:
-    """What every job of a trace is forecast to take on its reference placement.
+    """Forecast how long every job of a trace takes on its reference placement.
 
     With ``history`` the forecasts of a model are multiplied by the median of duration over forecast of its jobs there
     (of all jobs, for a model that is not among them). The history must have ended before the trace begins, or the
@@ -88,7 +88,7 @@ def _described(trace: Trace, stand_ins: StandIns | None) -> Trace:
 
 
 def _steps(cluster: SharedCluster, steps: StepTimes | None, stand_ins: StandIns | None) -> StepTimes:
-    """Forecasts as they were asked for, or as the stand-ins were run."""
+    """Forecasts with the settings of the request, or with those of the stand-ins."""
     own = (stand_ins.precision, stand_ins.runtime) if stand_ins else (None, None)
     if steps is not None and own in ((None, None), (steps.precision, steps.runtime)):
         return steps
@@ -124,7 +124,7 @@ def forecast_errors(trace: Trace, believed: Beliefs | Mapping[str, float]) -> li
     timed = trace.select(trace.numbers["duration_s"] > 0)
     given = believed.by_job if isinstance(believed, Given) else believed
     if not isinstance(given, Mapping):
-        raise RequestError("errors are those of forecasts: give what load_estimates has for predicted")
+        raise RequestError("only forecasts have errors: give the estimates that load_estimates returns for predicted")
     seconds = np.array([given[name] for name in timed.texts["job_id"].tolist()], dtype=np.float64)
     ratios = seconds / timed.numbers["duration_s"]
     names = timed.texts["model"]

@@ -1,4 +1,4 @@
-"""Failures that are known, from a table: ``time_s,kind,target,repair_s[,gpu]``."""
+"""Known failures, read from a table: ``time_s,kind,target,repair_s[,gpu]``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 def load_failure_events(path: Path | str) -> tuple[FailureEvent, ...]:
-    """One failure a row: when, of what kind, which node or switch, how long until it is back, and which GPU of a node.
+    """Read one failure per row: its time, kind, node or switch, time to repair, and the GPU of the node.
 
-    ``time_s`` is on the clock of the jobs' ``submit_s``. An empty ``repair_s`` means that it never comes back.
+    ``time_s`` is on the clock of the jobs' ``submit_s``. An empty ``repair_s`` means no repair.
     """
     path = Path(path)
     source = open_source(path)

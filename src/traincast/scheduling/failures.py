@@ -1,4 +1,4 @@
-"""What fails and when it is back: devices, nodes and switches, by a law or from a list."""
+"""Failures and repairs of devices, nodes and switches, drawn from a law or read from a list."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FailureLaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureEvent:
-    """One failure that is known: at what time, of what, and when it is back (``inf``: never).
+    """One known failure: its time, its target, and the time to repair (``inf``: never).
 
     ``target`` is the name of a node or a switch; for a device, its node, and ``gpu`` its number there.
     """
@@ -66,7 +66,7 @@ class FailureEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """What may fail during a run: laws for classes of components, and events that are known."""
+    """Everything that may fail during a run: laws for classes of components, and known events."""
 
     laws: tuple[FailureLaw, ...] = ()
     events: tuple[FailureEvent, ...] = ()
@@ -83,7 +83,7 @@ _BACK: Final = 0
 class FailureProcess:
     """Failures and repairs in order of time, repairs first; each component draws from a sequence of its own.
 
-    So what a component does depends on the seed alone, not on the others or on what the jobs do.
+    So the failures of a component depend on the seed alone, not on other components or on jobs.
     """
 
     def __init__(self, failures: Failures, layout: NodeIndex, *, seed: int) -> None:
@@ -106,11 +106,11 @@ class FailureProcess:
 
     @property
     def next_s(self) -> float:
-        """When something fails or is repaired next; never is ``inf``."""
+        """Time of the next failure or repair; ``inf`` if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def pop(self) -> tuple[Gpus, bool]:
-        """What fails or is repaired next, and whether it is repaired."""
+        """Remove and return the next event: its target, and whether it is a repair."""
         time_s, what, number = heapq.heappop(self._heap)
         found = self._laws[number]
         if what == _FAILS:
@@ -138,7 +138,7 @@ def _components(kind: Kind, layout: NodeIndex) -> list[tuple[str, Gpus]]:
         return [(node.name, ((at, layout.full[at]),)) for at, node in enumerate(nodes)]
     switches = {node.switch: None for node in nodes if node.switch}
     if not switches:
-        raise RequestError("failures of switches, but no node says which switch it hangs on: name them in the nodes")
+        raise RequestError("switches may fail, but no node names its switch: add a column switch to the nodes")
     return [(name, _below(name, layout)) for name in switches]
 
 

@@ -1,4 +1,4 @@
-"""Job times from model, strategy and placement: what a described job takes, and how fast it is where it is placed.
+"""Forecast job times: how long a described job takes, and how fast it runs on its GPUs.
 
 ::
 
@@ -31,7 +31,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ForecastSpeeds:
-    """Speed of a job as its step on the reference placement over its step where it is, both forecast.
+    """Speed of a job: its forecast step time on the reference placement over that on its GPUs.
 
     A share of a GPU counts as that share of its speed. Jobs without a model and a batch run as ``others`` has it.
     Where a job cannot run its speed is 0, which a simulation refuses: see `refuse_impossible`.
@@ -41,7 +41,7 @@ class ForecastSpeeds:
     others: Speeds = PLAIN
 
     def speed(self, job: Job, placed: PlacedGpus) -> float:
-        """Seconds of its ``duration_s`` that it does in a second."""
+        """Progress per second, in seconds of ``duration_s``."""
         if not is_described(job) or not placed.nodes:
             return self.others.speed(job, placed)
         ask = ask_of(job)
@@ -66,7 +66,7 @@ class ForecastSpeeds:
                 )
 
     def prepare(self, queue: Iterable[Job], *, progress: Progress | None = None) -> None:
-        """Forecast beforehand, on every GPU type and spread, what these jobs may need."""
+        """Forecast in advance all step times that these jobs may need, on every GPU type and spread."""
         asks = dict.fromkeys(ask_of(job) for job in queue if is_described(job))
         cases = [(ask.what, where) for ask in asks for where in self.steps.placements(ask)]
         for done, (what, where) in enumerate(cases, 1):
@@ -76,12 +76,12 @@ class ForecastSpeeds:
 
 
 def is_described(job: Job) -> bool:
-    """Whether a job says what it trains, so that its step can be forecast."""
+    """Whether a job states model and batch, so that its step can be forecast."""
     return bool(job.model) and job.batch > 0
 
 
 def ask_of(job: Job) -> Ask:
-    """What a job's reference placement depends on."""
+    """The facts that determine a job's reference placement."""
     return Ask(What(job.model, job.batch, job.strategy, job.is_elastic), job.num_gpus, job.vc, job.gpu_type)
 
 
@@ -130,7 +130,7 @@ def forecast_durations(
 
 
 def forecast_seconds(trace: Trace, steps: StepTimes, *, progress: Progress | None = None) -> Floats:
-    """What every job is forecast to take on its reference placement, whatever its ``duration_s`` says."""
+    """Forecast how long every job takes on its reference placement, ignoring its ``duration_s``."""
     rows = np.arange(len(trace))
     missing = np.flatnonzero(
         (trace.texts["model"] == "") | (trace.numbers["batch"] < 1) | (trace.numbers["steps"] <= 0)

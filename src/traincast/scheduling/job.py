@@ -1,4 +1,4 @@
-"""A job as its user hands it in: when, how many GPUs, and how long it takes or what it trains."""
+"""A job as its user submits it: when, on how many GPUs, and how long it takes or what it trains."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class Job:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it may run on another number of GPUs than it asks for."""
+        """Whether the job can run on other numbers of GPUs than it asks for."""
         return self.max_gpus > self.min_gpus

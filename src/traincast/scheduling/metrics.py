@@ -1,4 +1,4 @@
-"""What a queue's outcome comes to: completion times, queueing, utilisation, fragmentation, fairness, losses."""
+"""Figures of a simulated queue: completion times, queueing, utilisation, fragmentation, fairness, losses."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _measure(outcome: Outcome, orders: Sequence[int], fairness: Floats) -> Metri
 
 
 def _total(history: History, values: Floats) -> float:
-    """A value that holds until the next time, summed over time."""
+    """Integral over time of a value that holds until the next time."""
     return float((values[:-1] * np.diff(history.time_s)).sum())
 
 

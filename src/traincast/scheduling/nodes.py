@@ -1,4 +1,4 @@
-"""Lists of nodes: a table of one's own, Alibaba's, Philly's, or so many nodes of so many GPUs.
+"""Lists of nodes: your own table, Alibaba's or Philly's, or a text such as ``5x8``.
 
 ::
 
@@ -29,7 +29,7 @@ _SPEC: Final = re.compile(r"\s*\d*\s*[x×]\s*\d*.*")
 
 
 class NodeColumns(NamedTuple):
-    """How the columns of a list are called; "" is not there."""
+    """Column names of a node list; "" marks a column that the list lacks."""
 
     name: str
     gpu_type: str
@@ -50,7 +50,7 @@ LAYOUTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeList:
-    """Nodes with GPUs, in the order of the list, and what was left out, one sentence each."""
+    """Nodes with GPUs, in the order of the list, and notes on what was left out."""
 
     nodes: tuple[Node, ...]
     notes: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def load_nodes(what: str | Path) -> NodeList:
 
 
 def uniform_nodes(num_nodes: int, gpus_per_node: int, *, gpu_type: str = "", first: int = 0) -> tuple[Node, ...]:
-    """So many equal nodes, named ``node0`` and so on from ``first``."""
+    """Return ``num_nodes`` equal nodes, named ``node0``, ``node1`` … counting from ``first``."""
     if not (1 <= num_nodes <= MAX_NODES and 1 <= gpus_per_node <= MAX_GPUS_PER_NODE):
         raise RequestError(
             f"{num_nodes} nodes of {gpus_per_node} GPUs: expected 1 to {MAX_NODES} nodes of 1 to {MAX_GPUS_PER_NODE}"

@@ -1,4 +1,4 @@
-"""What came of a queue: each job's fate, and what the cluster did over time."""
+"""The outcome of a queue: each job's times, and the state of the cluster over time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Occupancy(NamedTuple):
-    """A job held GPUs from a start to an end; ``order`` is its place in `Outcome.jobs`."""
+    """One period in which a job held GPUs; ``order`` is its place in `Outcome.jobs`."""
 
     order: int
     start_s: float
@@ -27,7 +27,7 @@ class Occupancy(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """What became of one job. Times are seconds.
+    """The outcome of one job. Times are in seconds.
 
     ``jct_s`` is from submission to end, ``queue_s`` all of it that the job held no GPUs. ``lost_s`` is execution that a
     failure undid, in seconds of the reference placement; ``overhead_s`` the time on GPUs that was no execution. The

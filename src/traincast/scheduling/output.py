@@ -1,4 +1,4 @@
-"""The table of jobs that a simulation leaves."""
+"""Write the outcome of a simulation as a table of jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS: Final = (
 
 
 def write_jobs(outcome: Outcome, path: Path) -> None:
-    """Write what became of each job as CSV, in order of submission; numbers are exact."""
+    """Write the outcome of each job as CSV, in order of submission, with all digits."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)

@@ -1,4 +1,4 @@
-"""The page: what came of a queue under one or several policies, as one HTML file that needs nothing else.
+"""The page: a queue under one or several policies, as one self-contained HTML file.
 
 All values are embedded as one JSON document; the template's script draws them and treats every string as text. Nothing
 is fetched, and the page's own policy forbids it.

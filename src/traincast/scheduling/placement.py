@@ -1,4 +1,4 @@
-"""Which GPUs a job gets, by name: a rule that picks from what is free, or finds nothing.
+"""Placement rules: each picks free GPUs for a job, or finds none.
 
 A rule is asked for one pool of nodes at a time (one GPU type), and answers with (node, bits of GPUs) pairs. Where
 several nodes are alike the one with the lowest number is taken, so equal runs have equal placements.
@@ -10,8 +10,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol, TypeAlias
 
-from traincast.errors import RequestError, UnknownNameError
-from traincast.imports import import_callable
+from traincast.imports import make_by_name
 from traincast.scheduling.cluster import Pool
 from traincast.scheduling.space import UNIT, Allocation, Free, FreeCounts, JobDemand, bits_of, lowest_bits
 
@@ -20,7 +19,7 @@ Picked: TypeAlias = list[tuple[int, int]]
 
 
 class Placement:
-    """A rule of placement; a subclass says how whole GPUs are picked, and if it cares how a share of one is.
+    """A placement rule. A subclass defines how whole GPUs are picked, and optionally how a share of one is.
 
     `prepare` is called once before a run with how many jobs ask for how many GPUs, `find` whenever a job may start.
     Rules that count free GPUs only, and need not know which, say so with ``is_pooled``.
@@ -29,14 +28,14 @@ class Placement:
     is_pooled: bool = False
 
     def prepare(self, mix: Mapping[float, int]) -> None:
-        """Begin a run: all that was drawn or learned is forgotten; ``mix`` has the number of jobs by GPUs asked."""
+        """Begin a run and forget the previous one; ``mix`` maps numbers of GPUs to numbers of jobs."""
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """So many whole GPUs of the pool, or nothing."""
+        """Return that many whole GPUs of the pool, or ``None``."""
         raise NotImplementedError
 
     def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
-        """Node and number of a GPU with so many units left: the one with the fewest, else a free one."""
+        """Return node and number of a GPU with enough units left: the fullest that fits, else a free one."""
         best = min(
             ((left, key) for key, left in free.partial.items() if left >= units and pool.nodes >> key[0] & 1),
             default=None,
@@ -73,22 +72,22 @@ class Placement:
 
 
 class Space(Protocol):
-    """What is free, to plan on: nothing that is taken here is taken in truth."""
+    """A copy of the free GPUs for planning. Taking GPUs here does not take them in the simulation."""
 
     def copy(self) -> Space:
-        """One of its own."""
+        """Return an independent copy."""
 
     def take(self, allocation: Allocation) -> None:
-        """Hold it."""
+        """Take the allocation."""
 
     def give(self, allocation: Allocation) -> None:
-        """Let go of it."""
+        """Release the allocation."""
 
     def fits(self, allocation: Allocation) -> bool:
-        """Whether it could be held."""
+        """Whether the allocation is free."""
 
     def find(self, demand: JobDemand) -> Allocation | None:
-        """Something that meets the demand, or nothing."""
+        """Return an allocation that meets the demand, or ``None``."""
 
     def is_full(self) -> bool:
         """Whether nothing is free."""
@@ -103,7 +102,7 @@ class PooledSpace(FreeCounts):
         super().__init__(counts.groups, counts.held, counts.quotas)
 
     def copy(self) -> PooledSpace:
-        """One of its own."""
+        """Return an independent copy."""
         return PooledSpace(super().copy())
 
 
@@ -118,11 +117,11 @@ class PlacedSpace:
         self.take, self.give, self.fits, self.is_full = free.take, free.give, free.fits, free.is_full
 
     def copy(self) -> PlacedSpace:
-        """One of its own."""
+        """Return an independent copy."""
         return PlacedSpace(self.free.copy(), self.placement)
 
     def find(self, demand: JobDemand) -> Allocation | None:
-        """Something that meets the demand, or nothing."""
+        """Return an allocation that meets the demand, or ``None``."""
         return self.placement.find(demand, self.free)
 
 
@@ -207,7 +206,7 @@ class Spread(Placement):
 
 
 class Topology(Placement):
-    """As near together as there is room: on a node, below a rack, below a switch, then anywhere.
+    """As close together as possible: on one node, in one rack, below one switch, then anywhere.
 
     At each distance the domain with the fewest free GPUs that still fits is taken, and in it the nodes with the most.
     """
@@ -353,11 +352,4 @@ def load_placement(name: str, *, seed: int = 0) -> Placement:
     """The rule of that name, or ``package.module:Class``; ``seed`` is for the random one."""
     if name == "random":
         return Random(seed)
-    if name in PLACEMENTS:
-        return PLACEMENTS[name]()
-    if ":" not in name:
-        raise UnknownNameError("placement", name, PLACEMENTS, hint="or give package.module:Class")
-    made = import_callable(name, "placement", role="Class")()
-    if not isinstance(made, Placement):
-        raise RequestError(f"placement {name!r} makes a {type(made).__name__}: expected a subclass of Placement")
-    return made
+    return make_by_name("placement", name, PLACEMENTS, Placement)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from traincast.errors import RequestError, UnknownNameError
-from traincast.imports import import_callable
+from traincast.imports import make_by_name
 from traincast.scheduling.run import JobRun
 
 if TYPE_CHECKING:
@@ -56,11 +55,4 @@ def load_policy(name: str) -> Policy:
     """The policy of that name with its usual settings, or ``package.module:Class``, made without arguments."""
     from traincast.scheduling.policies import POLICIES
 
-    if name in POLICIES:
-        return POLICIES[name]()
-    if ":" not in name:
-        raise UnknownNameError("policy", name, POLICIES, hint="or give package.module:Class")
-    made = import_callable(name, "policy", role="Class")()
-    if not isinstance(made, Policy):
-        raise RequestError(f"policy {name!r} makes a {type(made).__name__}: subclass traincast.scheduling.Policy")
-    return made
+    return make_by_name("policy", name, POLICIES, Policy)

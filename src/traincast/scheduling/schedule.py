@@ -1,4 +1,4 @@
-"""One call from a job trace to what came of it: read, checked, forecast where needed, simulated, measured."""
+"""Schedule a job trace in one call: read, check, forecast where needed, simulate, measure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Queue:
     notes: tuple[str, ...] = ()
 
     def believing(self, estimates: str, *, progress: Callable[[int, int], None] | None = None) -> Queue:
-        """The same queue with other estimates; forecasts are made here, and once."""
+        """Return the queue with other estimates. Forecasts are made here, once."""
         if estimates.partition(":")[0] in _WITHOUT_FORECASTS:
             load_beliefs(estimates)  # a number that is none is refused here
             return replace(self, estimates=estimates)
@@ -86,7 +86,7 @@ class Queue:
 
 @contextmanager
 def blaming(*parts: str | Policy | Placement, failures: bool) -> Iterator[None]:
-    """Say in one line what went wrong where a policy or placement of the user's own, or failures, may be the reason."""
+    """Turn an error of the user's own policy or placement into one line that names it."""
     own = [str(part) for part in parts if not isinstance(part, str) or ":" in part]
     try:
         yield
@@ -108,7 +108,7 @@ def blaming(*parts: str | Policy | Placement, failures: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """What came of a queue under one policy: the outcome, job by job and over time, and its figures."""
+    """The result of one policy: the outcome of each job, the cluster over time, and the figures."""
 
     queue: Queue
     outcome: Outcome
@@ -136,12 +136,12 @@ class Schedule:
 
     @property
     def fates(self) -> Sequence[JobOutcome]:
-        """What became of each of them."""
+        """The outcome of each job, in order of submission."""
         return self.outcome.fates
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the checks before the run have to say, one sentence each."""
+        """Notes from the checks before the run, one sentence each."""
         return self.queue.notes
 
     def figures(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def schedule(
     hardware: Mapping[str, str] | None = None,
     allow_code: bool = False,
 ) -> Schedule:
-    """Run a job trace on a cluster and measure what came of it; equal arguments give equal results.
+    """Simulate a job trace on a cluster and measure the outcome. Equal arguments give equal results.
 
     ``jobs`` is a file, a trace or a list of jobs; ``cluster`` is ``5x8`` (5 nodes of 8 devices),
     ``2x8:V100+16x4:T4``, the file of a node list, or a ``SharedCluster``. ``estimates`` is what the scheduler
@@ -279,7 +279,7 @@ def load_shared_cluster(
     nodes_per_rack: int = 0,
     quotas: Mapping[str, float] | None = None,
 ) -> tuple[SharedCluster, tuple[str, ...]]:
-    """The cluster that was asked for, and what its node list had to say.
+    """Return the requested cluster, and notes on its node list.
 
     ``device_type`` names the devices of nodes that name none; ``nodes_per_rack`` puts nodes without a rack into racks.
     """
@@ -314,7 +314,7 @@ def read_trace(
     format: str | None = None,  # noqa: A002
     drop_invalid: bool = False,
 ) -> Trace:
-    """A trace from a file or from jobs; one that is a trace already is given back."""
+    """Return a trace from a file or from jobs. A trace is returned as it is."""
     if isinstance(jobs, Trace):
         return jobs
     if isinstance(jobs, str | Path):
@@ -329,7 +329,7 @@ def _trace_of(jobs: Sequence[Job]) -> Trace:
     ordered = sorted(jobs, key=lambda job: job.submit_s)
     names = {job.job_id for job in ordered}
     if len(names) < len(ordered):
-        raise RequestError(f"{len(ordered)} jobs with {len(names)} names: a job_id must stand once")
+        raise RequestError(f"{len(ordered)} jobs with {len(names)} names: every job needs its own job_id")
 
     def column(name: str) -> list[float]:
         return [math.nan if (value := getattr(job, name)) is None else float(value) for job in ordered]
@@ -345,7 +345,7 @@ def _trace_of(jobs: Sequence[Job]) -> Trace:
 
 
 def scaled(trace: Trace, load: float) -> Trace:
-    """The same jobs submitted so many times as fast, from the first one on; deadlines keep their distance."""
+    """Return the jobs with the times between submissions divided by ``load``; deadlines keep their distance."""
     if not (math.isfinite(load) and 0 < load <= MAX_LOAD):
         raise RequestError(
             f"load {load:g}: expected a number above 0 to {MAX_LOAD:g}; 2 is twice as many jobs per hour"

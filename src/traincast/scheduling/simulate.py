@@ -122,7 +122,7 @@ def _why_impossible(job: Job, state: State, fewest: float) -> str:
 def _play(
     runs: Sequence[JobRun], state: State, policy: Policy, process: FailureProcess | None, recorder: _Recorder
 ) -> None:
-    """From the first event to the last job's end."""
+    """Run from the first event to the end of the last job."""
     arrivals = 0
     ends, idle = state.ends, 0
     while True:
@@ -180,7 +180,7 @@ def _refuse_endless(state: State) -> None:
 
 
 class _Recorder:
-    """Writes down the cluster after every decision, as columns."""
+    """Records the cluster after every decision, as columns."""
 
     def __init__(self, state: State) -> None:
         self._state = state

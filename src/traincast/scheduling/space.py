@@ -1,4 +1,4 @@
-"""What is free: which GPUs of which node, shares of GPUs in use, and how much of its quota a virtual cluster holds.
+"""Free GPUs: which GPUs of which node, shares of GPUs, and the quota that each virtual cluster has used.
 
 Two forms answer the same questions. `Free` knows every GPU: nodes are bits of a number, and one such number for each
 count of free GPUs finds the best-fitting node in a few steps. `FreeCounts` knows only how many are free, which is all
@@ -17,7 +17,7 @@ UNIT: Final = 1_000_000
 
 
 class JobDemand(NamedTuple):
-    """What a job asks for: whole GPUs, or a share of one, in one of these pools; all jobs alike share one."""
+    """A job's demand: whole GPUs, or a share of one, in one of these pools. Equal jobs share one object."""
 
     num_gpus: int
     units: int  # per GPU
@@ -54,7 +54,7 @@ def bits_of(number: int) -> Iterator[int]:
 
 
 def lowest_bits(number: int, count: int) -> int:
-    """So many of its bits, the lowest."""
+    """Return a number with only its ``count`` lowest bits set."""
     if number.bit_count() == count:
         return number
     rest = number
@@ -74,25 +74,25 @@ class FreeCounts:
         self.quotas = quotas
 
     def copy(self) -> FreeCounts:
-        """One of its own, to plan on."""
+        """Return an independent copy for planning."""
         return FreeCounts(self.groups.copy(), self.held.copy(), self.quotas)
 
     def take(self, allocation: Allocation) -> None:
-        """Hold it."""
+        """Take the allocation."""
         units = allocation.num_gpus * allocation.units
         self.groups[allocation.group] -= units
         if allocation.vc:
             self.held[allocation.vc] += units
 
     def give(self, allocation: Allocation) -> None:
-        """Let go of it."""
+        """Release the allocation."""
         units = allocation.num_gpus * allocation.units
         self.groups[allocation.group] += units
         if allocation.vc:
             self.held[allocation.vc] -= units
 
     def fits(self, allocation: Allocation) -> bool:
-        """Whether as much as that could be held."""
+        """Whether an allocation of that size is free."""
         units = allocation.num_gpus * allocation.units
         return units <= self.groups[allocation.group] and (
             not allocation.vc or self.held[allocation.vc] + units <= self.quotas[allocation.vc]
@@ -139,7 +139,7 @@ class Free:
         self.down: dict[tuple[int, int], int] = {}  # GPUs that are down, and by how many failures at a time
 
     def copy(self) -> Free:
-        """One of its own, to plan on."""
+        """Return an independent copy for planning."""
         made = Free.__new__(Free)
         made.layout = self.layout
         made.masks = self.masks.copy()
@@ -153,7 +153,7 @@ class Free:
         return made
 
     def counts(self) -> FreeCounts:
-        """The same without knowing which."""
+        """Return the counts alone, without knowing which GPUs."""
         units = [gpus * UNIT for gpus in self.groups]
         for (node, _), left in self.partial.items():
             units[self.layout.group_of[node]] += left
@@ -164,7 +164,7 @@ class Free:
         return not self.total and not any(self.partial.values())
 
     def in_quota(self, demand: JobDemand) -> bool:
-        """Whether the virtual cluster may hold so much more."""
+        """Whether the virtual cluster's quota allows that many more units."""
         vc = demand.vc
         return not vc or self.held[vc] + demand.num_gpus * demand.units <= self.quotas[vc]
 
@@ -175,7 +175,7 @@ class Free:
         return sum(self.masks[node].bit_count() for node in bits_of(pool.nodes))
 
     def take(self, allocation: Allocation) -> None:
-        """Hold it."""
+        """Take the allocation."""
         if allocation.vc:
             self.held[allocation.vc] += allocation.num_gpus * allocation.units
         if allocation.units < UNIT:
@@ -192,7 +192,7 @@ class Free:
             self._set(node, self.masks[node] ^ mask)
 
     def give(self, allocation: Allocation) -> None:
-        """Let go of it."""
+        """Release the allocation."""
         if allocation.vc:
             self.held[allocation.vc] -= allocation.num_gpus * allocation.units
         if allocation.units < UNIT:

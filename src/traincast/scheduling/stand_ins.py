@@ -1,4 +1,4 @@
-"""What of the zoo stands for the models that a public trace names, so that its jobs can be forecast.
+"""Stand-ins: models of the zoo that replace the models named by a public trace, so that its jobs can be forecast.
 
 A table is TOML: ``about``, ``batch_per_gpu`` (a job's batch is that of one GPU, and its steps are those of all GPUs
 together), ``precision`` and ``runtime``, and for each name ``[models."NAME"]`` with ``model`` (as `predict` takes it),
@@ -26,7 +26,7 @@ LIKENESS: Final = ("same", "alike", "flops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A model of ours for one of a trace."""
+    """A model of the zoo that replaces one of a trace."""
 
     model: str
     likeness: str = "same"
@@ -69,7 +69,7 @@ class StandIns:
 
 
 def stand_in_names() -> tuple[str, ...]:
-    """Tables that come with Traincast."""
+    """Names of the tables that ship with Traincast."""
     folder = resources.files("traincast.scheduling").joinpath("standins")
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 

@@ -1,4 +1,4 @@
-"""The queue and the cluster at one instant, as a policy sees them, and what a policy may do to them."""
+"""The queue and the cluster at one instant, as a policy sees and changes them."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class State:
         self._demands: dict[tuple[float, str, str], JobDemand] = {}
 
     def start(self, run: JobRun, *, demand: JobDemand | None = None, at: Allocation | None = None) -> bool:
-        """Place a waiting job and let it run; says whether there was room.
+        """Place a waiting job and run it. Returns whether there was room.
 
-        It gets what its own demand finds, or another demand, or exactly these GPUs.
+        The job gets GPUs for its own demand, for ``demand`` if given, or exactly the GPUs ``at``.
         """
         allocation = at if at is not None and at.gpus else self.placement.find(demand or run.demand, self.free)
         if allocation is None or (allocation is at and not self.free.fits(allocation)):
@@ -88,7 +88,7 @@ class State:
         return True
 
     def preempt(self, run: JobRun) -> None:
-        """Stop a running job; it is saved and waits. One that has just started is as if it had not."""
+        """Stop a running job: it is saved and waits. Preempting a job at the instant it started undoes the start."""
         if run.phase != "running":
             raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: preempt what runs")
         if run.started_s == self.now:
@@ -102,7 +102,7 @@ class State:
         self.enqueue(run)
 
     def wake(self, at_s: float) -> None:
-        """Decide again at that time, if nothing happens before; said anew at each decision."""
+        """Ask for a decision at that time, if nothing happens before. Each decision replaces the request."""
         if at_s > self.now:
             self.wake_s = min(self.wake_s, at_s)
 
@@ -111,7 +111,7 @@ class State:
         return self.placement.find(run.demand, self.free) is not None
 
     def space(self) -> Space:
-        """What is free now, to plan on."""
+        """Return a copy of what is free now, for planning."""
         return self.placement.space(self.free)
 
     def believed_end_s(self, run: JobRun) -> float:
@@ -128,14 +128,14 @@ class State:
         return self.now + self.overhead_s(run, gpus) + self.costs.elapsed_s(seconds, gpus)
 
     def overhead_s(self, run: JobRun, num_gpus: float) -> float:
-        """How long a waiting job would hold so many GPUs before it executes: what its last stop left to pay."""
+        """Seconds that a waiting job would hold GPUs before it executes, to load a checkpoint or restart."""
         if not run.owes:
             return 0.0
         stop = self.costs.saving_s(num_gpus) if run.owes == "saved" else self.costs.restart_s
         return stop + self.costs.loading_s(num_gpus)
 
     def demand(self, job: Job, *, num_gpus: float | None = None) -> JobDemand:
-        """What a job asks for, or would with another number of GPUs."""
+        """The job's demand, optionally for another number of GPUs."""
         gpus = job.num_gpus if num_gpus is None else num_gpus
         key = (gpus, job.vc, job.gpu_type)
         found = self._demands.get(key)
@@ -148,7 +148,7 @@ class State:
         return found
 
     def speed_in(self, run: JobRun, pool: Pool, num_gpus: int) -> float:
-        """How fast a job is believed to run on so many GPUs of a pool, packed on its first nodes."""
+        """Believed speed of a job on that many GPUs, packed on the first nodes of a pool."""
         nodes, counts = [], []
         for number, node in enumerate(self.cluster.nodes):
             if num_gpus > 0 and pool.nodes >> number & 1 and node.num_gpus:
@@ -158,11 +158,11 @@ class State:
         return _speed(run.job, PlacedGpus(tuple(nodes), tuple(counts)), self._believed_speeds)
 
     def prefer_pools(self, run: JobRun, pools: Sequence[Pool]) -> None:
-        """Let a job try the pools that it may use in this order."""
+        """Set the order in which a job tries its pools."""
         run.demand = run.demand._replace(pools=tuple(pools))
 
     def placed(self, allocation: Allocation) -> PlacedGpus:
-        """An allocation in words that speeds are forecast from."""
+        """Return the allocation as GPUs per node, the form from which speeds are forecast."""
         return PlacedGpus(
             tuple(self.cluster.nodes[node] for node, _ in allocation.gpus),
             tuple(mask.bit_count() for _, mask in allocation.gpus),
@@ -206,7 +206,7 @@ class State:
         self.enqueue(run)
 
     def _settle(self, run: JobRun, kept_s: float) -> None:
-        """Bring what is left up to date when a job stops, of whose execution so many seconds count."""
+        """Update the remaining work of a job that stops after ``executed`` seconds that count."""
         executed = run.executed_s(self.now)
         self._charge(run, max(0.0, self.now - run.started_s - executed))
         run.believed_work_s = run.remaining_s(self.now) + (executed - kept_s) * run.speed

@@ -22,7 +22,7 @@ NOWHERE: Final = math.inf
 
 
 class What(NamedTuple):
-    """What a job trains: a model, its global batch, and how it is spread ("": chosen, data-parallel first).
+    """What a job trains: model, global batch and strategy ("": chosen automatically, data parallel first).
 
     An elastic job keeps its batch on another number of GPUs: each gets a share, rounded up (as Pollux does).
     """
@@ -34,7 +34,7 @@ class What(NamedTuple):
 
 
 class Where(NamedTuple):
-    """GPUs as far as they matter to a step: their type, how many on how many nodes, in how many racks (0: unknown)."""
+    """The GPUs of a step: their type, how many on how many nodes, in how many racks (0: unknown)."""
 
     gpu_type: str
     node_gpus: int  # GPUs that each of the nodes has in all
@@ -57,7 +57,7 @@ class Ask(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Where a job runs best without a choice of its own, and the time of its step there.
+    """A job's reference placement, and the time of its step there.
 
     ``elsewhere`` are further GPU types that it may use, ``excluded`` those on which it cannot run.
     """
@@ -109,7 +109,7 @@ class StepTimes:
         self._nodes: dict[tuple[str, int], Cluster] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        """What another process needs: all that is known, without what can be loaded again."""
+        """Pickle the known step times without what a process can load again."""
         return {**self.__dict__, "_graphs": {}, "_nodes": {}}
 
     def step_s(self, what: What, where: Where) -> float:
@@ -280,7 +280,7 @@ class StepTimes:
 
 
 def node_of(name: str, num_gpus: int) -> Cluster:
-    """One node with so many GPUs: a node type, cluster or file of that name, or a usual node of the device."""
+    """One node with that many GPUs: a node type, cluster or file of that name, or a typical node of the device."""
     if name in node_names() or name in cluster_names() or name.endswith(".toml"):
         node = load_cluster(name).with_nodes(1)
         return node if num_gpus == node.devices_per_node else part_of_node(node, node.device, num_gpus)
@@ -326,7 +326,7 @@ def _rest(strategy: str) -> int:
 
 
 def _used(what: What, where: Where) -> Where:
-    """The GPUs of which an elastic job has a use: whole replicas, and no more of these than samples."""
+    """The GPUs that an elastic job can use: whole replicas, at most one per sample."""
     if not what.is_elastic:
         return where
     rest = _rest(what.strategy)

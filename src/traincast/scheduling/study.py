@@ -150,7 +150,7 @@ def run_study(
 
 
 def _check(setting: Setting, cases: Sequence[StudyCase]) -> None:
-    """Refuse names that are none before anything runs."""
+    """Refuse unknown names before anything runs."""
     if not setting.jobs or not cases:
         raise RequestError(
             f"a study of {len(setting.jobs)} jobs and {len(cases)} cases: give jobs, and at least one policy, "
@@ -174,14 +174,14 @@ def _checked_load(load: float) -> float:
 
 
 def _drawn(case: StudyCase, setting: Setting) -> StudyCase:
-    """The case that has the same outcome: with the first of all seeds, where nothing is drawn."""
+    """Return the case with the first seed where nothing is drawn, since all seeds give the same outcome."""
     draws = setting.failures is not None or case.placement == "random" or case.estimates.startswith("noisy:")
     return case if draws else case._replace(seed=0)
 
 
 @lru_cache(maxsize=4)
 def _at_load(jobs: tuple[Job, ...], load: float) -> tuple[Job, ...]:
-    """The same jobs submitted so many times as fast, from the first one on; deadlines keep their distance."""
+    """Return the jobs with the times between submissions divided by ``load``; deadlines keep their distance."""
     if load == 1.0:
         return jobs
     first = min(job.submit_s for job in jobs)

@@ -46,7 +46,7 @@ _WHOLE: Final = ("batch", "min_gpus", "max_gpus")
 
 
 class Read(Protocol):
-    """Reads a file of one format; ``drop_invalid`` passes over lines that are none of it."""
+    """Reads a file of one format; with ``drop_invalid`` it skips lines of another form."""
 
     def __call__(self, source: Source, *, drop_invalid: bool = False) -> JobColumns:
         """The jobs of ``source``, in its order."""
@@ -55,7 +55,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How traces of one kind are known and read; ``dated`` where submissions are dates, counted from the first."""
+    """How traces of one format are recognised and read; ``dated`` if submissions are dates, counted from the first."""
 
     about: str
     matches: Callable[[Source], bool]
@@ -102,7 +102,7 @@ class Trace:
 
     @property
     def to_forecast(self) -> Bools:
-        """Which jobs have a description in place of a duration: their ``duration_s`` is 0 until it is forecast."""
+        """Marks jobs that are described instead of timed. Their ``duration_s`` is 0 until it is forecast."""
         return np.equal(self.numbers["duration_s"], 0.0)
 
     @property
@@ -127,11 +127,11 @@ class Trace:
     def with_columns(
         self, *, numbers: Mapping[str, Floats] | None = None, texts: Mapping[str, Texts] | None = None
     ) -> Trace:
-        """The same jobs with other values in some columns, such as durations that were forecast."""
+        """Return the jobs with other values in some columns, such as forecast durations."""
         return replace(self, numbers={**self.numbers, **(numbers or {})}, texts={**self.texts, **(texts or {})})
 
     def with_notes(self, *notes: str) -> Trace:
-        """The same trace, with more to tell about it."""
+        """Return the trace with further notes."""
         return replace(self, notes=(*self.notes, *notes))
 
     @cached_property
@@ -148,7 +148,7 @@ class Trace:
             return tuple(Job(**dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True))
 
     def _fields(self) -> dict[str, list[Any]]:
-        """What the jobs are made of, as lists; fields that no job has are left to their defaults."""
+        """The fields of the jobs as lists; fields that no job states keep their defaults."""
         always = ("job_id", "submit_s", "num_gpus", "duration_s")
         fields: dict[str, list[Any]] = {}
         for name in (*TEXTS, *NUMBERS):
@@ -165,7 +165,7 @@ class Trace:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Make many objects at once: nothing of it is garbage, and looking for some takes as long as making them."""
+    """Pause the garbage collector while many objects are made: it would double the time and find nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:

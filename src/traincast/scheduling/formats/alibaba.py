@@ -123,7 +123,7 @@ def _task_keys(table: TextTable) -> Texts:
 
 
 class _Spans(NamedTuple):
-    """Of the parts of each job: first start, last end, whether none has started and whether one has not ended."""
+    """For each job: first start and last end of its parts, whether none started, and whether one has not ended."""
 
     start: Floats
     end: Floats

@@ -1,4 +1,4 @@
-"""Files that others wrote, read within limits: plain or gzipped, never more than is said here at a time.
+"""Untrusted files, plain or gzipped, read within the limits stated here.
 
 A trace is somebody's log: it may be a gigabyte on one line, an archive under another name, or cut off. Whatever it
 is, reading it ends in columns or in one line that says what is wrong.
@@ -154,7 +154,7 @@ class Limited(io.RawIOBase):
         self.has_blank_lines = False
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:

@@ -1,4 +1,4 @@
-"""Policies that need no estimate: jobs rank by the service they have had, in levels that they fall through."""
+"""Policies that need no estimates: jobs rank by the service they have received."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from traincast.scheduling.state import State
 
 
 class Las(Ranked):
-    """Least attained service: who has run for the fewest quanta of ``quantum_s`` seconds comes first.
+    """Least attained service: the job that has run for the fewest quanta of ``quantum_s`` seconds comes first.
 
-    Jobs of as many quanta are served in order of submission, so that equal jobs take turns.
+    Jobs with equal quanta are served in order of submission, so that they take turns.
     """
 
     keys_fall = True
@@ -85,7 +85,7 @@ class Gittins(Tiresias):
         super().__init__([first_gpu_s * 2.0**level for level in range(levels)])
 
     def begin(self, state: State) -> None:
-        """Nobody has ended."""
+        """Forget all jobs that ended."""
         super().begin(state)
         self._ended: list[float] = []
         self._known = 0
@@ -113,7 +113,7 @@ class Gittins(Tiresias):
 
 
 def _gittins(sizes: np.typing.NDArray[np.float64], attained: float) -> float:
-    """The index of a job that has had so much, where others ended after these sizes, in order; 0 beyond them all."""
+    """The index of a job with that GPU time, given the sorted GPU times of finished jobs; 0 beyond all of them."""
     left = sizes[bisect_left(sizes, attained) :] - attained
     left = left[left > 0]
     if not len(left):

@@ -1,4 +1,4 @@
-"""Backfilling: small jobs may pass those that wait for room, as long as none who has a reservation comes later."""
+"""Backfilling: a small job may overtake waiting ones, unless it delays a job with a reservation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traincast.scheduling.state import State
 
 
 class FirstBelow:
-    """Numbers at positions that only grow, and the first position from which a number is at most a limit.
+    """Numbers by position, and a search for the first position whose number is at most a limit.
 
     A tree of minima over the positions: setting and finding take the logarithm of their number.
     """
@@ -58,7 +58,7 @@ class FirstBelow:
 
 
 class _Alike:
-    """Waiting jobs of one line that ask for the same, in order of submission, and how long each may take."""
+    """Waiting jobs of one line with equal demands, in order of submission, and their believed durations."""
 
     __slots__ = ("demand", "line", "orders", "seconds")
 
@@ -83,7 +83,7 @@ class _Alike:
 
 
 class Easy(Policy):
-    """EASY backfill (Lifka 1995): in order of submission, and behind a head that waits who does not delay it.
+    """EASY backfill (Lifka 1995): in order of submission; a job behind a waiting head starts if it does not delay it.
 
     The head's reservation is the earliest time at which it finds room if running jobs end when they are believed to
     (the shadow time). Another job may start now if it is believed to end by then, or if the head finds room then
@@ -91,12 +91,12 @@ class Easy(Policy):
     """
 
     def begin(self, state: State) -> None:
-        """Nobody waits or runs."""
+        """Start with an empty queue."""
         self._alike: dict[tuple[JobDemand, str], _Alike] = {}
         self._ends: list[tuple[float, int]] = []
 
     def queued(self, run: JobRun, state: State) -> None:
-        """Stand with those who ask for the same."""
+        """Add the job to those with equal demands."""
         key = (run.demand, line_of(run, state))
         alike = self._alike.get(key)
         if alike is None:
@@ -179,7 +179,7 @@ class Easy(Policy):
     def _candidate(
         alike: _Alike, head: JobRun, window_s: float, then: Space, state: State
     ) -> tuple[int, bool, Allocation] | None:
-        """The first of those alike that may pass the head, whether it leaves it room, and its GPUs."""
+        """The first of these jobs that may overtake the head, whether it leaves room for it, and its GPUs."""
         allocation = state.placement.find(alike.demand, state.free)
         if allocation is None:
             return None

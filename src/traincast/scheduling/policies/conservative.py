@@ -11,19 +11,19 @@ from traincast.scheduling.state import State
 
 
 class FreeProfile:
-    """How much is believed to be free from each of some times on; the last holds for ever."""
+    """Believed free GPUs over time; the last value holds for ever."""
 
     def __init__(self, now: float, space: FreeCounts) -> None:
         self.times: list[float] = [now]
         self.spaces: list[FreeCounts] = [space]
 
     def give_from(self, time_s: float, allocation: Allocation) -> None:
-        """Something is free from then on."""
+        """Add free GPUs from a time on."""
         for at in range(self._break(time_s), len(self.times)):
             self.spaces[at].give(allocation)
 
     def take(self, start_s: float, end_s: float, allocation: Allocation) -> None:
-        """Something is held between two times."""
+        """Remove free GPUs between two times."""
         first, last = self._break(start_s), self._break(end_s)
         for at in range(first, last):
             self.spaces[at].take(allocation)
@@ -37,7 +37,7 @@ class FreeProfile:
         self.times[0] = now
 
     def earliest(self, demand: JobDemand, length_s: float) -> tuple[float, Allocation] | None:
-        """The first time from which so much is free for so long."""
+        """The earliest time from which that many GPUs are free for that long."""
         best: tuple[float, Allocation] | None = None
         for pool in demand.pools:
             asked = demand._replace(pools=(pool,))
@@ -56,7 +56,7 @@ class FreeProfile:
         return best
 
     def _break(self, time_s: float) -> int:
-        """The place of a time, which is put in if it is not there."""
+        """The index of a time, inserted if missing."""
         at = bisect_left(self.times, time_s)
         if at == len(self.times) or self.times[at] != time_s:
             self.times.insert(at, time_s)
@@ -65,7 +65,7 @@ class FreeProfile:
 
 
 class Conservative(Policy):
-    """Conservative backfill (Feitelson and Weil 1998): none starts if it delays anyone who came before it.
+    """Conservative backfill (Feitelson and Weil 1998): a job starts only if it delays no earlier one.
 
     Reservations are made in order of submission on how many GPUs are believed to be free when, and anew whenever a
     job ends at another time than believed or anything fails or is repaired. Which GPUs these are is settled when a job
@@ -80,7 +80,7 @@ class Conservative(Policy):
         self._changes = 0
 
     def queued(self, run: JobRun, state: State) -> None:
-        """It needs a reservation; one that comes back is served before those that came later."""
+        """Mark the job as without reservation. A job that returns is served before later ones."""
         self._new.append(run.order)
         if run.token:
             self._profile = None
@@ -91,7 +91,7 @@ class Conservative(Policy):
             self._profile = None
 
     def decide(self, state: State) -> None:
-        """Reserve for who has no reservation, and start those whose time has come."""
+        """Reserve for jobs without a reservation, and start those whose time has come."""
         profile = self._profile
         if profile is None or self._changes != state.num_changes:
             profile = self._begin_anew(state)

@@ -22,7 +22,7 @@ class Elastic(Policy):
     resizes = True
 
     def begin(self, state: State) -> None:
-        """No curve is known."""
+        """Forget all speed curves."""
         self._curves: dict[int, dict[int, float]] = {}
 
     def stopped(self, run: JobRun, state: State) -> None:
@@ -47,7 +47,7 @@ class Elastic(Policy):
 
     @staticmethod
     def _lacks_room(admitted: list[JobRun], state: State) -> bool:
-        """Whether some of those that are to run find no room beside those that do."""
+        """Whether an admitted job finds no room beside the running ones."""
         room = state.free.counts()
         for run in admitted:
             if run.phase == "waiting":
@@ -58,7 +58,7 @@ class Elastic(Policy):
         return False
 
     def _admit(self, state: State) -> tuple[list[JobRun], int]:
-        """Those that are to run, each as small as it can be, and how many GPUs they leave."""
+        """The admitted jobs at their smallest sizes, and the GPUs left over."""
         room = state.free.counts()
         for run in state.running.values():
             assert run.allocation is not None
@@ -74,7 +74,7 @@ class Elastic(Policy):
         return admitted, sum(room.groups) // UNIT
 
     def _share_out(self, admitted: list[JobRun], left: int, state: State) -> dict[int, int]:
-        """GPUs for each of those that run."""
+        """The number of GPUs for each admitted job."""
         wanted = {run.order: _fewest(run) for run in admitted}
         gains = [
             (-self._gain_s(run, wanted[run.order], state), run.order, run) for run in admitted if run.job.is_elastic
@@ -101,7 +101,7 @@ class Elastic(Policy):
         return curve[num_gpus]
 
     def _grow(self, run: JobRun, num_gpus: int, state: State) -> None:
-        """Give a running job up to so many GPUs, if there is room and it pays."""
+        """Grow a running job up to that many GPUs, if there is room and it pays."""
         assert run.allocation is not None
         held = run.allocation.num_gpus
         space = state.space()
@@ -118,7 +118,7 @@ class Elastic(Policy):
 
     @staticmethod
     def _start(run: JobRun, num_gpus: int, state: State) -> None:
-        """With so many GPUs, or as many fewer as find room."""
+        """Start a job on that many GPUs, or on fewer if there is no room."""
         if not run.job.is_elastic:
             state.start(run)
             return

@@ -16,16 +16,16 @@ Lane: TypeAlias = list[tuple[Key, int, int]]
 
 
 class Lanes:
-    """Waiting jobs by key, the smallest first; ties go to who was submitted first.
+    """Waiting jobs by key, the smallest first; ties go to the earlier submission.
 
-    Jobs of a lane are alike in what they ask for, so that when the first finds no room none of them does.
+    Jobs of a lane have equal demands, so when the first finds no room none of them does.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, Lane] = {}
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all jobs."""
         self._lanes.clear()
 
     def push(self, run: JobRun, key: Key, lane: Hashable) -> None:

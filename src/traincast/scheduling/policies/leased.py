@@ -1,4 +1,4 @@
-"""Policies that share the cluster out over time, in rounds: who runs is judged anew when a round ends."""
+"""Policies that share the cluster over time in rounds: each round selects the jobs that run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traincast.scheduling.state import State
 
 
 class Leased(Ranked):
-    """Ranked, but nobody is stopped except at the end of a round, every ``lease_s`` seconds from time 0.
+    """As `Ranked`, but jobs are stopped only at the end of a round, every ``lease_s`` seconds from time 0.
 
     A job that started in the second half of a round keeps its GPUs for the next one too. Free GPUs are given out at
     any time. Rounds are common to all jobs, as in Gavel, so that many leases end in one decision.
@@ -30,7 +30,7 @@ class Leased(Ranked):
         self.lease_s = lease_s
 
     def rank(self, run: JobRun, state: State) -> float:
-        """Who is served first: the smallest."""
+        """The rank of a job; the smallest is served first."""
         raise NotImplementedError
 
     def key(self, run: JobRun, state: State) -> Key:
@@ -50,9 +50,9 @@ class Leased(Ranked):
 
 
 class Gandiva(Leased):
-    """Time slicing (Xiao et al., OSDI 2018): jobs take turns, and who has waited longest is next.
+    """Time slicing (Xiao et al., OSDI 2018): jobs take turns, and the one that has waited longest is next.
 
-    Of Gandiva this is the suspending and resuming alone, without packing and migration. Its slices last a minute; ours
+    This is Gandiva's suspend and resume alone, without packing and migration. Its slices last a minute; ours
     last ten by default, as checkpoints do not cost nothing here.
     """
 
@@ -62,7 +62,7 @@ class Gandiva(Leased):
 
 
 class MaxMin(Leased):
-    """Max-min fairness: who has had the least GPU time for each second since its submission comes first."""
+    """Max-min fairness: the job with the least GPU time per second since its submission comes first."""
 
     def rank(self, run: JobRun, state: State) -> float:
         """GPUs that it had on average, a job being at least a lease old."""
@@ -70,7 +70,7 @@ class MaxMin(Leased):
 
 
 class Themis(Leased):
-    """Finish-time fairness (Mahajan et al., NSDI 2020): whose ρ is largest comes first.
+    """Finish-time fairness (Mahajan et al., NSDI 2020): the job with the largest ρ comes first.
 
     ρ is the time a job is believed to take from submission to end if it runs from now on, over what it would take on
     1/N of the cluster for itself: its length · max(1, GPUs · N / GPUs of the cluster), N being the jobs that were
@@ -78,7 +78,7 @@ class Themis(Leased):
     """
 
     def begin(self, state: State) -> None:
-        """Nobody has come."""
+        """Forget all jobs."""
         super().begin(state)
         self._total = state.cluster.num_gpus
         self._seen_s = 0.0
@@ -87,7 +87,7 @@ class Themis(Leased):
         self._at_arrival: dict[int, tuple[float, float]] = {}
 
     def queued(self, run: JobRun, state: State) -> None:
-        """Note how long it is believed to be, and what was there before it came."""
+        """Note the believed length of the job, and the jobs present when it arrived."""
         self._pass_time(state)
         self._at_arrival.setdefault(run.order, (run.believed_work_s, self._job_s))
 
@@ -113,13 +113,13 @@ class Themis(Leased):
 class Gavel(Leased):
     """Heterogeneity-aware max-min fairness (Narayanan et al., OSDI 2020), greedily instead of by a linear program.
 
-    Who has made the least progress for each second since its submission comes first. Each job is placed on the GPU
+    The job with the least progress per second since its submission comes first. Each job is placed on the GPU
     type that favours it most: where its speed, over the average speed of all jobs on that type, is largest. A job on a
     slower type moves when a round ends and a type that favours it more has room, if that saves more than it costs.
     """
 
     def begin(self, state: State) -> None:
-        """Nobody has been seen."""
+        """Forget all jobs."""
         super().begin(state)
         self._speeds: dict[int, dict[int, float]] = {}
         self._sums: dict[int, tuple[float, int]] = {}

@@ -1,4 +1,4 @@
-"""Policies that let jobs run to their end and differ in who comes first: by line, length, priority or GPU time."""
+"""Policies without preemption. They order jobs by submission, length, priority or GPU time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from traincast.scheduling.state import State
 
 
 def line_of(run: JobRun, state: State) -> str:
-    """Jobs stand in one line, but those of a virtual cluster with nodes of its own in another."""
+    """The line of a job: one line for all, and one for each virtual cluster with nodes of its own."""
     return run.job.vc if run.job.vc in state.layout.owners else ""
 
 
 class Ordered(Policy):
     """Jobs start in the order of a key that does not change while they wait.
 
-    Strict, the first that finds no room blocks all behind it in its line. One that only its quota holds back blocks
+    If strict, the first job without room blocks all behind it in its line. A job held back only by its quota blocks
     none but those of its virtual cluster. Otherwise whoever fits starts.
     """
 
@@ -28,11 +28,11 @@ class Ordered(Policy):
         self._lanes = Lanes()
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Where the job stands; the smallest comes first."""
+        """The job's key; the smallest comes first."""
         raise NotImplementedError
 
     def begin(self, state: State) -> None:
-        """Nobody waits."""
+        """Start with an empty line."""
         self._lanes.clear()
 
     def queued(self, run: JobRun, state: State) -> None:
@@ -71,13 +71,13 @@ class Fifo(Ordered):
 
 
 class FifoFit(Fifo):
-    """In order of submission whoever fits."""
+    """In order of submission; a job that does not fit is passed over."""
 
     is_strict = False
 
 
 class Sjf(Ordered):
-    """Shortest job first, by what is believed: the shortest blocks."""
+    """Shortest job first, by believed duration; the shortest blocks the rest."""
 
     def key(self, run: JobRun, state: State) -> Key:
         """What is left of it."""
@@ -85,7 +85,7 @@ class Sjf(Ordered):
 
 
 class SjfFit(Sjf):
-    """The shortest that fits."""
+    """The shortest job that fits."""
 
     is_strict = False
 

@@ -1,4 +1,4 @@
-"""Policies that preempt: at every decision the jobs that rank first run, whoever ran before.
+"""Policies that preempt: at every decision the jobs that rank first run.
 
 Jobs are taken in order of rank, running or waiting, and each that finds room beside those before it runs. A running
 job keeps its GPUs where it can; one whose GPUs went to a better-ranked job moves if there is room elsewhere.
@@ -22,7 +22,7 @@ SLACK_S: Final = 1e-6
 
 
 class Ranked(Policy):
-    """The jobs of the smallest keys run; ties go to who was submitted first.
+    """The jobs with the smallest keys run; ties go to the earlier submission.
 
     Keys of running jobs are asked for at every decision, those of waiting jobs when they begin to wait, or always if
     ``keys_move``. With ``keys_fall`` they are looked at again when that of a running job changes by itself.
@@ -43,16 +43,16 @@ class Ranked(Policy):
         return math.inf
 
     def begin(self, state: State) -> None:
-        """Nobody waits."""
+        """Start with an empty queue."""
         self._lanes.clear()
 
     def queued(self, run: JobRun, state: State) -> None:
-        """Stand with those who ask for the same."""
+        """Add the job to the lane of its demand."""
         if not self.keys_move:
             self._lanes.push(run, self.key(run, state), run.demand)
 
     def decide(self, state: State) -> None:
-        """Let those run who rank first."""
+        """Run the jobs that rank first."""
         if not state.waiting or (len(state.waiting) == 1 and state.start(next(iter(state.waiting.values())))):
             return
         if self.keys_move:
@@ -103,7 +103,7 @@ class Ranked(Policy):
 
 
 class _Plan:
-    """Who is to run: jobs in order of rank, and what they leave free."""
+    """The jobs that shall run, in order of rank, and the GPUs left free."""
 
     def __init__(self, worse: list[Key], state: State) -> None:
         self.chosen: list[tuple[JobRun, Allocation]] = []
@@ -142,7 +142,7 @@ class _Plan:
                 self.chosen.append((run, allocation))
 
     def _find(self, run: JobRun) -> Allocation | None:
-        """GPUs that nobody uses, else those of jobs that rank behind."""
+        """Free GPUs, else those of jobs that rank behind."""
         if self._unused is not None:
             allocation = self._unused.find(run.demand)
             if allocation is not None:

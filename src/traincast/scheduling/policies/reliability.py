@@ -1,4 +1,4 @@
-"""Placement that minds failures: jobs are kept off nodes that have failed of late, as long as there are others."""
+"""Failure-aware placement: jobs avoid nodes that failed recently, as long as there are others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from traincast.scheduling.state import State
 
 
 class FailureAware(FifoFit):
-    """In order of submission whoever fits, on nodes that have not failed within ``memory_s`` where there is room.
+    """In order of submission, on nodes that have not failed within ``memory_s`` where there is room.
 
-    A node that failed is likelier to fail again soon than others; how likely is not known to the scheduler, so it goes
+    A node that failed is likelier to fail again soon than others; the scheduler does not know how likely, so it goes
     by what it has seen.
     """
 
