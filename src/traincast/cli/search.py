@@ -319,7 +319,7 @@ def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
     asked = {**given, "runtime": runtime_for(given["export"], given["runtime"])}
     for name in ("seq", "precision", "runtime", "tokens", "samples", "steps"):
         words += [f"--{name}", _short(asked[name])] if asked[name] else []
-    words += ["--strategy", str(answer.best.strategy)]
+    words += ["--strategy", answer.best.strategy.complete_text]
     click.echo(f"To see the first strategy in detail, run: {shlex.join(words)}")
 
 

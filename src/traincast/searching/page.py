@@ -18,7 +18,6 @@ from traincast.files import write_text
 from traincast.pages import page_text
 from traincast.searching.answer import Answer, Candidate
 from traincast.searching.columns import StrategyColumns
-from traincast.strategy import Strategy
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -84,16 +83,10 @@ def command_of(candidate: Candidate, words: dict[int, str | None]) -> str | None
         "--seq": str(report.tokens_per_sample) if report.tokens_per_sample > 1 else "",
         "--precision": report.precision,
         "--runtime": report.runtime,
-        "--strategy": _strategy_word(request.strategy),
+        "--strategy": request.strategy.complete_text,
     }
     given = [word for option, value in options.items() if value for word in (option, value)]
     return shlex.join(["traincast", "predict", report.model, *given])
-
-
-def _strategy_word(strategy: Strategy) -> str:
-    """Return the text of ``strategy`` with its microbatches, which a forecast would choose if they were left out."""
-    text = str(strategy)
-    return text if "num_microbatches=" in text else f"{text},num_microbatches={strategy.num_microbatches}"
 
 
 def _cluster_word(cluster: Cluster) -> str | None:

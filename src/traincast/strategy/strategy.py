@@ -181,6 +181,12 @@ class Strategy:
                 parts.append(_written(field.name, value))
         return ",".join(parts)
 
+    @property
+    def complete_text(self) -> str:
+        """The text with the number of microbatches, which a forecast would choose itself if it were left out."""
+        text = str(self)
+        return text if says_micro_batch(text) else f"{text},num_microbatches={self.num_microbatches}"
+
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MAX_DEGREE:
