@@ -294,7 +294,7 @@ def _document(
         averages = means(rows)
         first = rows[0].case
         for name in policies:
-            found = asdict(averages[first._replace(policy=name, seed=0)])
+            found = averages[first._replace(policy=name, seed=0)].as_dict()
             known[name] = {"policy": name, **found, "virtual_clusters": known.get(name, {}).get("virtual_clusters", {})}
         data["study"] = [row.as_dict() for row in rows]
         if len({row.case.estimates for row in rows}) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,10 @@ class Metrics:
     mean_rho: float
     max_rho: float
     deadlines_met: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the figures by name; ``utilisation``, the earlier spelling, stays for programs that read it."""
+        return {**asdict(self), "utilisation": self.utilization}
 
 
 def measure(outcome: Outcome) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from traceback import extract_tb
@@ -146,8 +146,8 @@ class Schedule:
         """The policy, its metrics, and those of each virtual cluster."""
         return {
             "policy": self.policy,
-            **asdict(self.metrics),
-            "virtual_clusters": {vc: asdict(metrics) for vc, metrics in self.by_vc.items()},
+            **self.metrics.as_dict(),
+            "virtual_clusters": {vc: metrics.as_dict() for vc, metrics in self.by_vc.items()},
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ class StudyRow:
 
     def as_dict(self) -> dict[str, Any]:
         """One flat row of a table."""
-        return {**self.case._asdict(), **asdict(self.metrics)}
+        return {**self.case._asdict(), **self.metrics.as_dict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
