@@ -18,9 +18,9 @@ CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter"
 class Collective:
     """A collective among ``num_ranks`` ranks that span ``num_nodes`` nodes evenly.
 
-    ``nbytes`` follows nccl-tests: all_reduce and broadcast the buffer, all_gather the whole output,
-    reduce_scatter the whole input, all_to_all the send buffer of a rank. ``sharing`` is how many such
-    groups use a node's NICs at the same time.
+    ``nbytes`` is counted as in nccl-tests: the buffer of an all_reduce or a broadcast, the whole output of an
+    all_gather, the whole input of a reduce_scatter, the send buffer of one rank of an all_to_all. ``sharing`` is the
+    number of equal groups that use a node's NICs at the same time.
     """
 
     kind: CollectiveKind
@@ -37,7 +37,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A message from one rank to another; ``sharing`` counts the pairs that use a node's NICs at once."""
+    """A message from one rank to another; ``sharing`` is the number of pairs that use a node's NICs at once."""
 
     nbytes: float
     crosses_nodes: bool = False
@@ -46,12 +46,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The host's work before a device can start, in units of one kernel launch, by its purpose.
+    """The host's work before a device can start, by purpose; the unit is one kernel launch.
 
     ``kernels`` are launches of operators, ``blocks`` the bookkeeping of a layer or a pass, ``collectives`` and
     ``sends`` the host's part in communication. They are separate because a host may be fast at one and slow at
     another. ``waits`` is the time in which the hosts of a collective's ranks wait for one another; it counts only if
-    they are ``crowded``.
+    the hosts are ``crowded``.
     """
 
     kernels: float = 0.0
@@ -73,7 +73,7 @@ class Launch:
 
     @property
     def launches(self) -> float:
-        """The sum of all launches."""
+        """All parts added up; ``waits`` only if ``crowded``."""
         return self.kernels + self.blocks + self.collectives + self.sends + (self.waits if self.crowded else 0.0)
 
 
@@ -96,7 +96,7 @@ Work: TypeAlias = Operator | Collective | Transfer | Launch | HostCopy | HostUpd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demand of works on hardware, split as DeletePop does: computation, memory access and communication."""
+    """What works demand of the hardware, split as in DeletePop: computation, memory access and communication."""
 
     computation_flop: float
     memory_access_bytes: float

@@ -114,6 +114,11 @@ def test_no_probability_is_shown_as_certain() -> None:
     ]  # fmt: skip
 
 
+def test_a_probability_below_the_required_one_is_never_shown_as_enough() -> None:
+    assert [shown_share(p) for p in (0.849, 0.85, 0.8599, 0.29)] == ["84 %", "85 %", "85 %", "29 %"]
+    assert "available with 84 %; 85 % is required" in need(capacity=54.0, probability=0.8499).shortage()
+
+
 @settings(deadline=None)
 @given(
     hosts=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=6),

@@ -9,6 +9,7 @@ import pytest
 
 from traincast.errors import RequestError
 from traincast.strategy import Runtime, find_runtime, load_runtime, runtime_names
+from traincast.strategy.recompute import RECOMPUTATIONS
 
 
 def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
@@ -38,6 +39,8 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
         ("zero = 4", "expected one of 0, 1, 2, 3"),
         ("zero = true", "expected one of 0, 1, 2, 3"),
         ("gradient_dtype = 'fp8'", "expected one of '', fp32, bf16, fp16"),
+        ("recompute = 'half'", f"recompute is 'half': expected one of {', '.join(RECOMPUTATIONS)}$"),
+        ("recompute = 1", f"recompute is 1: expected one of {', '.join(RECOMPUTATIONS)}$"),
         ("extends = 'nothing'", "unknown runtime 'nothing'"),
         ("= 3", "is not valid TOML"),
     ],

@@ -91,7 +91,7 @@ def test_micro_batch_and_number_of_microbatches_say_one_thing(dp: int, microbatc
         ("dp=2.5", "dp='2.5': expected a whole number"),
         ("dp", "dp='': expected a whole number"),
         ("dp=2,dp=4", "sets dp twice"),
-        ("dp=2,mbs=2,microbatches=2", "give one of them"),
+        ("dp=2,mbs=2,microbatches=2", "give only one of them"),
         ("zero=4", "zero=4: expected 0, 1, 2 or 3"),
         ("zero=2,shard=3,dp=4", "shard=3 with zero=2"),
         ("sp", "sequence_parallel with tp=1"),
@@ -118,7 +118,8 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do() -> N
     with pytest.raises(StrategyError) as caught:
         Strategy(dp=4, num_microbatches=3).micro_batch(100)
     assert str(caught.value) == (
-        "global batch 100 is not divisible by dp·num_microbatches = 4·3 = 12; nearest that are: 96 and 108"
+        "global batch 100 is not divisible by dp·num_microbatches = 4·3 = 12; "
+        "the nearest batches that are divisible: 96 and 108"
     )
 
 

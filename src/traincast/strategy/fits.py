@@ -1,10 +1,10 @@
-"""Whether memory suffices: how far real memory lies from its forecast, and how sure "fits" must be.
+"""Whether memory suffices: how far real memory is from its forecast, and how probable "fits" must be.
 
-Weights, gradients and optimizer states of a rank are counted exactly. What a framework holds beyond them (activations,
-workspaces, fragmentation, communicators) is a forecast, and real runs hold x times as much. log x follows two
-exponentials, one on each side of 0: the chance that x is below q ≥ 1 is 1 − ½ · exp(−log q / b), with b such that 5 %
-lie above a runtime's ``memory_high``; likewise 5 % lie below its ``memory_low``. Measured runs have such tails, which
-are heavier than a normal distribution's.
+Weights, gradients and optimizer states of a rank are counted exactly. The rest (activations, workspaces,
+fragmentation, communicators) is a forecast, and a real run holds x times that forecast. log x follows two
+exponentials, one on each side of 0: the probability that x is below q ≥ 1 is 1 − ½ · exp(−log q / b). The scale b
+puts 5 % of runs above a runtime's ``memory_high``; in the same way, 5 % are below its ``memory_low``. The tails of
+measured runs have this form: they are heavier than those of a normal distribution.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ MARGIN: Final = 0.85
 Among 1,757 runs of one cluster, half of which failed, this is where the F1 of "fits" is largest: see docs/accuracy.md.
 """
 HOST_SHARE: Final = 0.9
-"""Share of a host's memory that may hold what is offloaded; the rest is for the system and the data loader."""
+"""Share of a host's memory that offloading may use; the rest is for the system and the data loader."""
 _HARDLY: Final = 0.05
-"""Below this probability a strategy does not fit, from here to the margin it may not fit."""
+"""Below this probability a strategy does not fit; between this and :data:`MARGIN` it may not fit."""
 _TAIL: Final = math.log(10.0)
-"""Exponential scales from the middle to where 5 % are left."""
+"""Distance from the middle to the point with 5 % beyond it, in scales of the exponential."""
 
 
 class Fit(enum.Enum):
@@ -48,30 +48,30 @@ class Fit(enum.Enum):
 
 
 def factor(runtime: Runtime, probability: float) -> float:
-    """The factor on the forecast that what a rank holds beyond its states stays below, with ``probability``."""
+    """The factor on the forecast that a rank's memory beyond its states does not exceed, with ``probability``."""
     if probability >= 0.5:
         return math.exp(math.log(runtime.memory_high) * math.log(0.5 / (1.0 - probability)) / _TAIL)
     return math.exp(math.log(runtime.memory_low) * math.log(0.5 / probability) / _TAIL)
 
 
 def at_share(memory: Memory, share: float) -> Memory:
-    """``memory`` of a run that holds ``share`` times what is forecast beyond its states."""
+    """``memory`` with everything beyond the states multiplied by ``share``."""
     parts = {name: nbytes * share if name == "fragmentation" else nbytes for name, nbytes in memory.parts.items()}
     return replace(memory, activations=memory.activations * share, other=memory.other * share, parts=parts)
 
 
 def bytes_with(memory: Memory, runtime: Runtime, probability: float) -> float:
-    """Bytes that a rank needs at most, with ``probability``."""
+    """Bytes that suffice for a rank with ``probability``."""
     return float(total_at(memory.states, memory.activations, memory.other, factor(runtime, probability)))
 
 
 def total_at(states: Any, activations: Any, other: Any, share: float) -> Any:
-    """Bytes of a rank that holds ``share`` times what is forecast beyond its states; for numbers and for arrays."""
+    """Bytes of a rank whose memory beyond its states is ``share`` times the forecast; takes numbers or arrays."""
     return states + activations * share + other * share
 
 
 def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
-    """How likely a rank's memory fits into ``capacity`` bytes."""
+    """The probability that a rank's memory fits into ``capacity`` bytes."""
     room, forecast = capacity - memory.states, memory.total - memory.states
     if room <= 0.0:
         return 0.0
@@ -84,15 +84,15 @@ def probability_of(memory: Memory, capacity: float, runtime: Runtime) -> float:
 
 
 def _decay(distance: float, tail: float) -> float:
-    """An exponential decay that falls from 1 to a tenth at ``tail``, at ``distance``."""
+    """The value at ``distance`` of an exponential that falls from 1 at 0 to 0.1 at ``tail``."""
     return math.exp(-_TAIL * distance / tail) if tail > 0.0 else float(distance == 0.0)
 
 
 def fullest_node(hosts: Floats, *, ranks_per_stage: int, devices_per_node: int) -> Floats:
-    """Bytes on the host of the fullest node; ``hosts`` are those of a rank of each stage, in the last axis.
+    """Bytes that the fullest node holds in host memory; ``hosts`` has those of one rank of each stage in its last axis.
 
-    Ranks of a stage are consecutive and packed node by node: H(r), the bytes of all ranks below r, is linear within a
-    stage, and a node holds H at its end less H at its beginning.
+    Ranks of a stage are consecutive and packed node by node. H(r), the bytes of all ranks below r, is therefore linear
+    within a stage, and a node holds H at its last rank minus H at its first.
     """
     stages = hosts.shape[-1]
     ends = np.minimum(
@@ -110,9 +110,9 @@ def fullest_node(hosts: Floats, *, ranks_per_stage: int, devices_per_node: int) 
 class MemoryNeed:
     """Bytes that a strategy needs on a device and on the host of a node, and the capacity of both.
 
-    ``forecast`` is what the fullest rank is expected to hold, between ``low`` and ``high`` in 90 % of runs. ``sure`` is
-    enough with a probability of :data:`MARGIN`; ``capacity`` is enough with ``probability``. ``host_capacity`` is 0 if
-    it is not known.
+    ``forecast`` is the expected memory of the fullest rank; 90 % of runs are between ``low`` and ``high``. ``sure``
+    bytes are enough with a probability of :data:`MARGIN`; ``capacity``, those of the device, are enough with
+    ``probability``. ``host_capacity`` is 0 if it is not known.
     """
 
     forecast: float
@@ -126,7 +126,7 @@ class MemoryNeed:
 
     @property
     def host_fits(self) -> bool:
-        """Whether a host has room for what is offloaded to it; true if its memory is not known."""
+        """Whether the host has room for everything that is offloaded to it; true if its memory is not known."""
         return not self.host_capacity or self.host <= HOST_SHARE * self.host_capacity
 
     @property
@@ -136,13 +136,13 @@ class MemoryNeed:
 
     @property
     def load(self) -> float:
-        """Memory needed over memory available, of device or host, whichever is tighter; a strategy fits up to 1."""
+        """Memory needed divided by memory available, on device or host, whichever is larger; fits up to 1."""
         of_host = self.host / (HOST_SHARE * self.host_capacity) if self.host_capacity else 0.0
         return max(self.sure / self.capacity, of_host)
 
     @property
     def fit(self) -> Fit:
-        """Whether it fits, may not fit (likely enough to try, but below :data:`MARGIN`), or does not fit."""
+        """Fits, may not fit (the probability is below :data:`MARGIN` but at least 5 %), or does not fit."""
         if self.fits:
             return Fit.FITS
         return Fit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else Fit.MAY_NOT_FIT
@@ -177,14 +177,16 @@ class MemoryNeed:
 
 
 def shown_share(probability: float) -> str:
-    """A probability in per cent, never shown as certain."""
-    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{probability * 100:.0f} %"
+    """A probability in per cent, rounded down: one below :data:`MARGIN` never looks as if it reached it."""
+    whole = math.floor(probability * 100.0 + 1e-9)  # 0.29 · 100 is just below 29
+    return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{whole} %"
 
 
 def need_of(memories: Sequence[Memory], *, strategy: Strategy, runtime: Runtime, cluster: Cluster) -> MemoryNeed:
-    """What ``strategy`` needs on ``cluster``, whose ranks of each stage hold ``memories``.
+    """The memory that ``strategy`` needs on ``cluster``; ``memories`` has one rank of each stage.
 
-    Forecasts of the stages are off together, so the least likely one says how likely all fit.
+    The forecasts of all stages err in the same direction. So the probability that all stages fit is that of the stage
+    that is least likely to fit.
     """
     capacity = cluster.device.memory_bytes
     hosts = np.array([sum(m.host.values()) for m in memories])

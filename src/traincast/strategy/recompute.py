@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """One technique: what a block drops, and therefore runs again.
+    """One technique: which activations a block drops after forward, and therefore computes again.
 
-    ``whole_block``: the block keeps its input alone and runs all of its forward again. Such a technique can be limited
+    ``whole_block``: the block keeps only its input and runs all of its forward again. This technique can be limited
     to every n-th layer (``recompute_every``).
-    ``attention``: attention drops what an unfused kernel writes between its two products, and runs again. A search
-    offers it only for models with attention.
-    ``kinds``: operators of these kinds drop what they save for backward, and run again.
+    ``attention``: attention drops the tensors that an unfused kernel writes between its two products, and runs again.
+    A search tries it only for models with attention.
+    ``kinds``: operators of these kinds drop the tensors that they save for backward, and run again.
 
-    What is dropped is held again while the block's own backward runs.
+    The dropped tensors are in memory again while the block's own backward runs.
     """
 
     whole_block: bool = False
@@ -47,22 +47,22 @@ RECOMPUTATIONS: Final[dict[str, Recomputation]] = {
     "selective": Recomputation(attention=True),  # Korthikanti et al. 2022, arXiv:2205.05198
     "full": Recomputation(whole_block=True),  # Chen et al. 2016, arXiv:1604.06174
 }
-"""Techniques by name, from the one that holds most memory to the one that holds least."""
+"""Techniques by name, from the one that needs most memory to the one that needs least."""
 
 
 def load_recomputation(name: str) -> Recomputation:
-    """The technique called ``name``; raises :class:`UnknownNameError` where there is none."""
+    """The technique called ``name``; raises :class:`UnknownNameError` if there is none."""
     if name not in RECOMPUTATIONS:
         raise UnknownNameError("recompute", name, RECOMPUTATIONS)
     return RECOMPUTATIONS[name]
 
 
 def leaner(name: str) -> list[str]:
-    """The techniques that hold less memory than ``name``, the one that holds least last."""
+    """The techniques that need less memory than ``name``; the one that needs least is last."""
     names = list(RECOMPUTATIONS)
     return names[names.index(name) + 1 :]
 
 
 def leanest() -> str:
-    """The technique that holds least memory."""
+    """The technique that needs least memory."""
     return next(reversed(RECOMPUTATIONS))

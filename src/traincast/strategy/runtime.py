@@ -1,4 +1,4 @@
-"""Runtimes: what a training framework fuses, overlaps, buckets and holds in memory. One TOML file each."""
+"""Runtimes: what a training framework fuses, overlaps, buckets and holds in memory. Each is one TOML file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from traincast.errors import UnknownNameError
 from traincast.schema import Text, read_table, read_toml, table_of
+from traincast.strategy.recompute import RECOMPUTATIONS
 
 Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
 Attention: TypeAlias = Literal["flash", "flash-2", "unfused", "eager"]
@@ -24,6 +25,10 @@ StageCut: TypeAlias = Literal["layers", "weights"]
 GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
 Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
+if TYPE_CHECKING:
+    RecomputationName: TypeAlias = str
+else:
+    RecomputationName = Literal[tuple(RECOMPUTATIONS)]  # a runtime file may name any technique in this dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,28 +42,28 @@ class Runtime:
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward operator (autograd's are cheaper), ``collective_launches`` per collective,
     ``block_launches`` of bookkeeping per block and pass, and ``microbatch_launches`` per microbatch and pass.
-    ``send_launches`` are paid per send in a pipeline whose two sides first agree on what is sent; the host then waits
-    for the device. With ``cuda_graphs``, the pass of a block is one launch. If a pipeline crosses nodes, hosts wait for
-    one another: ``wait_launches`` per rank of a collective that compute waits for. With ``sync_passes``, the host
-    begins a pass only when the device has ended the one before.
+    ``send_launches`` is the cost of a send in a pipeline whose two sides first agree on the size of the message; the
+    host then waits for the device. With ``cuda_graphs``, the pass of a block is one launch. If a pipeline crosses
+    nodes, hosts wait for one another: ``wait_launches`` per rank of a collective that compute waits for. With
+    ``sync_passes``, the host begins a pass only when the device has ended the previous one.
 
     ``overlap_tensor`` and ``overlap_experts`` are the shares of the neighbouring products that tensor-parallel and
-    expert traffic can overlap with. Gradients are sent in ``reduce_dtype``. If it is empty, they are sent as they are
-    stored or, with sharded parameters, in the dtype in which these are gathered.
+    expert traffic can overlap with. Gradients are sent in ``reduce_dtype``. If it is empty, they are sent in the dtype
+    in which they are stored or, with sharded parameters, in the dtype in which parameters are gathered.
 
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
-    ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline has.
+    ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs.
 
-    Memory: ``lean_kernels`` for attention and routing keep only what their backward reads. If gradients are summed in
-    a wider dtype, there are also ``gradient_copies`` in the narrow one: ``none`` (each is freed after its own
-    product), one of each shape (``shapes``), or ``all`` of a stage. The loss holds ``logits_copies`` of the logits in
-    fp32 in addition to those that it keeps for backward. ``tensor_buffers`` whole tensors are in use around
+    Memory: with ``lean_kernels``, attention and routing keep only the tensors that their backward reads. If gradients
+    are summed in a wider dtype, there are also ``gradient_copies`` in the narrow dtype: ``none`` (each is freed after
+    its own product), one of each shape (``shapes``), or ``all`` of a stage. The loss holds ``logits_copies`` of the
+    logits in fp32 in addition to those that it keeps for backward. ``tensor_buffers`` whole tensors are in use around
     tensor-parallel collectives, and ``held_collectives`` more cannot be reused while the host runs ahead of the
-    device. ``workspace_bytes`` belong to libraries, ``context_bytes`` to the driver, and ``buffer_bytes`` to each
-    communicator. ``allocator_overhead`` is the fraction of tensors lost to fragmentation. The framework's log
-    ``reports`` the first rank or the fullest one, by a ``counter`` of allocated or reserved memory. In 90 % of runs,
-    the memory of a rank beyond weights, gradients and optimizer states is between ``memory_low`` and ``memory_high``
-    times its forecast (see :mod:`traincast.strategy.fits`); the defaults are for frameworks that nobody measured.
+    device. Libraries hold ``workspace_bytes``, the driver ``context_bytes``, and each communicator ``buffer_bytes``.
+    Fragmentation adds ``allocator_overhead`` times the bytes of all tensors. The framework's log ``reports`` the first
+    rank or the fullest one, by a ``counter`` of allocated or reserved memory. In 90 % of runs, the memory of a rank
+    beyond weights, gradients and optimizer states is between ``memory_low`` and ``memory_high`` times its forecast
+    (see :mod:`traincast.strategy.fits`); the defaults are for frameworks without measurements.
     """
 
     name: str
@@ -84,7 +89,7 @@ class Runtime:
     gradient_dtype: GradientDType = ""
     reduce_dtype: GradientDType = ""
     servers: Whole = 0
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: RecomputationName = "none"
     zero: Literal[0, 1, 2, 3] = 0
     sequence_parallel: bool = False
     stage_cut: StageCut = "layers"
@@ -132,7 +137,7 @@ def _bundled(name: str) -> Runtime:
 
 
 def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
-    """The runtime of a file: the bundled runtime that it extends, with the settings of the file."""
+    """The runtime that a file describes: the bundled runtime that it extends, changed by the file's own settings."""
     values = read_table(data, table_of(Runtime, extends=Text), where)
     parent = values.pop("extends", None)
     base = _bundled(parent) if parent is not None else Runtime(name=name, description="")
@@ -140,15 +145,15 @@ def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
 
 
 _HOSTS: Final = frozenset({"pytorch", "pytorch1", "accelerate"})
-"""Spellings that only name what a framework is built on or started by. Any other spelling in a text decides first."""
+"""Spellings of libraries that frameworks are built on or started by. Any other spelling in a text takes precedence."""
 
 
 @lru_cache(maxsize=256)
 def find_runtime(framework: str) -> Runtime:
     """Returns the bundled runtime for ``framework``, spelt as in tables of measurements.
 
-    If the text contains several known spellings, the longest decides. Spellings of what a framework is built on come
-    last: ``PyTorch FSDP 2.4`` is ``fsdp``.
+    If the text contains several known spellings, the longest one counts. Spellings of the library that a framework is
+    built on count only if there is no other: ``PyTorch FSDP 2.4`` is ``fsdp``.
     """
     best: tuple[bool, int, str] | None = None
     for name in runtime_names():

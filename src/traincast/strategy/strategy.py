@@ -20,18 +20,26 @@ _COUNTS: Final = ("etp", "shard", "servers", "server_nodes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """Degrees of parallelism and the choices that go with them; validated when made.
+    """Degrees of parallelism and the choices that go with them; raises :class:`StrategyError` if they contradict.
 
-    ``dp·cp·tp·pp`` ranks take part. A replica's batch is cut into ``num_microbatches``; with ``virtual_stages`` each
-    pipeline rank holds that many chunks of layers, ``layers`` says how many each chunk has where they are not even.
-    ``ep`` ranks share out the experts of a mixture, each expert cut over ``etp`` ranks (0: as many as ``tp`` without
-    ``ep``, else one); the busiest gets ``imbalance`` times its even share, no more than ``capacity`` times it (0: no
-    limit). ``zero`` shards over ``shard`` replicas (0: over all of them); with 3, ``reshard`` drops gathered
-    parameters between forward and backward, and ``prefetch`` blocks are gathered ahead (−1: the runtime's habit).
-    ``compression`` is the part of the gradients' bytes that is sent. ``servers`` parameter servers hold the weights
-    instead of an all-reduce; they stand beside the workers, or on the last ``server_nodes`` nodes of the cluster, which
-    then have no workers. ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs that
-    override the shards found automatically.
+    **Ranks.** ``dp·cp·tp·pp`` ranks take part. The batch of a replica is cut into ``num_microbatches``.
+
+    **Pipeline.** Each stage holds ``virtual_stages`` chunks of layers. ``layers`` is the number of layers of each
+    chunk; if it is empty, the layers are divided automatically.
+
+    **Experts.** ``ep`` ranks share the experts of a mixture, and ``etp`` ranks share each expert (0: one rank if
+    ``ep`` > 1, else ``tp`` ranks). The busiest rank gets ``imbalance`` times its even share of tokens, but no more than
+    ``capacity`` times (0: no limit).
+
+    **Replicas.** ZeRO stage ``zero`` shards states over ``shard`` replicas (0: over all of them). With ``zero=3``,
+    ``reshard`` drops gathered parameters between forward and backward, and ``prefetch`` blocks are gathered ahead
+    (−1: the runtime's default). ``compression`` is the fraction of the gradients' bytes that is sent.
+
+    **Parameter servers.** ``servers`` servers hold the weights and replace the all-reduce. They run on the nodes of the
+    workers, or on the last ``server_nodes`` nodes of the cluster, which then have no workers.
+
+    ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs. They override the sharding of linear
+    layers that is found automatically.
     """
 
     dp: int = 1
@@ -98,8 +106,8 @@ class Strategy:
             )
         if self.recompute_every > 1 and not load_recomputation(self.recompute).whole_block:
             raise StrategyError(
-                f"recompute_every={self.recompute_every} with recompute={self.recompute}: it says which layers are "
-                "recomputed in full; set recompute=full"
+                f"recompute_every={self.recompute_every} with recompute={self.recompute}: it selects the layers that "
+                "are recomputed in full; set recompute=full"
             )
 
     def _check_replicas(self) -> None:
@@ -115,13 +123,13 @@ class Strategy:
             raise StrategyError("asynchronous without parameter servers: set servers=1 or more")
         if self.server_nodes > self.servers:
             raise StrategyError(
-                f"server_nodes={self.server_nodes} with servers={self.servers}: every node of its own needs a server; "
+                f"server_nodes={self.server_nodes} with servers={self.servers}: each of these nodes needs a server; "
                 f"set servers={self.server_nodes} or more, or fewer server_nodes"
             )
         if self.servers and (self.tp, self.pp, self.cp, self.ep, self.zero) != (1, 1, 1, 1, 0):
             raise StrategyError(
-                f"servers={self.servers} with {self}: parameter servers serve plain data parallelism; leave tp, pp, "
-                "cp, ep and zero out"
+                f"servers={self.servers} with {self}: parameter servers support only data parallelism; leave out tp, "
+                "pp, cp, ep and zero"
             )
 
     def _check_experts(self) -> None:
@@ -139,12 +147,12 @@ class Strategy:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that take part; parameter servers stand beside them."""
+        """Ranks that take part, without parameter servers."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that one expert is cut over: ``etp``, else 1 with expert parallelism, else ``tp``."""
+        """Ranks that share one expert: ``etp`` if set, else 1 with expert parallelism, else ``tp``."""
         return self.etp or (1 if self.ep > 1 else self.tp)
 
     @property
@@ -154,16 +162,16 @@ class Strategy:
 
     @property
     def load(self) -> float:
-        """Rows of the busiest rank's experts over the mean; at most ``ep``, when one rank gets all of them."""
+        """Tokens that the busiest rank's experts get, divided by the mean; at most ``ep`` (one rank gets all)."""
         return min(self.imbalance, self.capacity or self.imbalance, float(self.ep))
 
     def micro_batch(self, global_batch: int) -> int:
-        """Samples per microbatch of one replica."""
+        """Samples per microbatch of one replica; raises :class:`StrategyError` if ``global_batch`` does not divide."""
         whole = self.dp * self.num_microbatches
         if global_batch % whole:
             raise StrategyError(
                 f"global batch {global_batch} is not divisible by dp·num_microbatches = "
-                f"{self.dp}·{self.num_microbatches} = {whole}; nearest that are: "
+                f"{self.dp}·{self.num_microbatches} = {whole}; the nearest batches that are divisible: "
                 f"{max(whole, global_batch // whole * whole)} and {(global_batch // whole + 1) * whole}"
             )
         return global_batch // whole
@@ -183,7 +191,7 @@ class Strategy:
 
     @property
     def complete_text(self) -> str:
-        """The text with the number of microbatches, which a forecast would choose itself if it were left out."""
+        """The strategy as text, always with the number of microbatches; without it, a forecast would choose one."""
         text = str(self)
         return text if says_micro_batch(text) else f"{text},num_microbatches={self.num_microbatches}"
 
@@ -221,9 +229,10 @@ _SHORT: Final = {
 
 
 def parse_strategy(text: str, *, global_batch: int) -> Strategy:
-    """Read ``dp=8,tp=4,pp=2,sp,zero=1,micro_batch=2``.
+    """Returns the strategy that a text such as ``dp=8,tp=4,pp=2,sp,zero=1,micro_batch=2`` describes.
 
-    ``micro_batch`` fixes the samples per microbatch and derives how many microbatches there are.
+    ``micro_batch`` sets the samples per microbatch; the number of microbatches follows from ``global_batch``. Raises
+    :class:`StrategyError` for wrong values and :class:`UnknownNameError` for unknown settings.
     """
     known = {f.name: f.default for f in fields(Strategy) if f.name != "shard_rules"}
     values: dict[str, Any] = {}
@@ -237,7 +246,7 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
         values[name] = _parsed(name, key, value if equals else "", known.get(name, 1))
     micro_batch = values.pop("micro_batch", None)
     if micro_batch is not None and "num_microbatches" in values:
-        raise StrategyError("micro_batch and num_microbatches are two ways to say one thing: give one of them")
+        raise StrategyError("micro_batch and num_microbatches set the same thing: give only one of them")
     strategy = Strategy(**values)
     if micro_batch is not None:
         return with_micro_batch(strategy, int(micro_batch), global_batch)
@@ -245,7 +254,7 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
 
 
 def _parsed(name: str, key: str, value: str, default: object) -> Any:
-    """One value, parsed as the type of its default."""
+    """``value`` converted to the type of ``default``; ``key`` is the user's spelling of ``name``, for errors."""
     match default:
         case bool():
             return _flag(key, value or "true")
@@ -271,7 +280,10 @@ def says_micro_batch(text: str) -> bool:
 
 
 def with_micro_batch(strategy: Strategy, micro_batch: int, global_batch: int) -> Strategy:
-    """The strategy whose microbatches have ``micro_batch`` samples each."""
+    """``strategy`` with as many microbatches as give each ``micro_batch`` samples.
+
+    Raises :class:`StrategyError` if ``dp·micro_batch`` does not divide ``global_batch``.
+    """
     _check_count("micro_batch", micro_batch, 1)
     whole = strategy.dp * micro_batch
     if global_batch % whole:
