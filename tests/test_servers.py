@@ -146,11 +146,11 @@ def test_workers_of_a_mixed_cluster_whose_last_nodes_hold_servers_are_all_alike(
     ("cluster", "strategy", "line"),
     [
         ("dgx-a100:2x2", "dp=4,servers=2,server_nodes=1", r"1 × 2 = 2 devices beside server_nodes=1; set dp=2"),
-        ("dgx-a100:2x2", "dp=4,servers=2,server_nodes=2", "has 2 nodes in all and workers need one at least"),
+        ("dgx-a100:2x2", "dp=4,servers=2,server_nodes=2", "has 2 nodes in all and workers need at least one"),
         ("dgx-a100:2x2", "dp=4,servers=1,server_nodes=2", "each of these nodes needs a server"),
         ("dgx-a100:2x2", "dp=4,server_nodes=1", "server_nodes=1 with servers=0"),
         ("dgx-a100:2x2+cpu-server:2", "dp=4,servers=2", "set servers and server_nodes=2"),
-        ("dgx-a100:2x2+cpu-server:2", "dp=4", "only parameter servers can stand on nodes without accelerators"),
+        ("dgx-a100:2x2+cpu-server:2", "dp=4", "only parameter servers can run on nodes without accelerators"),
     ],
 )
 def test_servers_that_cannot_stand_where_they_are_put_are_refused(cluster: str, strategy: str, line: str) -> None:

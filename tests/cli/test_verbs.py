@@ -57,7 +57,7 @@ def test_predict_shows_people_the_split_the_memory_and_the_path(capsys: pytest.C
 
 
 CONDITIONS = ["--slow", "3=1.5", "--jitter", "0.05", "--seed", "7", "--busy-network", "0.3"]
-SAID = "rank 3 computes 1.5 times slower, jitter 0.05 (seed 7), others take 30 % of the network"
+SAID = "rank 3 computes 1.5 times slower, jitter 0.05 (seed 7), other jobs use 30 % of the network"
 
 
 @pytest.mark.parametrize("strategy", ["dp=16", "dp=16,servers=2", "dp=8,servers=2,server_nodes=1,async"])

@@ -228,7 +228,7 @@ def test_servers_have_rows_with_pushes_pulls_and_updates(tmp_path: Path, strateg
     # Messages that share a link are cut where one begins or ends: no two spans of a lane overlap.
     assert min(line["gap"]) >= 0
     assert made.request.strategy.asynchronous or max(line["count"]) > 1
-    assert data["report"]["conditions"]["text"] == "rank 1 computes 2 times slower, others take 25 % of the network"
+    assert data["report"]["conditions"]["text"] == "rank 1 computes 2 times slower, other jobs use 25 % of the network"
     assert data["report"]["servers"]["nodes"] == [0, 1]
     assert data["report"]["servers"]["own_nodes"] is False
 

@@ -248,7 +248,7 @@ def test_a_slower_rank_never_shortens_a_step(
     [
         ({"slow": ((0, 0.5),)}, "rank 0 is slow by a factor of 0.5"),
         ({"slow": ((1, 2.0), (1, 3.0))}, r"slow ranks \[1, 1\]"),
-        ({"busy_network": 1.0}, "others take 1.0 of the network"),
+        ({"busy_network": 1.0}, "busy_network is 1.0: expected a share"),
         ({"jitter": -0.1}, "jitter is -0.1"),
         ({"interference": float("nan")}, "interference is nan"),
     ],
@@ -264,5 +264,5 @@ def test_what_does_not_fit_the_plan_is_refused() -> None:
         under(plan, seconds, Conditions(slow=((4, 2.0),)))
     with pytest.raises(RequestError, match="give seconds of shape"):
         under(plan, seconds[:-1], Conditions())
-    with pytest.raises(RequestError, match="kinds 0 to 1 are named, but there are seconds of 1"):
+    with pytest.raises(RequestError, match="kind_of_rank has kinds 0 to 1, but there are seconds for 1 kinds"):
         under(plan, seconds, Conditions(), kind_of_rank=np.array([0, 1, 0, 1]))

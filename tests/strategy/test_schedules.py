@@ -140,7 +140,9 @@ def test_dualpipe_needs_an_even_number_of_microbatches_and_two_per_stage(microba
 
 @pytest.mark.parametrize(("name", "order"), [("gpipe", gpipe), ("zb-h1", zb_h1), ("zb-h2", zb_h2)])
 def test_orders_without_virtual_stages_refuse_them(name: str, order: Callable[[int, int, int], Order]) -> None:
-    with pytest.raises(StrategyError, match=f"{name} with virtual_stages=2: it has none; use virtual_stages=1"):
+    with pytest.raises(
+        StrategyError, match=f"{name} with virtual_stages=2: it has no virtual stages; use virtual_stages=1"
+    ):
         order(2, 2, 2)
 
 
@@ -149,7 +151,7 @@ def test_orders_with_two_chunks_of_their_own_take_no_other_number(
     name: str, order: Callable[[int, int, int], Order]
 ) -> None:
     assert order(2, 4, 2) == order(2, 4, 1)
-    with pytest.raises(StrategyError, match=f"{name} with virtual_stages=3: every stage holds 2 chunks by itself"):
+    with pytest.raises(StrategyError, match=f"{name} with virtual_stages=3: every stage always holds 2 chunks"):
         order(2, 4, 3)
 
 

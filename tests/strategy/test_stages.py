@@ -102,5 +102,5 @@ def test_a_cut_by_weights_keeps_the_projection_to_the_vocabulary_with_the_loss(v
 
 
 def test_a_cut_by_weights_that_leaves_a_stage_empty_is_refused() -> None:
-    with pytest.raises(StrategyError, match=r"16 stages cut by weights leave stage 1\d of .* without any block"):
+    with pytest.raises(StrategyError, match=r"16 stages cut by weights leave stage 1\d of .* without a block"):
         layers_by_weights("gpt:layers=8,hidden=64,heads=4,vocab=6144,seq=32", 16)

@@ -1,4 +1,4 @@
-"""What happens when: the executor, timelines, and plans written out for every rank."""
+"""Simulation: when each task of a plan starts and ends, and plans with one row per rank."""
 
 from traincast.simulate.conditions import Conditions, under, who_waits
 from traincast.simulate.evaluate import Evaluator

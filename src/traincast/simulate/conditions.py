@@ -1,8 +1,8 @@
 """Conditions of a real cluster: slow ranks, jitter, a busy network, computation and messages that slow each other down.
 
-Ranks that differ cannot be folded, so the plan is written out for every rank first. A condition that makes a task
-longer by itself changes its seconds, and the executor runs the plan. A condition that depends on what runs at the same
-time needs the event engine.
+Ranks that differ cannot be folded, so the plan is first expanded to all ranks. Conditions that lengthen a task
+independently of other tasks change its seconds, and the executor runs the plan. Conditions that depend on other tasks
+that run at the same time need the event engine.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Bools = npt.NDArray[np.bool_]
 _MOST_SLOW: Final = 1000.0
 _MOST_JITTER: Final = 1.0
 _MOST_INTERFERENCE: Final = 100.0
-"""Beyond these nobody means what they say: a rank a thousand times slower is broken, not slow."""
+"""Limits of the settings. Larger values are mistakes: a rank that is 1,000 times slower is broken, not slow."""
 _NAMED: Final = 4
-"""Slow ranks that are named one by one."""
+"""The text names at most this many slow ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How a cluster differs from the one that a plan is estimated for; by default it does not.
+    """How a real cluster differs from the ideal one that a plan is estimated for; by default it does not differ.
 
     ``slow``: (rank, factor) pairs; ``(3, 1.5)`` means that rank 3 computes 1.5 times slower. Factors are at least 1.
-    ``jitter``: sigma of a log-normal factor of mean 1 on each rank's computation; another ``seed`` is another step.
+    ``jitter``: sigma of a log-normal factor of mean 1 on each rank's computation; ``seed`` selects the random step.
     ``busy_network``: share of the bandwidth between nodes that other jobs use, from 0 to below 1.
     ``interference``: weight of communication on the device of a rank; while the rank computes, both take 1 + weight
     times as long.
@@ -68,7 +68,7 @@ class Conditions:
                     f"rank {rank} is slow by a factor of {factor:g}: expected a number from 1 to {_MOST_SLOW:g}"
                 )
         if not 0.0 <= self.busy_network < 1.0:
-            raise RequestError(f"others take {self.busy_network} of the network: expected a share from 0 to below 1")
+            raise RequestError(f"busy_network is {self.busy_network}: expected a share from 0 to below 1")
         for name, value, most in (
             ("jitter", self.jitter, _MOST_JITTER),
             ("interference", self.interference, _MOST_INTERFERENCE),
@@ -79,14 +79,14 @@ class Conditions:
             raise RequestError(f"seed is {self.seed}: expected a whole number from 0")
 
     def __str__(self) -> str:
-        """What differs, in words."""
+        """The conditions in words; "as estimated" if there are none."""
         parts = [f"rank {rank} computes {factor:g} times slower" for rank, factor in self.slow[:_NAMED]]
         if len(self.slow) > _NAMED:
             parts.append(f"{len(self.slow) - _NAMED} more slow ranks")
         if self.jitter:
             parts.append(f"jitter {self.jitter:.3g} (seed {self.seed})")
         if self.busy_network:
-            parts.append(f"others take {100.0 * self.busy_network:.3g} % of the network")
+            parts.append(f"other jobs use {100.0 * self.busy_network:.3g} % of the network")
         if self.interference:
             parts.append(f"interference {self.interference:.3g}")
         if self.share_links:
@@ -94,12 +94,12 @@ class Conditions:
         return ", ".join(parts) or "as estimated"
 
     def as_dict(self) -> dict[str, Any]:
-        """The conditions as plain values, for JSON; ``text`` says them in words."""
+        """The conditions as plain values, for JSON; ``text`` has them in words."""
         slow = [{"rank": rank, "factor": factor} for rank, factor in self.slow]
         return {**asdict(self), "slow": slow, "text": str(self)}
 
     def compute_factors(self, num_ranks: int) -> Floats:
-        """The factor on the computing time of each rank; 1 is the usual time."""
+        """The factor on the computing time of each rank; 1 is the usual time. Refuses slow ranks that do not exist."""
         beyond = [rank for rank, _ in self.slow if rank >= num_ranks]
         if beyond:
             raise RequestError(f"rank {beyond[0]} is slow, but ranks go from 0 to {num_ranks - 1}")
@@ -113,10 +113,10 @@ class Conditions:
 
 
 def under(plan: Plan, seconds: Floats, conditions: Conditions, *, kind_of_rank: Ints | None = None) -> Timeline:
-    """Execute a folded ``plan`` for every rank of its mesh, under ``conditions``.
+    """Executes a folded ``plan`` for every rank of its mesh, under ``conditions``.
 
-    ``seconds`` are those of the works, or [kinds of devices, works] with ``kind_of_rank`` where nodes differ. A task of
-    one rank takes its own device's seconds, a collective the largest among its members'.
+    ``seconds`` are the times of the works or, if nodes differ, [kinds of devices, works] with ``kind_of_rank``. A task
+    of one rank takes the seconds of its own device, a collective those of its slowest member.
     """
     num_ranks = plan.mesh.num_ranks
     by_kind = np.atleast_2d(seconds)
@@ -150,7 +150,9 @@ def _check(plan: Plan, by_kind: Floats, kinds: Ints) -> None:
             f"ranks: give seconds of shape (kinds, {works}) and kinds of shape ({ranks},)"
         )
     if not 0 <= kinds.min() <= kinds.max() < len(by_kind):
-        raise RequestError(f"kinds {kinds.min()} to {kinds.max()} are named, but there are seconds of {len(by_kind)}")
+        raise RequestError(
+            f"kind_of_rank has kinds {kinds.min()} to {kinds.max()}, but there are seconds for {len(by_kind)} kinds"
+        )
 
 
 def _crosses_nodes(work: Work | None) -> bool:
@@ -164,14 +166,14 @@ def _crosses_nodes(work: Work | None) -> bool:
 
 
 def _meetings(plan: Plan) -> Ints:
-    """For every segment, the kind of group whose collectives are inside it; the largest of several."""
+    """For every segment, the kind of group whose collectives it contains; the largest if there are several."""
     ranks = np.array([_num_ranks(plan.work_of(cost)) for cost in range(plan.num_leaves)])
     size = np.array([ranks[segment.works].max() for segment in plan.segments], dtype=np.int64)
     number = (plan.cost - plan.num_leaves) // 3
     over_data = np.zeros(len(size), dtype=bool)
     over_data[number[(number >= 0) & _holds(plan, Stream.DATA)]] = True
     groups = np.full(len(size), Group.RANK, dtype=np.int64)
-    for group in Group:  # where two kinds have as many ranks, the first stands for both
+    for group in Group:  # if two kinds have equally many ranks, the first counts
         degree = math.prod(plan.mesh.degree(axis) for axis in group.axes)
         alike = (size > 1) & (size == degree) & (over_data == group.between_replicas)
         groups[(groups == Group.RANK) & alike] = group
@@ -191,11 +193,12 @@ def _holds(plan: Plan, stream: Stream) -> Bools:
 
 
 def _joined(plan: Plan, meetings: Ints) -> Plan:
-    """``plan`` with every segment that a group meets in as one task of that group.
+    """``plan`` with every segment that contains collectives of a group as one task of that group.
 
-    Members that differ wait for one another at each collective inside, and the same one is last every time: so the
-    segment starts and ends for all at once, and takes the slowest member's seconds, on the host as well. Of several
-    kinds of groups only the members of the largest wait; a plan of single operators has all of them.
+    Members that differ wait for one another at each collective inside, and the same member is always last. So the
+    segment starts and ends for all of them together and takes the slowest member's seconds, also on the host. If a
+    segment contains several kinds of groups, only the members of the largest wait for one another; a plan of operators
+    has the waits of all kinds.
     """
     if (meetings == Group.RANK).all():
         return plan
@@ -205,7 +208,7 @@ def _joined(plan: Plan, meetings: Ints) -> Plan:
 
 
 def _durations(full: Plan, by_kind: Floats, *, kinds: Ints, factors: Floats, meetings: Ints) -> Floats:
-    """Seconds of every task: those of its rank, or of the slowest member of its group."""
+    """Seconds of every task, on its rank or on the slowest member of its group."""
     computes = np.array([isinstance(work, Operator) for work in full.works], dtype=bool)
     pairs, of_rank = np.unique(np.stack([kinds, factors]), axis=1, return_inverse=True)
     of_rank = of_rank.reshape(-1)
@@ -235,12 +238,12 @@ def _slowest_member(mesh: Mesh, axes: tuple[Axis, ...], seconds: Floats) -> Ints
         leader -= rank // mesh.stride(axis) % mesh.degree(axis) * mesh.stride(axis)
     slowest = np.zeros(mesh.num_ranks, dtype=np.int64)
     order = np.argsort(seconds, kind="stable")
-    slowest[leader[order]] = order  # the longest is written last
+    slowest[leader[order]] = order  # the slowest is written last, and stays
     return slowest[leader]
 
 
 def _uses(full: Plan, conditions: Conditions) -> Uses:
-    """What tasks put on each rank's device, its link to the node and its link to the network, in this order."""
+    """The load of tasks on each rank's device, its link to the node and its link to the network, in this order."""
     num_ranks = len(full.ranks)
     task, rank = _task_rows(full)
     communicates = full.category == Category.COMMUNICATION
@@ -263,10 +266,10 @@ def _uses(full: Plan, conditions: Conditions) -> Uses:
 
 
 def _task_rows(plan: Plan) -> tuple[Ints, Ints]:
-    """Every pair of a task and a row it has a lane of, once, in order of tasks."""
+    """Every pair of a task and a row on which it holds a lane, once, in order of tasks."""
     held = np.diff(plan.lane_start)
     task, row = np.repeat(np.arange(plan.num_tasks), held), plan.lanes // NUM_STREAMS
-    several = held[task] > 1  # few of many, so that sorting only these is quick
+    several = held[task] > 1  # these are few, so sorting only them is quick
     once = np.zeros(len(task), dtype=bool)
     once[~several] = True
     found = np.flatnonzero(several)
@@ -276,10 +279,10 @@ def _task_rows(plan: Plan) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitColumns:
-    """Per rank: seconds its compute stream is held, seconds it is not, and the rank it waits for most.
+    """For each rank: seconds in which its compute stream is busy and idle, and the rank that it waits for most.
 
-    ``for_rank`` is -1 for a rank that waits for no other; ``for_rank_s`` are the seconds it waits for that one. The
-    rest of ``waiting_s`` goes to bytes on their way, to its own host, and to other ranks.
+    ``for_rank`` is -1 if it waits for no other rank; ``for_rank_s`` are the seconds in which it waits for that rank.
+    The rest of ``waiting_s`` is spent on messages, on its own host, and on other ranks.
     """
 
     ranks: Ints
@@ -292,11 +295,12 @@ class WaitColumns:
 def who_waits(timeline: Timeline) -> WaitColumns:
     """How long each rank waits on its compute stream, and for which rank most.
 
-    A gap before a task is put down to what released it: the predecessor, or the task before it on a lane, that ended
-    last. If that belongs to several ranks (a collective), to what released it in turn, until it is of one rank; a rank
-    that came as late itself waits for no other. The gap counts as waiting for that rank as far as its task lasted, not
-    while bytes travelled after it. The gap after a rank's last task is put down to whatever ends the step. Waits
-    inside a segment are seen in plans of operators only.
+    The cause of a gap before a task is the task that released it: of its predecessors and the previous tasks on its
+    lanes, the one that ended last. If that task belongs to several ranks (a collective), the cause is the task that
+    released the collective, and so on until a task of one rank is found. A rank that was equally late waits for no
+    other. The gap counts as waiting for the rank of the cause until the cause ended, not while bytes travelled after
+    it. The cause of the gap after a rank's last task is the task that ends the step. Waits inside a segment are
+    visible only in plans of operators.
     """
     plan, start, end = timeline.plan, timeline.start, timeline.end
     rows = len(plan.ranks)
@@ -315,7 +319,7 @@ def who_waits(timeline: Timeline) -> WaitColumns:
     gap_until = np.concatenate([start[held[waits]], np.full(rows, timeline.step_s)])
     released = np.where(members[held] > 1, held, source[held])
     released = np.concatenate([released[waits], np.full(rows, final)])
-    # Back through tasks of several rows to the first of them, and from there to what released that.
+    # Go back through tasks of several rows to the first of them, and from there to the task that released it.
     hop = np.where((members > 1) & (source >= 0) & (members[source] > 1), source, np.arange(plan.num_tasks))
     while (hop != hop[hop]).any():
         hop = hop[hop]
@@ -326,7 +330,7 @@ def who_waits(timeline: Timeline) -> WaitColumns:
     pair, where = np.unique(gap_row[counts] * rows + row_of[cause[counts]], return_inverse=True)
     total = np.bincount(where, weights=waited[counts], minlength=len(pair))
     for_rank, for_rank_s = np.full(rows, -1, dtype=np.int64), np.zeros(rows)
-    order = np.argsort(total, kind="stable")  # the largest of each row is written last
+    order = np.argsort(total, kind="stable")  # the largest of each row is written last, and stays
     for_rank[pair[order] // rows] = plan.ranks[pair[order] % rows]
     for_rank_s[pair[order] // rows] = total[order]
     return WaitColumns(
@@ -339,9 +343,9 @@ def who_waits(timeline: Timeline) -> WaitColumns:
 
 
 def _released_by(timeline: Timeline, row_of: Ints, members: Ints) -> tuple[Ints, Ints]:
-    """For every task, the task whose end let it start (the last to end) or -1; and the rows of all that ended as late.
+    """For every task, the task that released it (the last to end) or -1; and the rows of all that ended at that time.
 
-    The latter are numbered task · rows + row.
+    These rows are encoded as task · rows + row.
     """
     plan, end = timeline.plan, timeline.end
     holder = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
@@ -352,7 +356,7 @@ def _released_by(timeline: Timeline, row_of: Ints, members: Ints) -> tuple[Ints,
     earlier = np.concatenate([plan.predecessors, holder[order[:-1][same]]])
     latest = np.full(plan.num_tasks, -1.0)
     np.maximum.at(latest, later, end[earlier])
-    binding = np.flatnonzero(end[earlier] == latest[later])[::-1]  # of equals the first is written last
+    binding = np.flatnonzero(end[earlier] == latest[later])[::-1]  # of equals, the first is written last and stays
     later, earlier = later[binding], earlier[binding]
     source = np.full(plan.num_tasks, -1, dtype=np.int64)
     source[later] = earlier
@@ -361,7 +365,7 @@ def _released_by(timeline: Timeline, row_of: Ints, members: Ints) -> tuple[Ints,
 
 
 def _compute_gaps(timeline: Timeline) -> tuple[Ints, Ints, Floats]:
-    """Tasks on compute streams with their rows, and since when each stream had been free."""
+    """Tasks on compute streams, their rows, and the time at which the stream became free before each."""
     plan = timeline.plan
     holder = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
     on_compute = np.flatnonzero(plan.lanes % NUM_STREAMS == Stream.COMPUTE)

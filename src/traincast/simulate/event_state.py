@@ -1,4 +1,4 @@
-"""What the event engine reads and fills: columns of tasks, lanes and resources; checks before and after a run."""
+"""Input and state of the event engine: columns of tasks, lanes and resources; checks before and after a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RUNNING: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uses:
-    """What tasks load while they run, ragged: task i has entries ``start[i]:start[i+1]``.
+    """The resources that tasks use while they run: task i has entries ``start[i]:start[i+1]``.
 
-    Each puts ``weight`` on ``resource``, whose ``capacity`` is in the unit of the weights.
+    Each entry puts ``weight`` on ``resource``; ``capacity`` has one value per resource, in the unit of weights.
     """
 
     start: Ints
@@ -33,7 +33,7 @@ class Uses:
 
 
 class EventInput(NamedTuple):
-    """Columns that do not change: int64 and float64 arrays when compiled, lists otherwise."""
+    """Columns that do not change: int64 and float64 arrays for the compiled loop, lists for plain Python."""
 
     duration: Any
     lane_start: Any
@@ -50,15 +50,15 @@ class EventInput(NamedTuple):
 
 
 class EventHeap(NamedTuple):
-    """What happens next: a binary heap of (time, order), and each task's place in it or -1."""
+    """Coming events: a binary heap of (time, order), and each task's place in it or -1."""
 
     time: Any
-    order: Any  # the task's number; for its arrival, the number of tasks more
+    order: Any  # the task's number; for an arrival, the task's number + the number of tasks
     where: Any
 
 
 class EventState(NamedTuple):
-    """What changes, per task unless said otherwise."""
+    """Columns that change during a run: one entry per task unless stated otherwise."""
 
     start: Any
     end: Any
@@ -70,12 +70,12 @@ class EventState(NamedTuple):
     follower: Any  # per lane entry: the task that is next on the lane, or -1
     tail: Any  # per lane: the last entry in line, or -1
     remaining: Any  # seconds of work left at full pace
-    since: Any  # when that was so
-    slowness: Any  # how many times longer than alone it takes now
+    since: Any  # the time at which ``remaining`` was computed
+    slowness: Any  # its current slowdown by shared resources; 1 if none
     is_changed: Any
     changed: Any
     head: Any  # per resource: first use that is running, or -1
-    before: Any  # per use: its neighbours among those of the resource
+    before: Any  # per use: its neighbours in the list of its resource
     after: Any
     stretch: Any  # per resource: max(1, load / capacity)
     is_touched: Any
@@ -83,7 +83,7 @@ class EventState(NamedTuple):
 
 
 def check_input(given: EventInput) -> None:
-    """Refuse numbers with which a run would never end, or would silently end in a wrong order."""
+    """Refuses input with which a run would never end, or would silently give a wrong order."""
     for name, values in (("duration", given.duration), ("release", given.release), ("weight", given.use_weight)):
         wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0.0)))
         if len(wrong):
@@ -97,7 +97,7 @@ def check_input(given: EventInput) -> None:
         ("resource", given.use_resource, len(given.capacity)),
     ):
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
-            raise SimulationError(f"{what}s {numbers.min()} to {numbers.max()} are named, but there are {size}")
+            raise SimulationError(f"{what} numbers go from {numbers.min()} to {numbers.max()}, but there are {size}")
 
 
 def scratch(given: EventInput) -> tuple[EventHeap, EventState]:

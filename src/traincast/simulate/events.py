@@ -2,15 +2,16 @@
 
 Tasks hold lanes and wait for predecessors exactly as in the executor. Three things are added, each optional:
 
-- **Resources are shared.** While a task runs it puts a weight on some resources. A resource whose load exceeds its
-  capacity slows every task on it by load / capacity (processor sharing); a task runs at the pace of its slowest one.
-- **A task may be released late**: it does not start before its time.
+- **Resources are shared.** While a task runs, it puts a weight on some resources. A resource whose load exceeds its
+  capacity slows every task on it by load / capacity (processor sharing). A task that uses several resources runs at
+  the pace of the slowest.
+- **A task may be released late**: it does not start before its release time.
 - **A lane may serve by arrival**: its tasks run in the order in which they become ready, not in program order. A task
   arrives there when its predecessors have ended, it is released, and it is its turn on all its other lanes.
 
-One rule orders everything that happens: (time, what, task number), where ends and releases come before arrivals. So
-arrivals at one instant are served by number, after all that ended at that instant. Paces change only once an instant
-is settled. The cost is that of a heap: O((tasks + changes of pace) · log(tasks running)).
+One rule orders all events: (time, kind, task number), where ends and releases come before arrivals. So arrivals at one
+instant are served by task number, after all ends at that instant. Paces change only after all events of an instant.
+The cost is that of a heap: O((tasks + changes of pace) · log(tasks running)).
 
 The same functions run as plain Python on small inputs and compiled by Numba on large ones.
 """
@@ -44,7 +45,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
-    """Put (time, order) into the hole at ``at`` and restore the order of the heap."""
+    """Puts (time, order) into the hole at ``at`` and restores the order of the heap."""
     times, orders, where = heap.time, heap.order, heap.where
     tasks = len(where)
     while at > 0:
@@ -73,19 +74,19 @@ def _settle(heap: Any, size: Any, at: Any, time: Any, order: Any) -> None:
 
 
 def _link(given: Any, state: Any) -> None:
-    """Count the waits of every task, and turn predecessors into successors; lanes in program order make waits, too."""
+    """Counts the waits of every task and lists its successors; a lane in program order adds a wait for each task."""
     tasks = len(given.duration)
     starts, successors, waits = state.successor_start, state.successors, state.waits
     predecessor_start, predecessors = given.predecessor_start, given.predecessors
     for at in range(predecessor_start[0], predecessor_start[tasks]):
         starts[predecessors[at]] += 1
     for task in range(tasks):
-        starts[task + 1] += starts[task]  # for now where the successors of a task end
+        starts[task + 1] += starts[task]  # for now the end of a task's successors
     for back in range(tasks):
         task = tasks - 1 - back
         for at in range(predecessor_start[task], predecessor_start[task + 1]):
             source = predecessors[at]
-            starts[source] -= 1  # when all are counted, where they begin
+            starts[source] -= 1  # when all are placed, their beginning
             successors[starts[source]] = task
             waits[task] += 1
     lane_start, lanes, by_arrival = given.lane_start, given.lanes, given.by_arrival
@@ -94,7 +95,7 @@ def _link(given: Any, state: Any) -> None:
         for at in range(lane_start[task], lane_start[task + 1]):
             last = tail[lanes[at]]
             if by_arrival[lanes[at]] or last >= lane_start[task]:
-                continue  # the task stands in line when it arrives, or already does
+                continue  # the task joins this lane's queue when it arrives
             if last >= 0:
                 follower[last] = task
                 waits[task] += 1
@@ -102,7 +103,7 @@ def _link(given: Any, state: Any) -> None:
 
 
 def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
-    """Add ``number`` to a list unless it is there; returns the length of the list."""
+    """Adds ``number`` to a list unless the list has it; returns the length of the list."""
     if is_noted[number]:
         return count
     is_noted[number] = 1
@@ -111,7 +112,7 @@ def _note(is_noted: Any, noted: Any, count: Any, number: Any) -> Any:
 
 
 def _let_go(waits: Any, ready: Any, num_ready: Any, task: Any) -> Any:
-    """Count one wait of ``task`` less; returns how many tasks are ready."""
+    """Removes one wait of ``task``; returns the number of tasks that are ready."""
     waits[task] -= 1
     if waits[task] > 0:
         return num_ready
@@ -120,7 +121,7 @@ def _let_go(waits: Any, ready: Any, num_ready: Any, task: Any) -> Any:
 
 
 def _attach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
-    """Put a use first among those of its resource."""
+    """Puts a use at the head of the list of its resource."""
     first = head[resource]
     before[at], after[at], head[resource] = -1, first, at
     if first >= 0:
@@ -128,7 +129,7 @@ def _attach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
 
 
 def _detach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
-    """Remove a use from those of its resource."""
+    """Removes a use from the list of its resource."""
     if before[at] >= 0:
         after[before[at]] = after[at]
     else:
@@ -140,7 +141,7 @@ def _detach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
 def _change_paces(  # noqa: PLR0917  (Numba takes positional arguments)
     given: Any, heap: Any, size: Any, state: Any, num_changed: Any, num_touched: Any, now: Any
 ) -> Any:
-    """Bring loads, paces and expected ends up to date, at the end of an instant; returns the size of the heap."""
+    """Updates loads, paces and expected ends at the end of an instant; returns the size of the heap."""
     use_start, use_resource, after = given.use_start, given.use_resource, state.after
     slowness, stretch, remaining, since = state.slowness, state.stretch, state.remaining, state.since
     changed, is_changed = state.changed, state.is_changed
@@ -182,7 +183,7 @@ def _change_paces(  # noqa: PLR0917  (Numba takes positional arguments)
 
 
 def _run(given: Any, heap: Any, state: Any) -> int:
-    """Fill the state's ``start`` and ``end``; returns how many tasks have ended."""
+    """Runs all events and fills ``start`` and ``end`` of the state; returns the number of tasks that have ended."""
     duration, release, by_arrival = given.duration, given.release, given.by_arrival
     lane_start, lanes, use_start, use_resource = given.lane_start, given.lanes, given.use_start, given.use_resource
     phase, waits, ready, follower, tail = state.phase, state.waits, state.ready, state.follower, state.tail
@@ -231,7 +232,7 @@ def _run(given: Any, heap: Any, state: Any) -> int:
         size -= 1
         if size:
             _settle(heap, size, 0, heap.time[size], heap.order[size])
-        if order >= tasks:  # an arrival: stand in line on every lane that serves by arrival
+        if order >= tasks:  # an arrival: join the queue of every lane that serves by arrival
             task = order - tasks
             for at in range(lane_start[task], lane_start[task + 1]):
                 last = tail[lanes[at]]
@@ -243,7 +244,7 @@ def _run(given: Any, heap: Any, state: Any) -> int:
             if waits[task] == 0:
                 ready[num_ready] = task
                 num_ready += 1
-        elif phase[order] == RUNNING:  # an end: leave resources and lanes, and let go what waits
+        elif phase[order] == RUNNING:  # an end: leave resources and lanes, and release waiting tasks
             num_ended += 1
             state.end[order] = now
             if state.slowness[order] > 0.0:
@@ -263,7 +264,7 @@ def _run(given: Any, heap: Any, state: Any) -> int:
 
 
 run_compiled: Final = Compiled(_run, pays_from=60_000)
-"""The loop in machine code, and the number of tasks from which it pays."""
+"""The loop in machine code, used from this number of tasks on."""
 
 
 def execute_events(
@@ -278,9 +279,10 @@ def execute_events(
     release: Floats | None = None,
     by_arrival: Bools | None = None,
 ) -> tuple[Floats, Floats]:
-    """Start and end of every task, in the unit of ``duration``; a task may come before its predecessors.
+    """Start and end of every task, in the unit of ``duration``; a task's number may be below its predecessors'.
 
-    ``release`` is the earliest start of each task, ``by_arrival`` says which lanes serve in order of arrival.
+    ``release`` is the earliest start of each task. ``by_arrival`` marks the lanes that serve in order of arrival.
+    Raises :class:`SimulationError` if tasks wait for one another in a circle.
     """
     size = len(duration)
     shared = uses or Uses(

@@ -1,8 +1,8 @@
-"""Unfolding: a plan of one row per pipeline stage, written out for every rank.
+"""Expansion: turns a folded plan, with one row per pipeline stage, into a plan with one row per rank.
 
-Ranks that do the same thing are simulated once; a trace, or ranks that differ, need all of them. A task
-of one rank is copied to every replica; a collective of a folded plan becomes one task per group, which
-holds the lanes of all its members and waits for all of them.
+A forecast simulates ranks that do the same thing once; a trace, or ranks that differ, need all of them. A task of one
+rank is copied to every replica. A collective of a folded plan becomes one task per group, which holds the lanes of all
+its members and waits for all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """The groups along some axes among the replicas of a stage: members of each, and the group of each."""
+    """The groups along some axes among the replicas of a stage: members of each group, group of each replica."""
 
     members: Ints  # [groups, members of a group]
     number: Ints  # [replicas]
@@ -70,10 +70,10 @@ def _groups(mesh: Mesh, axes: tuple[Axis, ...]) -> _Groups:
 
 
 def _write_out(plan: Plan, groups: list[_Groups], base: Ints, copies: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """A ragged column of ``counts`` entries per folded task, written out for the expanded tasks.
+    """Expands a ragged column that has ``counts`` entries per folded task.
 
-    Every member of a group contributes its own entries to the group's task. Returns the starts of the
-    new column and, for each of its places, the folded entry and the replica it comes from.
+    Every member of a group adds its own entries to the group's task. Returns the starts of the new column and, for
+    each of its entries, the folded entry and the replica that it comes from.
     """
     sizes = np.array([g.members.shape[1] for g in groups])[plan.group]
     start = np.zeros(int(base[-1]) + 1, dtype=np.int64)
@@ -88,7 +88,7 @@ def _write_out(plan: Plan, groups: list[_Groups], base: Ints, copies: Ints, coun
         if not len(chosen):
             continue
         many, size = group.members.shape
-        # [entries, copies, members]: where each copy's place for this entry is
+        # [entries, copies, members]: the position of this entry in each copy
         place = start[base[task[chosen]][:, None] + np.arange(many)] + (within[chosen] * size)[:, None]
         where = (place[:, :, None] + np.arange(size)).ravel()
         entry[where] = np.repeat(chosen, many * size)

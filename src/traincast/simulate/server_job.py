@@ -1,4 +1,4 @@
-"""A run with parameter servers, from the seconds of works: those of each piece of the model, then the run itself."""
+"""Makes a run with parameter servers from the seconds of works: adds them up by piece of the model, and simulates."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def run_job(
     seconds_of: Callable[[Sequence[Work]], Floats],
     conditions: Conditions,
 ) -> ServerJob:
-    """Simulate some steps of ``request``, whose workers exchange gradients and weights through parameter servers.
+    """Simulates some steps of ``request``, whose workers exchange gradients and weights through parameter servers.
 
-    ``lowered`` is the step of the workers without any exchange. ``seconds_of`` returns how long works take on each kind
-    of device that workers have: [kinds, works].
+    ``lowered`` is the step of the workers without any exchange. ``seconds_of`` returns the seconds of works on each
+    kind of device of the workers: [kinds, works].
     """
     strategy, count = request.strategy, request.strategy.num_microbatches
     parts = exchanged_parts(lowered.request, lowered.prepared)
@@ -65,7 +65,10 @@ def run_job(
 def _pieces(
     parts: Sequence[tuple[BlockProgram, float]], count: int, number: dict[Work, int], seconds: Sequence[float]
 ) -> list[Piece]:
-    """All ``count`` microbatches of each block, on one kind of device whose works take ``seconds``."""
+    """One piece per block, with the seconds of all ``count`` microbatches on one kind of device.
+
+    ``number`` maps each work to its entry in ``seconds``.
+    """
 
     def both(items: tuple[Item, ...]) -> tuple[float, float]:
         device, host = (seconds[number[i.work]] for i in items), (seconds[number[i.launches]] for i in items)

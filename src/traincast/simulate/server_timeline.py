@@ -1,8 +1,8 @@
 """One steady step of parameter-server training as a timeline, with rows for workers and for servers.
 
-The simulation of servers knows a pass through a piece of the model as one task. Here each is written out as the works
-that it stands for, or kept whole, and put on the lanes of a plan beside pushes, pulls, updates and waits. So traces,
-pages and critical paths are made of it as of any other plan.
+In the simulation of servers, a pass through a piece of the model is one task. Here it stays one task or becomes the
+works that it consists of, on the lanes of a plan together with pushes, pulls, updates and waits. Traces, pages and
+critical paths can then be made from it as from any other plan.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerJob:
-    """A run with parameter servers and all that it was made from.
+    """A run with parameter servers and its inputs.
 
-    ``programs`` has the works of every piece for one microbatch, ``seconds`` what the distinct ``works`` (and launches)
-    take on each kind of device: [kinds, works].
+    ``programs`` has the works of every piece for one microbatch. ``seconds`` has the times of the distinct ``works``
+    (and launches) on each kind of device: [kinds, works].
     """
 
     setup: ServerSetup
@@ -50,26 +50,26 @@ class ServerJob:
 
     @property
     def slowest(self) -> int:
-        """The worker that computes longest."""
+        """The number of the worker that computes longest."""
         tasks = self.run.tasks
         passes = tasks.role <= ServerRole.BACKWARD
         return int(np.argmax(np.bincount(tasks.worker[passes], weights=tasks.duration[passes])))
 
     def timeline(self, *, grain: Grain = "segment", most: int | None = None) -> Timeline:
-        """The last steady step of the slowest worker, and what all others do meanwhile.
+        """The last steady step of the slowest worker, with the tasks of all other workers in that time.
 
-        There are rows for all workers, or for the first ``most`` of them and the slowest, and for all servers. A pass
-        is one task, or with grain ``operator`` all of its works. The simulation knows only the sum of the
-        works: each is drawn at the end of its share of the pass, and its launch as early in the pass as possible.
+        There are rows for all servers and all workers, or with ``most`` only for the first ``most`` workers and the
+        slowest. A pass is one task or, with grain ``operator``, all of its works. The simulation has only the sum of
+        the works: each is placed at the end of its share of the pass, and its launch as early in the pass as possible.
         """
         workers = range(self.setup.workers if most is None else min(most, self.setup.workers))
         return _Drawing(self, grain, sorted({*workers, self.slowest})).timeline()
 
 
 def shown_window(setup: ServerSetup, timeline: ServerTimeline, slowest: int) -> tuple[float, float]:
-    """The last whole step of the ``slowest`` worker, from forward to forward.
+    """Start and end of the last whole step of the ``slowest`` worker, from forward to forward.
 
-    If it has none before the first worker has finished all steps, the last step of that first worker.
+    If it completes no step before the fastest worker has finished, the window is the last step of the fastest worker.
     """
     tasks = timeline.tasks
     first = (tasks.role == ServerRole.FORWARD) & (tasks.piece == 0)
@@ -81,15 +81,15 @@ def shown_window(setup: ServerSetup, timeline: ServerTimeline, slowest: int) -> 
         whole = np.flatnonzero(starts[worker, 1:] <= done)
         if len(whole):
             return float(starts[worker, whole[-1]]), float(starts[worker, whole[-1] + 1])
-    raise AssertionError("the worker that is done first has more than one step")
+    raise AssertionError("the worker that finishes first must have more than one step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tasks:
-    """Tasks of the drawing as columns.
+    """Tasks of the timeline as columns.
 
-    ``of`` is the simulated task that each belongs to, or −1; a message has a second lane, others −1 there. Works of
-    passes have a ``launch`` (a cost) and its ``host_s``. Costs of segments are −1 − their place among those.
+    ``of`` is the simulated task that each belongs to, or −1. A message has a second lane, other tasks −1. Works of
+    passes have a ``launch`` (the number of its cost) and its seconds ``host_s``. The cost of segment n is −1 − n.
     """
 
     start: Floats
@@ -111,7 +111,7 @@ class _Tasks:
 
 _NONE: Final = -1
 _NO_WORK: Final = HostUpdate(nbytes=0.0)
-"""The work of a wait: nothing."""
+"""The work of a wait, which takes no time itself."""
 
 
 def _columns(start: Floats, end: Floats, **others: Ints | Floats | int) -> _Tasks:
@@ -122,7 +122,7 @@ def _columns(start: Floats, end: Floats, **others: Ints | Floats | int) -> _Task
 
 
 class _Drawing:
-    """A timeline in the making: distinct works, labels and segments so far."""
+    """A timeline under construction, with the distinct works, labels and segments so far."""
 
     def __init__(self, job: ServerJob, grain: Grain, workers: Sequence[int]) -> None:
         self.job, self.grain = job, grain
@@ -136,15 +136,15 @@ class _Drawing:
         self.names = _names(job.programs)
 
     def label(self, text: str) -> int:
-        """The number of a label."""
+        """The number of a label, which is new if the text is."""
         return self.labels.setdefault(text, len(self.labels))
 
     def work(self, work: Work) -> int:
-        """The number of a distinct work."""
+        """The number of a work; equal works have the same number."""
         return self.works.setdefault(work, len(self.works))
 
     def timeline(self) -> Timeline:
-        """Put all tasks on their lanes, in the order of their ends, cut at the window."""
+        """Puts all tasks on their lanes in the order of their ends, cut at the window."""
         parts = [*self._passes(), *self._messages(), *self._updates(), *self._waits()]
         every = _Tasks(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(_Tasks)})
         since, until = self.window
@@ -154,7 +154,8 @@ class _Drawing:
         both = _Tasks(
             **{f.name: np.concatenate([getattr(p, f.name) for p in (every, launches)]) for f in fields(_Tasks)}
         )
-        # What ends last, or first after the window, ends the critical path; a wait never does.
+        # The critical path ends with the first task that reaches the end of the window. Waits come after other tasks
+        # with the same end, so a wait is never that task.
         order = np.lexsort((both.start, both.category == Category.WAIT, both.end))
         place = np.argsort(order)
         plan = self._plan(both.taken(order), self._edges(every, launches, launched, place))
@@ -162,12 +163,12 @@ class _Drawing:
         return Timeline(plan=plan, start=start, end=end)
 
     def _seen(self, role: ServerRole) -> Ints:
-        """Simulated tasks of a role that touch the window."""
+        """The numbers of the simulated tasks of a role that overlap the window."""
         start, end = self.job.run.start, self.job.run.end
         return np.flatnonzero((self.tasks.role == role) & (end > self.window[0]) & (start < self.window[1]))
 
     def _passes(self) -> Iterator[_Tasks]:
-        """Forward and backward of the workers that are shown, by what they run and on which kind of device."""
+        """Forward and backward passes of the shown workers, one result per program and kind of device."""
         job, tasks = self.job, self.tasks
         shares = device_shares(job.setup, job.pieces)
         kinds = np.array([job.setup.kind(worker) for worker in range(job.setup.workers)])
@@ -284,10 +285,10 @@ class _Drawing:
         )
 
     def _launches(self, every: _Tasks) -> tuple[_Tasks, Ints]:
-        """The launches of all works on devices, and the number of each such work.
+        """The launches of all works on devices, and the numbers of these works.
 
-        Launches begin with their pass and run ahead of the device; each ends before its work starts. The first waits
-        for what the pass waits for (``of``).
+        Launches begin with their pass and run ahead of the device; each ends before its work starts. The first launch
+        waits for the predecessors of the pass (``of``).
         """
         row, stream = np.divmod(every.lane, NUM_STREAMS)
         device = np.flatnonzero(stream == int(Stream.COMPUTE))
@@ -317,7 +318,7 @@ class _Drawing:
         return launches, device
 
     def _edges(self, every: _Tasks, launches: _Tasks, launched: Ints, place: Ints) -> Ints:
-        """Pairs of (task, what it waits for), by their place in the plan."""
+        """Pairs of (task, predecessor), by their place in the plan."""
         tasks = self.tasks
         first, last, begins = (np.full(len(tasks.role), _NONE, dtype=np.int64) for _ in range(3))
         written = np.flatnonzero(every.of >= 0)
@@ -329,9 +330,9 @@ class _Drawing:
         begins[launches.of[opens]] = at[opens]
         waiter = np.repeat(np.arange(len(first)), np.diff(tasks.predecessor_start))
         before = tasks.predecessors
-        late = tasks.role[before] == ServerRole.LATENCY  # stands for the one task that it follows
+        late = tasks.role[before] == ServerRole.LATENCY  # not drawn; its only predecessor replaces it
         before = np.where(late, tasks.predecessors[tasks.predecessor_start[before]], before)
-        again = opens[1:][launches.lane[opens[1:]] == launches.lane[opens[1:] - 1]]  # a pass after another
+        again = opens[1:][launches.lane[opens[1:]] == launches.lane[opens[1:] - 1]]  # passes with an earlier one
         pairs = [
             np.stack([first[waiter], last[before]], axis=1),
             np.stack([begins[waiter], last[before]], axis=1),
@@ -367,7 +368,7 @@ class _Drawing:
 
 
 def _one_after_another(tasks: ServerTasks, every: _Tasks) -> Ints:
-    """Pairs of (message, the one before it): those between a worker and a server go one after the other, each way."""
+    """Pairs of (message, previous message) between a worker and a server in one direction: they go one at a time."""
     message = np.flatnonzero((every.category == Category.COMMUNICATION) & (every.of >= 0))
     of = every.of[message]
     keys = np.stack([tasks.role[of].astype(np.int64), tasks.worker[of], tasks.server[of]])
@@ -377,7 +378,7 @@ def _one_after_another(tasks: ServerTasks, every: _Tasks) -> Ints:
 
 
 def _names(programs: Sequence[BlockProgram]) -> list[str]:
-    """A name for every piece: its module's, counted on where one program stands for several layers."""
+    """A name for every piece: its module's, with a running number if one program stands for several layers."""
     names, seen = [], Counter[int]()
     for number, program in enumerate(programs):
         times, scope = seen[id(program)], program.scope

@@ -1,4 +1,4 @@
-"""How workers of parameter servers spend their time: they compute, launch, and wait; every wait has a cause."""
+"""How workers of parameter servers spend their time: computing, launching and waiting. Every wait has a cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Cause(enum.IntEnum):
-    """What a worker waits for, in the order in which it comes."""
+    """What a worker waits for, in order of time."""
 
     PUSH = 0  # its own push to arrive
     WORKER = 1  # another worker to compute the last gradient that the update needs
@@ -51,9 +51,9 @@ def waits_within(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
     since, until, task = _gaps(setup, timeline, window)
     latest = _latest_predecessor(timeline)
     pull = latest[task]
-    update = latest[latest[pull]]  # before the pull is its latency
+    update = latest[latest[pull]]  # the predecessor of a pull is its latency
     last = latest[update]
-    computed = latest[latest[last]]  # before the push is its latency
+    computed = latest[latest[last]]  # the predecessor of a push is its latency
     mine = _own_pushes(setup, timeline)[tasks.step[update], tasks.shard[update], tasks.worker[task]]
     cuts = np.stack([since, end[mine], end[computed], end[last], end[update], until])
     cuts = np.maximum.accumulate(np.clip(cuts, since, until))
@@ -94,12 +94,12 @@ def _latest_predecessor(timeline: ServerTimeline) -> Ints:
     waiter = np.repeat(np.arange(len(end)), np.diff(tasks.predecessor_start))
     latest = np.full(len(end), -1, dtype=np.int64)
     order = np.argsort(end[tasks.predecessors], kind="stable")
-    latest[waiter[order]] = tasks.predecessors[order]  # the last to end is written last
+    latest[waiter[order]] = tasks.predecessors[order]  # the last to end is written last, and stays
     return latest
 
 
 def _own_pushes(setup: ServerSetup, timeline: ServerTimeline) -> Ints:
-    """The push of every step, shard and worker."""
+    """The number of the push of every step, shard and worker."""
     tasks = timeline.tasks
     pushes = np.flatnonzero(tasks.role == ServerRole.PUSH)
     shape = (int(tasks.step[-1]) + 1, int(tasks.shard.max(initial=0)) + 1, setup.workers)
@@ -113,8 +113,8 @@ class WorkerTimes:
     """Seconds of each worker within ``window_s``; the first four add up to it.
 
     ``computing_s``: its device computes. ``launching_s``: its device waits for its own host. ``bytes_s``: it waits for
-    pushes and pulls to arrive. ``others_s``: it waits for a server's update, or for another worker to compute. Of the
-    latter, ``for_worker_s`` go to the worker it waits for most (``for_worker``; −1: for none).
+    pushes and pulls to arrive. ``others_s``: it waits for a server's update, or for another worker to compute.
+    ``for_worker`` is the worker that it waits for most (−1: none), for ``for_worker_s`` seconds.
     """
 
     window_s: float
@@ -127,7 +127,7 @@ class WorkerTimes:
 
 
 def worker_times(setup: ServerSetup, pieces: Sequence[Piece], timeline: ServerTimeline) -> WorkerTimes:
-    """How the workers spend the steady part of a run."""
+    """How each worker spends the steady part of a run."""
     tasks, window = timeline.tasks, steady_window(setup, timeline)
     passes = np.flatnonzero(tasks.role <= ServerRole.BACKWARD)
     inside = (np.clip(timeline.end, *window) - np.clip(timeline.start, *window))[passes]
@@ -156,7 +156,7 @@ def worker_times(setup: ServerSetup, pieces: Sequence[Piece], timeline: ServerTi
 
 
 def device_shares(setup: ServerSetup, pieces: Sequence[Piece]) -> Floats:
-    """Part of every pass in which the device computes, by worker, piece and pass; the rest is its host's."""
+    """The fraction of each pass in which the device computes, [worker, piece, pass]; else it waits for its host."""
     known: dict[tuple[int, float], Floats] = {}
     for worker in range(setup.workers):
         key = kind, factor = setup.kind(worker), setup.factor(worker)

@@ -1,4 +1,4 @@
-"""Runs of parameter-server training: the steady speed, the staleness of gradients, the use of NICs."""
+"""Simulated runs of parameter-server training: steady speed, staleness of gradients, utilization of NICs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _FEWEST_STEPS: Final = 4
-"""Half of the steps warm up; a rate needs more than one after that."""
+"""Half of the steps are warm-up; a rate needs at least two after it."""
 SERVER_STEPS: Final = 20
 """Steps of every worker that a forecast simulates."""
 
@@ -27,12 +27,11 @@ SERVER_STEPS: Final = 20
 class ServerRun:
     """Parameter-server training in its steady state.
 
-    ``step_s`` is the time in which every worker makes one step on average, ``worker_steps_per_s`` counts the steps of
-    all workers. Staleness is how many updates by others a shard gets between a worker's pull and the update made from
-    what that worker then computed. ``nic_utilization`` is, for each server, the share of its node's NIC in use, in
-    the busier direction; ``update_utilization`` the share of time in which it applies updates; ``nodes`` its node,
-    which has workers as well unless servers have ``own_nodes``. ``steps_per_s_by_worker`` adds up to
-    ``worker_steps_per_s``.
+    ``step_s`` is the mean time of a step of one worker; ``worker_steps_per_s`` counts the steps of all workers, and is
+    the sum of ``steps_per_s_by_worker``. Staleness is the number of updates by other workers that a shard gets between
+    a worker's pull and the update with the gradient that the worker computed from it. For each server,
+    ``nic_utilization`` is the used share of its node's NIC in the busier direction, ``update_utilization`` the share
+    of time in which it applies updates, and ``nodes`` its node, which also has workers unless ``own_nodes``.
     """
 
     step_s: float
@@ -56,7 +55,7 @@ class ServerTimeline:
 
 
 def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int = SERVER_STEPS) -> ServerRun:
-    """Simulate ``steps`` steps of every worker, and measure the later half."""
+    """Simulates ``steps`` steps of every worker, and measures the later half."""
     if steps < _FEWEST_STEPS or not pieces:
         raise RequestError(
             f"{steps} steps of {len(pieces)} pieces: expected at least {_FEWEST_STEPS} steps and 1 piece"
@@ -65,7 +64,7 @@ def simulate_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int 
 
 
 def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> ServerTimeline:
-    """Execute ``steps`` steps of every worker."""
+    """Simulates ``steps`` steps of every worker; returns the start and end of every task."""
     tasks = lay_out(setup, pieces, steps=steps)
     uses = Uses(
         start=tasks.use_start,
@@ -108,7 +107,7 @@ def measure(setup: ServerSetup, timeline: ServerTimeline) -> ServerRun:
 
 
 def ends_of_steps(setup: ServerSetup, timeline: ServerTimeline) -> Floats:
-    """The end of the backward of every step: [workers, steps]."""
+    """The time at which the backward of every step ends: [workers, steps]."""
     tasks = timeline.tasks
     last = (tasks.role == ServerRole.BACKWARD) & (tasks.piece == 0)
     ends = np.zeros((setup.workers, int(tasks.step[-1]) + 1))
@@ -117,9 +116,9 @@ def ends_of_steps(setup: ServerSetup, timeline: ServerTimeline) -> Floats:
 
 
 def steady_window(setup: ServerSetup, timeline: ServerTimeline) -> tuple[float, float]:
-    """The steady part of a run: the later half of the steps of the worker that finishes first.
+    """Start and end of the steady part of a run: the later half of the steps of the worker that finishes first.
 
-    After that the others would have the servers to themselves.
+    After that, the other workers have less competition for the servers.
     """
     ends = ends_of_steps(setup, timeline)
     first = ends[np.argmin(ends[:, -1])]
@@ -127,13 +126,16 @@ def steady_window(setup: ServerSetup, timeline: ServerTimeline) -> tuple[float, 
 
 
 def _progress(ends: Floats, window: tuple[float, float]) -> float:
-    """Steps that a worker makes within ``window``; progress within a step is even."""
+    """The number of steps that a worker makes within ``window``; steps at its ends count in part."""
     first, last = np.interp(window, np.append(0.0, ends), np.arange(len(ends) + 1))
     return float(last - first)
 
 
 def _staleness(timeline: ServerTimeline, window: tuple[float, float]) -> Ints:
-    """Updates by others between two of the same worker to the same shard: a worker pulls as soon as its own is made."""
+    """For each update in ``window``, the updates of the same shard by other workers since this worker's previous one.
+
+    A worker pulls a shard right after its own update.
+    """
     tasks, end = timeline.tasks, timeline.end
     update = np.flatnonzero(tasks.role == ServerRole.UPDATE)
     update = update[np.lexsort((update, end[update], tasks.shard[update]))]
@@ -147,7 +149,7 @@ def _staleness(timeline: ServerTimeline, window: tuple[float, float]) -> Ints:
 
 
 def _utilization(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[float, ...]:
-    """Share of ``window`` in which a server's NIC is in use, in the busier direction."""
+    """For every server, the used share of its NIC in ``window``, in the busier direction."""
     tasks, start, end = timeline.tasks, timeline.start, timeline.end
     user = np.repeat(np.arange(len(end)), np.diff(tasks.use_start))
     inside = np.clip(end, *window) - np.clip(start, *window)
@@ -161,7 +163,7 @@ def _utilization(setup: ServerSetup, timeline: ServerTimeline, window: tuple[flo
 
 
 def _updating(setup: ServerSetup, timeline: ServerTimeline, window: tuple[float, float]) -> tuple[float, ...]:
-    """Share of ``window`` in which every server applies updates."""
+    """For every server, the share of ``window`` in which it applies updates."""
     tasks = timeline.tasks
     updates = tasks.role == ServerRole.UPDATE
     inside = (np.clip(timeline.end, *window) - np.clip(timeline.start, *window))[updates]

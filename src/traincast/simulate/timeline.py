@@ -1,4 +1,4 @@
-"""What happens when: a plan with durations, executed."""
+"""Timelines: the start and end of every task of a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timeline:
 
     @property
     def step_s(self) -> float:
-        """When the last task ends."""
+        """The time at which the last task ends, in seconds."""
         return float(self.end.max()) if len(self.end) else 0.0
 
     def spans(self) -> Spans:
@@ -40,7 +40,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Columns of a timeline: which task held which stream of which row, and when."""
+    """A timeline as columns: each span is the time in which a task held one stream of one row."""
 
     task: npt.NDArray[np.int64]
     row: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Spans:
 
 
 def simulate(plan: Plan, seconds: npt.NDArray[np.float64]) -> Timeline:
-    """Execute ``plan`` with the given seconds of its works."""
+    """Executes ``plan``; ``seconds`` has the time of each of its works."""
     duration = plan.costs(seconds)[plan.cost]
     start, end = execute(
         duration,
@@ -76,9 +76,9 @@ def simulate(plan: Plan, seconds: npt.NDArray[np.float64]) -> Timeline:
 
 
 def interval(plan: Plan, estimates: Estimates) -> tuple[float, float]:
-    """Step time when every work takes the low, and the high, end of its interval.
+    """The step time if every work takes the low end of its interval, and the step time if all take the high end.
 
-    Errors of one cost model go together (a fraction that is too high is too high everywhere), so the
-    ends are not averaged out.
+    The errors of one cost model are correlated (an efficiency that is too high is too high everywhere), so they do not
+    average out.
     """
     return simulate(plan, estimates.low).step_s, simulate(plan, estimates.high).step_s

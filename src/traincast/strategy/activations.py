@@ -1,8 +1,8 @@
-"""What a block holds on one rank: tensors kept for backward, and what its passes need on top while they run.
+"""Memory of a block on one rank: the tensors kept for backward, and the extra memory of each pass while it runs.
 
-The captured graph says what autograd keeps, by storage: a view keeps the whole tensor that it is a view of. Runtimes
-differ from it where they have kernels of their own, and in how they treat the logits, which are the largest tensors
-of a language model by far (Korthikanti et al. 2022, arXiv:2205.05198, leave them out of their closed form).
+The captured graph lists the tensors that autograd keeps, by storage: a view keeps the whole tensor that it is a view
+of. A runtime differs if it has kernels of its own, and in its copies of the logits, by far the largest tensors of a
+language model (the closed form of Korthikanti et al. 2022, arXiv:2205.05198, leaves them out).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What one operator keeps for backward: bytes of one rank and one microbatch."""
+    """Bytes that one operator keeps for backward, on one rank for one microbatch."""
 
     label: str
     nbytes: float
@@ -36,13 +36,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What one block holds on one rank for one microbatch, in bytes.
+    """Memory of one block on one rank for one microbatch, in bytes.
 
-    ``kept`` lives from forward to backward; ``forward`` and ``backward`` are needed on top while that pass runs.
-    ``deferred`` is what the gradients of its weights still need once those of its inputs are done: inputs of linear
-    layers and gradients of their outputs. ``products`` is one gradient of each distinct shape of weights, for a block
-    that is repeated, ``gathered`` the largest tensor that its tensor-parallel collectives carry: a whole one, though
-    every rank keeps a share.
+    ``kept`` stays from forward to backward; ``forward`` and ``backward`` are needed in addition while that pass runs.
+    ``deferred`` is still needed for the gradients of the weights when the gradients of the inputs are done: the inputs
+    of linear layers and the gradients of their outputs. ``products`` is one gradient of each distinct shape of weights
+    (0 for a block that is not repeated). ``gathered`` is the largest tensor that the block's tensor-parallel
+    collectives carry: the whole tensor, not a rank's share.
     """
 
     kept: tuple[Kept, ...]
@@ -68,9 +68,9 @@ def footprint(
     recompute: Recomputation,
     boundary: float,
 ) -> Footprint:
-    """What ``block`` holds; ``labels`` name its forward operators, ``boundary`` bytes cross to the next block.
+    """The memory of ``block``; ``labels`` name its forward operators, ``boundary`` bytes cross to the next block.
 
-    Recomputed in full, a block keeps its input alone and holds all the rest while its own backward runs.
+    A block that is recomputed in full keeps only its input, and holds all other tensors while its own backward runs.
     """
     selective, dropped = recompute.attention, recompute.kinds
 
@@ -99,7 +99,7 @@ def footprint(
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
     around = builder.runtime.tensor_buffers * gathered
-    past = boundary if block.repeated else 0.0  # what goes past a branch, to be added to the branch's own
+    past = boundary if block.repeated else 0.0  # the residual, which is added to the output of the branch
     if dropped:
         kinds = ((i, builder.graph.operators[i].kind) for i in block.forward)
         working += sum(_kept_by(builder, i, selective=selective) for i, kind in kinds if kind in dropped)
@@ -117,10 +117,10 @@ def footprint(
 
 
 def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
-    """Bytes that one rank keeps of what operator ``index`` is the first to save."""
+    """Bytes that one rank keeps of the tensors that operator ``index`` is the first to save."""
     strategy, runtime = builder.strategy, builder.runtime
     op = builder.precision.apply(builder.graph.operators[index].with_batch(builder.micro_batch))
-    lean = runtime.lean_kernels and op.kind is OpKind.GATHER  # moving rows needs no more than where they went
+    lean = runtime.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
     region = builder.experts.get(index)
     if region is not None:
         return float(sum(t.nbytes for t in builder.cut_expert(op, region).saved))
@@ -140,7 +140,7 @@ def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
 
 
 def _forward(builder: ProgramBuilder, index: int) -> float:
-    """What one forward operator writes beyond what it keeps."""
+    """Bytes that one forward operator writes and does not keep."""
     op = builder.cut(index)
     if _is_loss(op):
         return _logits(builder, op)
@@ -149,16 +149,16 @@ def _forward(builder: ProgramBuilder, index: int) -> float:
 
 
 def _keeps_input(builder: ProgramBuilder, block: Block) -> bool:
-    """Whether the block keeps its input for backward: recomputed, it has it already."""
+    """Whether the block keeps its input for backward even without recomputation."""
     first = builder.graph.operators[block.forward[0]]
     return any(t.numel == own.numel for t in first.saved for own in first.inputs[:1] if t.batch_dim is not None)
 
 
 def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[BackwardBytes]:
-    """What each backward operator of ``block`` reads, writes, needs and lets go of.
+    """The bytes that each backward operator of ``block`` reads, writes, needs and frees.
 
-    Gradients of weights are counted only where they are let go of, because they are added to a sum: at once, or where
-    the weights are tied once the other gradient of theirs is there.
+    Gradients of weights count only if they are freed because they are added to a sum. This happens at once or, for
+    tied weights, as soon as their other gradient exists.
     """
     graph = builder.graph
     position = {i: n for n, i in enumerate(block.backward)}
@@ -175,7 +175,7 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ba
         least = 0.0
         if i in builder.gradient_readers:
             writes, needs = writes + needs, 0.0
-        if _is_loss(op):  # runtimes differ in how often they hold logits
+        if _is_loss(op):  # runtimes differ in how many copies of the logits they hold
             writes, needs, least = 0.0, 0.0, _logits(builder, op)
         elif op.name.endswith("_"):  # in place
             writes = 0.0
@@ -193,9 +193,9 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ba
 
 
 def _carried(builder: ProgramBuilder, block: Block) -> float:
-    """Gradients of tied weights that later blocks of the model made, and that wait for one of this or an earlier block.
+    """Bytes of gradients of tied weights that a later block made and that wait for their other half.
 
-    On stages of their own, both are added up at the end of the step.
+    The other half comes from this or an earlier block. In a pipeline, both are added up at the end of the step.
     """
     if builder.strategy.pp > 1 or builder.runtime.gradient_copies != "none":
         return 0.0
@@ -214,21 +214,21 @@ def _is_loss(op: Operator) -> bool:
 
 
 def _logits(builder: ProgramBuilder, op: Operator) -> float:
-    """Logits while the loss is computed: as they came (or their gradient as it leaves), and copies in fp32."""
+    """Bytes of the logits while the loss is computed: its input (or the gradient of it), and copies in fp32."""
     numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
     half = 0 if op.name.startswith("nll_loss") else builder.precision.activations.nbytes
     return numel * (half + builder.runtime.logits_copies * DType.FP32.nbytes)
 
 
 def _linear(builder: ProgramBuilder, block: Block) -> list[int]:
-    """Linear layers whose weights get gradients: all but frozen ones."""
+    """The linear layers of ``block`` that are trained, by their forward operators."""
     operators, forward_of = builder.graph.operators, builder.graph.forward_of
     trained = {forward_of[i] for i in block.backward if builder.makes_weight_gradients(i)}
     return [i for i in block.forward if operators[i].kind in LINEAR and i in trained]
 
 
 def _deferred(builder: ProgramBuilder, block: Block) -> float:
-    """Inputs of linear layers, once for all that read the same tensor, and the gradients of their outputs."""
+    """Bytes of the inputs of linear layers, each distinct tensor once, and of the gradients of their outputs."""
     strategy = builder.strategy
     enters, roles = builder.sharding.enters, builder.sharding.roles
     total = 0.0
@@ -241,8 +241,8 @@ def _deferred(builder: ProgramBuilder, block: Block) -> float:
 
 
 def _products(builder: ProgramBuilder, block: Block) -> float:
-    """One gradient of each distinct shape of weights, as the products write them; of experts, of one of them."""
-    if block.count == 1:  # the first of a run has the shapes of those that follow
+    """Bytes of one gradient of each distinct shape of weights, in the dtype of the products; of experts, only one."""
+    if block.count == 1:  # the first block of a run stands for those that follow
         return 0.0
     shapes = {
         weight.shape[1:] if op.kind is OpKind.GROUPED_GEMM else weight.shape

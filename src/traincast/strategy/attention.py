@@ -1,4 +1,4 @@
-"""Attention without a fused kernel: the products, softmax and dropout that an older runtime launches."""
+"""Attention without a fused kernel: the products, softmax and dropout that older runtimes launch instead."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SOFTMAX_ROWS: Final = 4
 
 
 def kernels_of(op: Operator, attention: str) -> list[Operator]:
-    """The kernels that a runtime with this kind of attention launches for one operator."""
+    """The kernels that a runtime launches for attention operator ``op``; ``attention`` is the runtime's setting."""
     if attention == "flash":
         return [op]
     if attention == "flash-2":
         return [replace(op, attributes={**op.attributes, "kernel": attention})]
     batch, heads, *_ = attention_dims(op)
-    # The fused softmax of Megatron takes four rows of heads at a time and leaves other numbers to PyTorch.
+    # Megatron's fused softmax needs batch · heads to be a multiple of four; otherwise PyTorch's kernels run.
     return unfused(op, eager=attention == "eager" or batch * heads % _SOFTMAX_ROWS != 0)
 
 
@@ -63,6 +63,6 @@ def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:
 
 
 def unfused_saved(op: Operator) -> float:
-    """Bytes that unfused attention keeps beyond the fused kernel: softmax and dropout outputs and the mask."""
+    """Bytes that unfused attention keeps beyond those of a fused kernel: softmax and dropout outputs, and the mask."""
     b, h, sq, sk, _, _ = attention_dims(op)
     return b * h * sq * sk * (2 * op.inputs[0].dtype.nbytes + 1.0)

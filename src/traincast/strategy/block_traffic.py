@@ -1,6 +1,6 @@
-"""Traffic within a block that compute waits for: of tensor, context and expert parallelism.
+"""Traffic of tensor, context and expert parallelism inside a block, which compute waits for.
 
-Each function returns what one rank of the group sends in one microbatch: works in order, and what hides them.
+The functions return the works of one rank for one microbatch in order, each with the computation that it overlaps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
-    """Tokens go to the ranks of their experts, which share them among the parts of each expert."""
+    """Dispatch: sends tokens to the ranks of their experts, which then gather them for all parts of an expert."""
     sent, held = _routed(builder, region)
     if builder.strategy.ep > 1:
         yield _collective(
@@ -31,7 +31,7 @@ def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...])
 
 
 def from_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
-    """Partial sums are added up, and results go back to where their tokens came from."""
+    """Combine: adds up the partial sums of an expert's parts, and sends results back to the ranks of their tokens."""
     sent, held = _routed(builder, region)
     if builder.strategy.expert_tp > 1:
         yield _collective(builder, Group.EXPERT_TENSOR, "reduce_scatter", held, what="combine")
@@ -42,7 +42,7 @@ def from_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...
 
 
 def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
-    """Bytes that a rank sends to experts, and that the ranks of one expert gather among them."""
+    """Bytes that a rank sends to experts, and bytes that the ranks of one expert gather."""
     strategy = builder.strategy
     rows = region.tokens.with_batch(builder.micro_batch).numel * builder.precision.activations.nbytes
     sent = rows / (strategy.cp * strategy.tp) * strategy.load
@@ -50,12 +50,12 @@ def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
 
 
 def _behind_experts(builder: ProgramBuilder, beside: tuple[int, ...]) -> Behind | None:
-    """Dispatch and combine each hide behind half of the same operators."""
+    """Dispatch and combine each overlap with half of the operators ``beside`` them."""
     return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
 
 
 def _behind(builder: ProgramBuilder, operators: Iterable[int], share: float) -> Behind | None:
-    """Hide traffic behind ``share`` of the works of ``operators``; None if ``share`` is 0."""
+    """Lets traffic overlap with ``share`` of the works of ``operators``; None if ``share`` is 0."""
     if not share:
         return None
     works = tuple(work for i in operators for work in builder.works(i))
@@ -109,37 +109,37 @@ def product_of(builder: ProgramBuilder, operators: tuple[int, ...]) -> int:
 
 
 def _behind_product(builder: ProgramBuilder, beside: int) -> Behind | None:
-    """Hide tensor-parallel traffic, sent in pieces, behind the product next to it."""
+    """Lets tensor-parallel traffic, sent in pieces, overlap with the product next to it."""
     return _behind(builder, [beside], builder.runtime.overlap_tensor) if builder.strategy.sequence_parallel else None
 
 
 def enter_forward(builder: ProgramBuilder, i: int, block: Block) -> Iterator[Item]:
-    """What operator ``i``, the first of a sharded region, waits for: its input, gathered if it is shared by tokens."""
+    """Before operator ``i``, the first of a sharded region: gathers its input if it is split by tokens."""
     if builder.strategy.sequence_parallel:
         yield from _tensor_traffic(builder, i, block, builder.graph.operators[i].inputs[0], gathers=True, beside=i)
 
 
 def leave_forward(builder: ProgramBuilder, i: int, block: Block) -> Iterator[Item]:
-    """What follows operator ``i``, the last of a sharded region: the sum of its outputs over ranks."""
+    """After operator ``i``, the last of a sharded region: sums its outputs over ranks."""
     yield from _tensor_traffic(builder, i, block, builder.graph.operators[i].outputs[0], gathers=False, beside=i)
 
 
 def leave_backward(builder: ProgramBuilder, i: int, block: Block, *, beside: int) -> Iterator[Item]:
-    """What backward through :func:`leave_forward` waits for, next to the product ``beside``."""
+    """The backward of :func:`leave_forward`; it overlaps with the product ``beside``."""
     if builder.strategy.sequence_parallel:
         spec = builder.graph.operators[i].outputs[0]
         yield from _tensor_traffic(builder, i, block, spec, gathers=True, beside=beside)
 
 
 def enter_backward(builder: ProgramBuilder, i: int, block: Block, *, beside: int) -> Iterator[Item]:
-    """What follows backward through :func:`enter_forward`: the sum of the input's gradients over ranks."""
+    """The backward of :func:`enter_forward`: sums the gradients of the input over ranks."""
     yield from _tensor_traffic(builder, i, block, builder.graph.operators[i].inputs[0], gathers=False, beside=beside)
 
 
 def _tensor_traffic(
     builder: ProgramBuilder, i: int, block: Block, spec: TensorSpec, *, gathers: bool, beside: int
 ) -> Iterator[Item]:
-    """Activations gathered or summed in the tensor group, behind the product ``beside``; nothing in a group of one."""
+    """Gathers or sums activations in the tensor group, overlapped with product ``beside``; nothing for one rank."""
     if builder.strategy.tp > 1:
         summed: CollectiveKind = "reduce_scatter" if builder.strategy.sequence_parallel else "all_reduce"
         nbytes = spec.with_batch(builder.micro_batch).numel * builder.precision.activations.nbytes / builder.strategy.cp
@@ -154,12 +154,12 @@ def _tensor_traffic(
 
 
 def gathered_context(builder: ProgramBuilder, kind: CollectiveKind, i: int, what: str) -> Item:
-    """Context parallelism: every rank gets the keys and values of the whole sequence for its heads."""
+    """Context parallelism: gives every rank the keys and values of the whole sequence for its heads."""
     _, keys, values = builder.graph.operators[i].inputs[-3:]
     nbytes = float(sum(t.with_batch(builder.micro_batch).numel for t in (keys, values))) / builder.strategy.tp
     nbytes *= builder.precision.activations.nbytes
     behind = None
-    if builder.strategy.context == "ring":  # pieces go round while attention runs on those that are here
+    if builder.strategy.context == "ring":  # pieces travel while attention runs on those that have arrived
         # backward: keys, then their gradients
         both = 1.0 if builder.graph.operators[i].phase is Phase.FORWARD else 2.0
         behind = _behind(builder, [i], (1.0 - 1.0 / builder.strategy.cp) / both)

@@ -1,6 +1,6 @@
-"""A sensible strategy when none is given, and a micro batch when only degrees are.
+"""Chooses a strategy if the user gives none, and a micro batch if the user gives only degrees.
 
-This is not a search. It tries the habits of the field, the simplest first, and takes the first that fits in memory.
+This is not a search. It tries common strategies, the simplest first, and takes the first that fits in memory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MAX_TENSOR: Final = 8
 def choose_strategy(request: Request) -> Strategy:
     """The first strategy that fits (:class:`traincast.strategy.fits.MemoryNeed`), from data parallelism to pipelines.
 
-    Mixtures share out their experts wherever they can. Where the habits of the field cannot share out the batch or
-    the model, every other mesh is tried. If none fits, it returns the one that needs
-    least, and the report says how much memory is missing.
+    Mixtures use expert parallelism if their experts can be divided. If no common strategy can divide the batch and
+    the model, every other mesh is tried. If nothing fits, the strategy that needs least memory is returned, and the
+    report says how much is missing. Raises :class:`StrategyError` if no mesh can divide the batch and the model.
     """
     reasons: list[StrategyError] = []
     chosen = _first_that_fits(request, _habits(request), reasons)
@@ -40,7 +40,7 @@ def choose_strategy(request: Request) -> Strategy:
 
 
 def _first_that_fits(request: Request, candidates: Iterable[Strategy], reasons: list[StrategyError]) -> Strategy | None:
-    """The first candidate that fits, else the one that needs least, else None; errors are added to ``reasons``."""
+    """The first candidate that fits, else the one that needs least memory, else None; appends errors to ``reasons``."""
     best: tuple[float, Strategy] | None = None
     for degrees in candidates:
         for recompute in _recomputes(request):
@@ -57,17 +57,17 @@ def _first_that_fits(request: Request, candidates: Iterable[Strategy], reasons: 
 
 
 def choose_micro_batch(request: Request) -> Strategy:
-    """The request's strategy with the largest micro batch that fits, no larger than keeps a device busy."""
+    """The request's strategy with the largest micro batch that fits; larger ones than a device needs are not tried."""
     return _with_largest_micro_batch(request, request.strategy)[0]
 
 
 def _recomputes(request: Request) -> Iterable[str]:
-    """What the runtime does by habit, then what holds least memory."""
+    """Recomputations to try: the runtime's default, then the one that needs least memory."""
     return dict.fromkeys((request.runtime.recompute, leanest()))
 
 
 def _habits(request: Request) -> Iterator[Strategy]:
-    """What people try: replicas, then tensor groups inside a node, then pipelines of nodes."""
+    """Common strategies: replicas, then tensor groups inside a node, then pipelines of nodes."""
     devices, inside = request.cluster.num_devices, request.cluster.domain_devices
     if request.runtime.servers:
         yield Strategy(dp=devices, servers=request.runtime.servers)
@@ -94,7 +94,7 @@ def _every_mesh(request: Request) -> Iterator[Strategy]:
 
 
 def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
-    """A mesh with its experts and optimizer states sharded; nothing if its replicas cannot divide the batch."""
+    """Strategies on ``mesh`` that shard experts and optimizer states; none if its replicas cannot divide the batch."""
     if request.global_batch % mesh.dp:
         return
     for ep in expert_groups(request, mesh):
@@ -104,7 +104,7 @@ def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
 
 
 def expert_groups(request: Request, mesh: Strategy) -> list[int]:
-    """Degrees of expert parallelism in the order to try: as many ranks as a node has, then more; 1 without experts."""
+    """Degrees of expert parallelism to try: the largest inside a node first, then larger ones; 1 without experts."""
     graph = request.graph
     experts = {region.experts for block in graph.blocks for region in find_regions(graph, block)}
     ranks = math.gcd(mesh.dp * mesh.cp * mesh.tp, *experts) if experts else 1
@@ -113,7 +113,7 @@ def expert_groups(request: Request, mesh: Strategy) -> list[int]:
 
 
 def _context_tokens(request: Request) -> int:
-    """Tokens of a sample that a context group can share out; 0 for models without attention."""
+    """Tokens per sample that a context group can divide; 0 for models without attention."""
     attends = any(op.kind is OpKind.ATTENTION for op, _ in request.graph)
     return request.graph.tokens_per_sample if attends else 0
 
@@ -127,7 +127,7 @@ def _powers(number: int) -> list[int]:
 
 
 def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Strategy, float]:
-    """Try micro batches from large to small; returns the first that fits, and its need over the memory available."""
+    """The largest micro batch that fits, else the smallest; with the memory needed divided by the memory available."""
     if request.global_batch % strategy.dp:
         strategy.micro_batch(request.global_batch)
     per_replica = request.global_batch // strategy.dp
@@ -147,7 +147,7 @@ def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Str
 
 
 def _micro_batches(request: Request, strategy: Strategy, per_replica: int) -> list[int]:
-    """Micro batches to try: divisors small enough to keep a pipeline full, with no more tokens than fill a device."""
+    """Micro batches to try, largest first: divisors that keep the pipeline full and have at most 16,384 tokens."""
     tokens = request.graph.tokens_per_sample
     most = max(1, 16384 // tokens) if tokens else per_replica
     if strategy.pp > 1:

@@ -39,17 +39,17 @@ def cut_operator(
 
 
 def saved_fraction(op: Operator, role: Role, *, tp: int, cp: int, sequence_parallel: bool) -> float:
-    """The share of the tensors saved by ``op`` that one rank holds.
+    """The fraction of the tensors saved by ``op`` that one rank holds.
 
-    What lies inside a sharded region is held in shares; the inputs of column layers and everything
-    outside are whole, unless sequence parallelism splits them by tokens.
+    Each rank holds its share of the tensors inside a sharded region. It holds the inputs of column layers and all
+    tensors outside such a region in whole, unless sequence parallelism splits them by tokens.
     """
     inside = role in (Role.INSIDE, Role.ROW) or (role is Role.VOCAB and op.kind not in LINEAR)
     return (1.0 / tp if inside or sequence_parallel else 1.0) / cp
 
 
 def tokens(spec: TensorSpec, ways: int) -> TensorSpec:
-    """``spec`` with its tokens split: the outermost dim that divides, never the last."""
+    """``spec`` with its tokens split ``ways`` ways, along the last divisible dim before the features."""
     if spec.batch_dim is None or len(spec.shape) < 2:
         return _divide(spec, 0, ways) if spec.batch_dim == 0 else spec
     dims = [d for d in range(len(spec.shape) - 1) if spec.shape[d] % ways == 0]
@@ -57,7 +57,7 @@ def tokens(spec: TensorSpec, ways: int) -> TensorSpec:
 
 
 def width(spec: TensorSpec, ways: int) -> TensorSpec:
-    """``spec`` with its features or heads split; tensors that do not grow with the batch stay whole."""
+    """``spec`` with its features or heads split ``ways`` ways; tensors without a batch dim stay whole."""
     if spec.batch_dim is None or len(spec.shape) < 2:
         return spec
     dims = [d for d in range(len(spec.shape)) if d != spec.batch_dim and spec.shape[d] % ways == 0]
@@ -79,10 +79,10 @@ def _attention_heads(op: Operator, ways: int) -> Operator:
 
 
 def _linear(op: Operator, source: Operator, *, column: bool, tp: int) -> Operator:
-    """A share of a linear layer's product: which of m, n and k shrinks depends on the product.
+    """One rank's share of a linear layer's product; the product determines which of m, n and k shrinks.
 
-    Forward y[m,n] = x[m,k]·w[k,n]: a column layer cuts n, a row layer k. Its gradients by data
-    (dy·wᵀ) contract over n, those by weights have n and k as their outer dims.
+    Forward is y[m,n] = x[m,k]·w[k,n]: a column layer cuts n, a row layer cuts k. The gradient of the input (dy·wᵀ)
+    contracts over n; the gradient of the weights has n and k as its outer dims.
     """
     if op.phase is Phase.FORWARD:
         return _cut_product(op, "n" if column else "k", tp)

@@ -1,9 +1,9 @@
-"""What replicas send one another: gradients, and the parameters and states that ZeRO shards among them.
+"""The exchange between replicas: gradients, and the parameters that ZeRO shards among them.
 
-Volumes per step and replica of Ψ bytes (Rajbhandari et al. 2020): an all-reduce of gradients moves 2Ψ; ZeRO-1 and 2
-reduce-scatter gradients and gather parameters, 2Ψ as well; ZeRO-3 gathers parameters twice, 3Ψ. Sharding over fewer
-than all replicas (hybrid sharding) sends these among the ranks of a shard, and all-reduces each share between shards.
-Experts have replicas of their own.
+For Ψ bytes of parameters, a rank sends per step (Rajbhandari et al. 2020): 2Ψ for an all-reduce of gradients; 2Ψ with
+ZeRO-1 and 2, which reduce-scatter gradients and gather parameters; 3Ψ with ZeRO-3, which gathers parameters twice.
+Hybrid sharding, over fewer than all replicas, does this among the ranks that share the states, and all-reduces each
+share among the ranks that hold the same share. Experts have replicas of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traincast.work import Collective, CollectiveKind, Launch, Transfer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Collectives between replicas, for one mesh and one way to shard."""
+    """Makes the collectives between replicas, for one mesh and one way to shard."""
 
     mesh: Mesh
     strategy: Strategy
@@ -31,22 +31,22 @@ class Exchange:
 
     @property
     def replicas(self) -> int:
-        """Replicas of what is not an expert."""
+        """Replicas of all layers that are not experts."""
         return self.mesh.dp * self.mesh.cp
 
     @property
     def needed(self) -> bool:
-        """Whether gradients are exchanged at all: parameter servers exchange them otherwise."""
+        """Whether collectives exchange gradients: not with one replica, and not with parameter servers."""
         return not self.strategy.servers and (self.replicas > 1 or self.strategy.expert_replicas > 1)
 
     def gradients(self, dense: float, experts: float) -> list[Issue]:
-        """The exchange of the gradients of that many parameters, issued while compute goes on."""
+        """The exchange of the gradients of ``dense`` and ``experts`` parameters, issued while compute goes on."""
         return [
             Issue(work=work, label=label, group=group) for work, label, group in self._gradients(dense, experts)
         ]  # fmt: skip
 
     def at_the_end(self, dense: float, experts: float) -> list[Item]:
-        """The same in buckets one after the other, once all gradients are there."""
+        """The same exchange in buckets, one after the other, when all gradients exist."""
         items: list[Item] = []
         per_bucket = max(1.0, self.runtime.bucket_bytes / self.precision.gradients.nbytes)
         for total, of_experts in ((dense, False), (experts, True)):
@@ -61,7 +61,7 @@ class Exchange:
         return items
 
     def gather(self, program: BlockProgram) -> list[Issue]:
-        """ZeRO-3: a block's parameters, trained and frozen, in the dtype they are computed with."""
+        """ZeRO-3: gathers a block's parameters, trained and frozen, in the dtype of the computation."""
         size = self.precision.activations.nbytes
         dense = program.dense_parameters * size + program.frozen.gathered
         experts = program.expert_parameters * size + program.frozen_experts.gathered
@@ -69,24 +69,24 @@ class Exchange:
         return [Issue(work=work, label=f"dp {work.kind}", group=group, gather=True) for work, group in found]
 
     def parameters(self, dense: float, experts: float) -> list[Item]:
-        """ZeRO-1 and 2: what every rank updated, gathered again."""
+        """ZeRO-1 and 2: gathers the parameters after each rank has updated its share."""
         if self.strategy.zero not in (1, 2) or self.strategy.servers:
             return []
         found = self._over(dense, experts, "all_gather", self.precision.weights.nbytes)
         return [self._item(work, "dp parameters", group) for work, group in found]
 
     def owned(self, dense: float, experts: float) -> float:
-        """Parameters whose states a rank keeps and updates."""
+        """The number of parameters whose optimizer states one rank keeps and updates."""
         if not self.strategy.zero:
             return dense + experts
         return dense / self.mesh.shard + experts / self.strategy.expert_replicas
 
     def squeezed(self, parameters: float) -> list[Item]:
-        """Compressing gradients before they are sent, and writing out what came."""
+        """Compresses gradients before they are sent, and expands those that arrive."""
         return [*self.squeeze(parameters), *self.squeeze(parameters, back=True)]
 
     def squeeze(self, parameters: float, *, back: bool = False) -> list[Item]:
-        """Compressing gradients before they are sent, or writing out what came: one pass over them."""
+        """One pass over gradients: compresses those to be sent or, with ``back``, expands those that arrive."""
         if self.strategy.compression >= 1.0 or not self.needed:
             return []
         whole = TensorSpec((max(1, int(parameters)),), self.precision.gradients)
@@ -95,7 +95,7 @@ class Exchange:
             name="decompress_gradients" if back else "compress_gradients",
             kind=OpKind.ELEMENTWISE,
             phase=Phase.BACKWARD,
-            inputs=(small,) if back else (whole, whole),  # compressing adds what was left out the last time
+            inputs=(small,) if back else (whole, whole),  # compression adds the part that was not sent last time
             outputs=(whole,) if back else (small, whole),
         )
         return [
@@ -103,7 +103,7 @@ class Exchange:
         ]
 
     def between_copies(self, nbytes: float) -> list[Item]:
-        """Gradients of two copies of a stage on different ranks of the same pipeline."""
+        """Sums the gradients of two copies of a stage on different ranks of the same pipeline."""
         far = self.mesh.rank(pp=self.mesh.pp - 1) // self.mesh.devices_per_node > 0
         per_node = self.mesh.devices_per_node // self.mesh.domain_nodes
         work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(per_node, self.mesh.num_ranks))
@@ -133,7 +133,7 @@ class Exchange:
         return found
 
     def _over(self, dense: float, experts: float, kind: CollectiveKind, size: float) -> list[tuple[Collective, Group]]:
-        """A collective of the replicas of what every replica holds, and one of those of the experts."""
+        """One collective for ``dense`` parameters among all replicas, and one for ``experts`` among theirs."""
         group = Group.SHARD if self.strategy.zero and self.mesh.degree("copies") > 1 else Group.DATA
         found = []
         for parameters, over in ((dense, group), (experts, Group.EXPERT_DATA)):

@@ -1,9 +1,9 @@
-"""Experts of a mixture, shared out over ranks: which operators belong to them, and what one rank runs of each.
+"""Expert parallelism: which operators belong to the experts of a mixture, and the share of each that one rank runs.
 
 A token is sent to the ranks that hold its experts (dispatch) and its results come back (combine). The ranks of a
-stage are ``ep`` groups of experts × ``etp`` shares of each expert × replicas. With T tokens of a tensor group and k
-experts per token, a rank computes T·k·etp/tp rows of E/ep experts, and each product is cut ``etp`` ways: the same work
-in all, however it is spread, as long as the router spreads the tokens evenly.
+stage are ``ep`` groups of experts × ``etp`` shares of each expert × replicas. With T tokens per tensor group and k
+experts per token, a rank computes T·k·etp/tp rows of E/ep experts, and each product is cut ``etp`` ways. If the router
+spreads tokens evenly, the work of a rank is the same for every ``ep`` and ``etp``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from traincast.graph import Block, Operator, OperatorGraph, OpKind, TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The experts of one layer: operators between dispatch and combine, and the tokens that go there and come back."""
+    """The experts of one layer: the operators between dispatch and combine, and the tokens sent there and back."""
 
     scope: str
     forward: tuple[int, ...]
@@ -36,7 +36,7 @@ class Region:
 
 
 def find_regions(graph: OperatorGraph, block: Block) -> list[Region]:
-    """The experts of ``block``: of each layer from its first grouped product to its last."""
+    """The expert regions of ``block``, each from the first grouped product of a layer to the last."""
     places: dict[str, list[int]] = {}
     for n, i in enumerate(block.forward):
         op = graph.operators[i]
@@ -75,13 +75,13 @@ def check_experts(graph: OperatorGraph, *, ep: int, etp: int) -> None:
             raise StrategyError(f"etp={etp} does not divide the experts' width of {region.inner}; choose a divisor")
         if etp > 1 and region.inner == region.outer:
             raise StrategyError(
-                f"etp={etp}: the experts of {graph.name} are as wide inside as outside ({region.inner}), so their "
-                "sharded side cannot be told; set etp=1"
+                f"etp={etp}: the experts of {graph.name} are as wide inside as outside ({region.inner}), so the "
+                "side to shard is ambiguous; set etp=1"
             )
 
 
 def cut_expert(op: Operator, region: Region, *, ep: int, etp: int, rows: float) -> Operator:
-    """The share of an operator between dispatch and combine that one rank runs: ``rows`` times its rows."""
+    """One rank's share of an operator between dispatch and combine: ``rows`` times its rows, its share of experts."""
 
     def cut(spec: TensorSpec) -> TensorSpec:
         if spec.shape[:1] == (region.experts,):  # weights, or where each expert's rows end

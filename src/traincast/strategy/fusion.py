@@ -1,7 +1,7 @@
 """Kernel fusion: neighbouring operators that a runtime runs as one kernel, merged in the graph.
 
-A fused kernel reads each tensor that comes from outside once and writes only what is used outside:
-what the members passed among themselves never reaches memory.
+A fused kernel reads each tensor from outside once and writes only the tensors that are used outside. Tensors that
+only its members use never reach memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POINTWISE: Final = frozenset({OpKind.ACTIVATION, OpKind.ELEMENTWISE, OpKind.DRO
 _LOSS: Final = frozenset({OpKind.SOFTMAX, OpKind.LOSS})
 
 _Joins = Callable[[Operator, Operator, bool], bool]
-"""Whether an operator joins the group that ends with another; the flag says whether it reads its output."""
+"""``joins(last, op, reads)``: whether ``op`` joins the group that ends with ``last``, whose output it may read."""
 
 
 def _norm(last: Operator, op: Operator, reads: bool) -> bool:
@@ -41,7 +41,7 @@ _RULES: Final[dict[Fusion, tuple[_Joins, OpKind]]] = {
 
 
 def fuse(graph: OperatorGraph, fusions: Iterable[Fusion]) -> OperatorGraph:
-    """``graph`` with every group that ``fusions`` allow merged into one operator."""
+    """``graph`` with every group of operators that ``fusions`` allow merged into one operator."""
     for fusion in _RULES:
         if fusion in fusions:
             graph = _fuse_one(graph, *_RULES[fusion])
@@ -140,7 +140,7 @@ def _merge(
 def _computed_again(
     spec: TensorSpec, index: int, operators: Sequence[Operator], producers: dict[int, list[int]], inside: set[int]
 ) -> bool:
-    """Whether a fused backward computes what ``index`` would keep once more: it has what that was made from."""
+    """Whether a fused backward recomputes tensor ``spec`` of operator ``index``, from inputs that the group keeps."""
     return any(
         operators[p].saved and any(t.numel == spec.numel for t in operators[p].outputs)
         for p in producers[index]

@@ -1,8 +1,8 @@
-"""What one rank holds of a block's parameters and buffers: trained, frozen, and what never changes.
+"""A rank's share of a block's parameters and buffers: trained parameters, frozen parameters, and buffers.
 
-A frozen parameter is stored as the precision stores weights, without a master copy; one that is stored in a byte or
-less was made so on purpose, and stays. Buffers have the dtype that the module gives them. Tensor parallelism cuts
-frozen parameters as it cuts trained ones; buffers are whole on every rank.
+A frozen parameter is stored in the dtype of weights, without a master copy; one that the model stores in a byte or
+less (quantized) keeps its dtype. Buffers have the dtype that the module gives them. Tensor parallelism cuts frozen
+parameters in the same way as trained ones; every rank holds whole buffers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CUT: Final = frozenset({Role.COLUMN, Role.ROW, Role.VOCAB})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """Frozen parameters: how many, their bytes as stored, and as ZeRO 3 gathers them to compute with."""
+    """Frozen parameters: their number, the bytes that store them, and their bytes when ZeRO-3 has gathered them."""
 
     parameters: float = 0.0
     stored: float = 0.0
@@ -33,9 +33,9 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Bytes that a rank holds beside: a buffer, or a frozen parameter that several blocks use.
+    """Bytes of a buffer, or of a frozen parameter that several blocks use.
 
-    A rank holds one with a ``name`` once, however many of its blocks name it.
+    If it has a ``name``, a rank holds it once, however many of the rank's blocks use it.
     """
 
     nbytes: float
@@ -45,7 +45,11 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """Of one block: trained parameters of every replica and of the experts, frozen ones of both, and the rest."""
+    """What one rank holds of one block.
+
+    ``dense`` and ``experts`` are numbers of trained parameters, outside and inside expert regions; ``frozen`` and
+    ``frozen_experts`` are the frozen ones in the same way. ``fixed`` are buffers and shared frozen parameters.
+    """
 
     dense: float
     experts: float
@@ -55,12 +59,12 @@ class Holdings:
 
     @property
     def frozen_parameters(self) -> float:
-        """Frozen parameters of both."""
+        """The number of frozen parameters, experts included."""
         return self.frozen.parameters + self.frozen_experts.parameters
 
 
 def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]) -> Holdings:
-    """What one rank holds of ``block``; ``regions`` are its experts that are shared out over ranks."""
+    """What one rank holds of ``block``; ``regions`` are its experts that are divided among ranks."""
     strategy, graph = builder.strategy, builder.graph
     cut = {graph.operators[i].scope for i in block.forward if builder.sharding.roles[i] in _CUT}
 
@@ -96,7 +100,7 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
 
 
 def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: float) -> Frozen:
-    """``frozen`` and ``numel`` elements of a parameter like ``spec``."""
+    """``frozen`` with ``numel`` elements of parameter ``spec`` added."""
     return Frozen(
         parameters=frozen.parameters + numel,
         stored=frozen.stored + numel * _stored(builder, spec),
@@ -109,14 +113,14 @@ def _stored(builder: ProgramBuilder, spec: TensorSpec) -> float:
 
 
 def _in(spec: TensorSpec, dtype: DType) -> float:
-    """Bytes of an element that would be ``dtype`` by the precision."""
+    """Bytes of an element that the precision stores in ``dtype``; integers and quantized ones keep their own dtype."""
     return dtype.nbytes if spec.dtype.is_floating and spec.dtype.nbytes > 1 else spec.dtype.nbytes
 
 
 def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpec, bool]]:
-    """Parameters that another block owns, and whether they are frozen.
+    """Parameters of ``block`` that another block owns, and whether they are frozen.
 
-    These are tied logits, of which a pipeline's last stage keeps a copy.
+    These are the weights of tied logits: the last stage of a pipeline keeps a copy of them.
     """
     graph = builder.graph
     own = Counter(graph.operators[i].parameters[0].numel for i in block.optimizer)
@@ -131,5 +135,5 @@ def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpe
 
 
 def _trained(graph: OperatorGraph, spec: TensorSpec) -> bool:
-    """Whether an update changes a parameter of that size."""
+    """Whether the optimizer updates a parameter of the size of ``spec``."""
     return any(op.parameters[0].numel == spec.numel for op in graph.operators if op.phase is Phase.OPTIMIZER)

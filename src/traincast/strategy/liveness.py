@@ -1,7 +1,7 @@
-"""What a block's backward needs beside what is kept for it: gradients come and go, and so do the tensors it has used.
+"""Memory that the backward of a block needs in addition to the tensors kept for it.
 
-Autograd lets go of what a forward operator kept as soon as its backward has run, and of a gradient once everyone who
-reads it has. So the fullest moment is not that of the largest operator: by then much of the block may be gone.
+Autograd frees the tensors that a forward operator kept as soon as its backward has run, and a gradient as soon as all
+its readers have run. So memory need not peak at the largest operator: much of the block may be freed by then.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardBytes:
-    """One backward operator: bytes that it writes and others read, and that only it needs while it runs.
+    """The memory of one backward operator, in bytes.
 
-    ``given`` is true if it reads a gradient that the next block made, ``frees`` are bytes kept for backward that nobody
-    needs once it has run. All in all, no less than ``least`` bytes are held while it runs.
+    ``reads`` are the numbers of the operators whose results it reads. ``given`` is true if it reads a gradient that the
+    next block made. Other operators read the ``writes`` bytes; only this one needs the ``needs`` bytes, while it runs.
+    ``frees`` bytes kept for backward are free when it has run. At least ``least`` bytes are held while it runs.
     """
 
     reads: tuple[int, ...]
@@ -28,9 +29,9 @@ class BackwardBytes:
 
 
 def most_beside(operators: Sequence[BackwardBytes], *, arrives: float) -> float:
-    """The most that ``operators``, run in order, hold beside all that was kept for them.
+    """Returns the largest number of bytes that ``operators``, run in order, hold in addition to the kept tensors.
 
-    Operators read what others of them wrote, by number; ``arrives`` bytes are the gradients that the next block made.
+    ``arrives`` are the bytes of the gradients that the next block made.
     """
     last: dict[int, int] = {}
     for number, operator in enumerate(operators):

@@ -1,8 +1,8 @@
 """Lowering: the only place where graph, strategy, runtime and cluster meet.
 
-Every slot of the pipeline schedule (one pass of one microbatch through one chunk of layers) is laid
-out from a template made once per kind of slot; the templates are copied side by side and shifted,
-so lowering a million tasks is a handful of array operations.
+A slot of the pipeline schedule is one pass of one microbatch through one chunk of layers. Each kind of slot has one
+template of tasks. Templates are copied side by side and shifted, so lowering a million tasks takes a few array
+operations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """A request as a plan, with all that was made on the way.
+    """A plan, with the request and the intermediate results that it was made from.
 
-    ``memory`` is that of a rank of each stage, ``need`` what devices and hosts need for it.
+    ``memory`` has the memory of one rank of each stage; ``need`` compares it with devices and hosts.
     """
 
     request: Request
@@ -41,7 +41,10 @@ class Lowered:
 
 
 def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
-    """Lay out one training step as a folded plan: one row per pipeline stage."""
+    """Lays out one training step as a folded plan, with one row per pipeline stage.
+
+    Raises :class:`StrategyError` if the model, the batch or the cluster cannot be divided as the strategy asks.
+    """
     prepared = prepare(request)
     plan = Layout(request=request, prepared=prepared).plan(grain)
     memory = memory_by_stage(request, prepared)
@@ -51,20 +54,20 @@ def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Returns what every slot of a step runs and sends."""
+    """The works and messages of every slot of one step."""
 
     request: Request
     prepared: Prepared
 
     def plan(self, grain: Grain) -> Plan:
-        """Lay out all slots, then each stage's gradient exchange and optimizer."""
+        """Lays out all slots, then each stage's gradient exchange and optimizer."""
         slots = self.prepared.slots
         out = PlanBuilder(self.prepared.mesh, grain, self.request.runtime)
         syncs = slots.makes if self.syncs_always else slots.last
         codes = ((slots.piece * len(Pass) + slots.what) * 2 + syncs) * 2 + slots.first
         used, number = np.unique(codes, return_inverse=True)
         templates = np.array([self._template(out, int(code)) for code in used], dtype=np.int64)
-        # A slot, the transfer of its result if it has one, the next slot.
+        # The order of tasks: a slot, the transfer of its result if it sends one, the next slot.
         sends = slots.link >= 0
         at = np.arange(len(codes)) + np.concatenate([[0], np.cumsum(sends)[:-1]])
         finishing = {stage: out.template(pieces, Category.OPTIMIZER, "optimizer") for stage, pieces in self._ends()}
@@ -87,7 +90,7 @@ class Layout:
         return out.finish(PlacedTemplates(template=template, row=row, microbatch=microbatch, wait=wait, collects=count))
 
     def _template(self, out: PlanBuilder, code: int) -> int:
-        """The template of a kind of slot: its piece, pass, and whether it syncs gradients and is a first microbatch."""
+        """The template of one kind of slot; ``code`` holds piece, pass, whether it syncs, whether it is the first."""
         rest, first = divmod(code, 2)
         rest, sync = divmod(rest, 2)
         piece, what = divmod(rest, len(Pass))
@@ -95,7 +98,7 @@ class Layout:
 
     @property
     def syncs_always(self) -> bool:
-        """Whether the gradients of every microbatch are exchanged: sharded ones cannot be added up on one rank."""
+        """Whether gradients are exchanged after every microbatch: a rank with a shard cannot sum whole gradients."""
         strategy = self.request.strategy
         return strategy.zero == 2 or strategy.sync_each or (strategy.zero == 3 and strategy.reshard)
 
@@ -106,7 +109,7 @@ class Layout:
         return out.send(self.transfer(way, piece), backward=bool(backward))
 
     def transfer(self, way: int, piece: int) -> Transfer:
-        """The message between ``piece`` and the next; boundary activations and their gradients are of one size."""
+        """The message between ``piece`` and the next one; activations and their gradients have the same size."""
         mesh, route = self.prepared.mesh, self.prepared.slots.routes[way]
         here, there = (mesh.rank(pp=route[p][0]) // mesh.devices_per_node for p in (piece, piece + 1))
         per_node = mesh.devices_per_node // mesh.domain_nodes
@@ -115,11 +118,11 @@ class Layout:
         return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing)
 
     def slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
-        """What a slot runs in order; ``sync`` says whether it exchanges gradients."""
+        """The works of a slot in order; ``sync``: it exchanges gradients; ``first``: it is the first microbatch."""
         return self._with_slot_launches(self._pieces(piece, what, sync=sync, first=first))
 
     def _pieces(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
-        """What a slot runs: its works, and the parameters and gradients that move meanwhile."""
+        """The works of a slot, and the parameters and gradients that are sent meanwhile."""
         blocks = self.prepared.pieces[piece].blocks
         order = blocks if what is Pass.FORWARD else tuple(reversed(blocks))
         programs = [self.prepared.programs[b] for b in order]
@@ -154,7 +157,7 @@ class Layout:
 
     @property
     def exchange(self) -> Exchange:
-        """What replicas send one another."""
+        """The exchange between replicas."""
         return Exchange(
             mesh=self.prepared.mesh,
             strategy=self.request.strategy,
@@ -163,7 +166,7 @@ class Layout:
         )
 
     def _slowed(self, pieces: list[Piece]) -> list[Piece]:
-        """Add to each run of works the slowdown by traffic that was issued just before it and runs beside it."""
+        """Adds to each run of works its slowdown by traffic that was issued just before and runs at the same time."""
         slowdown = self.request.cluster.interference
         result: list[Piece] = []
         running: list[Issue] = []
@@ -176,7 +179,7 @@ class Layout:
                 continue
             works = tuple(item.work for part in piece.parts for item in part if isinstance(item.work, Operator))
             awaited = 0 if piece.wait is None else piece.wait + 1
-            done = awaited - (gathers - sum(issue.gather for issue in running))  # gathers that had to end before
+            done = awaited - (gathers - sum(issue.gather for issue in running))  # gathers that must have ended by now
             beside = [issue for issue in running if not issue.gather or (done := done - 1) < 0]
             extra = tuple(
                 Item(
@@ -193,7 +196,7 @@ class Layout:
         return result
 
     def _with_slot_launches(self, pieces: list[Piece]) -> list[Piece]:
-        """Make the first work of a slot wait for what the host does once per microbatch and pass."""
+        """Makes the first work of a slot wait for the host's work once per microbatch and pass."""
         extra = Launch(blocks=self.request.runtime.microbatch_launches)
         for n, piece in enumerate(pieces):
             if extra.blocks and isinstance(piece, WorkRun) and piece.parts and piece.parts[0]:
@@ -203,13 +206,13 @@ class Layout:
         return pieces
 
     def _sharded(self, programs: list[BlockProgram], what: Pass, *, sync: bool, first: bool) -> list[Piece]:
-        """ZeRO-3 / FSDP: gather a block's parameters ahead of its use, reduce its gradients after."""
+        """ZeRO-3 / FSDP: gathers a block's parameters ahead of its use, and reduces its gradients afterwards."""
         strategy = self.request.strategy
         kept = not strategy.reshard and not (what is Pass.FORWARD and first)
         needed = what is not Pass.WEIGHT and not kept
         prefetch = self.request.runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
         exchange = self.exchange
-        distinct = {id(p): p for p in programs}  # a repeated block is the same object each time
+        distinct = {id(p): p for p in programs}  # all repetitions of a block are the same object
         runs = {key for key, p in distinct.items() if what is Pass.FORWARD or p.backward}
         gathered = {key: exchange.gather(p) if needed and key in runs else [] for key, p in distinct.items()}
         reduced = {key: exchange.gradients(p.dense_parameters, p.expert_parameters) for key, p in distinct.items()}
@@ -230,7 +233,7 @@ class Layout:
         return pieces
 
     def _squeezed(self, parameters: float) -> list[Item]:
-        """Compress gradients before their exchange; they are expanded after each exchange, or once at the end."""
+        """Compresses gradients before their exchange. They are expanded after each exchange, or once at the end."""
         return self.exchange.squeezed(parameters) if self.syncs_always else self.exchange.squeeze(parameters)
 
     def finish(self, stage: int) -> list[Piece]:
@@ -281,7 +284,7 @@ class Layout:
 
 
 def _parameters(programs: list[BlockProgram]) -> tuple[float, float]:
-    """The number of parameters that every replica holds, and of those sharded with the experts."""
+    """The numbers of trained parameters outside and inside the experts."""
     return sum(p.dense_parameters for p in programs), sum(p.expert_parameters for p in programs)
 
 
@@ -291,4 +294,4 @@ _NAMES: Final = {
     Pass.INPUT: (Category.BACKWARD, "backward of inputs"),
     Pass.WEIGHT: (Category.BACKWARD, "backward of weights"),
 }
-"""What a pass counts as, and what a segment of it is called."""
+"""The category of each pass, and the label of its segments."""

@@ -1,9 +1,9 @@
-"""Memory of one rank: what it holds when it holds most.
+"""Peak memory of one rank.
 
-Weights, gradients and optimizer states follow ZeRO's shares (Rajbhandari et al. 2020, arXiv:1910.02054); activations
-are the tensors that autograd keeps, as captured, for every microbatch in flight (Korthikanti et al. 2022,
-arXiv:2205.05198, give the closed form for transformers). The schedule is walked slot by slot: what a forward keeps
-lives until its backward, and the pass that runs needs something on top.
+Weights, gradients and optimizer states follow ZeRO's shares (Rajbhandari et al. 2020, arXiv:1910.02054). Activations
+are the tensors that autograd keeps in the captured graph, for every microbatch in flight (Korthikanti et al. 2022,
+arXiv:2205.05198, give the closed form for transformers). The schedule is walked slot by slot: the tensors that a
+forward keeps stay until its backward, and the running pass needs working memory in addition.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one rank at its peak, by component; ``parts`` says what each component is made of.
+    """Bytes of one rank at its peak, by component; ``parts`` divides each component further.
 
-    ``host`` has, by part, what the rank keeps in the memory of its host.
+    ``host`` has the bytes that the rank keeps in the memory of its host, by part.
     """
 
     weights: float
@@ -45,17 +45,17 @@ class Memory:
 
     @property
     def states(self) -> float:
-        """What a step reads and updates, whatever the batch: weights, gradients, optimizer states."""
+        """Bytes that do not depend on the batch: weights, gradients, optimizer states."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def tensors(self) -> float:
-        """What the framework's own allocator counts: all but context, communicators and fragmentation."""
+        """Bytes that the framework's own allocator counts: all but context, communicators and fragmentation."""
         return self.states + self.activations
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Bytes of all components."""
         return self.tensors + self.other
 
     def measured(self, share: float) -> Memory:
@@ -73,11 +73,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One slot of a stage's schedule when it holds most: bytes of activations.
+    """The fullest moment of one slot of a stage's schedule: bytes of activations.
 
-    ``kept`` waits for backward, ``working`` is what block number ``block`` of the chunk needs on top. ``in_flight`` is
-    how many microbatches of each chunk are between forward and backward, the slot's own among them; ``waiting`` how
-    many are done but for the gradients of their weights.
+    ``kept`` bytes wait for backward; block number ``block`` of the chunk needs ``working`` bytes in addition.
+    ``in_flight`` counts the microbatches of each chunk that are between forward and backward, with the slot's own.
+    ``waiting`` counts those that lack only the gradients of their weights.
     """
 
     index: int
@@ -104,11 +104,10 @@ def memory_of(
     ahead: bool = False,
     optimizer: bool = True,
 ) -> Memory:
-    """Peak memory of a rank that holds ``chunks`` of blocks and runs slots of them in order.
+    """Peak memory of a rank that holds ``chunks`` of blocks and runs their slots in order.
 
-    ``codes`` are its slots, as :class:`traincast.strategy.schedules.skeleton.Skeleton` has them.
-    ``ahead`` says whether its host runs ahead of the device (see :func:`runs_ahead`), ``optimizer`` whether weights are
-    updated at all.
+    ``codes`` are its slots, encoded as in :class:`traincast.strategy.schedules.skeleton.Skeleton`.
+    ``ahead``: its host runs ahead of the device (see :func:`runs_ahead`). ``optimizer``: the step updates weights.
     """
     states = states_of(chunks, strategy=strategy, runtime=runtime, precision=precision, optimizer=optimizer)
     kept, working = _most(chunks, codes, strategy=strategy)
@@ -128,7 +127,7 @@ def memory_of(
 
 
 def reported(memories: Sequence[Memory], runtime: Runtime) -> float:
-    """Bytes that the framework's log says of a run: its allocator's count on the rank it writes from."""
+    """Bytes that the framework's log shows for a run: its allocator's counter, on the rank that the runtime reports."""
     counts = [
         m.tensors + (m.parts.get("fragmentation", 0.0) if runtime.counter == "reserved" else 0.0) for m in memories
     ]
@@ -174,7 +173,7 @@ def states_of(
 
 
 def _fixed(programs: Sequence[BlockProgram], *, strategy: Strategy) -> tuple[float, float]:
-    """Bytes of frozen weights, which ZeRO 3 shards like all parameters, and of buffers, which it does not."""
+    """Bytes of frozen weights, which ZeRO-3 shards like all parameters, and of buffers, which it does not shard."""
     named = {fixed.name: fixed for p in programs for fixed in p.fixed if fixed.name}
     beside = [*named.values(), *(fixed for p in programs for fixed in p.fixed if not fixed.name)]
     dense = sum(p.frozen.stored for p in programs) + sum(f.nbytes for f in beside if not f.buffer)
@@ -186,7 +185,7 @@ def _fixed(programs: Sequence[BlockProgram], *, strategy: Strategy) -> tuple[flo
 
 
 def _gathered(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Runtime, precision: Precision) -> float:
-    """Sharded weights, gathered in the dtype of the products: blocks at work and ahead, or all where they stay."""
+    """Bytes of gathered weights, in the dtype of the products: running and prefetched blocks, or all if they stay."""
     if strategy.zero < 3 or (strategy.shard or strategy.dp * strategy.cp) == 1:
         return 0.0
     ahead = runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
@@ -195,7 +194,7 @@ def _gathered(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: 
 
 
 def _copies(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Runtime, precision: Precision) -> float:
-    """Gradients as backward writes them, where they are not what is kept: sums in a wider dtype, or sharded ones."""
+    """Bytes of gradients that backward writes before they are summed in a wider dtype or sharded; else 0."""
     written = precision.activations.nbytes
     if strategy.zero == 3:
         return max((p.num_parameters for p in programs), default=0.0) * written
@@ -211,9 +210,11 @@ def _copies(programs: Sequence[BlockProgram], *, strategy: Strategy, runtime: Ru
 
 
 def runs_ahead(stages: Sequence[Sequence[Sequence[BlockProgram]]], *, inside_node: bool) -> list[bool]:
-    """Which stages' hosts run ahead of their devices: those that do not set the pace of the pipeline.
+    """For each stage, whether its host runs ahead of its device.
 
-    The stage with the most layers does, where there is one; with a tensor group across nodes all wait for the network.
+    In a pipeline, every host does except that of the stage with the most layers, which sets the pace; if several
+    stages have the most layers, none sets it. If tensor groups cross nodes (not ``inside_node``), all stages wait for
+    the network and no host runs ahead.
     """
     if len(stages) == 1:
         return [True]
@@ -228,10 +229,10 @@ def _largest(chunks: Sequence[Sequence[BlockProgram]]) -> float:
 
 
 def buffers_of(largest: _Number, *, ahead: Any, runtime: Runtime) -> dict[str, Any]:
-    """Bytes that a framework's allocator counts beside the tensors of the graph, of one stage or of an array of stages.
+    """Bytes that a framework's allocator counts beyond the tensors of the graph, for one stage or an array of stages.
 
-    A host that is ``ahead`` of its device has as many launches in the queue as fit there. The tensors that the
-    collectives among them read or write, up to ``largest`` bytes each, cannot be reused before these have run.
+    A host that is ``ahead`` of its device fills the queue of launches. The tensors of the collectives in that queue,
+    up to ``largest`` bytes each, cannot be reused before the collectives have run.
     """
     return {
         "held for collectives": runtime.held_collectives * largest * ahead,
@@ -245,9 +246,9 @@ def measured_other(other: _Number, total: _Number, share: float) -> Any:
 
 
 def other_of(tensors: _Number, *, strategy: Strategy, runtime: Runtime) -> dict[str, Any]:
-    """Bytes that the device holds and the framework's allocator does not count, or counts and cannot use.
+    """Bytes that the device holds but the framework's allocator does not count or cannot use, by part.
 
-    ``tensors`` is what it does count: a number, or an array of them.
+    ``tensors`` are the bytes that the allocator counts: a number or an array.
     """
     axes = (strategy.dp, strategy.tp, strategy.pp, strategy.cp, strategy.ep)
     return {
@@ -259,9 +260,9 @@ def other_of(tensors: _Number, *, strategy: Strategy, runtime: Runtime) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassMemory:
-    """One pass of a chunk: where it holds most, what it keeps by then and needs on top, and what it leaves behind.
+    """One pass of a chunk: the block at its fullest moment, bytes kept and working by then, and bytes left afterwards.
 
-    Kept bytes are counted from those when the pass begins.
+    Kept and left bytes are relative to those at the beginning of the pass.
     """
 
     kept: float
@@ -271,7 +272,7 @@ class PassMemory:
 
 
 def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: Strategy) -> tuple[float, float]:
-    """Activations kept, and needed on top, in the slot in which a stage holds most."""
+    """Bytes of activations kept, and of working memory, in the fullest slot of a stage."""
     if not len(codes):
         return 0.0, 0.0
     nothing = PassMemory(kept=0.0, working=0.0, block=0, leaves=0.0)
@@ -284,10 +285,10 @@ def _most(chunks: Sequence[Sequence[BlockProgram]], codes: Ints, *, strategy: St
 
 
 def kept_in_slots(kept: Any, leaves: Any) -> Any:
-    """Bytes kept at the fullest moment of each slot of a stage: what the slots before left behind, and its own.
+    """Bytes kept at the fullest moment of each slot of a stage: those left by earlier slots, and the slot's own.
 
-    ``kept`` is what each slot's pass keeps by then, ``leaves`` what it leaves behind (less than zero if it frees more).
-    Plain Python and Numba both run this.
+    ``kept`` are the bytes that each slot's pass keeps by then, ``leaves`` those that it leaves (negative if it frees
+    more). Plain Python and Numba both run this.
     """
     before = np.zeros(len(kept))
     before[1:] = np.cumsum(leaves)[:-1]
@@ -295,7 +296,7 @@ def kept_in_slots(kept: Any, leaves: Any) -> Any:
 
 
 def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy) -> Iterator[Step]:
-    """Activations along a stage's slots, in order."""
+    """The activations in each slot of a stage, in order."""
     passes = [passes_of(footprints_of(chunk), offloaded="activations" in strategy.offload) for chunk in chunks]
     every = [passes[slot.chunk][slot.what] for slot in slots]
     kept = kept_in_slots(np.array([now.kept for now in every]), np.array([now.leaves for now in every]))
@@ -316,23 +317,23 @@ def walk(chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, str
 
 
 def footprints_of(programs: Sequence[BlockProgram]) -> Floats:
-    """What blocks keep, need on top forward and backward, and still need for their weights: one row each."""
+    """One row per block, in bytes: kept, working in forward, working in backward, deferred for gradients of weights."""
     distinct = {id(p): p.footprint for p in programs}
     rows = {key: (f.saved, f.forward, f.backward, f.deferred) for key, f in distinct.items()}
     return np.array([rows[id(p)] for p in programs]).reshape(-1, 4)
 
 
 def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
-    """A chunk's passes: forward keeps more block by block, backward lets go block by block from the end.
+    """The memory of each pass of a chunk: forward keeps more with each block, backward frees block by block.
 
-    Activations that go to the host stay only while their own block runs, and the next block's while they come back.
+    ``offloaded`` activations stay on the device only while their own block runs, and while the next block's return.
     """
     kept, forward, backward, later = footprints.T
     saved, deferred = (np.zeros_like(kept), np.zeros_like(kept)) if offloaded else (kept, later)
     moving = kept - saved
     so_far = np.cumsum(saved)
     total, weights = float(saved.sum()), float(deferred.sum())
-    below = so_far - total  # of a block that runs backward, and of those before it
+    below = so_far - total  # kept by the block that runs backward and by the blocks before it
     after = weights - np.cumsum(deferred)
     return {
         Pass.FORWARD: _fullest(so_far, forward + moving, leaves=total),
@@ -343,7 +344,7 @@ def passes_of(footprints: Floats, *, offloaded: bool) -> dict[Pass, PassMemory]:
 
 
 def _fullest(kept: Floats, working: Floats, *, leaves: float) -> PassMemory:
-    """The moment of a pass, kept and working of each block, that holds most."""
+    """The fullest moment of a pass; ``kept`` and ``working`` have one entry per block."""
     if not len(kept):
         return PassMemory(kept=0.0, working=0.0, block=0, leaves=leaves)
     block = int(np.argmax(kept + working))

@@ -1,4 +1,4 @@
-"""Memory along a stage's schedule, and the tensors that make its peak."""
+"""Memory of a stage over its schedule, and the tensors that are alive at its peak."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a rank holds while one slot runs, at the most: bytes by component."""
+    """The largest number of bytes that a rank holds while one slot runs, by component."""
 
     index: int
     label: str
@@ -36,7 +36,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Tensors of one operator that are alive at the peak: all their bytes, and of how many microbatches."""
+    """Tensors of one operator that are alive at the peak: their total bytes, and the number of their microbatches."""
 
     label: str
     nbytes: float
@@ -46,7 +46,7 @@ class Holder:
 def memory_timeline(
     chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, memory: Memory, strategy: Strategy
 ) -> list[Moment]:
-    """Memory while each of a stage's slots runs; ``memory`` is the stage's peak, whose states never change."""
+    """The memory in each slot of a stage; ``memory`` is the stage's peak, which has the states' constant bytes."""
     steps = list(walk(chunks, slots, strategy=strategy))
     peak = max((step.peak for step in steps), default=0.0)
     beside = memory.activations - peak
@@ -67,7 +67,7 @@ def _label(slot: Slot, chunks: int) -> str:
 def holders(
     chunks: Sequence[Sequence[BlockProgram]], slots: Sequence[Slot], *, strategy: Strategy, most: int = 10
 ) -> list[Holder]:
-    """The largest activations at the peak of a stage, by operator, layers of a kind taken together."""
+    """The largest activations at the peak of a stage, at most ``most``, by operator; repeated layers are added up."""
     fullest = max(walk(chunks, slots, strategy=strategy), key=lambda step: step.peak, default=None)
     if fullest is None:
         return []
@@ -77,7 +77,7 @@ def holders(
 
 
 def _alive(chunks: Sequence[Sequence[BlockProgram]], step: Step, strategy: Strategy) -> Iterator[Holder]:
-    """What is kept at ``step``: of the microbatch that runs, up to its block; of the others in flight, everything."""
+    """The tensors kept at ``step``: of the running microbatch up to its block, and of all others in flight."""
     if "activations" in strategy.offload:
         return
     for number, chunk in enumerate(chunks):

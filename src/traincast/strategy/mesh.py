@@ -1,9 +1,9 @@
-"""The mesh of ranks: which ranks form a group along an axis, and which links such a group crosses.
+"""The mesh of ranks: which ranks form a group along an axis, and which links that group crosses.
 
-Ranks are numbered with the tensor axis fastest, then context, data and pipeline, so that tensor
-groups share a node where they can (the order of Megatron-LM). The ranks of a stage are cut a second time for experts
-(``etp`` fastest, then ``ep``, then ``edp``: the replicas of an expert), and its replicas a third time for sharded
-states (``shard`` fastest, then ``copies``).
+Ranks are numbered with the tensor axis fastest, then context, data and pipeline, so that tensor groups share a node
+if possible (the order of Megatron-LM). The ranks of a stage are also divided for experts (``etp`` fastest, then
+``ep``, then ``edp``: the replicas of an expert), and its replicas for sharded states (``shard`` fastest, then
+``copies``).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
 
 
 class Group(enum.IntEnum):
-    """The ranks that take part in a task together: all that differ only in their place along ``axes``.
+    """Ranks that take part in a task together: all ranks that differ only in their coordinates along ``axes``.
 
-    ``between_replicas`` says that the group exchanges gradients or shards of states, which travel on the data stream;
-    traffic of the other groups is part of a block's work.
+    ``between_replicas``: the group exchanges gradients or shards of states, on the data stream. The traffic of other
+    groups is part of a block's work.
     """
 
     RANK = 0, ()  # one rank
     TENSOR = 1, ("tp",)
     CONTEXT = 2, ("cp",)
-    EXPERT = 3, ("ep",)  # ranks that share out the experts
+    EXPERT = 3, ("ep",)  # ranks that divide the experts among them
     EXPERT_TENSOR = 4, ("etp",)  # ranks that share an expert
     DATA = 5, ("dp", "cp"), True  # data and context ranks share gradients
     SHARD = 6, ("shard",), True  # replicas that share the states of one replica
@@ -46,7 +46,7 @@ class Group(enum.IntEnum):
     between_replicas: bool
 
     def __new__(cls, number: int, axes: tuple[Axis, ...] = (), between_replicas: bool = False) -> Self:
-        """A member is its number, with its axes."""
+        """A member is an integer that also has ``axes`` and ``between_replicas``."""
         member = int.__new__(cls, number)
         member._value_ = number
         member.axes = axes
@@ -56,14 +56,14 @@ class Group(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How the groups along some axes are placed: size, nodes that each crosses, groups that share a node's NICs."""
+    """How the groups along some axes are placed: ranks and nodes of each, and how many groups share a node's NICs."""
 
     num_ranks: int
     num_nodes: int
     sharing: int
 
     def collective(self, kind: CollectiveKind, nbytes: float) -> Collective:
-        """A collective of such a group."""
+        """A collective of one of these groups."""
         return Collective(
             kind=kind, nbytes=nbytes, num_ranks=self.num_ranks, num_nodes=self.num_nodes, sharing=self.sharing
         )
@@ -89,7 +89,7 @@ class Mesh:
 
     @classmethod
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
-        """Place ``strategy`` on ``cluster``, which must have exactly as many devices as ranks are asked for.
+        """Places ``strategy`` on ``cluster``; raises :class:`StrategyError` unless there is one device per rank.
 
         Nodes that hold only parameter servers do not count.
         """
@@ -150,7 +150,7 @@ class Mesh:
 
     @property
     def num_ranks(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     def rank(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
@@ -158,11 +158,11 @@ class Mesh:
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
     def coordinate(self, rank: int, axis: Axis) -> int:
-        """Where ``rank`` stands along ``axis``."""
+        """The coordinate of ``rank`` along ``axis``."""
         return rank // self.stride(axis) % self.degree(axis)
 
     def group(self, rank: int, *axes: Axis) -> npt.NDArray[np.int64]:
-        """All ranks that share with ``rank`` every coordinate but those along ``axes``."""
+        """All ranks that have the coordinates of ``rank`` except along ``axes``."""
         members = np.array([rank], dtype=np.int64)
         for axis in axes:
             base = members - self.coordinate(rank, axis) * self.stride(axis)
@@ -170,9 +170,9 @@ class Mesh:
         return np.sort(members)
 
     def span(self, *axes: Axis) -> Span:
-        """How groups along ``axes`` are placed; the group of rank 0 stands for all.
+        """How the groups along ``axes`` are placed; the group of rank 0 represents all.
 
-        ``sharing`` is how many such groups have members on one node: they use its NICs together.
+        ``sharing`` is the number of these groups that have members on one node and so share its NICs.
         """
         return _span(self, axes)
 
@@ -183,13 +183,13 @@ def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
     if strategy.server_nodes < hosts:
         names = "+".join(f"{host.name}:{host.num_nodes}" for host in cluster.hosts)
         raise StrategyError(
-            f"server_nodes={strategy.server_nodes} with {names}: only parameter servers can stand on nodes without "
-            f"accelerators; set servers and server_nodes={hosts}, or leave these nodes out"
+            f"server_nodes={strategy.server_nodes} with {names}: only parameter servers can run on nodes without "
+            f"accelerators; set servers and server_nodes={hosts}, or leave out these nodes"
         )
     if strategy.server_nodes >= cluster.num_nodes + hosts:
         raise StrategyError(
             f"server_nodes={strategy.server_nodes}, but {cluster.name} has {cluster.num_nodes + hosts} nodes in all "
-            "and workers need one at least; use more nodes, or fewer server_nodes"
+            "and workers need at least one; use more nodes, or fewer server_nodes"
         )
     return cluster.split(strategy.server_nodes)[0]
 

@@ -1,4 +1,4 @@
-"""Numeric precision: which dtype each tensor of a captured (fp32) operator really has."""
+"""Numeric precision: the dtype of each tensor of an operator, which was captured in fp32."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LINEAR: Final = frozenset({OpKind.GEMM, OpKind.GROUPED_GEMM})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Where each dtype is used.
+    """The dtype of each kind of tensor.
 
-    ``products`` is what matrix products compute in, ``linear`` what the weight products of linear
-    layers compute in, ``activations`` and ``weights`` are how those are stored during the step;
-    ``master`` weights and optimizer states are extra copies that the optimizer keeps.
+    Matrix products compute in ``products``, those of linear layers with their weights in ``linear``. ``activations``
+    and ``weights`` are stored in these dtypes during the step. ``master`` is the dtype of the optimizer's extra copy of
+    the weights (None: no copy), ``states`` that of its states.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Precision:
     states: DType = DType.FP32
 
     def apply(self, op: Operator) -> Operator:
-        """``op`` with the dtypes this precision gives its floating-point tensors."""
+        """``op`` with its floating-point tensors in the dtypes of this precision."""
         if op.phase is Phase.OPTIMIZER:
             return self._optimizer(op)
         if op.kind is OpKind.LOSS or "log_softmax" in op.name:
-            return op  # the loss is computed in fp32, whatever the rest is
+            return op  # the loss is always computed in fp32
         compute = self.linear if op.kind in _LINEAR else self.products
         inside = compute if op.kind in _PRODUCTS or op.kind is OpKind.ATTENTION else self.activations
         if inside.nbytes < 2 and op.kind is OpKind.ATTENTION:
@@ -50,7 +50,7 @@ class Precision:
         )
 
     def _optimizer(self, op: Operator) -> Operator:
-        """An update reads the gradient, reads and writes master weights and states, writes the weights."""
+        """The update: reads the gradient, reads and writes master weights and states, writes the weights."""
         shape = op.parameters[0]
         states = len(op.inputs) - 2
         kept = [
@@ -61,15 +61,15 @@ class Precision:
         return replace(op, inputs=(_cast(shape, self.gradients), *kept), outputs=tuple(written))
 
     def weight_bytes(self, numel: float) -> float:
-        """Bytes of weights held during the step."""
+        """Bytes of ``numel`` weights during the step."""
         return numel * self.weights.nbytes
 
     def gradient_bytes(self, numel: float) -> float:
-        """Bytes of gradients."""
+        """Bytes of the gradients of ``numel`` weights."""
         return numel * self.gradients.nbytes
 
     def optimizer_bytes(self, numel: float, states: int) -> float:
-        """Bytes of optimizer states and master weights."""
+        """Bytes of the optimizer's ``states`` per weight, and of master weights, for ``numel`` weights."""
         return numel * (states * self.states.nbytes + (self.master.nbytes if self.master else 0.0))
 
 
@@ -103,7 +103,7 @@ def _full(name: str, products: DType) -> Precision:
 
 
 def _amp(name: str, half: DType) -> Precision:
-    """Automatic mixed precision: fp32 weights and gradients, products and activations in half."""
+    """Automatic mixed precision: weights and gradients in fp32, products and activations in ``half``."""
     return replace(_full(name, half), activations=half)
 
 
@@ -120,7 +120,7 @@ PRECISIONS: Final[dict[str, Precision]] = {
 
 
 def load_precision(name: str) -> Precision:
-    """The precision of that name."""
+    """The precision called ``name``; raises :class:`UnknownNameError` if there is none."""
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, PRECISIONS)
     return PRECISIONS[name]

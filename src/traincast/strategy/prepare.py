@@ -1,6 +1,6 @@
 """The first half of lowering: programs of blocks, pieces of the model, slots of the schedule; and the memory they need.
 
-Programs depend on few settings of a strategy. They are cached, and strategies that agree in these settings share them.
+Programs depend on few settings of a strategy. They are cached and shared by strategies with equal settings.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Request:
 
 
 def for_workers(request: Request) -> Request:
-    """``request`` on the nodes that run ranks: without those that hold only parameter servers."""
+    """``request`` on the nodes that run ranks, without nodes that hold only parameter servers."""
     if not request.strategy.server_nodes and not request.cluster.hosts:
         return request
-    Mesh.of(request.strategy, request.cluster)  # refuses with the numbers of the whole
+    Mesh.of(request.strategy, request.cluster)  # if this refuses, its message counts all nodes
     cluster = workers_of(request.cluster, request.strategy)
     return replace(request, cluster=cluster, strategy=replace(request.strategy, server_nodes=0))
 
@@ -69,9 +69,10 @@ def _fused(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a plan and its memory are made from.
+    """The inputs of a plan and of its memory.
 
-    ``pieces`` are the parts of the model in order, each a stage's chunk; the routes of ``slots`` say where they stand.
+    ``pieces`` are the parts of the model in order; each is one chunk of a stage. The routes of ``slots`` assign pieces
+    to stages.
     """
 
     mesh: Mesh
@@ -92,7 +93,7 @@ class Prepared:
 
 
 def prepare(request: Request) -> Prepared:
-    """Check ``request`` and make what its plan and its memory are made from."""
+    """Checks ``request`` and makes the inputs of its plan and its memory; raises :class:`StrategyError`."""
     strategy = request.strategy
     check_request(request)
     mesh = Mesh.of(strategy, request.cluster)
@@ -112,7 +113,7 @@ def prepare(request: Request) -> Prepared:
 
 
 def kept_precision(request: Request) -> Precision:
-    """The precision of a request, with gradients in the dtype that its runtime keeps them in."""
+    """The precision of a request, with the runtime's dtype of gradients if it sets one."""
     precision, runtime = request.precision, request.runtime
     if runtime.gradient_dtype and precision.master is not None:
         return replace(precision, gradients=DType(runtime.gradient_dtype))
@@ -143,7 +144,7 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
 
 
 def layers_of(graph: OperatorGraph) -> int:
-    """Blocks that pipeline stages share out: repeated ones if they carry most of the work, else all."""
+    """The number of blocks to divide among pipeline stages: repeated ones if they have most of the work, else all."""
     work = [sum(graph.operators[i].flops for i in block.forward) * block.count for block in graph.blocks]
     repeated = [block.repeated for block in graph.blocks]
     mostly = sum(w for w, r in zip(work, repeated, strict=True) if r) > 0.5 * sum(work)
@@ -155,11 +156,12 @@ def _repeated(builder: ProgramBuilder) -> list[int]:
 
 
 def chunks_of(strategy: Strategy) -> int:
-    """Chunks of layers that a stage holds."""
+    """The number of chunks of layers of a stage; raises :class:`StrategyError` if the schedule has another number."""
     chunks = load_schedule(strategy.schedule).chunks or strategy.virtual_stages
     if strategy.virtual_stages not in (1, chunks):
         raise StrategyError(
-            f"virtual_stages={strategy.virtual_stages}: {strategy.schedule} always has {chunks}; leave it out"
+            f"virtual_stages={strategy.virtual_stages}: {strategy.schedule} always has {chunks}; leave out "
+            "virtual_stages"
         )
     return chunks
 
@@ -171,7 +173,7 @@ def cut_pieces(
     num_pieces: int,
     costs: Sequence[float],
 ) -> list[Stage]:
-    """The pieces of the model, which refer to ``programs``; ``costs`` are the rough seconds of its blocks."""
+    """The pieces of the model, as indices into ``programs``; ``costs`` are relative times of its blocks."""
     cluster, strategy = request.cluster, request.strategy
     blocks = len(builder.graph.blocks)
     pieces = cut_stages(
@@ -190,12 +192,12 @@ _WAITED: Final[tuple[Axis, ...]] = tuple(a for group in Group if not group.betwe
 
 
 def _of_programs(strategy: Strategy) -> Strategy:
-    """The strategy with every setting that programs do not depend on at its default: the key of their cache."""
+    """The key of the cache of programs: the strategy, with settings that do not affect programs at their defaults."""
     group = strategy.ep * strategy.expert_tp
     spread = strategy.ep > 1 or strategy.expert_tp != strategy.tp
     return replace(
         strategy,
-        dp=group // math.gcd(group, strategy.tp * strategy.cp) if spread else 1,  # as few as make a group of experts
+        dp=group // math.gcd(group, strategy.tp * strategy.cp) if spread else 1,  # the smallest that fits a group
         cp=strategy.cp,
         pp=min(strategy.pp, 2),
         virtual_stages=1,
@@ -246,7 +248,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
 
 
 def _of_made(strategy: Strategy) -> Strategy:
-    """The strategy with every setting that works do not depend on at its default."""
+    """The strategy, with settings that do not affect works at their defaults."""
     return replace(strategy, pp=1, num_microbatches=1, recompute="none", offload=())
 
 
@@ -266,7 +268,7 @@ def _shared_out(graph: OperatorGraph, strategy: Strategy) -> dict[int, Region]:
 
 
 def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list[Stage]:
-    """Give every repeated block but each n-th the program that keeps its activations."""
+    """Gives every repeated block the program without recomputation, except each n-th."""
     kept = {number: len(builder.graph.blocks) + n for n, number in enumerate(_repeated(builder))}
     result, layer = [], 0
     for piece in pieces:
@@ -279,20 +281,20 @@ def _some_kept(builder: ProgramBuilder, pieces: list[Stage], every: int) -> list
 
 
 def exchanged_parts(request: Request, prepared: Prepared) -> list[tuple[BlockProgram, float]]:
-    """The programs of all blocks in the order of forward, each with the bytes of gradients that it exchanges."""
+    """The programs of all blocks in forward order, each with the bytes of gradients that it exchanges."""
     programs = [prepared.programs[b] for piece in prepared.pieces for b in piece.blocks]
     return [(p, prepared.precision.gradient_bytes(p.num_parameters) * request.strategy.compression) for p in programs]
 
 
 def need_only(request: Request) -> MemoryNeed:
-    """The memory that ``request`` needs of devices and hosts, without laying out a plan."""
+    """The memory that ``request`` needs on devices and hosts, without laying out a plan."""
     memories = memory_by_stage(request, prepare(request))
     return need_of(memories, strategy=request.strategy, runtime=request.runtime, cluster=request.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDetail:
-    """The fullest stage, what it holds while each of its slots runs, and the tensors alive at its peak."""
+    """The fullest stage, its memory in each of its slots, and the tensors alive at its peak."""
 
     stage: int
     moments: list[Moment]
@@ -300,7 +302,7 @@ class MemoryDetail:
 
 
 def memory_in_detail(request: Request, prepared: Prepared, memory: Sequence[Memory]) -> MemoryDetail:
-    """Memory of the fullest stage over its schedule; ``memory`` is that of all stages."""
+    """Memory of the fullest stage over its schedule; ``memory`` has the peak of each stage."""
     stage = max(range(len(memory)), key=lambda s: memory[s].total)
     held, slots = prepared.held(stage), prepared.slots.order[stage]
     return MemoryDetail(
@@ -340,7 +342,7 @@ def memory_by_stage(request: Request, prepared: Prepared) -> tuple[Memory, ...]:
 
 
 def check_request(request: Request) -> None:
-    """Raise :class:`StrategyError` for a request that no schedule and no mesh can run."""
+    """Raises :class:`StrategyError` for a request that its schedule or its mesh cannot run."""
     strategy = request.strategy
     passes = 2 * strategy.num_microbatches * strategy.pp * strategy.virtual_stages
     if passes > _MAX_PASSES:
@@ -356,17 +358,18 @@ def check_request(request: Request) -> None:
         )
     if request.strategy.cp > 1 and request.graph.tokens_per_sample % request.strategy.cp:
         raise StrategyError(
-            f"cp={request.strategy.cp} does not divide the sequence of {request.graph.tokens_per_sample} tokens"
+            f"cp={request.strategy.cp} does not divide the sequence of {request.graph.tokens_per_sample} tokens; "
+            "choose a divisor"
         )
     if request.strategy.sequence_parallel and request.graph.tokens_per_sample % request.strategy.tp:
         raise StrategyError(
-            f"sequence_parallel with tp={request.strategy.tp} does not divide the sequence of "
-            f"{request.graph.tokens_per_sample} tokens"
+            f"sequence_parallel: tp={request.strategy.tp} does not divide the sequence of "
+            f"{request.graph.tokens_per_sample} tokens; choose a divisor, or leave out sequence_parallel"
         )
 
 
 def rough_seconds(request: Request, builder: ProgramBuilder, programs: Sequence[BlockProgram]) -> list[float]:
-    """Relative times of the blocks, for cutting stages: a bare roofline is enough to compare blocks."""
+    """Approximate seconds of the blocks, for cutting stages: a simple roofline is enough to compare blocks."""
     device = request.cluster.device
 
     def seconds(op: Operator) -> float:

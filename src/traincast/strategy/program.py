@@ -1,7 +1,7 @@
-"""What one rank does in each block of the model: its works in order, and what it holds in memory.
+"""The program of a block: the works that one rank runs in order, and the memory that it holds.
 
-A block's program is the same for every repetition of the block and every microbatch, so it is made once, by
-:class:`traincast.strategy.program_builder.ProgramBuilder`.
+A program is the same for every repetition of the block and every microbatch, so
+:class:`traincast.strategy.program_builder.ProgramBuilder` makes it once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from traincast.work import Launch, Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """Works that a communication runs behind, and how: see :class:`traincast.strategy.plan.Overlap`."""
+    """The works that a communication overlaps with; see :class:`traincast.strategy.plan.Overlap`."""
 
     works: tuple[Work, ...]
     share: float = 1.0
@@ -27,10 +27,11 @@ class Behind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One work in line, the launches it needs on the host, and what to call it.
+    """One work of a program, its launches on the host, and its label.
 
-    ``core`` marks the core of attention, which selective recomputation runs again; ``weight`` what makes gradients of
-    weights only, which may run later than the rest of backward. With ``behind``, only what others do not hide counts.
+    ``core`` marks the core of attention, which selective recomputation runs again. ``weight`` marks works that only
+    make gradients of weights; they may run later than the rest of backward. With ``behind``, only the part of the work
+    that does not overlap counts.
     """
 
     work: Work
@@ -44,11 +45,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockProgram:
-    """What one rank does in one block, for one microbatch.
+    """The works and the memory of one rank in one block, for one microbatch.
 
-    ``num_parameters`` are those it trains, ``expert_parameters`` those of them that are shared out with the experts;
-    ``frozen`` and ``frozen_experts`` are those it holds and does not train, ``fixed`` its buffers and whatever else a
-    rank holds once for several blocks. ``footprint`` is what its passes hold, ``boundary_bytes`` go to the next block.
+    The rank trains ``num_parameters`` parameters, of which ``expert_parameters`` belong to experts. ``frozen`` and
+    ``frozen_experts`` are the parameters that it holds without training them. ``fixed`` are its buffers, and frozen
+    parameters that it holds once for several blocks. ``footprint`` is the memory of its passes. ``boundary_bytes``
+    bytes go to the next block.
     """
 
     scope: str
@@ -73,11 +75,11 @@ class BlockProgram:
         return self.num_parameters - self.expert_parameters
 
     def gathered_bytes(self, per_element: float) -> float:
-        """Bytes of all its parameters once ZeRO-3 has gathered them; trained ones take the given bytes each."""
+        """Bytes of all its parameters when ZeRO-3 has gathered them; a trained one takes ``per_element`` bytes."""
         return self.num_parameters * per_element + self.frozen.gathered + self.frozen_experts.gathered
 
     def items(self, what: Pass) -> tuple[Item, ...]:
-        """What one pass runs."""
+        """The works of one pass, in order."""
         match what:
             case Pass.FORWARD:
                 return self.forward

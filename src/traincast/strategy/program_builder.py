@@ -1,7 +1,7 @@
-"""How a block's program is made: from operators of the graph to the works of one rank.
+"""Makes the program of a block: turns operators of the graph into the works of one rank.
 
-Collectives that compute waits for stand in line (:mod:`traincast.strategy.block_traffic`); gradient traffic is added
-by ``lower``.
+Collectives that compute waits for are part of the program (:mod:`traincast.strategy.block_traffic`); ``lower`` adds
+the traffic of gradients.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramBuilder:
-    """Everything a block's program depends on.
+    """Makes programs of blocks; its fields are all that a program depends on.
 
-    ``spans`` are those of the groups that compute waits for, ``experts`` has the region of every operator of experts
-    that are shared out over ranks. Hosts are ``crowded`` where a pipeline's messages cross nodes. ``made`` is a
-    cache shared by builders that differ only in recomputation, offloading or the number of microbatches.
+    ``spans`` has the groups that compute waits for. ``experts`` maps each operator of experts that are divided among
+    ranks to its region. Hosts are ``crowded`` if the messages of a pipeline cross nodes. ``made`` is a cache shared by
+    builders that differ only in recomputation, offloading or the number of microbatches.
     """
 
     graph: OperatorGraph
@@ -152,8 +152,8 @@ class ProgramBuilder:
         )
 
     def _offloaded(self, nbytes: float, items: list[Item], way: str) -> Item:
-        """Saved tensors on their way to the host or back, while the block's works run."""
-        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # hides other traffic
+        """The copy of saved tensors to the host or back, while the block's works run."""
+        taken = max((i.behind.share for i in items if i.behind), default=0.0)  # other traffic overlaps with this share
         works = tuple(i.work for i in items if isinstance(i.work, Operator))
         behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
         label = f"offload activations {way}"
@@ -165,18 +165,18 @@ class ProgramBuilder:
         )
 
     def _recomputes(self, block: Block) -> Recomputation:
-        """The technique for ``block``: none unless it has a backward and is repeated, or no block of the model is."""
+        """The recomputation of ``block``: "none" if it has no backward, or if only other blocks are repeated."""
         recomputed = block.backward and (block.repeated or not any(b.repeated for b in self.graph.blocks))
         return RECOMPUTATIONS[self.strategy.recompute if recomputed else "none"]
 
     def cut(self, index: int) -> Operator:
-        """One operator as a rank runs it: microbatch, dtype and share applied; names of places dropped."""
+        """One operator as a rank runs it, with microbatch, dtype and share applied, and without its scope."""
         return self.once(("cut", index), lambda: self._cut(index))
 
     def _cut(self, index: int) -> Operator:
         source = self.graph.forward_of[index]
         role = self.sharding.roles[index if source < 0 else source]
-        # The projection to the vocabulary stays in the dtype of other products where the rest are narrower.
+        # The projection to the vocabulary has the dtype of ordinary products even if linear layers use a narrower one.
         precision = replace(self.precision, linear=self.precision.products) if role is Role.VOCAB else self.precision
         op = precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
         region = self.experts.get(index)
@@ -211,7 +211,7 @@ class ProgramBuilder:
                 yield Item(work=work, launches=launches, label=self._label(index, block), weight=weight)
 
     def place(self, index: int, block: Block) -> str:
-        """Where an operator stands, with a star for the number of a repeated block: ``layers.*.mlp.up``."""
+        """The scope of an operator, with a star for the number of a repeated block: ``layers.*.mlp.up``."""
         scope = self.graph.operators[index].scope
         if block.count > 1 and "," not in block.scope and scope.startswith(block.scope):
             parent = block.scope.rpartition(".")[0]
@@ -219,13 +219,13 @@ class ProgramBuilder:
         return scope
 
     def _label(self, index: int, block: Block) -> str:
-        """Where an operator stands and what it is called."""
+        """The scope and the short name of an operator: ``layers.*.mlp.up:mm``."""
         op = self.graph.operators[index]
         scope = self.place(index, block)
         return f"{scope}:{_short(op.name)}" if scope else _short(op.name)
 
     def makes_weight_gradients(self, index: int) -> bool:
-        """Whether a backward operator makes gradients of weights alone: nothing in the block waits for it."""
+        """Whether a backward operator makes only gradients of weights, which nothing in the block waits for."""
         source = self.graph.forward_of[index]
         op = self.graph.operators[index]
         if op.phase is not Phase.BACKWARD or source < 0 or op.parameters:
@@ -277,18 +277,18 @@ class ProgramBuilder:
                 yield from enter_backward(self, enter, block, beside=product_of(self, block.backward[n::-1]))
 
     def _regions(self, block: Block) -> list[Region]:
-        """Experts of the block that are shared out over ranks."""
+        """The expert regions of the block that are divided among ranks."""
         inside = set(block.forward)
         found = {r.scope: r for i, r in self.experts.items() if i in inside}
         return list(found.values())
 
     def works(self, index: int) -> list[Operator]:
-        """The works that a rank runs for an operator: several where attention is not fused."""
+        """The works that a rank runs for an operator: several if attention is not fused, else one."""
         op = self.cut(index)
         return kernels_of(op, self.runtime.attention) if op.kind is OpKind.ATTENTION else [op]
 
     def _accumulate(self, parameters: float) -> list[Item]:
-        """Adding a microbatch's gradients to the sum, unless the weight products do it themselves."""
+        """Adds a microbatch's gradients to their sum; nothing if the weight products do it themselves."""
         if "gradients" in self.runtime.fusions:
             return []
         gradient = TensorSpec((int(parameters),), self.precision.gradients)
@@ -309,7 +309,7 @@ class ProgramBuilder:
         ]
 
     def _cast_weights(self, parameters: float) -> Item:
-        """Mixed precision casts the fp32 weights of a layer when it is used."""
+        """The cast of a layer's fp32 weights, which mixed precision runs whenever the layer is used."""
         weights = TensorSpec((int(parameters),), self.precision.weights)
         work = Operator(
             name="cast_weights",
@@ -322,12 +322,12 @@ class ProgramBuilder:
 
 
 def _graphed(items: list[Item]) -> list[Item]:
-    """Works that one launch of a recorded graph starts."""
+    """``items`` with one launch for all of them, as a recorded CUDA graph has."""
     return [item if n == 0 else replace(item, launches=Launch()) for n, item in enumerate(items)]
 
 
 def _short(name: str) -> str:
-    """A name a person reads: without the prefix and suffix of PyTorch's attention kernels."""
+    """A readable name: without the prefix and suffix of PyTorch's attention kernels."""
     if name.startswith("_scaled_dot_product"):
         return "attention_backward" if name.endswith("backward") else "attention"
     return name.removeprefix("_")

@@ -1,4 +1,4 @@
-"""Changes to a strategy that does not fit: candidates from cheap to expensive, and the choice among those that fit."""
+"""Finds a change that makes a strategy fit: lists candidates from cheap to expensive, and chooses one that fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traincast.units import format_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A strategy that needs less memory than another, and what was changed."""
+    """A changed strategy that should need less memory, and a description of the change."""
 
     description: str
     strategy: Strategy
@@ -23,7 +23,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """The memory that a strategy needs, and the change that makes it fit, if one was found; its seconds if known."""
+    """The memory that a strategy needs, the change that makes it fit (None: none found), and its step time if known."""
 
     need: MemoryNeed
     change: Change | None = None
@@ -34,16 +34,16 @@ class Remedy:
         missing = self.need.shortage()
         if self.change is None or self.changed is None:
             return f"{missing}; no change of one or two settings makes it fit"
-        time = f", {self.step_s:.3g} s a step" if self.step_s is not None else ""
+        time = f", {self.step_s:.3g} s per step" if self.step_s is not None else ""
         host = f" and {format_bytes(self.changed.host)} of host memory per node" if self.changed.host else ""
         return f"{missing}; fits with {self.change.description} ({format_bytes(self.changed.forecast)}{host}{time})"
 
 
 def changes(strategy: Strategy, *, global_batch: int, most_tensor: int = 8) -> Iterator[Change]:
-    """Changes that save memory, from those that cost least time to those that cost most.
+    """Changes that save memory, those that cost least time first.
 
-    Degrees keep their product: what a tensor or pipeline group gains, data parallelism loses. Tensor groups grow up to
-    ``most_tensor`` ranks, those of a node.
+    The product of degrees stays the same: a larger tensor or pipeline group leaves fewer replicas. Tensor groups grow
+    up to ``most_tensor`` ranks, the size of a node.
     """
     yield from _sharding(strategy)
     if strategy.tp > 1 and not strategy.sequence_parallel:
@@ -64,10 +64,10 @@ def find_remedy(
     seconds: Callable[[Strategy], float] | None = None,
     most_tensor: int = 8,
 ) -> Remedy:
-    """The change that makes ``strategy``, which needs ``needed``, fit into devices and hosts.
+    """Finds a change that makes ``strategy``, which needs ``needed``, fit into devices and hosts.
 
-    Of several it is the fastest by ``seconds``, or without ``seconds`` the first. ``need`` returns the memory that a
-    strategy needs; a change for which it raises :class:`StrategyError` is left out.
+    If several changes do, it takes the fastest by ``seconds`` or, without ``seconds``, the first. ``need`` returns the
+    memory that a strategy needs; changes for which it raises :class:`StrategyError` are left out.
     """
     best = Remedy(need=needed)
     if best.need.fits:
@@ -77,7 +77,7 @@ def find_remedy(
         candidates += _less_offloaded(strategy)
     single = _sized(candidates, need)
     best = _fastest(single, best, seconds)
-    if best.change is None:  # what helps most, and one change more
+    if best.change is None:  # try a second change on top of those that save most
         helpful = sorted(single, key=lambda pair: pair[0].load)[:_TWICE]
         best = _fastest(
             _sized(
@@ -96,7 +96,7 @@ def find_remedy(
 
 _MOST_TIMES: Final = 8
 _TWICE: Final = 4
-"""Changes that a second one is tried on where none is enough."""
+"""If no single change is enough, a second one is tried on top of this many."""
 
 
 def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed]) -> list[tuple[MemoryNeed, Change]]:
@@ -113,7 +113,7 @@ def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed])
 def _fastest(
     candidates: list[tuple[MemoryNeed, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
 ) -> Remedy:
-    """The fastest candidate that fits, or without times the first."""
+    """The fastest candidate that fits, or the first if ``seconds`` is None."""
     for changed, change in candidates:
         if not changed.fits:
             continue
@@ -154,7 +154,7 @@ def _recomputation(strategy: Strategy) -> Iterator[Change]:
 
 
 def _less_offloaded(strategy: Strategy) -> Iterator[Change]:
-    """Keep on the devices what the hosts have no room for."""
+    """Offloads less, if the hosts have no room."""
     for name in strategy.offload:
         rest = tuple(other for other in strategy.offload if other != name)
         yield from _made(f"offload={'+'.join(rest)}" if rest else "nothing offloaded", strategy, offload=rest)

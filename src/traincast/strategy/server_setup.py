@@ -1,4 +1,4 @@
-"""Who takes part in training with parameter servers: pieces of the model, workers, servers, and the links between."""
+"""The setup of training with parameter servers: pieces of the model, workers, servers, and the links between them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from traincast.strategy.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of the model whose gradients travel together: seconds of a worker, and bytes of its parameters.
+    """A part of the model whose gradients are sent together: its seconds on a worker, and the bytes of its parameters.
 
-    Pieces stand in the order of forward; backward goes through them from the last to the first. A pass takes what the
-    device computes (``forward_s``, ``backward_s``) or what the host needs to launch it, whichever is longer.
-    ``elsewhere`` is the same piece on devices of the second, third … kind.
+    Pieces are in forward order; backward runs from the last to the first. A pass takes the time in which the device
+    computes (``forward_s``, ``backward_s``) or in which the host launches it, whichever is longer. ``elsewhere`` is the
+    same piece on devices of the second, third … kind.
     """
 
     forward_s: float
@@ -35,18 +35,18 @@ class Piece:
         return self.elsewhere[kind - 1] if kind else self
 
     def computes_s(self, factor: float) -> tuple[float, float]:
-        """Seconds in which the device computes, forward and backward, slowed down by ``factor``."""
+        """Seconds in which the device computes forward and backward, each multiplied by ``factor``."""
         return self.forward_s * factor, self.backward_s * factor
 
     def takes_s(self, factor: float) -> tuple[float, float]:
-        """Seconds that forward and backward take in all."""
+        """Seconds that forward and backward take, launches included, if the device is ``factor`` times slower."""
         forward_s, backward_s = self.computes_s(factor)
         return max(forward_s, self.forward_host_s), max(backward_s, self.backward_host_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNode:
-    """A node: all its NICs as one, the link inside it, and the seconds in which a server there applies a byte."""
+    """A node: all its NICs as one link, the link inside it, and the seconds that a server needs to apply a byte."""
 
     nic: Link
     local: Link
@@ -57,19 +57,19 @@ class ServerNode:
 class ServerSetup:
     """Workers and servers, where they are, and the links between them.
 
-    Workers and servers fill nodes one after the other. Servers have nodes of their own, or stand beside the workers
-    from the first node on. A node with workers has a ``worker_nic``, one with servers alone a
-    ``server_nic``; within a node bytes go over ``local``. ``update_s_per_byte`` is what a server takes to apply a
-    gradient. Where nodes differ, ``nodes`` has these figures for every node. With ``server_nodes``, servers are spread
-    evenly over that many nodes instead of filling them.
+    Workers fill nodes one after the other, and so do servers. Servers have nodes of their own, or share those of the
+    workers from the first node on. A node with workers has a ``worker_nic``, a node with only servers a ``server_nic``;
+    messages inside a node use ``local``. A server applies gradients in ``update_s_per_byte``. If nodes differ,
+    ``nodes`` has these figures for every node. With ``server_nodes``, servers are spread evenly over that many nodes
+    instead of filling them.
 
-    ``sharding``: whole pieces, each to the server that holds least so far (TensorFlow's greedy strategy), or every
-    piece in equal parts over all servers. ``kind_of_worker`` says which kind of device each worker has,
-    ``worker_factors`` how many times longer than usual each computes. ``interference`` is the weight of a message on
-    the device of its worker: while the worker computes, both take 1 + weight times as long.
+    ``sharding``: ``greedy`` gives each piece to the server that holds least so far (TensorFlow's greedy strategy),
+    ``even`` divides every piece equally among all servers. ``kind_of_worker`` is the kind of device of each worker.
+    ``worker_factors``: a worker with factor 1.5 computes 1.5 times slower. ``interference`` is the weight of a message
+    on the device of its worker: while the worker computes, both take 1 + weight times as long.
 
     The starts of asynchronous workers are spread over ``spread`` steps of the fastest worker, run alone. Equal workers
-    that start together would push and pull together for ever, and use their links in one direction at a time.
+    that started together would always push and pull together, and use their links in one direction at a time.
     """
 
     servers: int
@@ -135,14 +135,14 @@ class ServerSetup:
         return first + server // self.servers_per_node
 
     def node(self, number: int) -> ServerNode:
-        """What a node has."""
+        """The links and the speed of a node."""
         if self.nodes:
             return self.nodes[number]
         nic = self.worker_nic if number < self.worker_nodes else self.server_nic
         return ServerNode(nic=nic, local=self.local, update_s_per_byte=self.update_s_per_byte)
 
     def factor(self, worker: int) -> float:
-        """The factor on the time that a worker computes; 1 is the usual time."""
+        """The factor on the computing time of a worker; 1 is the usual time."""
         return self.worker_factors[worker] if self.worker_factors else 1.0
 
     def kind(self, worker: int) -> int:
@@ -151,12 +151,12 @@ class ServerSetup:
 
     @property
     def alike(self) -> bool:
-        """Whether all workers compute at one speed."""
+        """Whether all workers compute at the same speed."""
         return len(set(self.worker_factors)) <= 1 and len(set(self.kind_of_worker)) <= 1
 
 
 def shards(pieces: Sequence[Piece], setup: ServerSetup) -> list[list[tuple[int, float]]]:
-    """For every piece, the servers that hold it, each with the bytes it holds."""
+    """For every piece, the servers that hold it, each with the bytes of its share."""
     if setup.sharding == "even":
         return [
             [(server, piece.nbytes / setup.servers) for server in range(setup.servers)] if piece.nbytes else []
@@ -182,8 +182,8 @@ def setup_on(
 ) -> ServerSetup:
     """Workers and servers of ``strategy`` on ``cluster``, every node with its own links and its own host memory.
 
-    A server reads and writes ``update_bytes`` in its host's memory for each byte of gradients. ``factors`` says how
-    many times longer than usual each worker computes, ``busy_network`` which share of every NIC other jobs use.
+    A server reads and writes ``update_bytes`` bytes of host memory for each byte of gradients. ``factors`` multiply the
+    computing time of each worker. Other jobs use the share ``busy_network`` of every NIC.
     """
     workers = workers_of(cluster, strategy)
     nodes = []

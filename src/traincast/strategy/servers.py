@@ -1,12 +1,12 @@
 """Training with parameter servers: the tasks of some steps of all workers, as input of the event engine.
 
-A worker runs forward and backward. As soon as the gradient of a piece is there it is pushed to the servers that hold
+A worker runs forward and backward. As soon as the gradient of a piece exists, it is pushed to the servers that hold
 the piece's parameters, while backward goes on. Synchronous: a server updates a shard when the pushes of all workers
-have arrived, and all workers pull it. Asynchronous: every push is applied as it arrives, and its worker pulls at once.
-The next forward of a piece needs the pull of its parameters.
+have arrived, and then all workers pull it. Asynchronous: a server applies every push when it arrives, and its worker
+pulls at once. The next forward of a piece needs the pull of its parameters.
 
-Messages between a worker and a server go one after the other, in the order in which they are ready; all that is on
-a link at once shares it. Links send and receive at the same time. What is pushed and what is pulled have the same size.
+Messages between a worker and a server go one after the other, in the order in which they are ready. Messages that are
+on a link at the same time share it. Links send and receive at the same time. A push and its pull have the same size.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ServerRole(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTasks:
-    """Some steps of all workers, as columns of the event engine, and what each task is.
+    """Some steps of all workers as columns of the event engine, with the meaning of each task.
 
-    ``worker`` is -1 for the updates of synchronous training, ``shard`` and ``server`` for computation. Resources are,
-    in this order, what every node sends and receives, what every process (workers, then servers) does within its node,
-    and the devices of the workers.
+    ``worker`` is -1 for the updates of synchronous training; ``shard`` and ``server`` are -1 for computation. Resources
+    are, in this order: the sending and the receiving side of every node's NIC, the same two sides of every process
+    (workers, then servers) inside its node, and the devices of the workers.
     """
 
     duration: Floats
@@ -69,7 +69,10 @@ class ServerTasks:
 
 @dataclass(slots=True)
 class _Step:
-    """The tasks of one step as they are added; edges are (task, what it waits for), in this step and the one before."""
+    """The tasks of one step while it is built.
+
+    An edge is (task, predecessor): of ``edges``, the predecessor is in this step; of ``back``, in the previous one.
+    """
 
     duration: list[float] = field(default_factory=list)
     lane: list[int] = field(default_factory=list)
@@ -135,9 +138,9 @@ class _Layout:
     def message(
         self, worker: int, server: int, nbytes: float, *, push: bool
     ) -> tuple[float, float, list[tuple[int, float]]]:
-        """Latency, seconds alone on its way, and (resource, weight) of a message.
+        """Latency, seconds without other traffic, and (resource, weight) pairs of a message.
 
-        On a link faster than the message's slowest one it takes only part: its weight is that share.
+        The slowest link sets the rate of the message; its weight on a faster link is the share that it uses there.
         """
         setup = self.setup
         near, far = setup.node_of_worker(worker), setup.node_of_server(server)
@@ -163,7 +166,7 @@ class _Layout:
 
 
 def lay_out(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> ServerTasks:
-    """All tasks of ``steps`` steps; parameters are in place when the first begins."""
+    """All tasks of ``steps`` steps; the workers have the parameters when the first step begins."""
     layout = _Layout(setup=setup)
     step, chosen = _Step(), shards(pieces, setup)
     ready = [_compute(step, layout, pieces, worker) for worker in range(setup.workers)]
@@ -285,7 +288,7 @@ def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
 
 
 def _release(one: _Step, setup: ServerSetup, total: int) -> Floats:
-    """When the first task of each worker may start: spread over a step that computes as fast as the fastest worker."""
+    """When each task may start: the first task of each worker is delayed, spread over steps of the fastest worker."""
     release = np.zeros(total)
     if setup.asynchronous:
         computes = [0.0] * setup.workers

@@ -1,9 +1,9 @@
-"""Tensor parallelism: which linear layers are cut by column, which by row, and what lies between.
+"""Tensor parallelism: which linear layers are cut by column, which by row, and which operators are between them.
 
-The pairing is found in the captured graph, so it works for any model whose blocks have the shape
-linear → point-wise or attention → linear: a linear layer whose output reaches another linear layer
-only through operators that keep its last dim apart is cut by column, the layer it reaches by row
-(Shoeybi et al. 2019, Megatron-LM). A user's rules override what is found.
+The pairs are found in the captured graph, so this works for any model whose blocks have the form
+linear → point-wise or attention → linear. If the output of a linear layer reaches another linear layer only through
+operators that do not mix its last dim, the first is cut by column and the second by row (Shoeybi et al. 2019,
+Megatron-LM). A user's rules override what is found.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Role(enum.Enum):
     WHOLE = "whole"  # all of it (or, with sequence parallelism, its share of the tokens)
     COLUMN = "column"  # its share of the outputs of a linear layer
     ROW = "row"  # its share of the inputs of a linear layer: the results must be summed
-    INSIDE = "inside"  # its share of what lies between a column and a row
+    INSIDE = "inside"  # its share of an operator between a column and a row layer
     VOCAB = "vocab"  # its share of the vocabulary: embedding, output projection and loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Roles of all operators, and the points where the group must talk.
+    """Roles of all operators, and the points where the group communicates.
 
-    ``enters``: forward operators after which a sharded region begins (their input gradient is summed
-    in backward); ``leaves``: forward operators whose output is a partial sum.
+    ``enters``: forward operators with which a sharded region begins; the gradient of their input is summed in backward.
+    ``leaves``: forward operators whose output is a partial sum.
     """
 
     roles: tuple[Role, ...]
@@ -100,7 +100,7 @@ def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sh
 
 
 def check_shardable(graph: OperatorGraph, sharding: Sharding, tp: int) -> None:
-    """Raise :class:`StrategyError` for a tensor degree that does not divide the model's sharded dims."""
+    """Raises :class:`StrategyError` for a tensor degree that does not divide the model's sharded dims."""
     if tp == 1:
         return
     if Role.COLUMN not in sharding.roles:
@@ -135,7 +135,7 @@ def _given(graph: OperatorGraph, rules: tuple[ShardRule, ...]) -> dict[int, Role
         if not matched:
             linear = sorted({op.scope for op in graph.operators if op.kind in LINEAR and op.phase is Phase.FORWARD})
             raise StrategyError(
-                f"shard rule {pattern}={what} matches no linear layer of {graph.name}; there are "
+                f"shard rule {pattern}={what} matches no linear layer of {graph.name}; its linear layers are "
                 f"{', '.join(linear[:8])}{', …' if len(linear) > 8 else ''}"
             )
         given |= dict.fromkeys(matched, names[what])
@@ -147,7 +147,7 @@ def _last_dim_flows(op: Operator) -> bool:
 
 
 def _all_fresh(graph: OperatorGraph, op: Operator, before: list[int], fresh: dict[int, set[int]]) -> bool:
-    """Whether every batch-sized operand comes out of the sharded region: a residual does not."""
+    """Whether every operand with a batch dim comes from the sharded region; a residual does not."""
     if op.kind is OpKind.LAYER_NORM:
         # A norm over the last dim mixes shards, unless it is per head (q and k norms): narrower than its input layer.
         widths = [graph.operators[p].outputs[0].shape[-1] for p in before if p in fresh]
@@ -170,7 +170,7 @@ def _vocabulary(
     forward: list[int],
     given: dict[int, Role],
 ) -> None:
-    """The token embedding, the projection that feeds the loss, and the loss are cut by vocabulary."""
+    """Cuts the token embedding, the projection to the logits, and the loss by vocabulary."""
     tables = [i for i in forward if _is_embedding(graph.operators[i])]
     if not tables:
         return
@@ -190,7 +190,7 @@ def _vocabulary(
 
 
 def _backward(graph: OperatorGraph, roles: list[Role]) -> None:
-    """A backward operator has its forward's role; one without a forward has its predecessor's."""
+    """Gives each backward operator the role of its forward operator or, if it has none, of its predecessor."""
     for block in graph.blocks:
         role = Role.WHOLE
         for i in block.backward:
@@ -204,7 +204,7 @@ def _backward(graph: OperatorGraph, roles: list[Role]) -> None:
 
 
 def _side_role(op: Operator, source: Operator, role: Role) -> Role:
-    """Point-wise work in a linear layer's backward is sharded where it touches the sharded side."""
+    """The role of a point-wise operator in a linear layer's backward: sharded if its operand is on the sharded side."""
     inner = source.inputs[1].shape[-1] if role is Role.COLUMN else source.inputs[1].shape[-2]
     outer = source.inputs[1].shape[-2] if role is Role.COLUMN else source.inputs[1].shape[-1]
     tokens = max(1, source.inputs[0].numel // max(1, source.inputs[0].shape[-1]))
@@ -215,7 +215,7 @@ def _side_role(op: Operator, source: Operator, role: Role) -> Role:
 def _first_of_each_input(
     graph: OperatorGraph, roles: list[Role], forward: list[int], producers: dict[int, list[int]]
 ) -> frozenset[int]:
-    """Of the column layers that read one tensor (q, k, v), the first: one all-reduce serves them all."""
+    """The first of all column layers that read the same tensor (q, k, v): one all-reduce serves them all."""
     seen: set[tuple[int, ...]] = set()
     enters = set()
     for i in forward:

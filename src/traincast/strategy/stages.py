@@ -1,9 +1,8 @@
 """Pipeline stages: where the model is cut.
 
-Models of equal layers are cut as frameworks do it: the layers shared out evenly, what comes before
-them on the first stage and what comes after on the last; or all blocks shared out by their weights, where a
-framework does that. Any other graph is cut so that the most loaded stage, counted with what it must send, is as light
-as possible.
+Models of equal layers are cut as frameworks do: layers are divided evenly, blocks before them go to the first stage
+and blocks after them to the last. Some frameworks divide all blocks by their weights instead. Any other graph is cut
+so that the most loaded stage, with the time of its sends, is as short as possible.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from traincast.graph import OperatorGraph, OpKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The blocks of one chunk of layers: indices into the graph's blocks, repeats written out."""
+    """The blocks of one chunk of layers: indices into the graph's blocks, one entry per repetition."""
 
     blocks: tuple[int, ...]
 
@@ -35,11 +34,11 @@ def cut_stages(
     layers: Sequence[int] = (),
     by_weights: bool = False,
 ) -> list[Stage]:
-    """Cut ``graph`` into ``num_chunks`` stages.
+    """Cuts ``graph`` into ``num_chunks`` stages; raises :class:`StrategyError` if it has too few blocks.
 
-    ``costs`` and ``sends`` are, per block, the relative time of its compute and of sending what
-    crosses to the next block. ``layers`` is how many of the repeated blocks each stage gets, where it is given.
-    ``by_weights`` shares all blocks out by the weights of their linear layers instead of counting layers.
+    ``costs`` and ``sends`` are, per block, the relative time of its computation and of its message to the next block.
+    ``layers``, if given, is the number of repeated blocks of each stage. ``by_weights`` divides all blocks by the
+    weights of their linear layers instead of counting layers.
     """
     units = tuple(i for i, block in enumerate(graph.blocks) for _ in range(block.count))
     if layers:
@@ -57,14 +56,14 @@ def cut_stages(
     if len(units) < num_chunks or (repeated and there < num_chunks and _dominates(graph, repeated, costs)):
         available = there if repeated else len(units)
         raise StrategyError(
-            f"pp·virtual_stages = {num_chunks} stages, but {graph.name} has only {available} blocks to share out; "
+            f"pp·virtual_stages = {num_chunks} stages, but {graph.name} has only {available} blocks to divide; "
             f"use at most {available} stages"
         )
     return _balanced(units, num_chunks, costs, sends)
 
 
 def _dominates(graph: OperatorGraph, repeated: list[int], costs: Sequence[float]) -> bool:
-    """Whether the repeated blocks carry most of the work."""
+    """Whether the repeated blocks have most of the work."""
     total = sum(cost * block.count for cost, block in zip(costs, graph.blocks, strict=True))
     return sum(costs[i] * graph.blocks[i].count for i in repeated) > 0.5 * total
 
@@ -79,16 +78,17 @@ def _given(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int, layers
         )
     stages = _sized(units, repeated, tuple(layers))
     if any(not stage.blocks for stage in stages):
-        raise StrategyError(f"layers={'/'.join(map(str, layers))} leaves a stage without anything to run")
+        raise StrategyError(
+            f"layers={'/'.join(map(str, layers))} leaves a stage with nothing to run; give it at least one layer"
+        )
     return stages
 
 
 def _by_weights(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int) -> list[Stage]:
-    """Blocks in order, a stage being closed by the block with which it has its share of the weights.
+    """Divides blocks in order; a stage ends with the block that completes its share of the weights.
 
-    Looking up an embedding costs nothing, a projection to the vocabulary as much as it has weights, so that the last
-    stages may be left without anything. A stage with the loss alone takes the projection as well: measured steps show
-    that logits do not travel.
+    An embedding counts as nothing, a projection to the vocabulary counts by its weights, so the last stages may get no
+    block. A stage that has only the loss gets the projection as well: measured steps show that logits are not sent.
     """
     weights = [_product_weights(graph, i) for i in range(len(graph.blocks))]
     total = sum(weights[unit] for unit in units)
@@ -104,14 +104,14 @@ def _by_weights(graph: OperatorGraph, units: tuple[int, ...], num_chunks: int) -
     if not all(chunks):
         used = sum(map(bool, chunks))
         raise StrategyError(
-            f"{num_chunks} stages cut by weights leave stage {chunks.index([])} of {graph.name} without any block; "
-            f"use at most {used} stages, or a runtime that shares out layers"
+            f"{num_chunks} stages cut by weights leave stage {chunks.index([])} of {graph.name} without a block; "
+            f"use at most {used} stages, or a runtime with stage_cut = 'layers'"
         )
     return [Stage(blocks=tuple(c)) for c in chunks]
 
 
 def _product_weights(graph: OperatorGraph, block: int) -> int:
-    """Weights of the linear layers of a block, biases left out."""
+    """The number of weights of the linear layers of a block, without biases."""
     operators = (graph.operators[i] for i in graph.blocks[block].forward)
     linear = (op for op in operators if op.kind in (OpKind.GEMM, OpKind.GROUPED_GEMM) and op.parameters)
     return sum(max(t.numel for t in op.parameters) for op in linear)
@@ -119,7 +119,7 @@ def _product_weights(graph: OperatorGraph, block: int) -> int:
 
 def _even(units: tuple[int, ...], repeated: frozenset[int], layers: int, num_chunks: int) -> list[Stage]:
     base, extra = divmod(layers, num_chunks)
-    # Where the layers do not divide, the middle stages take one more: the ends have embedding and head.
+    # If the layers do not divide evenly, middle stages get one more: the first and last have embedding and head.
     sizes = [base] * num_chunks
     for n in range(extra):
         sizes[(1 + n) % num_chunks] += 1
@@ -127,7 +127,7 @@ def _even(units: tuple[int, ...], repeated: frozenset[int], layers: int, num_chu
 
 
 def _sized(units: tuple[int, ...], repeated: frozenset[int], sizes: tuple[int, ...]) -> list[Stage]:
-    """Stages with that many repeated blocks each; what comes after the last of them is on the last stage."""
+    """Stages with ``sizes`` repeated blocks each; the blocks after the last repeated one are on the last stage."""
     return list(_stages(units, repeated, sizes))
 
 
@@ -146,7 +146,7 @@ def _stages(units: tuple[int, ...], repeated: frozenset[int], sizes: tuple[int, 
 
 
 def _with_ends_apart(units: tuple[int, ...], repeated: frozenset[int]) -> list[Stage]:
-    """One layer per stage, what comes before the layers and what comes after on stages of their own."""
+    """One layer per stage; the blocks before and after the layers are stages of their own."""
     first = next(i for i, unit in enumerate(units) if unit in repeated)
     last = next(i for i, unit in reversed(list(enumerate(units))) if unit in repeated)
     layers = [Stage(blocks=(unit,)) for unit in units[first : last + 1]]
@@ -154,7 +154,7 @@ def _with_ends_apart(units: tuple[int, ...], repeated: frozenset[int]) -> list[S
 
 
 def _balanced(units: tuple[int, ...], num_chunks: int, costs: Sequence[float], sends: Sequence[float]) -> list[Stage]:
-    """Dynamic programme over cut points: minimise the largest stage, ties by the total sent."""
+    """Minimises the largest stage by dynamic programming over cut points; among equals, the total time of sends."""
     n = len(units)
     prefix = np.concatenate([[0.0], np.cumsum([costs[u] for u in units])])
     send = np.array([sends[u] for u in units])

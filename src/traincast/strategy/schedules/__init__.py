@@ -1,4 +1,4 @@
-"""Pipeline schedules as pure functions, by name; a user's own is named ``package.module:function``."""
+"""Pipeline schedules as pure functions, by name; ``package.module:function`` names a user's own schedule."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ SCHEDULES: Final[dict[str, PipelineSchedule]] = {
 
 
 def check_schedule_of_data(name: str, *, allow_code: bool) -> None:
-    """Refuse a schedule that a data file names and that would run Python code, unless the user allows it."""
+    """Refuses a schedule that a data file names and that would run Python code, unless ``allow_code``."""
     if not allow_code and name not in SCHEDULES and ":" in name:
         refuse_code(name, "schedule")
 
 
 def load_schedule(name: str) -> PipelineSchedule:
-    """The schedule of that name, or ``package.module:name``: a whole schedule, or a function for its order alone."""
+    """The schedule called ``name``, or the one at ``package.module:name``; raises :class:`UnknownNameError`.
+
+    The object at ``package.module:name`` is a :class:`PipelineSchedule`, or a function that returns an order.
+    """
     if name in SCHEDULES:
         return SCHEDULES[name]
     if ":" not in name:

@@ -10,11 +10,11 @@ from traincast.strategy.schedules.slots import Order, Pass, Slot
 def dualpipe(stages: int, microbatches: int, virtual: int = 1) -> Order:
     """Even microbatches enter at the first stage, odd ones at the last (DeepSeek-V3 report, 2024, section 3.2.1).
 
-    In the steady state a forward of one way stands right before a whole backward of the other, so that the
-    communication of each hides under the other's compute. With times F of a forward, B of a whole backward, W of its
-    weight half and F&B of such a pair the bubble is (p/2−1)(F&B+B−3W) for W ≤ F ≤ B−W, and less if a forward's
-    output leaves before its pair ends. Every stage holds the parameters of two chunks, and at most p+1 microbatches'
-    activations of one.
+    In the steady state, a forward in one direction comes right before a whole backward in the other, so that the
+    communication of each overlaps with the other's computation. With times F of a forward, B of a whole backward, W of
+    its weight half and F&B of this pair, the bubble is (p/2−1)(F&B+B−3W) for W ≤ F ≤ B−W, and less if a forward's
+    output is sent before its pair ends. Every stage holds the parameters of two chunks, and activations of at most
+    p+1 microbatches of one chunk.
     """
     check_counts("dualpipe", stages, microbatches, virtual, chunks=2)
     if stages % 2:
@@ -24,15 +24,15 @@ def dualpipe(stages: int, microbatches: int, virtual: int = 1) -> Order:
         )
     if microbatches % 2 or microbatches < 2 * stages:
         raise StrategyError(
-            f"dualpipe with num_microbatches={microbatches} over pp={stages}: both ends feed as many, at least pp "
-            f"each; use {max(2 * stages, microbatches + microbatches % 2)} microbatches or schedule=zb-v"
+            f"dualpipe with num_microbatches={microbatches} over pp={stages}: each end feeds half of them, at least "
+            f"pp; use {max(2 * stages, microbatches + microbatches % 2)} microbatches or schedule=zb-v"
         )
     tape = {(what, way): [Slot(what, m, way) for m in range(way, microbatches, 2)] for what in Pass for way in (0, 1)}
     return [play(_phases(stage, stages, microbatches), tape) for stage in range(stages)]
 
 
 def _phases(stage: int, stages: int, microbatches: int) -> list[Phase]:
-    """The eight steps of a stage, by its distance from the nearer end, whose microbatches reach it first."""
+    """The eight phases of a stage; they depend on its distance from the nearer end, which feeds it first."""
     distance = min(stage, stages - 1 - stage)
     inner = stages // 2 - 1 - distance  # stages between this one and the middle
     near, far = (0, 1) if stage == distance else (1, 0)

@@ -1,4 +1,4 @@
-"""Orders written as phases: a stage repeats a few moves, and each move takes the next microbatch that lacks it."""
+"""Orders written as phases: a stage repeats a few moves, and each move runs its next microbatch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from traincast.errors import StrategyError
 from traincast.strategy.schedules.slots import Pass, Slot
 
 Move: TypeAlias = tuple[Pass, int]
-"""A pass of one of the chunks of a stage."""
+"""(pass, chunk): one pass of one of a stage's chunks."""
 Phase: TypeAlias = tuple[Sequence[Move], int]
-"""Moves in turn, and how often; where they repeat, each occurs once."""
+"""(moves, times): these moves in turn, repeated; if ``times`` is above 1, no move may occur twice among them."""
 
-# A whole backward leaves neither half to do, so both halves count on.
+# A whole backward includes both halves, so the next microbatch is due for each of them.
 _COUNTS: Final[dict[Pass, tuple[Pass, ...]]] = {
     Pass.FORWARD: (Pass.FORWARD,),
     Pass.BACKWARD: (Pass.INPUT, Pass.WEIGHT),
@@ -24,12 +24,12 @@ _COUNTS: Final[dict[Pass, tuple[Pass, ...]]] = {
 
 
 def tapes(microbatches: int, *, chunks: int = 1) -> dict[Move, list[Slot]]:
-    """The slots of every move in order of microbatch; all stages share them."""
+    """The slots of each move in order of microbatch; all stages share them."""
     return {(what, c): [Slot(what, m, c) for m in range(microbatches)] for what in Pass for c in range(chunks)}
 
 
 def play(phases: Iterable[Phase], tape: Mapping[Move, Sequence[Slot]]) -> list[Slot]:
-    """The slots of one stage: each move takes the next of its tape."""
+    """The slots of one stage: each move takes the next slot of its tape."""
     taken: dict[Move, int] = dict.fromkeys(((what, chunk) for what in Pass for _, chunk in tape), 0)
     slots: list[Slot] = []
     for moves, times in phases:
@@ -44,7 +44,7 @@ def play(phases: Iterable[Phase], tape: Mapping[Move, Sequence[Slot]]) -> list[S
 
 
 def check_counts(name: str, stages: int, microbatches: int, virtual: int, *, chunks: int) -> None:
-    """Refuse numbers below one, and virtual stages where a schedule has ``chunks`` by itself (0: any number)."""
+    """Refuses numbers below 1, and virtual stages if the schedule has a fixed number of ``chunks`` (0: any number)."""
     if min(stages, microbatches, virtual) < 1:
         raise StrategyError(
             f"{name} with pp={stages}, num_microbatches={microbatches}, virtual_stages={virtual}: "
@@ -52,10 +52,10 @@ def check_counts(name: str, stages: int, microbatches: int, virtual: int, *, chu
         )
     if chunks == 1 and virtual != 1:
         raise StrategyError(
-            f"{name} with virtual_stages={virtual}: it has none; use virtual_stages=1 or schedule=interleaved"
+            f"{name} with virtual_stages={virtual}: it has no virtual stages; use virtual_stages=1 or "
+            "schedule=interleaved"
         )
     if chunks > 1 and virtual not in (1, chunks):
         raise StrategyError(
-            f"{name} with virtual_stages={virtual}: every stage holds {chunks} chunks by itself; leave "
-            "virtual_stages out"
+            f"{name} with virtual_stages={virtual}: every stage always holds {chunks} chunks; leave out virtual_stages"
         )

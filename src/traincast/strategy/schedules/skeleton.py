@@ -1,4 +1,4 @@
-"""A schedule's slots as columns: who runs what after whom. Cached, and shared by all strategies that use it."""
+"""A schedule's slots as columns, with order and dependencies. Cached, and shared by all strategies that use it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Skeleton:
     """All slots in one program order.
 
     ``piece`` is the part of the model that a slot runs, ``way`` the route of its microbatch. ``source`` is the slot
-    whose result it waits for (−1: none), ``link`` the piece after which its own result crosses to another stage (−1: it
-    stays, or goes nowhere). ``first`` marks the first microbatch of each route, ``makes`` slots that make gradients of
-    weights, ``last`` the last of these on each chunk. ``codes`` are the slots of each stage in order, as
+    whose result it waits for (−1: none). ``link`` is the piece after which its own result is sent to another stage
+    (−1: it is not sent). ``first`` marks the first microbatch of each route, ``makes`` the slots that make gradients of
+    weights, ``last`` the last of these on each chunk. ``codes`` has the slots of each stage in order, encoded as
     ``chunk · len(Pass) + what``.
     """
 
@@ -46,7 +46,7 @@ class Skeleton:
 
 
 def _told(name: str, stages: int, microbatches: int, chunks: int) -> tuple[list[Route], Order]:
-    """Routes and order of the schedule ``name``; one of the user's is checked, since it may fail or return anything."""
+    """Routes and order of the schedule ``name``; a user's schedule is checked, since it may fail or return anything."""
     schedule = load_schedule(name)
     if name in SCHEDULES:
         return schedule.routes(stages, chunks), schedule.order(stages, microbatches, chunks)
@@ -68,7 +68,7 @@ def _told(name: str, stages: int, microbatches: int, chunks: int) -> tuple[list[
 
 
 def _wrong(found: object, below: tuple[int, ...], expected: str) -> str:
-    """What is wrong with ``found``, lists of tuples of whole numbers below their limits; empty if nothing is."""
+    """What is wrong with ``found``, which should be lists of tuples of whole numbers below ``below``; else empty."""
     if not isinstance(found, list | tuple) or not found:
         return f"{_shown(found)}; expected {expected}"
     for number, inner in enumerate(found):
@@ -92,14 +92,14 @@ _LONGEST: Final = 60
 
 
 def _defined(name: str, function: Callable[..., object]) -> str:
-    """A user's schedule by name, with the file and line of one of its functions."""
+    """The name of a user's schedule, with the file and line of ``function``."""
     place = definition_of(function)
     return f"{name!r} ({place})" if place else repr(name)
 
 
 @lru_cache(maxsize=256)
 def skeleton(name: str, stages: int, microbatches: int, chunks: int) -> Skeleton:
-    """The slots of the schedule ``name``; raises an error if they are not a whole step, or can never run."""
+    """The slots of the schedule ``name``; raises :class:`StrategyError` if they are not a whole step or deadlock."""
     routes, order = _told(name, stages, microbatches, chunks)
     try:
         check(order, routes, microbatches)

@@ -1,8 +1,8 @@
-"""The vocabulary of pipeline schedules: passes, slots, routes, and one order of them all.
+"""The vocabulary of pipeline schedules: passes, slots, routes, and one program order of all slots.
 
-A slot is one pass of one microbatch through one chunk of layers. A schedule is a function of the number of stages,
-microbatches and virtual stages that returns every stage's slots in order; it knows no times. A route says
-where the chunks of a stage stand in the model.
+A slot is one pass of one microbatch through one chunk of layers. A schedule is a function of the numbers of stages,
+microbatches and virtual stages that returns every stage's slots in order; it knows no times. A route lists the
+stage and chunk of every piece of the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Pass(enum.IntEnum):
-    """What a slot runs of a chunk; a backward is whole, or split in two where one half fills bubbles."""
+    """The pass that a slot runs. A backward is whole, or split in two halves, of which one can fill bubbles."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -32,7 +32,7 @@ class Pass(enum.IntEnum):
 
 
 class Slot(NamedTuple):
-    """One pass of a microbatch through one chunk; ``chunk`` counts the chunks of a stage."""
+    """One pass of a microbatch through one chunk; ``chunk`` is the number of the chunk within its stage."""
 
     what: Pass
     microbatch: int
@@ -46,18 +46,18 @@ Order: TypeAlias = list[list[Slot]]
 
 
 def loop(stages: int, virtual: int) -> list[Route]:
-    """Round after round over the stages, as in interleaved schedules; one round without virtual stages."""
+    """One route that visits all stages in turn, once for each virtual stage, as in interleaved schedules."""
     return [[(stage, chunk) for chunk in range(virtual) for stage in range(stages)]]
 
 
 def vee(stages: int, virtual: int) -> list[Route]:
-    """Down the stages and up again: the first stage holds both ends of the model."""
+    """One route from the first stage to the last and back: the first stage holds both ends of the model."""
     there = [(stage, 0) for stage in range(stages)]
     return [there + [(stage, 1) for stage in reversed(range(stages))]]
 
 
 def both_ways(stages: int, virtual: int) -> list[Route]:
-    """Two copies of the model, run from opposite ends; microbatches take them in turn."""
+    """Two routes, for two copies of the model, from opposite ends; microbatches use them in turn."""
     return [[(stage, 0) for stage in range(stages)], [(stage, 1) for stage in reversed(range(stages))]]
 
 
@@ -67,7 +67,7 @@ class PipelineSchedule:
 
     ``order`` returns the slots of every stage, given the numbers of stages, microbatches and virtual stages.
     ``routes`` returns the ways through the model; microbatch m takes route m modulo their number.
-    ``chunks`` is how many chunks of layers a stage holds; 0 leaves it to the strategy's virtual stages.
+    ``chunks`` is the number of chunks of layers of a stage; 0: the strategy's virtual stages.
     ``interleaves``: the schedule is meant for several virtual stages; a search gives it two or more, and others one.
     ``splits_backward``: backward passes come in two halves, :attr:`Pass.INPUT` and :attr:`Pass.WEIGHT`.
     ``differs_from`` is the number of microbatches from which it differs from a simpler schedule; a search does not try
@@ -87,11 +87,11 @@ class PipelineSchedule:
 
 
 def merge(order: Sequence[Sequence[Slot]], routes: Sequence[Route]) -> list[tuple[int, Slot]]:
-    """All slots of all stages in one program order: each after what it depends on.
+    """All slots of all stages in one program order, each after the slots that it depends on.
 
-    A forward needs the same microbatch on the piece before; a backward, whole or of inputs, needs its own forward and
-    the backward on the piece after; a gradient of weights needs that of inputs. Raises if a stage's order can never
-    run: a deadlock.
+    A forward needs the forward of the same microbatch on the previous piece. A backward, whole or of inputs, needs its
+    own forward and the backward on the next piece. A gradient of weights needs that of inputs. Raises
+    :class:`SimulationError` for a deadlock: an order that can never run.
     """
     stages, places = merged(order, routes, columns_of(order))
     return [(stage, order[stage][place]) for stage, place in zip(stages.tolist(), places.tolist(), strict=True)]
@@ -105,7 +105,7 @@ def columns_of(order: Sequence[Sequence[Slot]]) -> Ints:
 
 
 def merged(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: Ints) -> tuple[Ints, Ints]:
-    """One program order, as :func:`merge` has it: the stage of every slot, and its place in the stage's order."""
+    """The program order of :func:`merge` as columns: the stage of every slot, and its place in the stage's order."""
     sizes = np.array([len(slots) for slots in order], dtype=np.int64)
     start = np.concatenate([[0], np.cumsum(sizes)])
     needs = _needs(order, routes, columns, np.repeat(np.arange(len(order)), sizes))
@@ -135,7 +135,7 @@ def merged(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: In
 def _merge(  # noqa: PLR0917  (Numba takes positional arguments)
     start: Any, microbatch: Any, need: Any, after: Any, reached: Any, position: Any, stage_of: Any, place_of: Any
 ) -> int:
-    """Run every stage as far as its microbatches allow, again and again; returns how many slots could run."""
+    """Runs every stage as far as its microbatches allow, until nothing more can run; returns the slots that ran."""
     count = 0
     while count < len(microbatch):
         before = count
@@ -153,13 +153,13 @@ def _merge(  # noqa: PLR0917  (Numba takes positional arguments)
 
 
 merge_compiled: Final = Compiled(_merge, pays_from=20_000)
-"""The loop in machine code, and the number of slots from which it pays."""
+"""The loop in machine code, used from this number of slots on."""
 
 
 def _needs(order: Sequence[Sequence[Slot]], routes: Sequence[Route], columns: Ints, stage: Ints) -> tuple[Ints, Ints]:
-    """How far a microbatch must have come for each slot, and how far it has come after.
+    """For each slot, the progress that its microbatch must have made before it, and the progress after it.
 
-    A microbatch passes its pieces forward, then the same pieces backward, so one count tells how far it has come.
+    A microbatch passes its pieces forward, then the same pieces backward, so progress is one count of passed pieces.
     """
     what, microbatch, chunk = columns.T
     far = np.full((len(routes), len(order), 1 + int(chunk.max(initial=0)), len(Pass), 2), -1, dtype=np.int64)
@@ -185,7 +185,7 @@ def _told(slot: Slot) -> str:
 
 
 def check(order: Sequence[Sequence[Slot]], routes: Sequence[Route], microbatches: int) -> None:
-    """Refuse an order that leaves out a pass or runs one twice: every piece of every microbatch once each way."""
+    """Refuses an order unless every microbatch passes every piece exactly once forward and once backward."""
     stages = 1 + max(stage for route in routes for stage, _ in route)
     if len(order) != stages:
         raise SimulationError(f"the pipeline schedule orders {len(order)} stages; expected pp={stages}")
@@ -215,7 +215,7 @@ def check(order: Sequence[Sequence[Slot]], routes: Sequence[Route], microbatches
 
 
 def _refuse(stage: int, slots: Sequence[Slot], due: set[tuple[int, int]]) -> NoReturn:
-    """Raise an error that names the first microbatch and chunk with missing or surplus passes."""
+    """Raises an error that names the first microbatch and chunk with missing or surplus passes."""
     passes: dict[tuple[int, int], list[Pass]] = {key: [] for key in sorted(due)}
     for what, microbatch, chunk in slots:
         passes.setdefault((microbatch, chunk), []).append(what)

@@ -1,4 +1,4 @@
-"""Zero-bubble pipelines: gradients of weights, which nobody waits for, fill what would be bubbles.
+"""Zero-bubble pipelines: gradients of weights, which no other stage waits for, fill the bubbles.
 
 Qi et al. 2024: "Zero Bubble Pipeline Parallelism" (ZB-H1, ZB-H2, ZB-V) and "Pipeline Parallelism with Controllable
 Memory" (V-ZB). Below, F, I and W are the times of the forward, input and weight passes of a stage.
@@ -11,27 +11,32 @@ from traincast.strategy.schedules.slots import Order, Pass, Slot
 
 
 def zb_h1(stages: int, microbatches: int, virtual: int = 1) -> Order:
-    """1F1B with split backwards; later stages put their weight passes off (Qi et al. 2024).
+    """1F1B with split backwards; later stages delay their weight passes (Qi et al. 2024).
 
-    From p microbatches on the bubble is (p−1)(F+I−W) where W is the shortest: a third of 1F1B's if all are
-    equal. No stage holds more than p microbatches, as 1F1B's first stage does.
+    With at least p microbatches, and if W is the shortest pass, the bubble is (p−1)(F+I−W): a third of 1F1B's if all
+    passes are equal. No stage holds more than p microbatches, the number that the first stage of 1F1B holds.
     """
     check_counts("zb-h1", stages, microbatches, virtual, chunks=1)
     return _handcrafted(stages, microbatches, ahead=1)
 
 
 def zb_h2(stages: int, microbatches: int, virtual: int = 1) -> Order:
-    """ZB-H1 with twice the forwards ahead, so that no stage waits at equal times (Qi et al. 2024).
+    """ZB-H1 with twice the forwards ahead, so that no stage waits if all passes are equal (Qi et al. 2024).
 
-    From 2p−1 microbatches on, a stage idles (p−1)(F+I−2W) at most between its first and its last slot; stages start
-    and end (p−1)·F apart, which a step that ends with all stages together pays. Up to 2p−1 microbatches are in flight.
+    With at least 2p−1 microbatches, a stage idles at most (p−1)(F+I−2W) between its first and its last slot. The first
+    and the last stage start and end (p−1)·F apart, which is lost if a step ends for all stages together. Up to 2p−1
+    microbatches are in flight.
     """
     check_counts("zb-h2", stages, microbatches, virtual, chunks=1)
     return _handcrafted(stages, microbatches, ahead=2)
 
 
 def _handcrafted(stages: int, microbatches: int, *, ahead: int) -> Order:
-    """A stage runs ``ahead`` more forwards first for each stage after it, and lags as many weights per stage before."""
+    """ZB-H1 (``ahead`` = 1) or ZB-H2 (2).
+
+    A stage begins with ``ahead`` forwards for each stage after it. Its weight passes lag by ``ahead`` microbatches for
+    each stage before it.
+    """
     whole = max(microbatches, ahead * (stages - 1))
     tape = tapes(whole)
     forward, inputs, weights = (Pass.FORWARD, 0), (Pass.INPUT, 0), (Pass.WEIGHT, 0)
@@ -52,8 +57,9 @@ def _handcrafted(stages: int, microbatches: int, *, ahead: int) -> Order:
 def zb_v(stages: int, microbatches: int, virtual: int = 1) -> Order:
     """Two chunks per stage, down the stages and up again; no more memory than 1F1B (Qi et al. 2024).
 
-    At equal times of the passes and at least 2p−1 microbatches no stage waits between its first and its last slot;
-    stages start and end p−1 forwards of a chunk apart. No stage holds more than 2p chunks, so p whole microbatches.
+    If all passes take equal times and there are at least 2p−1 microbatches, no stage waits between its first and its
+    last slot; the first and the last stage start and end p−1 forwards of a chunk apart. No stage holds more than 2p
+    chunks, which is p whole microbatches.
     """
     check_counts("zb-v", stages, microbatches, virtual, chunks=2)
     whole = max(microbatches, 2 * stages - 1)
@@ -80,5 +86,5 @@ def zb_v(stages: int, microbatches: int, virtual: int = 1) -> Order:
 
 
 def _only(microbatches: int, slots: list[Slot]) -> list[Slot]:
-    """With fewer microbatches than fill the pipeline, the order of the full one without those that are missing."""
+    """``slots`` without those of microbatches that do not exist: the order for fewer than fill the pipeline."""
     return [slot for slot in slots if slot.microbatch < microbatches]
