@@ -117,7 +117,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
         "servers=2",
     ),
     "nodes of servers without servers": (_with("--strategy", "dp=8,server_nodes=1"), "servers=1"),
-    "no node left for workers": (_with("--strategy", "dp=8,servers=1,server_nodes=1"), "workers need one"),
+    "no node left for workers": (_with("--strategy", "dp=8,servers=1,server_nodes=1"), "workers need at least one"),
     "workers on the nodes of servers": (
         _with("--cluster", "dgx-h100:2", "--strategy", "dp=16,servers=1,server_nodes=1"),
         "set dp=8",

@@ -271,8 +271,8 @@ def test_a_circle_on_lanes_by_arrival_is_named() -> None:
     [
         (Tasks([-1.0], [[]], [[]], 0), "duration 0 is -1.0"),
         (Tasks([float("nan")], [[]], [[]], 0), "duration 0 is nan"),
-        (Tasks([1.0], [[1]], [[]], 1), "lane numbers go from 1 to 1, but there are 1"),
-        (Tasks([1.0], [[]], [[1]], 1), "predecessors 1 to 1 are named"),
+        (Tasks([1.0], [[1]], [[]], 1), "lane numbers go from 1 to 1: expected numbers from 0 to below 1"),
+        (Tasks([1.0], [[]], [[1]], 1), "predecessor numbers go from 1 to 1: expected numbers from 0 to below 1"),
         (Tasks([1.0], [[]], [[]], 0, [[(0, 1.0)]], [0.0]), "capacity of resource 0 is 0.0"),
     ],
 )

@@ -97,7 +97,9 @@ def check_input(given: EventInput) -> None:
         ("resource", given.use_resource, len(given.capacity)),
     ):
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < size:
-            raise SimulationError(f"{what} numbers go from {numbers.min()} to {numbers.max()}, but there are {size}")
+            raise SimulationError(
+                f"{what} numbers go from {numbers.min()} to {numbers.max()}: expected numbers from 0 to below {size}"
+            )
 
 
 def scratch(given: EventInput) -> tuple[EventHeap, EventState]:
