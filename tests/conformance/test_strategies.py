@@ -262,7 +262,7 @@ def test_a_stage_without_weights_runs_in_every_schedule(schedule: str) -> None:
         ("dp=4,imbalance=0.5", "imbalance=0.5: expected a number from 1"),
         ("dp=4,ep=3", "ep·etp = 3·1 = 3 does not divide the dp·cp·tp = 4 ranks"),
         ("dp=2,tp=2,ep=2", "ep=2 with tp=2"),
-        ("dp=4,ep=4", "has no experts to share out"),
+        ("dp=4,ep=4", "has no experts to divide"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_its_numbers(strategy: str, said: str) -> None:

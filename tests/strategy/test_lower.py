@@ -174,7 +174,7 @@ def test_memory_alone_is_that_of_the_fullest_stage() -> None:
 @pytest.mark.parametrize(
     ("strategy", "said"),
     [
-        ("dp=2,ep=2", "has no experts to share out"),
+        ("dp=2,ep=2", "has no experts to divide"),
         ("cp=3", "cp=3 does not divide the sequence of 128 tokens"),
         ("tp=3,sp", "tp=3"),
         ("dp=3", "global batch 16 is not divisible by dp·num_microbatches = 3·1 = 3"),

@@ -63,7 +63,7 @@ class EventState(NamedTuple):
     start: Any
     end: Any
     phase: Any
-    waits: Any  # how many things a task still waits for
+    waits: Any  # number of predecessors and lanes that a task still waits for
     ready: Any  # tasks that wait for nothing
     successor_start: Any
     successors: Any

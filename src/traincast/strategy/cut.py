@@ -41,8 +41,8 @@ def cut_operator(
 def saved_fraction(op: Operator, role: Role, *, tp: int, cp: int, sequence_parallel: bool) -> float:
     """The fraction of the tensors saved by ``op`` that one rank holds.
 
-    Each rank holds its share of the tensors inside a sharded region. It holds the inputs of column layers and all
-    tensors outside such a region in whole, unless sequence parallelism splits them by tokens.
+    Each rank holds its share of the tensors inside a sharded region. It holds whole inputs of column layers and whole
+    tensors outside sharded regions, unless sequence parallelism splits them by tokens.
     """
     inside = role in (Role.INSIDE, Role.ROW) or (role is Role.VOCAB and op.kind not in LINEAR)
     return (1.0 / tp if inside or sequence_parallel else 1.0) / cp

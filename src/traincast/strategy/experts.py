@@ -64,7 +64,7 @@ def check_experts(graph: OperatorGraph, *, ep: int, etp: int) -> None:
     """Raise :class:`StrategyError` for degrees that do not divide the model's experts or their width."""
     regions = [region for block in graph.blocks for region in find_regions(graph, block)]
     if not regions and ep > 1:
-        raise StrategyError(f"ep={ep}, but {graph.name} has no experts to share out; set ep=1")
+        raise StrategyError(f"ep={ep}, but {graph.name} has no experts to divide; set ep=1")
     for region in regions:
         if region.experts % ep:
             raise StrategyError(

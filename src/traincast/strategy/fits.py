@@ -29,7 +29,8 @@ Floats = npt.NDArray[np.float64]
 MARGIN: Final = 0.85
 """A strategy fits if its memory suffices with this probability.
 
-Among 1,757 runs of one cluster, half of which failed, this is where the F1 of "fits" is largest: see docs/accuracy.md.
+With this value, the F1 score of "fits" is largest over 1,757 runs of one cluster, half of which failed: see
+docs/accuracy.md.
 """
 HOST_SHARE: Final = 0.9
 """Share of a host's memory that offloading may use; the rest is for the system and the data loader."""

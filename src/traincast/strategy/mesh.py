@@ -73,8 +73,7 @@ class Span:
 class Mesh:
     """Ranks of a strategy placed on a cluster, packed node by node.
 
-    ``devices_per_node`` counts the devices that share one domain of fast links: those of ``domain_nodes``
-    nodes.
+    ``devices_per_node`` is the number of devices in one domain of fast links, which spans ``domain_nodes`` nodes.
     """
 
     dp: int
