@@ -39,7 +39,7 @@ _TAIL: Final = math.log(10.0)
 """Exponential scales from the middle to where 5 % are left."""
 
 
-class Fit(enum.Enum):
+class MemoryFit(enum.Enum):
     """Whether a strategy fits into the memory of devices and hosts, in words."""
 
     FITS = "fits"
@@ -141,11 +141,11 @@ class MemoryNeed:
         return max(self.sure / self.capacity, of_host)
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> MemoryFit:
         """Whether it fits, may not fit (likely enough to try, but below :data:`MARGIN`), or does not fit."""
         if self.fits:
-            return Fit.FITS
-        return Fit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else Fit.MAY_NOT_FIT
+            return MemoryFit.FITS
+        return MemoryFit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else MemoryFit.MAY_NOT_FIT
 
     @property
     def verdict(self) -> str:
