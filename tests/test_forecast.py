@@ -11,7 +11,7 @@ from tests.conftest import GPT, LLAMA, devices, graph_of, request_of
 from traincast.forecast import Forecast, forecast, job_of, predict
 from traincast.report import JobSettings, Report
 from traincast.strategy import lower, prepare
-from traincast.strategy.fits import Fit
+from traincast.strategy.fits import MemoryFit
 
 
 def predicted(strategy: str, **settings: Any) -> Forecast:
@@ -67,8 +67,8 @@ def test_details_are_there_where_asked_for() -> None:
 
 def test_what_does_not_fit_is_a_value_and_its_warning_has_the_remedy() -> None:
     made = predict("gpt2-xl", cluster="dgx-1-v100", global_batch=64, strategy="dp=8,micro_batch=8", use_cache=True)
-    assert made.report.fit is Fit.DOES_NOT_FIT
+    assert made.report.fit is MemoryFit.DOES_NOT_FIT
     assert (made.report.verdict, "fit" in made.report.as_dict()) == ("does not fit", False)
     (warning,) = [w for w in made.report.warnings if w.startswith("does not fit: needs ")]
     assert "; fits with " in warning
-    assert predicted("dp=4,micro_batch=1").report.fit is Fit.FITS
+    assert predicted("dp=4,micro_batch=1").report.fit is MemoryFit.FITS

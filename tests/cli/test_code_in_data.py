@@ -53,11 +53,11 @@ def test_a_table_of_runs_does_not_run_code(row: str, module: str, capsys: pytest
     code, out, _ = run(["validate", "steps", "runs.csv", "--json"], capsys)
     (outcome,) = json.loads(out)["rows"]
     assert code == 0 and outcome["status"] == "skipped"
-    assert "would run Python code: give --allow-code" in outcome["reason"]
+    assert "would run Python code: add --allow-code" in outcome["reason"]
     code, _, err = run(["calibrate", "runs.csv", "--cluster", "dgx-h100", "-o", "out.toml"], capsys)
-    assert code == 2 and "give --allow-code" in err
+    assert code == 2 and "add --allow-code" in err
     code, _, err = run(["validate", "steps", "runs.csv", "--explain", "0"], capsys)
-    assert code == 2 and "give --allow-code" in err
+    assert code == 2 and "add --allow-code" in err
     assert not Path("ran").exists()
 
 
@@ -66,7 +66,7 @@ def test_a_column_of_schedules_does_not_run_code(module: str, capsys: pytest.Cap
     row = f"mine,bert-base,2,H100,128,2,1,4,{module}:order,PyTorch,0.1\n"
     Path("runs.csv").write_text(header + row, encoding="utf-8")
     _, out, _ = run(["validate", "steps", "runs.csv", "--json"], capsys)
-    assert "give --allow-code" in json.loads(out)["rows"][0]["reason"]
+    assert "add --allow-code" in json.loads(out)["rows"][0]["reason"]
     assert not Path("ran").exists()
 
 
@@ -82,11 +82,11 @@ def test_a_trace_of_jobs_does_not_run_code(row: str, module: str, capsys: pytest
     Path("jobs.csv").write_text(JOBS + row.format(module) + "\n", encoding="utf-8")
     asked = ["schedule", "jobs.csv", "--nodes", "1x8:H100"]
     code, _, err = run(asked, capsys)
-    assert code == 2 and "would run Python code: give --allow-code" in err and err.count("\n") == 1
+    assert code == 2 and "would run Python code: add --allow-code" in err and err.count("\n") == 1
     timed = JOBS.replace("steps", "duration_s,steps") + row.format(module).replace(",10,", ",60,10,") + "\n"
     Path("jobs.csv").write_text(timed, encoding="utf-8")
     code, _, err = run([*asked, "--estimates", "predicted"], capsys)
-    assert code == 2 and "give --allow-code" in err
+    assert code == 2 and "add --allow-code" in err
     assert not Path("ran").exists()
 
 

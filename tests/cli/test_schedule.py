@@ -19,7 +19,7 @@ from traincast.scheduling.output import COLUMNS
 JOBS = str(Path(__file__).parents[2] / "examples" / "jobs.csv")
 ON = ["--nodes", "2x8"]
 HEADER = "job_id,submit_s,num_gpus,duration_s,vc\n"
-FIGURES = {field.name for field in fields(Metrics)}
+FIGURES = {field.name for field in fields(Metrics)} | {"utilisation"}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

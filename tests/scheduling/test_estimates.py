@@ -135,12 +135,12 @@ def test_a_model_without_a_stand_in_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = ", "is no TOML"),
+        ("x = ", "is not valid TOML"),
         ("about = 'a'", "has no stand-ins"),
-        ("[models.a]\nnote = 'b'", "lacks model"),
-        ("[models.a]\nmodel = 'b'\nbatch = 'c'", "has batch = 'c'"),
-        ("[models.a]\nmodel = 'b'\nlikeness = 'close'", "has likeness close"),
-        ("batch_per_gpu = 1\n[models.a]\nmodel = 'b'", "has batch_per_gpu = 1"),
+        ("[models.a]\nnote = 'b'", "model is missing: name a model of the zoo"),
+        ("[models.a]\nmodel = 'b'\nbatch = 'c'", "batch is 'c': expected a whole number"),
+        ("[models.a]\nmodel = 'b'\nlikeness = 'close'", "likeness is 'close': expected one of same, alike, flops"),
+        ("batch_per_gpu = 1\n[models.a]\nmodel = 'b'", "batch_per_gpu is 1: expected true or false"),
     ],
 )
 def test_a_wrong_table_of_stand_ins_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -148,5 +148,5 @@ def test_a_wrong_table_of_stand_ins_is_refused_in_one_line(tmp_path: Path, text:
     path.write_text(text)
     with pytest.raises(FileFormatError, match=said):
         load_stand_ins(str(path))
-    with pytest.raises(FileFormatError, match="cannot be read"):
+    with pytest.raises(FileFormatError, match="does not exist"):
         load_stand_ins(str(tmp_path / "none.toml"))

@@ -14,7 +14,7 @@ from traincast.strategy import Memory, Strategy, load_runtime
 from traincast.strategy.fits import (
     HOST_SHARE,
     MARGIN,
-    Fit,
+    MemoryFit,
     MemoryNeed,
     bytes_with,
     factor,
@@ -71,7 +71,7 @@ def test_what_fills_a_device_to_the_last_byte_does_not_fit() -> None:
     need = need_of([holding(40 * GIB, 39.1 * GIB)], strategy=Strategy(), runtime=NANOTRON, cluster=cluster)
     assert not need.fits
     assert need.probability == pytest.approx(0.5, abs=0.02)
-    assert need.fit is Fit.MAY_NOT_FIT
+    assert need.fit is MemoryFit.MAY_NOT_FIT
     assert "the forecast of 79.1 GiB per device fits into the 79.2 GiB available" in need.shortage()
     assert "85 % is required" in need.shortage()
 
@@ -90,20 +90,20 @@ def need(**changes: float) -> MemoryNeed:
     ("found", "verdict", "said"),
     [
         (need(), "fits with 95 %", ""),
-        (need(capacity=54.0, probability=0.61), Fit.MAY_NOT_FIT.value, "available with 61 %; 85 % is required"),
+        (need(capacity=54.0, probability=0.61), MemoryFit.MAY_NOT_FIT.value, "available with 61 %; 85 % is required"),
         (
             need(capacity=20.0, probability=0.0),
-            Fit.DOES_NOT_FIT.value,
+            MemoryFit.DOES_NOT_FIT.value,
             "needs 50 B per device, 30 B more than the 20 B available",
         ),
-        (need(host=95.0, host_capacity=100.0), Fit.DOES_NOT_FIT.value, "needs 95 B of host memory per node"),
+        (need(host=95.0, host_capacity=100.0), MemoryFit.DOES_NOT_FIT.value, "needs 95 B of host memory per node"),
         (need(host=90.0, host_capacity=100.0), "fits with 95 %", ""),
         (need(host=95.0), "fits with 95 %", ""),
     ],
 )
 def test_a_verdict_says_which_memory_is_short(found: MemoryNeed, verdict: str, said: str) -> None:
     assert found.verdict == verdict
-    assert found.fits == (found.fit is Fit.FITS) == (not said)
+    assert found.fits == (found.fit is MemoryFit.FITS) == (not said)
     assert said in found.shortage()
     assert (found.load <= 1.0) == found.fits
 

@@ -94,10 +94,10 @@ def _parts(report: Report) -> list[Row]:
 
 def _memory(report: Report) -> list[Row]:
     """Memory of the fullest device between its bounds, whether it fits, and what the hosts hold."""
-    from traincast.strategy.fits import Fit, shown_share
+    from traincast.strategy.fits import MemoryFit, shown_share
 
     verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
-    if report.fit is Fit.MAY_NOT_FIT:
+    if report.fit is MemoryFit.MAY_NOT_FIT:
         verdict += f": {shown_share(report.fits_probability)}"
     spread = f"{format_bytes(report.memory_low_bytes)} … {format_bytes(report.memory_high_bytes)} (90 % interval)"
     rows: list[Row] = [

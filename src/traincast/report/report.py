@@ -10,7 +10,7 @@ from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
 from traincast.simulate import Conditions, ServerRun
 from traincast.strategy import Memory
-from traincast.strategy.fits import Fit
+from traincast.strategy.fits import MemoryFit
 from traincast.strategy.memory_timeline import Holder, Moment
 from traincast.work import Demand
 
@@ -99,7 +99,7 @@ class Report:
     fits_probability: float
     fits_margin: float
     verdict: str
-    fit: Fit
+    fit: MemoryFit
     demand: Demand
     estimated_by: dict[str, float] = field(hash=False)
     ranks: tuple[RankReport, ...]

@@ -8,31 +8,34 @@ of the job's). Tables of our own are in ``scheduling/standins``; one of the user
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from msgspec import Meta
 
 from traincast.errors import FileFormatError, UnknownNameError
 from traincast.scheduling.formats.table import jobs
 from traincast.scheduling.traces import Trace
+from traincast.schema import Text, convert, read_table, read_toml, table_of
 
-LIKENESS: Final = ("same", "alike", "flops")
+Likeness: TypeAlias = Literal["same", "alike", "flops"]
+_Batch: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
+_Samples: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
     """A model of the zoo that replaces one of a trace."""
 
-    model: str
-    likeness: str = "same"
+    model: Text
+    likeness: Likeness = "same"
     note: str = ""
-    batch: int = 0
-    samples: float = 1.0
+    batch: _Batch = 0
+    samples: _Samples = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,51 +80,22 @@ def stand_in_names() -> tuple[str, ...]:
 def load_stand_ins(name: str) -> StandIns:
     """The table of that name, or of the TOML file at that path."""
     if name.endswith(".toml"):
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileFormatError(f"{name} cannot be read: {error}; give a TOML file of stand-ins") from error
+        path = Path(name)
     elif name in stand_in_names():
-        text = resources.files("traincast.scheduling").joinpath(f"standins/{name}.toml").read_text(encoding="utf-8")
+        path = Path(str(resources.files("traincast.scheduling").joinpath(f"standins/{name}.toml")))
     else:
         raise UnknownNameError("table of stand-ins", name, stand_in_names(), hint="or give the path of a .toml file")
-    try:
-        return _built(name, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise FileFormatError(f"{name} is no TOML: {error}; correct it") from error
-
-
-_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "model": (str,), "likeness": (str,), "note": (str,), "batch": (int,), "samples": (int, float),
-}  # fmt: skip
-
-
-def _built(name: str, table: Mapping[str, Any]) -> StandIns:
-    models = table.get("models")
-    if not isinstance(models, dict) or not models:
+    kind = table_of(StandIns, without=("name", "models"), models=Mapping[str, Any])
+    table = read_table(read_toml(path, "table of stand-ins"), kind, f"{path.name}:")
+    models = {
+        model: _stand_in(values, f'{path.name}: [models."{model}"]')
+        for model, values in table.pop("models", {}).items()
+    }
+    if not models:
         raise FileFormatError(f'{name} has no stand-ins: add tables [models."NAME"] with model = "…"')
-    found: dict[str, StandIn] = {}
-    for of, values in models.items():
-        if not isinstance(values, dict) or "model" not in values:
-            raise FileFormatError(f"{name}: [models.{of!r}] lacks model: name one of the zoo")
-        for key, value in values.items():
-            if key not in _FIELDS or not isinstance(value, _FIELDS[key]) or isinstance(value, bool):
-                raise FileFormatError(f"{name}: [models.{of!r}] has {key} = {value!r}: expected {', '.join(_FIELDS)}")
-        found[of] = StandIn(**values)
-        if found[of].likeness not in LIKENESS or not found[of].samples > 0 or found[of].batch < 0:
-            raise FileFormatError(
-                f"{name}: [models.{of!r}] has likeness {found[of].likeness}, samples {found[of].samples} and batch "
-                f"{found[of].batch}: expected {' or '.join(LIKENESS)}, and numbers above 0"
-            )
-    others = {"about": str, "batch_per_gpu": bool, "precision": str, "runtime": str}
-    for key, value in table.items():
-        if key != "models" and not (key in others and isinstance(value, others[key])):
-            raise FileFormatError(f"{name} has {key} = {value!r}: expected {', '.join(others)} and models")
-    return StandIns(
-        name=name,
-        about=table.get("about", ""),
-        models=found,
-        batch_per_gpu=table.get("batch_per_gpu", False),
-        precision=table.get("precision"),
-        runtime=table.get("runtime"),
-    )
+    return StandIns(**{"about": "", **table}, name=name, models=models)
+
+
+def _stand_in(values: object, where: str) -> StandIn:
+    read_table(values, table_of(StandIn), where)
+    return convert(values, StandIn, where, remedy="name a model of the zoo")

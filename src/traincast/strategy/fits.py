@@ -40,7 +40,7 @@ _TAIL: Final = math.log(10.0)
 """Distance from the middle to the point with 5 % beyond it, in scales of the exponential."""
 
 
-class Fit(enum.Enum):
+class MemoryFit(enum.Enum):
     """Whether a strategy fits into the memory of devices and hosts, in words."""
 
     FITS = "fits"
@@ -142,11 +142,11 @@ class MemoryNeed:
         return max(self.sure / self.capacity, of_host)
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> MemoryFit:
         """Fits, may not fit (the probability is below :data:`MARGIN` but at least 5 %), or does not fit."""
         if self.fits:
-            return Fit.FITS
-        return Fit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else Fit.MAY_NOT_FIT
+            return MemoryFit.FITS
+        return MemoryFit.DOES_NOT_FIT if not self.host_fits or self.probability < _HARDLY else MemoryFit.MAY_NOT_FIT
 
     @property
     def verdict(self) -> str:
