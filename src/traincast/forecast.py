@@ -137,7 +137,7 @@ def make_request(
     use_cache: bool = False,
     hosts: bool = False,
 ) -> Request:
-    """Return a request with the default strategy, which the caller replaces; omitted arguments get the model's defaults.
+    """Return a request with an empty strategy for the caller to replace; omitted arguments get the model's defaults.
 
     With ``hosts``, the cluster may have nodes without accelerators, on which parameter servers can run.
     """

@@ -1,8 +1,8 @@
 """Journals: files with the finished parts of long work, from which an interrupted run resumes.
 
-A journal is a file of JSON lines. The first line identifies the work: its kind, and a key of everything that its results
-depend on. Every further line is one finished part: a name and a value. A line is appended as soon as its part is
-finished, so an interrupted run loses at most the part that it was working on.
+A journal is a file of JSON lines. The first line identifies the work: its kind, and a key of everything that its
+results depend on. Every further line is one finished part: a name and a value. A line is appended as soon as its part
+is finished, so an interrupted run loses at most the part that it was working on.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Journal:
         return sound
 
     def _is_ours(self, found: Any, path: Path) -> bool:
-        """Return whether the parts after the first line ``found`` can be used; refuse a file that must not be overwritten."""
+        """Return whether the parts after the first line ``found`` can be used; refuse a file of other work."""
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise FileFormatError(
                 f"{path} is not a journal of {self._header['kind']}, or an older version wrote it: move it away"

@@ -1,8 +1,8 @@
 """Breaks the time of a step down into parts, per rank and on average.
 
-Every instant of a rank belongs to exactly one part, so the parts add up to the step: compute (forward and backward works),
-optimizer, exposed communication (compute waits for bytes on their way), overhead (compute waits for its own host), and
-bubble (compute waits for another rank).
+Every instant of a rank belongs to exactly one part, so the parts add up to the step: compute (forward and backward
+works), optimizer, exposed communication (compute waits for bytes in transit), overhead (compute waits for its own
+host), and bubble (compute waits for another rank).
 
 A gap is assigned by what the work after it waits for, whatever else the rank's host and links do meanwhile. Once
 everything else that it needs is ready, a work waits for its launch. Before that it waits for the last message,
@@ -106,7 +106,7 @@ class _Waits:
         self._message = (plan.category == Category.COMMUNICATION) & ~in_line
 
     def of_lane(self, row: int, lane: Spans) -> tuple[float, float]:
-        """Return the seconds that the compute lane of ``row``, with these spans, waits for bytes and for its own host."""
+        """Return the seconds that the compute lane of ``row``, with these spans, waits for bytes and for its host."""
         free = np.append(0.0, lane.end[:-1])
         gaps = np.flatnonzero(lane.start > free)
         task, since, until = lane.task[gaps], free[gaps], lane.start[gaps]
@@ -154,7 +154,7 @@ class _Waits:
         return position[source >= 0], source[source >= 0]
 
     def _last_of_each(self, row: int, position: Ints, source: Ints) -> tuple[Ints, Ints]:
-        """Return the distinct positions, and for each the source that ends last; of equals, one on the host of ``row``."""
+        """Return the distinct positions, and for each the source that ends last; of equals, one on ``row``'s host."""
         order = np.lexsort((self._host[source] == row, self._end[source], position))
         position, source = position[order], source[order]
         last = np.append(position[1:] != position[:-1], True)[: len(position)]

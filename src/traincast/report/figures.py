@@ -97,7 +97,7 @@ def pace_of(lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folde
 def figures_of_ranks(
     lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None
 ) -> StepFigures:
-    """Return the figures of a step whose ranks exchange gradients among themselves; ``folded`` as in :func:`pace_of`."""
+    """Return the figures of a step whose ranks exchange gradients directly; ``folded`` as in :func:`pace_of`."""
     plan = timeline.plan
     stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
     rows = rows_to_report(len(stages), plan.mesh.pp)

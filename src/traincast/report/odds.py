@@ -1,8 +1,9 @@
 """The probability distribution of a step's time around its forecast.
 
 The logarithm of a step's time has an asymmetric Laplace distribution: its density falls exponentially on both sides of
-the median, so that one run in twenty is below the 90 % interval and one in twenty above it. Errors of forecasts have longer
-tails and more runs near the middle than a normal distribution; the page on search shows how well the odds held.
+the median, so that one run in twenty is below the 90 % interval and one in twenty above it. Errors of forecasts have
+longer tails and more runs near the middle than a normal distribution; the page on search compares the odds with
+measured runs.
 """
 
 from __future__ import annotations

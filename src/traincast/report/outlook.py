@@ -1,4 +1,4 @@
-"""The expected time of a real run, its 90 % interval and warnings, from its simulation and its cluster's calibration."""
+"""Expected time of a real run, its 90 % interval and warnings, from its simulation and its cluster's calibration."""
 
 from __future__ import annotations
 

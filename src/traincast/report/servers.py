@@ -37,9 +37,9 @@ def figures_of_servers(
     """Return the figures of a step whose workers exchange gradients and weights through parameter servers.
 
     ``lowered`` is the step of the workers without any exchange, and ``alone`` its timeline. ``timeline`` is the
-    timeline of ``job`` that has the critical path. The parts of the step are means over the workers: computation, overhead of the
-    host, exposed communication (waiting for pushes and pulls to arrive), and bubble (waiting for a server's update, or
-    for another worker to compute). They add up to the step.
+    timeline of ``job`` that has the critical path. The parts of the step are means over the workers: computation,
+    overhead of the host, exposed communication (waiting for pushes and pulls to arrive), and bubble (waiting for a
+    server's update, or for another worker to compute). They add up to the step.
     """
     run, times = measure(job.setup, job.run), worker_times(job.setup, job.pieces, job.run)
     parts = _breakdowns(times, run.step_s)
