@@ -127,7 +127,7 @@ def test_a_shared_sequence_needs_whole_heads() -> None:
         ("pp=2,vp=2,microbatches=4", "virtual_stages=2"),
         ("pp=2,schedule=gpipe,microbatches=4", "schedule=gpipe"),
         ("pp=2,layers=1/3,microbatches=4", "layers=1/3"),
-        ("dp=2,tp=2,zero=3,microbatches=4", "AutoTP goes with zero=0, 1 or 2"),
+        ("dp=2,tp=2,zero=3,microbatches=4", "AutoTP needs zero=0, 1 or 2"),
         ("dp=2,tp=2,sp,microbatches=4", "sequence_parallel with tp=2"),
         ("dp=4,zero=1,shard=2,microbatches=4", "shard=2 of 4 replicas"),
         ("dp=4,zero=3,shard=2,microbatches=4", "MiCS, which could, was removed in 0.19.8"),
