@@ -45,7 +45,7 @@ def fit() -> None:
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 40."
 )
 @options.where()
-@options.seed("It draws the held-out rows and the networks' first weights.")
+@options.seed("It draws the held-out rows and seeds the training.")
 @options.workers("Each fits one cell at a time.", default=1)
 @options.json()
 @options.renamed("fit operators")

@@ -53,7 +53,11 @@ _READABLE_SPANS = 150_000
     help="3=1.5: rank 3 computes 1.5 times slower. May be given several times.",
 )
 @click.option(
-    "--jitter", type=float, default=0.0, metavar="SIGMA", help="Standard deviation of the ranks' speed, such as 0.05."
+    "--jitter",
+    type=float,
+    default=0.0,
+    metavar="SIGMA",
+    help="Spread of the ranks' speed (sigma of its logarithm), such as 0.05.",
 )
 @options.seed("It draws the jitter.")
 @click.option(
