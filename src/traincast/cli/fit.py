@@ -45,7 +45,7 @@ def fit() -> None:
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 40."
 )
 @options.where()
-@options.seed("It draws the held-out rows and seeds the training.")
+@options.seed("The held-out rows and the training depend on it.")
 @options.workers("Each fits one cell at a time.", default=1)
 @options.json()
 @options.renamed("fit operators")
@@ -188,7 +188,7 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
 @click.argument("file")
 @options.output("the bundle, a folder.")
 @options.rivals()
-@options.seed("It draws the held-out configurations.")
+@options.seed("The held-out configurations depend on it.")
 @options.json()
 @options.renamed("fit collectives")
 def collectives(file: str, output: str, rivals: bool, seed: int, as_json: bool) -> None:

@@ -250,7 +250,7 @@ def where() -> Decorator:
 
 
 def seed(more: str) -> Decorator:
-    """``--seed``; ``more`` says what it draws."""
+    """``--seed``; ``more`` says what depends on it."""
     return click.option(
         "--seed",
         type=SEED,

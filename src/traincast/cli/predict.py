@@ -59,7 +59,7 @@ _READABLE_SPANS = 150_000
     metavar="SIGMA",
     help="Spread of the ranks' speed (sigma of its logarithm), such as 0.05.",
 )
-@options.seed("It draws the jitter.")
+@options.seed("The jitter depends on it.")
 @click.option(
     "--busy-network",
     type=float,

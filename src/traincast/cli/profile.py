@@ -71,7 +71,7 @@ def profile() -> None:
 )
 @options.time_limit()
 @options.layers_per_type()
-@options.seed("It draws the operator set.")
+@options.seed("The operator set depends on it.")
 @options.source()
 @options.output("the table (.parquet).")
 @options.json()
@@ -280,7 +280,7 @@ def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bo
 
 @profile.command(name="opset", epilog=options.example("profile opset --layers-per-type 10 -o opset.json"))
 @options.layers_per_type()
-@options.seed("It draws the operator set.")
+@options.seed("The operator set depends on it.")
 @options.batch()
 @click.option("--list", "listed", is_flag=True, help="Print every operator.")
 @options.output("the operator set (.json); `traincast profile operators --from` reads it.", required=False)

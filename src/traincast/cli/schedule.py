@@ -121,7 +121,7 @@ if TYPE_CHECKING:
 @click.option("--checkpoint-cost", metavar="TIME", help="Time to write a checkpoint, such as 10s or 10s+1s/gpu.")
 @click.option("--restore-cost", metavar="TIME", help="Time to read a checkpoint, such as 20s or 20s+1s/gpu.")
 @click.option("--restart-cost", metavar="TIME", help="Time to start again after a failure.")
-@options.seed("It draws noise, failures and random placements.")
+@options.seed("Noise, failures and random placements depend on it.")
 @click.option(
     "--seeds",
     type=options.COUNT,

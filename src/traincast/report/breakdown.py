@@ -85,7 +85,7 @@ def mean_breakdown(parts: list[Breakdown]) -> Breakdown:
 
 
 class _Waits:
-    """What the tasks of a timeline wait for."""
+    """Finds what the tasks of a timeline wait for."""
 
     def __init__(self, timeline: Timeline) -> None:
         plan = self._plan = timeline.plan

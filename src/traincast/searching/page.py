@@ -66,7 +66,7 @@ def _page_data(answer: Answer) -> dict[str, Any]:
 
 
 def command_of(candidate: Candidate, words: dict[int, str | None]) -> str | None:
-    """Return the command line that forecasts ``candidate``; ``None`` if no name stands for its cluster.
+    """Return the command line that forecasts ``candidate``; ``None`` if the catalog does not have its cluster.
 
     ``words`` caches the names of clusters by ``id``, so that each cluster is looked up once.
     """

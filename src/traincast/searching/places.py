@@ -142,7 +142,7 @@ def _leanest(columns: StrategyColumns, here: npt.NDArray[np.bool_], problem: Pro
 
 
 def nothing(places: Sequence[Place], ranking: Ranking) -> StrategyError:
-    """Return the error that says why no strategy is left on any cluster, and what comes nearest."""
+    """Return the error that says why no strategy is left on any cluster, and which comes nearest."""
     known = [place for place in places if place.best is not None]
     if known:
         return StrategyError(_nearest(known, ranking))
