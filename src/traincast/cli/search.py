@@ -66,13 +66,15 @@ if TYPE_CHECKING:
     "--deadline",
     type=options.TIME,
     metavar="TIME",
-    help="Longest time that the job may take, such as 14d. By default, the cheapest strategy that meets it comes first.",
+    help="Longest time that the job may take, such as 14d. "
+    "By default, the cheapest strategy that meets it comes first.",
 )
 @click.option(
     "--budget",
     type=options.COUNT,
     metavar="DOLLARS",
-    help="Most that the job may cost, in US dollars, such as 2e6. By default, the fastest strategy within it comes first.",
+    help="Most that the job may cost, in US dollars, such as 2e6. "
+    "By default, the fastest strategy within it comes first.",
 )
 @click.option(
     "--confidence",
