@@ -131,7 +131,7 @@ def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[s
     """Refuse settings that no framework supports, and recomputation other than ``recomputes``."""
     if strategy.recompute not in recomputes:
         choices = ", ".join(recomputes)
-        raise refuse(framework, f"recompute={strategy.recompute}", f"it supports only {choices}")
+        raise refuse(framework, f"recompute={strategy.recompute}", f"it does not support it; choose one of {choices}")
     if strategy.servers:
         raise refuse(framework, f"servers={strategy.servers}", "it has no parameter servers; leave servers out")
     if strategy.compression != 1.0:
