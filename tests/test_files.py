@@ -177,7 +177,7 @@ def test_no_output_may_be_an_input_or_another_output(tmp_path: Path) -> None:
     table, link, new = tmp_path / "table.csv", tmp_path / "link.csv", tmp_path / "new.csv"
     table.write_text("a,b")
     link.symlink_to(table)
-    with pytest.raises(FileFormatError, match="it is the table of runs, which would be lost"):
+    with pytest.raises(FileFormatError, match="it is the table of runs, which would be overwritten"):
         files.check_output(link, inputs={"the table of runs": table})
     with pytest.raises(FileFormatError, match="--a and --b are both"):
         files.check_outputs({"--a": new, "--b": tmp_path / "." / "new.csv"})

@@ -79,7 +79,7 @@ def test_a_file_that_is_no_journal_is_refused_and_stays(path: Path, text: bytes,
     path.write_bytes(text)
     with pytest.raises(FileFormatError) as caught:
         journal(path, restart=restart)
-    said = f"{path} is no journal of a test, or one of an older version: move it away"
+    said = f"{path} is not a journal of a test, or an older version wrote it: move it away"
     assert str(caught.value) == said
     assert path.read_bytes() == text
 
@@ -88,7 +88,10 @@ def test_a_file_that_is_no_journal_is_refused_and_stays(path: Path, text: bytes,
     ("other", "said"),
     [
         ({"kind": "a search"}, "is a journal of a search, not of a test: choose another output"),
-        ({"key": "def"}, "was begun for other inputs or by another version of Traincast: finish that first, or delete"),
+        (
+            {"key": "def"},
+            "was started for other inputs or by another version of Traincast: finish that first, or delete",
+        ),
     ],
 )
 def test_a_journal_of_other_work_is_refused_and_stays(path: Path, other: dict[str, str], said: str) -> None:
@@ -102,7 +105,9 @@ def test_a_journal_of_other_work_is_refused_and_stays(path: Path, other: dict[st
 
 def test_a_journal_of_another_version_is_refused(path: Path) -> None:
     path.write_text(json.dumps({"format": "traincast-journal", "version": 9}) + "\n", encoding="utf-8")
-    with pytest.raises(FileFormatError, match="journal of version 9, and this is version 1: finish it with"):
+    with pytest.raises(
+        FileFormatError, match="journal of version 9, but this Traincast uses version 1: finish it with"
+    ):
         journal(path, restart=True)
 
 
@@ -111,7 +116,7 @@ def test_a_journal_with_another_key_starts_anew_where_asked(path: Path) -> None:
         first.keep("a", 1)
     with journal(path, restart=True) as second:
         assert dict(second.parts) == {}
-        begun = f"{path} was begun for other inputs or by another version of Traincast"
+        begun = f"{path} was started for other inputs or by another version of Traincast"
         assert second.warnings == [f"{begun}: its finished parts are not used"]
         second.keep("b", 2)
     with journal(path) as third:

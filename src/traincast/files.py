@@ -5,7 +5,7 @@ content or the new content, never half of it, and a full disk or a kill loses no
 file that it points to is replaced. A device, a pipe, a socket, or a file that is this program's own standard output is
 opened and written to directly.
 
-Every refusal of the operating system becomes a :class:`FileFormatError` of one line: what, why, and what to do.
+Every error of the operating system becomes a :class:`FileFormatError` of one line: the file, the reason, the remedy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _REMEDIES: Final = {
     **dict.fromkeys(_FULL, "free some space, or choose another place"),
     errno.EROFS: "choose a place that can be written to",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "its symlinks lead to one another; name the file itself",
+    errno.ELOOP: "its symlinks form a loop; name the file itself",
 }
-_OTHERWISE: Final = "give the name of a file in a folder that can be written to"
+_OTHERWISE: Final = "name a file in a folder that can be written to"
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def check_output(path: Path, *, inputs: Mapping[str, Path] | None = None) -> Non
     """
     for what, given in (inputs or {}).items():
         if _is_same(path, given):
-            raise FileFormatError(f"cannot write {path}: it is {what}, which would be lost; choose another name")
+            raise FileFormatError(f"cannot write {path}: it is {what}, which would be overwritten; choose another name")
     try:
         if _is_written_through(path):
             if not os.access(path, os.W_OK):
@@ -164,11 +164,11 @@ def finite(value: Any) -> Any:
     return value
 
 
-# Where it goes
+# Where a file is written
 
 
 def _is_written_through(path: Path) -> bool:
-    """Whether ``path`` must be written to rather than replaced: a device, a pipe, our own output."""
+    """Return whether ``path`` must be written to directly, not replaced: a device, a pipe or our own output."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _is_written_through(path: Path) -> bool:
 
 
 def _own_output(found: os.stat_result) -> int | None:
-    """The descriptor, 1 or 2, if the file is our standard output or standard error (as ``/dev/stdout`` is)."""
+    """Return 1 or 2 if the file is our standard output or standard error (such as ``/dev/stdout``), else ``None``."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if os.path.samestat(found, os.fstat(descriptor)):
@@ -188,7 +188,7 @@ def _own_output(found: os.stat_result) -> int | None:
 
 
 def _target(path: Path) -> Path:
-    """The regular file to replace: ``path`` with its symlinks resolved."""
+    """Return the regular file to replace, which is ``path`` with its symlinks resolved; refuse a read-only file."""
     target = Path(os.path.realpath(path))
     if target.exists() and not os.access(target, os.W_OK):  # leave read-only files alone
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -202,11 +202,11 @@ def _is_same(one: Path, other: Path) -> bool:
         return os.path.realpath(one) == os.path.realpath(other)
 
 
-# How it gets there
+# How a file is written
 
 
 def _beside(target: Path) -> Path:
-    """A new hidden name in the same folder, short enough for any file system."""
+    """Return a new hidden name in the same folder, short enough for any file system."""
     return target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.part")
 
 
@@ -218,7 +218,7 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a device, a pipe or our own output; what was printed before comes first."""
+    """Open a device, a pipe or our own output; flush what was printed before."""
     descriptor = _own_output(path.stat())
     if descriptor is None:
         return path.open("wb")

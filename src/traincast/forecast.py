@@ -46,12 +46,12 @@ from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9
 _MOST_WORKERS: Final = 64
-"""Workers that the timeline of a run with parameter servers shows by default."""
+"""Greatest number of workers in the default timeline of a run with parameter servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A report, and what it was made from: the request, its plan, the estimates and the timeline."""
+    """A report with its origin: the request, its plan, the estimates and the timeline."""
 
     report: Report
     request: Request
@@ -62,7 +62,7 @@ class Forecast:
     servers: ServerJob | None = None
 
     def detailed(self, *, all_ranks: bool = False) -> Timeline:
-        """The timeline of single operators: of one rank per stage, or of all ranks. Ranks that differ are all shown.
+        """Return the timeline operator by operator: of one rank per stage, or of all ranks if asked or if they differ.
 
         With parameter servers it is one steady step: of the first workers, or of all with ``all_ranks``.
         """
@@ -94,11 +94,11 @@ def predict(
     conditions: Conditions | None = None,
     use_cache: bool = False,
 ) -> Forecast:
-    """Forecast one training step, and the whole job if ``tokens``, ``samples`` or ``steps`` say how long it is.
+    """Forecast one training step, and the whole job if its length is given in ``tokens``, ``samples`` or ``steps``.
 
-    Without ``strategy``, a sensible one that fits is chosen; if it sets no micro batch, the largest that fits. A bundle
-    of ``cost_model`` that covers nothing of the step is refused; the report says how much the others cover.
-    ``precision`` defaults to bf16 for sequence models and amp otherwise, where the device has it.
+    Without ``strategy``, one that fits in memory is chosen. A strategy without a micro batch gets the largest that
+    fits. A bundle of ``cost_model`` that covers no work of the step is refused; the report has the share that each
+    covers. ``precision`` defaults to bf16 for sequence models and to amp for others, if the device supports it.
     """
     request = make_request(
         model,
@@ -137,9 +137,9 @@ def make_request(
     use_cache: bool = False,
     hosts: bool = False,
 ) -> Request:
-    """A request for one device, to which the caller adds a strategy; arguments left out get the defaults for the model.
+    """Return a request with an empty strategy for the caller to replace; omitted arguments get the model's defaults.
 
-    With ``hosts``, nodes of the cluster may lack accelerators: parameter servers can run there.
+    With ``hosts``, the cluster may have nodes without accelerators, on which parameter servers can run.
     """
     if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
         raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
@@ -160,7 +160,7 @@ def make_request(
 
 @lru_cache(maxsize=8)
 def default_cost_model(kernels: str = "") -> CostModel:
-    """The cost model used when none is given: the bundles that come with Traincast, physics for the rest.
+    """Return the default cost model: the bundles that come with Traincast, and formulas for everything else.
 
     ``kernels`` is the framework whose measured operators are preferred.
     """
@@ -173,7 +173,7 @@ def _shipped() -> LearnedCostModel:
 
 
 def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
-    """Estimates of ``works`` by the cost model (or the default one) and the calibration of the request's cluster."""
+    """Return estimates of ``works`` by the cost model, or the default one, with the calibration of the cluster."""
     return _estimate(_model_for(request, cost_model), works, request.cluster)
 
 
@@ -185,13 +185,13 @@ def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
 
 
 def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Estimates:
-    """Estimates of ``works`` by ``model``, with the calibration of ``cluster``."""
+    """Return estimates of ``works`` by ``model``, with the calibration of ``cluster``."""
     return calibrated(model.estimate(works, cluster), works, cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Simulated:
-    """A request lowered, estimated and simulated; the fields are arguments of :func:`make_report`."""
+    """A simulated request; the fields are arguments of :func:`make_report`."""
 
     request: Request
     lowered: Lowered
@@ -212,9 +212,9 @@ def forecast(
     num_steps: int | None = None,
     job: JobSettings | None = None,
 ) -> Forecast:
-    """Lower, estimate, simulate and report ``request``; both grains give the same times.
+    """Lower, estimate and simulate ``request``, and return its forecast; both grains give the same times.
 
-    Under ``conditions``, or where nodes differ, every rank is simulated on its own. ``in_detail`` adds memory over time
+    Under ``conditions``, or if nodes differ, every rank is simulated separately. ``in_detail`` adds memory over time
     to the report and, for a strategy that does not fit, a change that makes it fit. ``num_steps`` adds the job.
     """
     model = _model_for(request, cost_model)
@@ -247,7 +247,7 @@ def forecast(
 
 
 def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
-    """The fastest change of one or two settings that makes a strategy fit."""
+    """Return the change of one or two settings that makes the strategy fit with the shortest step."""
     request = lowered.request
 
     def seconds(strategy: Strategy) -> float:
@@ -267,7 +267,7 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
 def _simulate_ranks(
     request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
 ) -> _Simulated:
-    """A step whose ranks exchange gradients among themselves."""
+    """Simulate a step whose ranks exchange gradients among themselves."""
     alike = conditions is None and not request.cluster.parts
     lowered = lower(request, grain=grain if alike else "operator")
     plan = lowered.plan
@@ -289,7 +289,7 @@ def _simulate_ranks(
 
 
 def _mean_uses(uses: Sequence[Sequence[BundleUse]], kind_of: Sequence[int]) -> tuple[BundleUse, ...]:
-    """The use of every bundle on average over devices, given that on each kind and the kind of each device."""
+    """Return the mean use of each bundle over devices, given its use on each kind and the kind of each device."""
     weights = [kind_of.count(number) / len(kind_of) for number in range(len(uses))]
 
     def mean(of: Sequence[BundleUse], name: str) -> float:
@@ -304,7 +304,7 @@ def _mean_uses(uses: Sequence[Sequence[BundleUse]], kind_of: Sequence[int]) -> t
 def _simulate_servers(
     request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
 ) -> _Simulated:
-    """A step whose workers exchange gradients and weights through parameter servers."""
+    """Simulate a step whose workers exchange gradients and weights through parameter servers."""
     request = replace(request, optimizer=False)  # servers make the updates
     lowered = lower(for_workers(request), grain=grain)
     plan, cluster = lowered.plan, lowered.request.cluster
@@ -326,12 +326,12 @@ def _simulate_servers(
 
 
 def usual_runtime(graph: OperatorGraph) -> str:
-    """The default runtime for a model."""
+    """Return the default runtime for a model."""
     return "megatron" if graph.tokens_per_sample else "pytorch"
 
 
 def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
-    """The default precision for a model: half precision on devices that have it."""
+    """Return the default precision for a model: half precision if the device supports it."""
     if graph.tokens_per_sample:
         return "bf16" if cluster.device.supports("bf16") else "fp16" if cluster.device.supports("fp16") else "fp32"
     return "amp" if cluster.device.supports("fp16") else "fp32"
@@ -352,13 +352,13 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
 def steps_of(
     graph: OperatorGraph, global_batch: int, *, tokens: int | None, samples: int | None, steps: int | None
 ) -> int | None:
-    """The number of steps of a job, given its length in one unit; None if no length is given."""
+    """Return the number of steps of a job from its length in one unit, or ``None`` if no length is given."""
     given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
     if len(given) > 1:
-        raise RequestError(f"{' and '.join(given)} are given: say how long the job is in one way")
+        raise RequestError(f"{' and '.join(given)} are given: state the length of the job in one unit only")
     if tokens is not None:
         if not graph.tokens_per_sample:
-            raise RequestError(f"tokens are given, but {graph.name} has no tokens: say samples or steps")
+            raise RequestError(f"tokens are given, but {graph.name} has no tokens: give samples or steps")
         return max(1, math.ceil(tokens / (global_batch * graph.tokens_per_sample)))
     if samples is not None:
         return max(1, math.ceil(samples / global_batch))
@@ -366,7 +366,7 @@ def steps_of(
 
 
 def job_of(result: Forecast, num_steps: int, settings: JobSettings, *, step_s: float | None = None) -> JobForecast:
-    """The job of ``num_steps`` steps as forecast; with ``step_s``, its steps do the same in that time instead."""
+    """Return the job of ``num_steps`` forecast steps; with ``step_s``, each step takes that time instead."""
     report = result.report
     return job_of_steps(
         result.request,

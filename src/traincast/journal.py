@@ -1,8 +1,8 @@
-"""Finished parts of long work, kept in a file so that a run that was stopped resumes where it was.
+"""Journals: files with the finished parts of long work, from which an interrupted run resumes.
 
-A journal is a file of JSON lines. The first line says what the work is: its kind, and a key of everything that its
+A journal is a file of JSON lines. The first line identifies the work: its kind, and a key of everything that its
 results depend on. Every further line is one finished part: a name and a value. A line is appended as soon as its part
-is finished, so a run loses at most the part that it was at when it was stopped, however it was stopped.
+is finished, so an interrupted run loses at most the part that it was working on.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from traincast.files import refusal
 FORMAT: Final = "traincast-journal"
 VERSION: Final = 1
 _START: Final = json.dumps({"format": FORMAT}, separators=(",", ":")).encode().removesuffix(b"}")
-"""How every journal begins: with it, a first line that was cut short is told from a file of someone else."""
+"""The first bytes of every journal; they distinguish a journal whose first line is incomplete from any other file."""
 
 
 class Journal:
     """Finished parts of one piece of work, by name; use it as a context manager.
 
-    ``kind`` is a noun for messages, such as "a calibration". Parts that ``path`` holds from an earlier run are in
-    :attr:`parts` if kind and key are the same. A file that is no journal, is of another version or of another kind, or
-    that another process has open, is refused. One with another key is refused as well, or with ``restart`` emptied
-    and a warning left in :attr:`warnings`. Lines at the end that are damaged are dropped with a warning. Without a
-    path, parts are kept in memory alone. With ``sync``, a part is on the disk when :meth:`keep` returns; without it, a
-    power failure may lose the last parts.
+    ``kind`` is a noun for messages, such as "a calibration". If ``path`` has the same kind and key, its parts are in
+    :attr:`parts`. A file that is not a journal, has another version or another kind, or is open in another process, is
+    refused. A journal with another key is refused too; with ``restart`` it is emptied instead, with a warning in
+    :attr:`warnings`. Damaged lines at the end are dropped with a warning. Without a path, parts are kept only in
+    memory. With ``sync``, a part is on the disk when :meth:`keep` returns; without it, a power failure may lose the
+    last parts.
     """
 
     def __init__(self, path: Path | None, *, kind: str, key: str, restart: bool = False, sync: bool = True) -> None:
@@ -60,25 +60,25 @@ class Journal:
         return MappingProxyType(self._parts)
 
     def keep(self, name: str, value: Any) -> None:
-        """Keep a finished part; ``value`` is anything that JSON can hold. A later value replaces an earlier one."""
+        """Save a finished part; ``value`` must be expressible in JSON. A later value replaces an earlier one."""
         self._parts[name] = value
         self._write([name, value])
 
     def part(self, name: str, make: Callable[[], Any]) -> Any:
-        """The value of a part: the one that is kept, or else what ``make`` returns, which is then kept."""
+        """Return the saved value of a part; if there is none, call ``make`` and save its result."""
         if name not in self._parts:
             self.keep(name, make())
         return self._parts[name]
 
     def close(self) -> None:
-        """Leave the file as it is, for the next run to resume from."""
+        """Close the file; the next run resumes from it."""
         if self._file is not None:
-            with suppress(OSError):  # on a full disk; it was said when the part was written
+            with suppress(OSError):  # a full disk was reported when the part was written
                 self._file.close()
             self._file = None
 
     def remove(self) -> None:
-        """Remove the file: the work is finished and its result is saved."""
+        """Delete the file; call it when the work is finished and its result is saved."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -108,12 +108,12 @@ class Journal:
         try:
             self._write(self._header)
         except FileFormatError:
-            if not text:  # made here just now: leave no empty journal behind
+            if not text:  # created just now: leave no empty journal behind
                 path.unlink(missing_ok=True)
             raise
 
     def _read(self, text: bytes, path: Path) -> int:
-        """Take over the parts that ``text`` holds; return how many of its bytes are sound."""
+        """Read the parts in ``text``; return the number of its bytes before any damage."""
         first, *lines = text.splitlines(keepends=True) or [b""]
         if not first or (not first.endswith(b"\n") and (_START.startswith(first) or first.startswith(_START))):
             return 0
@@ -132,15 +132,15 @@ class Journal:
         return sound
 
     def _is_ours(self, found: Any, path: Path) -> bool:
-        """Whether the parts after the first line ``found`` can be used; refuses what must not be written to."""
+        """Return whether the parts after the first line ``found`` can be used; refuse a file of other work."""
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise FileFormatError(
-                f"{path} is no journal of {self._header['kind']}, or one of an older version: move it away"
+                f"{path} is not a journal of {self._header['kind']}, or an older version wrote it: move it away"
             )
         if found.get("version") != VERSION:
             raise FileFormatError(
-                f"{path} is a journal of version {found.get('version')}, and this is version {VERSION}: "
-                "finish it with the Traincast that began it, or delete it"
+                f"{path} is a journal of version {found.get('version')}, but this Traincast uses version {VERSION}: "
+                "finish it with the Traincast that started it, or delete it"
             )
         if found.get("kind") != self._header["kind"]:
             raise FileFormatError(
@@ -148,7 +148,7 @@ class Journal:
             )
         if found == self._header:
             return True
-        said = f"{path} was begun for other inputs or by another version of Traincast"
+        said = f"{path} was started for other inputs or by another version of Traincast"
         if not self._restart:
             raise FileFormatError(f"{said}: finish that first, or delete it")
         self.warnings.append(f"{said}: its finished parts are not used")
@@ -168,13 +168,13 @@ class Journal:
 
 
 def key_of(*values: object) -> str:
-    """A key of ``values``, told apart by their ``repr``, and of all code and data of this version of Traincast."""
+    """Return a key of the ``repr`` of ``values`` and of all code and data of this version of Traincast."""
     return hashlib.sha256(code_digest() + repr(values).encode()).hexdigest()
 
 
 @cache
 def code_digest() -> bytes:
-    """A digest of every Python and TOML file of this package: what decides a result besides the inputs."""
+    """Return a digest of every Python and TOML file of this package, on which results depend besides the inputs."""
     digest = hashlib.sha256()
     for file in _sources(resources.files("traincast")):
         digest.update(file.read_bytes())
@@ -190,7 +190,7 @@ def _sources(folder: Traversable) -> Iterator[Traversable]:
 
 
 def _value(line: bytes) -> Any:
-    """What a line says, or nothing where it is cut short or damaged."""
+    """Return the value of a line, or ``None`` if it is incomplete or damaged."""
     if not line.endswith(b"\n"):
         return None
     try:
@@ -200,12 +200,12 @@ def _value(line: bytes) -> Any:
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
-    """Refuse a journal that another process writes; the lock ends with the process, however it ends."""
+    """Lock the file; refuse a journal that another process writes. The lock is released when the process ends."""
     try:
         import fcntl
-    except ImportError:  # not on this platform: nothing keeps two runs apart
+    except ImportError:  # not on this platform: two runs are not kept apart
         return
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise RequestError(f"{path} is in use: another run writes the same output; wait until it has ended") from error
+        raise RequestError(f"{path} is in use: another run writes the same output; wait until it ends") from error

@@ -108,7 +108,7 @@ def test_a_journal_of_other_runs_is_not_used_and_this_is_said(make_runs: MakeRun
         result = calibrate_runs(runs, curve=(), journal=journal)
         assert result.calibration == alone.calibration
         (warning,) = result.warnings
-        assert "was begun for other inputs" in warning and "not used" in warning
+        assert "was started for other inputs" in warning and "not used" in warning
         assert result.as_dict()["warnings"] == [warning]
     assert alone.warnings == ()
 

@@ -61,7 +61,7 @@ def test_a_search_for_a_framework_times_its_runtime(framework: str, capsys: pyte
 def test_a_search_shows_the_release_and_the_runtime(capsys: pytest.CaptureFixture[str]) -> None:
     shown, _ = run(capsys, *SEARCH, "torchtitan")
     assert "· torchtitan ·" in shown
-    assert "the first for torchtitan (0.2.2), timed with the runtime torchtitan\n" in shown
+    assert "the first strategy for torchtitan (0.2.2), timed with the runtime torchtitan\n" in shown
     assert "--runtime torchtitan" in shown.partition("traincast predict")[2]
 
 

@@ -152,7 +152,7 @@ def test_no_verb_writes_over_what_it_reads(
         ["predict", "config.json", "--cluster", "lab.toml", "--global-batch", "4", "--trace", "config.json"],
         ["search", "config.json", "--cluster", "lab.toml+dgx-a100", "--global-batch", "4", "--html", "lab.toml"],
     ):
-        assert "which would be lost; choose another name" in refused(capsys, *arguments)
+        assert "which would be overwritten; choose another name" in refused(capsys, *arguments)
     same = refused(capsys, *SEARCH, "--html", "a.parquet", "--all-out", "a.parquet")
     assert "--all-out and --html are both a.parquet" in same
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == inputs

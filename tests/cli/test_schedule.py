@@ -174,7 +174,7 @@ def test_a_study_gives_every_run_and_what_estimates_cost(capsys: pytest.CaptureF
     assert regret["sjf", "exact", 1.0] == 0
     text = run(capsys, *study)
     assert "means over 2 seeds" in text
-    assert "what estimates cost, against exact" in text
+    assert "change caused by estimates, compared with exact" in text
 
 
 def test_processes_give_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_search_shows_people_the_table_the_ties_and_the_front(capsys: pytest.Cap
     shown = run(capsys, *SEARCH, "--top", "3")
     for words in ("strategy", "90 % interval", "MFU", "memory", "limited by", "behind", "chance", "without a search"):
         assert words in shown
-    assert re.search(r"best of those compared with a chance of \d+%; (\d|no other)", shown)
+    assert re.search(r"The first strategy has a \d+% chance of being the best of those compared; (\d|no other)", shown)
     assert "data parallel" in shown
     assert "strategies that no other beats in time, memory and cost" in shown
     assert re.search(r"[\d,]+ strategies evaluated, [\d,]+ fit; families: [\d,]+ evaluated", shown)
@@ -265,7 +265,7 @@ def test_the_table_of_clusters_is_told_to_people_programs_and_pages_alike(
     assert late["reason"].startswith("forecast to take ")
     shown = run(capsys, *TWO, *limits)
     assert f"late: {late['reason'].split(';')[0]}" in shown
-    assert re.search(r"It meets the deadline with a chance of \d+%; asked for: 30%\.", " ".join(shown.split()))
+    assert re.search(r"It has a \d+% chance of meeting the deadline \(required: 30%\)\.", " ".join(shown.split()))
     assert "budget" not in shown
     for text in (shown, page.read_text(encoding="utf-8")):
         assert "nothing fits" not in text

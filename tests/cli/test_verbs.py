@@ -51,7 +51,17 @@ def test_predict_gives_one_json_document_with_all_fields(capsys: pytest.CaptureF
 
 def test_predict_shows_people_the_split_the_memory_and_the_path(capsys: pytest.CaptureFixture[str]) -> None:
     shown = run(capsys, *PREDICT)
-    for word in ("(chosen)", "step", "throughput", "MFU", "bubble", "overhead", "memory", "critical path", "fits"):
+    for word in (
+        "(chosen by Traincast)",
+        "step",
+        "throughput",
+        "MFU",
+        "bubble",
+        "overhead",
+        "memory",
+        "critical path",
+        "fits",
+    ):
         assert word in shown
     assert "job" not in shown
 

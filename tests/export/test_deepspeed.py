@@ -69,7 +69,7 @@ def test_ranks_of_a_tensor_group_are_no_replicas() -> None:
     assert found["tensor_parallel"] == {"autotp_size": 2}
     assert "train_batch_size" not in found  # DeepSpeed would compare it with micro batch × steps × all 4 ranks
     assert found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"] * 2 == 16
-    assert any("would say 32 where 16 samples" in note for note in found["_comment"])
+    assert any("would expect 32, although a step trains on 16 samples" in note for note in found["_comment"])
 
 
 def test_a_shared_sequence_needs_both_sizes_of_the_mesh() -> None:
@@ -127,10 +127,10 @@ def test_a_shared_sequence_needs_whole_heads() -> None:
         ("pp=2,vp=2,microbatches=4", "virtual_stages=2"),
         ("pp=2,schedule=gpipe,microbatches=4", "schedule=gpipe"),
         ("pp=2,layers=1/3,microbatches=4", "layers=1/3"),
-        ("dp=2,tp=2,zero=3,microbatches=4", "AutoTP goes with zero=0, 1 or 2"),
+        ("dp=2,tp=2,zero=3,microbatches=4", "AutoTP needs zero=0, 1 or 2"),
         ("dp=2,tp=2,sp,microbatches=4", "sequence_parallel with tp=2"),
         ("dp=4,zero=1,shard=2,microbatches=4", "shard=2 of 4 replicas"),
-        ("dp=4,zero=3,shard=2,microbatches=4", "MiCS, which could, was removed in 0.19.8"),
+        ("dp=4,zero=3,shard=2,microbatches=4", "MiCS, which did this, was removed in 0.19.8"),
         ("dp=4,microbatches=4", "zero=0 with bf16 and gradients summed in fp32 .* set zero=1"),
         ("dp=4,zero=3,reshard=false,microbatches=4", "set sync_each"),
         ("dp=4,offload=optimizer,microbatches=4", "set zero=1, 2 or 3"),

@@ -30,7 +30,7 @@ def test_a_command_in_full() -> None:
         f"# {LLAMA} on 8 devices of dgx-a100, for Megatron-LM core_v0.16.1 (pretrain_gpt.py)\n"
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel; global batch 16, "
         "precision bf16\n"
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1  # tensor and context parallelism insist on it before Blackwell\n"
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1  # required by tensor and context parallelism before Blackwell\n"
         "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py \\\n"
         "    --num-layers 4 \\\n"
         "    --hidden-size 256 \\\n"

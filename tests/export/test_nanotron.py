@@ -25,7 +25,8 @@ def test_a_file_in_full() -> None:
         f"# {LLAMA} on 8 devices of dgx-a100, for nanotron, main at 2411b022, April 2026",
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel,recompute=full; "
         "global batch 16, precision bf16",
-        "# yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages",
+        "# set these yourself: general, checkpoints, train_steps, init_method, optimizer except zero_stage, "
+        "data_stages",
     ]
     assert read(request) == {
         "general": {"project": "traincast", "run": "%date_%jobid"},

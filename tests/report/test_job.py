@@ -96,5 +96,5 @@ def test_without_a_length_there_is_no_job() -> None:
 def test_two_lengths_are_one_too_many_and_images_have_no_tokens() -> None:
     with pytest.raises(RequestError, match="tokens and steps are given"):
         predict(graph_of(GPT), cluster=devices(1), global_batch=16, strategy="mbs=16", tokens=5, steps=5)
-    with pytest.raises(RequestError, match="has no tokens: say samples or steps"):
+    with pytest.raises(RequestError, match="has no tokens: give samples or steps"):
         predict(graph_of("resnet-cifar:layers=20"), cluster=devices(1), global_batch=16, strategy="mbs=16", tokens=5)

@@ -125,7 +125,7 @@ def test_a_stall_is_forecast_where_it_is_likely_and_bounds_the_interval_where_it
     said = [w for w in found.warnings if "stalled" in w]
     assert len(said) == (chance > 0.05)
     if said:
-        assert said[0].startswith(f"{chance:.0%} of runs like this stalled")
+        assert said[0].startswith(f"{chance:.0%} of similar runs stalled")
         assert "5.0 times as long" in said[0]
 
 
@@ -213,7 +213,7 @@ def test_a_calibration_that_names_no_runtime_holds_for_all() -> None:
     unmeasured = replace(CALIBRATION, runtimes=())
     assert width(unmeasured, look(), runtime="any") == width(CALIBRATION, look())
     (warning,) = expect(unmeasured, look(9.0), usual_s=1.0, stalled_s=1.0, runtime="any").warnings
-    assert warning.startswith("outside what this cluster was calibrated with: 512 nodes")
+    assert warning.startswith("no run that calibrated this cluster is close to this one: 512 nodes")
 
 
 def test_a_calibration_as_the_documents_show_it_can_be_used(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_lowest_limit_of_memory_holds() -> None:
         ("tp<=2|4", RequestError, "<= compares one number; use = or != here"),
         ("schedule<1f1b", RequestError, "< compares one number"),
         ("sp=maybe", RequestError, "constraint 'sp=maybe': expected true or false"),
-        ("memory>=10GB", RequestError, "memory has an upper limit, as in memory<=70GB"),
+        ("memory>=10GB", RequestError, "memory takes only an upper limit, such as memory<=70GB"),
         ("memory<=lots", RequestError, "constraint memory is 'lots': expected a size above zero, such as 70GB"),
         ("colour=red", UnknownNameError, "unknown constraint 'colour'"),
         ("tpp<=8", UnknownNameError, "unknown constraint 'tpp': did you mean tp"),

@@ -26,7 +26,7 @@ def test_a_deadline_is_met_with_the_chance_asked_for() -> None:
     assert answer.best.in_time == pytest.approx(0.8, abs=0.01)
     assert all(c.in_time is not None and c.in_time >= 0.7 for c in answer.candidates)
     with pytest.raises(
-        StrategyError, match="meets the deadline with a chance of 80%; with one of 90% it ends within "
+        StrategyError, match="meets the deadline with a chance of 80%; with a chance of 90% it ends within "
     ) as late:
         found(constraint=SIMPLE, steps=10_000_000, deadline_s=deadline, confidence=0.9)
     assert f"the nearest, {free.best.strategy} on 1 × " in str(late.value)

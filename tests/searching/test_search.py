@@ -212,7 +212,7 @@ def test_a_budget_leaves_what_it_pays_for() -> None:
 
 @pytest.mark.parametrize("limit", [{"deadline_s": 10.0}, {"budget": 10.0}])
 def test_a_limit_needs_the_length_of_the_job(limit: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="say how long it is in tokens, samples or steps"):
+    with pytest.raises(RequestError, match="give its length in tokens, samples or steps"):
         found(**limit)
 
 
@@ -246,7 +246,7 @@ def test_what_fits_by_its_forecast_and_not_with_its_margin_is_told_so() -> None:
 
 
 def test_no_legal_strategy_is_told() -> None:
-    with pytest.raises(StrategyError, match="no legal strategy: no mesh of these devices shares out the global batch"):
+    with pytest.raises(StrategyError, match="no legal strategy: no mesh of these devices divides the global batch"):
         found(global_batch=7, constraint="tp=1,pp=1,cp=1")
 
 
@@ -270,7 +270,7 @@ def test_wrong_requests_are_told(settings: dict[str, Any], kind: type[Exception]
 def test_candidates_that_are_not_accepted_are_left_out() -> None:
     answer = found(accepts=lambda request: request.strategy.pp == 1)
     assert {c.strategy.pp for c in (*answer.candidates, *answer.pareto)} == {1}
-    with pytest.raises(StrategyError, match="the filter that was given accepted none of the strategies"):
+    with pytest.raises(StrategyError, match="the given filter accepted none of the strategies"):
         found(accepts=lambda request: False)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @options.allow_code()
 @options.json()
 def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool, as_json: bool) -> None:
-    """Fit the parameters that datasheets of a cluster lack to its measured runs, and write a cluster file.
+    """Fit the parameters of a cluster that datasheets do not state to its measured runs; write a cluster file.
 
     FILE is a table (.csv, .csv.gz or .parquet). Each row has at least model, n_gpus and step_time_s; the reference
     lists all columns. A calibration that was interrupted resumes when the same command is run again.
@@ -99,7 +99,7 @@ def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
         f"{'' if result.correction_kept else '; a learned correction did not help on unseen runs and was left out'}"
     )
     if calibration.stall:
-        out.print("some runs stall, and their configuration does not explain it: forecasts state the probability")
+        out.print("some runs stall for no reason in their configuration: forecasts state the probability of a stall")
     for odd in result.odd[:8]:
         what = "seems to have stalled" if odd.stalled else "stands out"
         out.print(

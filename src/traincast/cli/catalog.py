@@ -21,7 +21,7 @@ def _show_one(title: str, facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
-    print_table(title, ("what", "value"), [(key, _text(value)) for key, value in facts.items()])
+    print_table(title, ("field", "value"), [(key, _text(value)) for key, value in facts.items()])
 
 
 def _text(value: Any) -> str:

@@ -32,7 +32,7 @@ def _show(found: Explanation) -> None:
     rows = [[name, f"{seconds:.4g} s", f"{100 * seconds / report.step_s:.1f} %"] for name, seconds in parts if seconds]
     print_table("where the forecast's time goes", ["part", "time", "share"], rows, right=(1, 2))
     changes = [
-        [s.name, f"{s.per_tenth:+.2f} %", f"× {s.to_match:.2f}" if s.to_match else "none to × 10", s.meaning]
+        [s.name, f"{s.per_tenth:+.2f} %", f"× {s.to_match:.2f}" if s.to_match else "none up to × 10", s.meaning]
         for s in found.sensitivities[:_MOST]
     ]
     columns = ["parameter", "if 10 % larger", "factor to match", "meaning"]

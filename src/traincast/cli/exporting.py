@@ -1,4 +1,4 @@
-"""``--export NAME``: the runtime that a forecast for a framework uses, and the text that it reads."""
+"""``--export NAME``: choose the runtime of the forecast, and print the strategy as the framework reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def runtime_for(framework: str | None, runtime: str | None) -> str | None:
-    """The runtime of a forecast: ``runtime`` if given, else that of ``framework``; raises for an unknown framework."""
+    """Return ``runtime`` if given, else the runtime of ``framework``; refuse an unknown framework."""
     if framework is None:
         return runtime
     from traincast.export import check_framework
@@ -24,9 +24,10 @@ def runtime_for(framework: str | None, runtime: str | None) -> str | None:
 
 
 def exported(request: Request, framework: str | None, *, chosen: bool = False) -> dict[str, str] | None:
-    """What ``--json`` has under ``export``: the text, the release it is for, and the runtime that was timed.
+    """Return the ``export`` part of ``--json``: the text, the release it is for, and the runtime of the forecast.
 
-    If the framework refuses a strategy that Traincast has ``chosen``, the error says how to find another.
+    ``chosen``: Traincast chose the strategy, not the user. If the framework refuses it, the error says how to find
+    another. Without a framework, return ``None``.
     """
     if framework is None:
         return None
@@ -46,12 +47,12 @@ def exported(request: Request, framework: str | None, *, chosen: bool = False) -
 
 
 def show_export(found: dict[str, str] | None, what: str) -> None:
-    """Print ``what`` is exported, the runtime that the forecast used, and the text."""
+    """Print a heading that names ``what`` is exported and the runtime of the forecast, then the text."""
     if found is None:
         return
     framework, runtime = found["framework"], found["runtime"]
     timed = f"with the runtime {runtime}"
     if runtime != framework:
-        timed += f", as --runtime says; leave it out to time what {framework} does"
+        timed += f", as --runtime says; omit --runtime to time the step as {framework} runs it"
     console().print(f"\n[bold]{what} for {framework}[/bold] ({found['release']}), timed {timed}", highlight=False)
     click.echo(found["text"].rstrip("\n"))

@@ -39,12 +39,14 @@ def fit() -> None:
     default="*",
     show_default=True,
     metavar="PATTERN,…",
-    help="Cells that also try a network, such as 'attention/*,conv/*'; `none` for no cell.",
+    help="Also try a network on cells that match PATTERN, such as 'attention/*,conv/*'; `none` tries none.",
 )
-@click.option("--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Epochs of each network. Default: 40.")
+@click.option(
+    "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 40."
+)
 @options.where()
-@options.seed("Split and training are drawn with it.")
-@options.workers("They train one cell each at a time.", default=1)
+@options.seed("The held-out rows and the training depend on it.")
+@options.workers("Each fits one cell at a time.", default=1)
 @options.json()
 @options.renamed("fit operators")
 def operators(
@@ -130,11 +132,11 @@ def _show(fitted: Sequence[FittedCell]) -> None:
     columns = ["cell", "operator", "trained on", "tested on", "MAPE", "median", "90 %", "in 90 % int.", "learner"]
     print_table("error on operators not trained on", columns, rows, right=range(2, 8))
     if general:
-        console().print(f"networks for devices that were not measured: {', '.join(sorted(general))}")
+        console().print(f"networks for unmeasured devices: {', '.join(sorted(general))}")
     for made in fitted:
         if made.curve:
             steps = ", ".join(f"{count}: {error:.1f} %" for count, error in made.curve.items())
-            console().print(f"{made.cell.id}, error by number of its own operators: {steps}")
+            console().print(f"{made.cell.id}, error by number of operators measured on the device: {steps}")
 
 
 def _learner(made: FittedCell) -> str:
@@ -169,7 +171,7 @@ def _show_rivals(rivals: Sequence[dict[str, Any]]) -> None:
 @click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE…")
 @options.json()
 def renew(bundles: tuple[str, ...], as_json: bool) -> None:
-    """Convert bundles of an earlier format to the present one; nothing is fitted again."""
+    """Convert bundles of an earlier format to the current one, without fitting them again."""
     from traincast.estimate.bundle import renew_bundle
 
     renewed = {bundle: renew_bundle(Path(bundle)) for bundle in bundles}
@@ -186,11 +188,11 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
 @click.argument("file")
 @options.output("the bundle, a folder.")
 @options.rivals()
-@options.seed("The configurations held out are drawn with it.")
+@options.seed("The held-out configurations depend on it.")
 @options.json()
 @options.renamed("fit collectives")
 def collectives(file: str, output: str, rivals: bool, seed: int, as_json: bool) -> None:
-    """Fit times of collectives and transfers to a table of measured ones."""
+    """Fit the times of collectives and transfers to a table of measurements."""
     from traincast.fitting.fit import fit as fit_times
 
     result = fit_times(file, output=output, kind="collectives", rivals=rivals, seed=seed, warn=_say_problems)

@@ -15,7 +15,7 @@ from traincast.errors import RequestError, TraincastError
 
 VERBS: Final = {
     "predict": ("traincast.cli.predict", "Forecast a training step, and the whole job."),
-    "search": ("traincast.cli.search", "Find the best strategies, and how sure that is."),
+    "search": ("traincast.cli.search", "Find the best strategies, and the chance that each is the best."),
     "capture": ("traincast.cli.capture", "Trace a model and save its operator graph."),
     "models": ("traincast.cli.catalog", "List the models of the zoo, or show one."),
     "clusters": ("traincast.cli.catalog", "List the known clusters and node types, or show one."),
@@ -44,7 +44,7 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of verbs; none is imported."""
+        """Write the list of verbs without importing their modules."""
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
@@ -56,9 +56,9 @@ def app() -> None:
 
 
 def run() -> NoReturn:
-    """Run :func:`main` as the console script, then exit at once.
+    """Run :func:`main` as the console script, then end the process without the interpreter's clean-up.
 
-    A process that has loaded PyTorch needs most of a second for an orderly exit; all output is flushed before.
+    With PyTorch loaded, that clean-up takes most of a second. All output is flushed first.
     """
     code: object = 0
     try:
@@ -75,7 +75,8 @@ def run() -> NoReturn:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line, then exit: 0 if done, 2 for an impossible request, 1 for a failure, 130 if interrupted.
 
-    A request that is refused, and a failure, print one line to standard error."""
+    A refused request or a failure prints one line to standard error.
+    """
     try:
         code = app.main(args=arguments, prog_name="traincast", standalone_mode=False)
         if sys.stdout is not None:
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(error.format_message())
         sys.exit(0)
     except click.ClickException as error:
-        hint = " (traincast --help shows the verbs)" if isinstance(error, click.UsageError) and not error.ctx else ""
+        hint = " (traincast --help lists the verbs)" if isinstance(error, click.UsageError) and not error.ctx else ""
         _fail(" ".join(error.format_message().split()) + hint, 2)
     except RequestError as error:
         _fail(str(error), 2)

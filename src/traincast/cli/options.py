@@ -1,8 +1,8 @@
 """The options of the command line that several verbs share: one name, one type and one meaning on every verb.
 
-A verb may add a sentence to the help of a shared option, never change its first one. Values are read by one parser
-per kind: :class:`Count`, :class:`Time`, :class:`Seed`. Spellings of earlier versions are refused with the present one
-(:data:`RENAMED`).
+The help of a shared option starts with the same sentence on every verb; a verb may add another. One parser reads each
+kind of value: :class:`Count`, :class:`Time`, :class:`Seed`. An option's earlier name is refused, and the error states
+the current name (:data:`RENAMED`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Decorator(Protocol):
     """Adds one option or more to the function of a verb."""
 
     def __call__(self, function: F, /) -> F:
-        """Return the function with the options."""
+        """Return the function with the options added."""
 
 
 _LARGEST_SEED: Final = 2**31 - 1
@@ -40,7 +40,7 @@ RENAMED: Final[dict[str, dict[str, str]]] = {
     "profile collectives": {"--seconds": "--time-limit TIME, such as --time-limit 10min"},
     "profile opset": {"--samples": "--layers-per-type N"},
 }
-"""Old option to what replaces it, by verb."""
+"""For each verb, the earlier name of each renamed option and the text that replaces it."""
 
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Count(_Whole):
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read what the user wrote with :func:`traincast.units.parse_count`; a default is a number already."""
+        """Return the number; text is read by :func:`traincast.units.parse_count`, a default is a number already."""
         count = parse_count(value, what=_name(param)) if isinstance(value, str) else int(value)
         if count > self.most:
             raise RequestError(f"{_name(param)} is {value!r}: expected a whole number from 1 to {self.most}")
@@ -72,7 +72,7 @@ class Time(_Seconds):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read what the user wrote, as seconds."""
+        """Return the time in seconds; text is read by :func:`traincast.units.parse_seconds`."""
         return parse_seconds(value, what=_name(param), zero=False) if isinstance(value, str) else float(value)
 
 
@@ -82,7 +82,7 @@ class Seed(_Whole):
     name = "seed"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read what the user wrote; the default is a number already."""
+        """Return the number; refuse other text."""
         text = str(value).strip()
         if not (text.isascii() and text.isdigit() and int(text) <= _LARGEST_SEED):
             raise RequestError(f"{_name(param)} is {value!r}: expected a whole number from 0 to {_LARGEST_SEED}")
@@ -90,12 +90,12 @@ class Seed(_Whole):
 
 
 def _name(param: click.Parameter | None) -> str:
-    """The long spelling of an option, for errors."""
+    """Return the long name of an option, for errors."""
     return param.opts[-1] if param else "value"
 
 
 CATALOG_CLUSTER: Final = (
-    "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is part of a node."
+    "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is 1 node with 2 of its GPUs."
 )
 PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4."
 COUNT: Final = Count()
@@ -105,7 +105,7 @@ SEED: Final = Seed()
 
 
 def renamed(verb: str) -> Decorator:
-    """Refuse the earlier spellings of a verb's options, and name the present ones."""
+    """Refuse the earlier names of a verb's options; the error states the current ones."""
 
     def refuse(_: click.Context, param: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -122,7 +122,7 @@ def renamed(verb: str) -> Decorator:
                 is_flag=False,
                 flag_value="",  # with or without a value: both are refused
                 callback=refuse,
-                help="An earlier spelling, which is refused.",
+                help="An earlier name, which is refused.",
             )(function)
         return function
 
@@ -130,12 +130,12 @@ def renamed(verb: str) -> Decorator:
 
 
 def example(words: str) -> str:
-    """Return the end of a verb's help: one call that works as it stands."""
+    """Return the end of a verb's help: one command that can be run unchanged."""
     return f"\b\nExample:\n  traincast {words}"
 
 
 def _text(first: str, more: str) -> str:
-    """The sentence that an option has on every verb, and what this verb adds."""
+    """Return the sentence that an option has on every verb, followed by the addition of this verb."""
     return f"{first} {more}".rstrip()
 
 
@@ -145,7 +145,7 @@ def json() -> Decorator:
 
 
 def output(more: str, *, required: bool = True) -> Decorator:
-    """``-o/--output``: where the verb writes its result; ``more`` says what it holds."""
+    """``-o/--output``: where the verb writes its result; ``more`` describes the file."""
     return click.option("-o", "--output", required=required, metavar="PATH", help=_text("Write to PATH:", more))
 
 
@@ -172,7 +172,7 @@ def seq() -> Decorator:
 
 
 def precision(choices: str, *, default: str | None = None) -> Decorator:
-    """``--precision``; ``choices`` names those that the verb knows."""
+    """``--precision``; ``choices`` lists the precisions that the verb takes."""
     return click.option(
         "--precision",
         default=default,
@@ -223,7 +223,9 @@ def export(more: str) -> Decorator:
     return click.option(
         "--export",
         metavar="NAME",
-        help=_text("Print the strategy for megatron, torchtitan, deepspeed or nanotron.", more),
+        help=_text(
+            "Print the strategy as options or configuration of megatron, torchtitan, deepspeed or nanotron.", more
+        ),
     )
 
 
@@ -248,7 +250,7 @@ def where() -> Decorator:
 
 
 def seed(more: str) -> Decorator:
-    """``--seed``; ``more`` says what is drawn with it."""
+    """``--seed``; ``more`` says what depends on it."""
     return click.option(
         "--seed",
         type=SEED,
@@ -260,14 +262,14 @@ def seed(more: str) -> Decorator:
 
 
 def workers(more: str, *, default: int | None = None) -> Decorator:
-    """``--workers``; without a ``default``, as many as this machine has processors."""
+    """``--workers``; ``more`` says what the processes do. Without a ``default`` the verb chooses."""
     return click.option(
         "--workers",
         type=WORKERS,
         default=default,
         show_default=default is not None,
         metavar="N",
-        help=_text("Number of processes that work at once.", more),
+        help=_text("Number of processes to use at once.", more),
     )
 
 

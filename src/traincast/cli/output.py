@@ -25,7 +25,7 @@ _REDRAW_S: Final = 0.1
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that is at least 120 columns wide in a file, and that stops quietly if its reader has gone."""
+    """Return a console; it is at least 120 columns wide in a file, and exits with code 0 if its reader has gone."""
     from rich.console import Console
 
     class Quiet(Console):
@@ -39,7 +39,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def plain(text: str) -> str:
-    """Return text that the console prints as it is, even if it has brackets."""
+    """Return the text with its brackets escaped, so that the console does not read them as markup."""
     from rich.markup import escape
 
     return escape(text)
@@ -52,7 +52,7 @@ def close_quietly() -> NoReturn:
 
 
 def input_files(arguments: Mapping[str, str | None]) -> dict[str, Path]:
-    """Return the arguments that are files, by name; no output may overwrite them.
+    """Return the paths of those arguments that name a file, by argument; no output may overwrite them.
 
     A cluster may be a file with a number of nodes (``lab.toml:4``), or several clusters joined by ``+``.
     """
@@ -67,7 +67,7 @@ def input_files(arguments: Mapping[str, str | None]) -> dict[str, Path]:
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON document to standard output; a number that JSON cannot express becomes null."""
+    """Print one JSON document to standard output; an infinite or undefined number becomes null."""
     try:
         click.echo(json.dumps(finite(data), indent=2, ensure_ascii=False))
     except BrokenPipeError:
@@ -90,14 +90,14 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
         task, drawn = bar.add_task(what, total=None), 0.0
         bar.refresh()
 
-        def told(done: int, total: int) -> None:
+        def move(done: int, total: int) -> None:
             nonlocal drawn
             now = time.monotonic()
             due = now - drawn >= _REDRAW_S or done >= total
             bar.update(task, completed=done, total=total, refresh=due)
             drawn = now if due else drawn
 
-        yield told
+        yield move
 
 
 def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
@@ -111,7 +111,7 @@ def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
-    """Print a table; the columns with the numbers ``right`` are aligned to the right."""
+    """Print a table; ``right`` has the numbers of the right-aligned columns, counted from 0."""
     from rich import box
     from rich.table import Table
 

@@ -30,7 +30,11 @@ _READABLE_SPANS = 150_000
 @click.argument("model")
 @options.cluster(options.CATALOG_CLUSTER)
 @options.global_batch()
-@click.option("--strategy", metavar="dp=8,tp=4,…", help="How to spread the work. Chosen to fit in memory if omitted.")
+@click.option(
+    "--strategy",
+    metavar="dp=8,tp=4,…",
+    help="How to distribute the work over the devices. If omitted, one that fits in memory is chosen.",
+)
 @options.seq()
 @options.precision(options.PRECISIONS)
 @options.runtime()
@@ -39,7 +43,7 @@ _READABLE_SPANS = 150_000
     "shard_rules",
     multiple=True,
     metavar="MODULE=ROLE",
-    help="Shard the linear layers that match MODULE by column or row, or replicate them. May be given several times.",
+    help="Tensor parallelism of linear layers that match MODULE: column, row or replicate. May be given several times.",
 )
 @options.job_length()
 @click.option(
@@ -48,8 +52,14 @@ _READABLE_SPANS = 150_000
     metavar="RANK=FACTOR",
     help="3=1.5: rank 3 computes 1.5 times slower. May be given several times.",
 )
-@click.option("--jitter", type=float, default=0.0, metavar="SIGMA", help="Spread of the ranks' speed, such as 0.05.")
-@options.seed("The jitter is drawn with it.")
+@click.option(
+    "--jitter",
+    type=float,
+    default=0.0,
+    metavar="SIGMA",
+    help="Spread of the ranks' speed (sigma of its logarithm), such as 0.05.",
+)
+@options.seed("The jitter depends on it.")
 @click.option(
     "--busy-network",
     type=float,
@@ -65,10 +75,10 @@ _READABLE_SPANS = 150_000
     "--trace", metavar="FILE", help="Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank."
 )
 @click.option(
-    "--trace-ranks", metavar="N|all", help="Number of ranks in the trace. If omitted, as many as stay readable."
+    "--trace-ranks", metavar="N|all", help="Number of ranks in the trace. If omitted, as many as a viewer can show."
 )
 @options.html()
-@options.export("The forecast uses its runtime unless --runtime names another.")
+@options.export("The forecast uses the framework's runtime unless --runtime names another.")
 @options.bundle()
 @options.no_cache()
 @options.json()
@@ -101,7 +111,7 @@ def predict(
 ) -> None:
     """Forecast one training step of MODEL on a cluster.
 
-    MODEL is a name of the zoo (`traincast models`), a family by its dimensions
+    MODEL is a name of the zoo (`traincast models`), a family with its dimensions
     (gpt:layers=24,hidden=2048,heads=16), a Hugging Face config.json, a saved graph, or
     package.module:factory.
     """
@@ -159,7 +169,7 @@ def _is_folder(trace: str) -> bool:
 def _conditions(
     slow: tuple[str, ...], *, jitter: float, seed: int, busy_network: float, share_links: bool
 ) -> Conditions | None:
-    """The conditions asked for; None if there are none."""
+    """Return the requested conditions, or ``None`` if the options state none."""
     if not (slow or jitter or busy_network or share_links):
         return None
     from traincast.simulate import Conditions
@@ -182,7 +192,7 @@ def _rule(text: str) -> tuple[str, str]:
 
 
 def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html: str | None) -> list[tuple[str, str]]:
-    """Write the files asked for."""
+    """Write the requested files; return a description and the path of each."""
     written = []
     if trace is not None:
         from traincast.report import write_trace, write_traces
@@ -207,20 +217,20 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
 
 
 def _say_if_calibrated(result: Forecast) -> None:
-    """Name the calibrated cluster with the same device and runtime, unless the request has a calibration."""
+    """Print the name of a calibrated cluster with the same device and runtime, unless the request is calibrated."""
     from traincast.cluster import find_entry
 
     cluster = result.request.cluster
     known = find_entry(cluster, result.request.runtime.name) if cluster.calibration is None else None
     if known is not None:
         console().print(
-            f"[dim]not calibrated; {known.name} is, with {known.runs} runs of the same device and runtime: "
-            f"see what --cluster {known.name}:{cluster.num_nodes} says[/dim]"
+            f"[dim]this forecast is not calibrated; {known.name} is calibrated with {known.runs} runs of the same "
+            f"device and runtime: compare with --cluster {known.name}:{cluster.num_nodes}[/dim]"
         )
 
 
 def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
-    """The ranks to trace: one of every stage, then others in order, up to ``wanted`` or as many as stay readable."""
+    """Return the ranks to trace: one of each stage, then others in order, up to ``wanted`` or the readable number."""
     mesh = timeline.plan.mesh
     if wanted == "all":
         count = mesh.num_ranks
@@ -230,7 +240,7 @@ def _ranks_to_trace(timeline: Timeline, wanted: str | None) -> list[int]:
         per_rank = max(1, len(timeline.plan.lanes) // (len(timeline.plan.ranks) if mesh.pp == 1 else mesh.pp))
         count = min(mesh.num_ranks, max(mesh.pp, _READABLE_SPANS // per_rank))
     first = [int(rank) for rank in timeline.plan.ranks]
-    if first[-1] >= mesh.num_ranks:  # parameter servers are shown always
+    if first[-1] >= mesh.num_ranks:  # parameter servers are always shown
         return [*[rank for rank in first if rank < mesh.num_ranks][:count], *(r for r in first if r >= mesh.num_ranks)]
     others = [rank for rank in range(min(mesh.num_ranks, count + mesh.pp)) if rank not in set(first)]
     return sorted([*first, *others][:count])

@@ -1,4 +1,4 @@
-"""What ``traincast predict`` prints: a report as tables."""
+"""Tables of ``traincast predict``: the report of a forecast."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CHART_WIDTH = 64
 
 
 Row: TypeAlias = tuple[str, str, str]
-"""What a figure is called, the figure, and a note."""
+"""Name of a figure, its value, and a note."""
 
 
 def show(report: Report, *, chosen: bool, memory: bool) -> None:
-    """Print ``report``; ``chosen`` says that nobody asked for its strategy, ``memory`` asks for memory over time."""
+    """Print ``report``; ``chosen``: Traincast chose the strategy; ``memory``: also print memory over time."""
     out = console()
     out.print(f"[bold]{report.model}[/bold] on {report.cluster}", highlight=False)
-    how = " (chosen)" if chosen else ""
+    how = " (chosen by Traincast)" if chosen else ""
     out.print(
         f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
         f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
@@ -60,7 +60,7 @@ def _show_figures(sections: Sequence[Sequence[Row]]) -> None:
 
 
 def _pace(report: Report) -> list[Row]:
-    """How long a step takes, and what that makes per second."""
+    """Return the rows of the step time, the throughput and the MFU."""
     spread = f"{format_seconds(report.low_s)} … {format_seconds(report.high_s)} (90 % interval)"
     rate = f"{format_count(report.samples_per_s)} samples/s"
     throughput: Row = ("throughput", rate, "")
@@ -74,12 +74,12 @@ def _pace(report: Report) -> list[Row]:
     return [
         ("step", f"[bold]{format_seconds(report.step_s)}[/bold]", spread),
         throughput,
-        ("MFU", f"{report.mfu:.1%}", "of the peak rate, model FLOPs only"),
+        ("MFU", f"{report.mfu:.1%}", "of the peak FLOP rate, counting model FLOPs only"),
     ]
 
 
 def _parts(report: Report) -> list[Row]:
-    """What the time of a step goes to."""
+    """Return one row for each part of the step time."""
     parts = [
         ("compute", report.compute_s),
         ("exposed communication", report.exposed_communication_s),
@@ -93,7 +93,7 @@ def _parts(report: Report) -> list[Row]:
 
 
 def _memory(report: Report) -> list[Row]:
-    """Memory of the fullest device between its bounds, whether it fits, and what the hosts hold."""
+    """Return the rows of memory: the fullest device, whether it fits, its parts, and host memory."""
     from traincast.strategy.fits import MemoryFit, shown_share
 
     verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
@@ -113,7 +113,7 @@ def _memory(report: Report) -> list[Row]:
 
 
 def _sources(report: Report) -> list[Row]:
-    """Where the times come from, and what parameter servers do."""
+    """Return the rows that name the sources of the times, and the rows of parameter servers."""
     sources = ", ".join(f"{share:.0%} {name}" for name, share in report.estimated_by.items() if share > 0)
     rows: list[Row] = [("estimated by", sources, "")]
     for use in report.bundles:
@@ -132,8 +132,8 @@ def _sources(report: Report) -> list[Row]:
             (
                 "",
                 f"{format_count(run.worker_steps_per_s)} steps/s",
-                f"of all workers; network {max(run.nic_utilization):.0%} in use, updates "
-                f"{max(run.update_utilization):.0%} of the time, staleness {run.mean_staleness:.1f} updates "
+                f"of all workers; busiest server: network {max(run.nic_utilization):.0%} in use, updates "
+                f"{max(run.update_utilization):.0%} of the time; staleness {run.mean_staleness:.1f} updates "
                 f"(at most {run.max_staleness})",
             ),
         ]
@@ -141,7 +141,7 @@ def _sources(report: Report) -> list[Row]:
 
 
 def _demand(report: Report) -> list[Row]:
-    """What a step asks of one device."""
+    """Return the rows of the work that one device does in a step."""
     need = report.demand
     return [
         ("per device", format_flops(need.computation_flop), "computed in a step"),
@@ -151,7 +151,7 @@ def _demand(report: Report) -> list[Row]:
 
 
 def _job(report: Report) -> list[Row]:
-    """Time, cost and energy of the whole job; no rows without one."""
+    """Return the rows of time, cost and energy of the job; none if the request has no job length."""
     job = report.job
     if job is None:
         return []
@@ -171,7 +171,7 @@ def _job(report: Report) -> list[Row]:
 
 
 def _show_memory(report: Report) -> None:
-    """Memory of the fullest stage over its schedule, its parts, and the tensors alive at its peak."""
+    """Print memory of the fullest stage over its schedule, its parts, and the tensors alive at its peak."""
     moments = report.memory_over_time
     if moments:
         most = max(report.memory_capacity_bytes, *(m.total for m in moments))
@@ -181,13 +181,13 @@ def _show_memory(report: Report) -> None:
         console().print(f"[bold]memory of stage {report.fullest_stage}[/bold] over its {len(moments)} passes")
         console().print(f"{chart}  full height is {format_bytes(most)}", highlight=False)
     parts = [(name, format_bytes(nbytes)) for name, nbytes in report.memory.parts.items() if nbytes > 0]
-    print_table("made of", ("part", "bytes"), parts, right=(1,))
+    print_table("memory by part", ("part", "bytes"), parts, right=(1,))
     tensors = [(h.label, str(h.in_flight), format_bytes(h.nbytes)) for h in report.peak_tensors]
     print_table("activations at the peak", ("tensor", "in flight", "bytes"), tensors, right=(1, 2))
 
 
 def _show_waits(report: Report) -> None:
-    """The ranks that wait least and most; nothing where all ranks do the same."""
+    """Print the ranks that wait least and most; print nothing if all ranks do the same."""
     if not report.waits:
         return
     few = report.waits if len(report.waits) <= 8 else (*report.waits[:4], *report.waits[-4:])
@@ -200,11 +200,11 @@ def _show_waits(report: Report) -> None:
         ]
         for w in few
     ]
-    print_table("who waits", ["rank", "busy", "waits", "most for"], rows, right=(0, 1, 2))
+    print_table("ranks that wait", ["rank", "busy", "waiting", "mostly for"], rows, right=(0, 1, 2))
 
 
 def _show_stages(report: Report) -> None:
-    """One row for each pipeline stage, if there are several."""
+    """Print one row for each pipeline stage, if there are several."""
     if len({r.stage for r in report.ranks}) == 1:
         return
     rows = [
@@ -228,7 +228,7 @@ def _show_path(report: Report) -> None:
     from rich.table import Table
 
     table = Table(title="critical path", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("what")
+    table.add_column("event")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
     for entry in report.critical_path[:8]:

@@ -61,7 +61,7 @@ def profile() -> None:
 @click.option(
     "--timed-steps", default=5, show_default=True, type=options.COUNT, metavar="N", help="Timed steps of each model."
 )
-@click.option("--alone", is_flag=True, help="Only time each distinct operator by itself.")
+@click.option("--alone", is_flag=True, help="Only time each distinct operator alone.")
 @click.option("--in-context", is_flag=True, help="Only time operators while their model runs.")
 @click.option(
     "--limit",
@@ -71,7 +71,7 @@ def profile() -> None:
 )
 @options.time_limit()
 @options.layers_per_type()
-@options.seed("The operator set is drawn with it.")
+@options.seed("The operator set depends on it.")
 @options.source()
 @options.output("the table (.parquet).")
 @options.json()
@@ -179,7 +179,7 @@ def operators(
     "--system", default="", metavar="NAME", help="Value of the table's system column. Default: the name of the host."
 )
 @click.option(
-    "--interconnect", default="", metavar="TEXT", help="Value of the table's interconnect column: what links the ranks."
+    "--interconnect", default="", metavar="TEXT", help="Value of the table's interconnect column, such as NVLink."
 )
 @options.output("the table (.parquet); rank 0 writes it.")
 @options.json()
@@ -280,14 +280,14 @@ def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bo
 
 @profile.command(name="opset", epilog=options.example("profile opset --layers-per-type 10 -o opset.json"))
 @options.layers_per_type()
-@options.seed("The operator set is drawn with it.")
+@options.seed("The operator set depends on it.")
 @options.batch()
 @click.option("--list", "listed", is_flag=True, help="Print every operator.")
 @options.output("the operator set (.json); `traincast profile operators --from` reads it.", required=False)
 @options.json()
 @options.renamed("profile opset")
 def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str | None, as_json: bool) -> None:
-    """Draw the operator set: operators of 13 CNN families and of transformers, with sizes around published ones."""
+    """Draw the operator set: operators of 13 CNN families and of transformers, with sizes close to published ones."""
     from traincast.profiling.opset import operator_set_by_type
     from traincast.profiling.opset_files import save_operator_set
     from traincast.profiling.rows import PHASES

@@ -22,7 +22,7 @@ _SHOWN_FAILURES = 12
 
 
 def facts_of(result: Profile) -> dict[str, object]:
-    """Return what ``--json`` prints of a run, except its summary."""
+    """Return the fields that ``--json`` prints for a run, except its summary."""
     return {
         "file": str(result.output),
         "rows": len(result.rows),
@@ -53,8 +53,8 @@ def show_rest(result: Profile) -> None:
     for warning in result.warnings:
         click.echo(f"warning: {warning}", err=True)
     out.print(
-        f"{result.measured} rows measured, {result.kept} kept; suspect is a dispersion (interquartile range over "
-        f"median) above {SUSPECT_DISPERSION:.0%}"
+        f"{result.measured} rows measured, {result.kept} kept from earlier; suspect: dispersion (interquartile "
+        f"range over median) above {SUSPECT_DISPERSION:.0%}"
     )
     out.print(f"table: {result.output}", markup=False)
 
@@ -89,7 +89,7 @@ def saying_what_is_kept(output: Path) -> Iterator[None]:
 
 @contextmanager
 def only_rank_0_speaks() -> Iterator[None]:
-    """Let rank 0 alone report an error that all ranks find; the others exit with code 2."""
+    """Report an error on rank 0 only; the other ranks, which find the same error, exit with code 2."""
     try:
         yield
     except TraincastError:

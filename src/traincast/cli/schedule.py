@@ -44,17 +44,23 @@ if TYPE_CHECKING:
 @click.option(
     "--cluster-file", metavar="FILE", help="Node list (.csv) instead of --nodes: node,gpu_type,gpus[,rack,switch,vc]."
 )
-@click.option("--gpu-type", default="", metavar="NAME", help="GPU type of nodes that name none.")
+@click.option("--gpu-type", default="", metavar="NAME", help="GPU type of nodes without one of their own.")
 @click.option(
     "--hardware",
     metavar="TYPE=NAME,…",
-    help="Device or node type of the catalog that a GPU type stands for; jobs are forecast with it.",
+    help="Device or node type of the catalog that each GPU type means; forecasts of jobs use it.",
 )
 @options.allow_code()
 @click.option(
-    "--nodes-per-rack", type=int, default=0, metavar="N", help="Put every N nodes into a rack with its own switch."
+    "--nodes-per-rack",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Group the nodes into racks of N; each rack has its own switch.",
 )
-@click.option("--quota", multiple=True, metavar="VC=N,…", help="Most GPUs that a virtual cluster may hold at a time.")
+@click.option(
+    "--quota", multiple=True, metavar="VC=N,…", help="Maximum number of GPUs that a virtual cluster may hold at once."
+)
 @click.option(
     "--policy",
     metavar="NAME",
@@ -67,13 +73,13 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Which GPUs a job gets: a placement, or your own as package.module:Class.",
 )
-@click.option("--compare", metavar="NAME,…", help="Show these policies side by side; `all` shows every policy.")
+@click.option("--compare", metavar="NAME,…", help="Compare these policies; `all` compares every policy.")
 @click.option(
     "--estimates",
     default="exact",
     show_default=True,
     metavar="KIND,…",
-    help="What the scheduler believes of durations: exact, predicted, noisy:0.3 or user. Several are compared.",
+    help="Durations that the scheduler expects: exact, predicted, noisy:0.3 or user. Several are compared.",
 )
 @click.option(
     "--format",
@@ -115,7 +121,7 @@ if TYPE_CHECKING:
 @click.option("--checkpoint-cost", metavar="TIME", help="Time to write a checkpoint, such as 10s or 10s+1s/gpu.")
 @click.option("--restore-cost", metavar="TIME", help="Time to read a checkpoint, such as 20s or 20s+1s/gpu.")
 @click.option("--restart-cost", metavar="TIME", help="Time to start again after a failure.")
-@options.seed("Noise, failures and random placement are drawn with it.")
+@options.seed("Noise, failures and random placements depend on it.")
 @click.option(
     "--seeds",
     type=options.COUNT,
@@ -125,7 +131,7 @@ if TYPE_CHECKING:
     help="Run N seeds, counted from --seed, and show means over them.",
 )
 @options.engine()
-@options.workers("They share the runs of a study: policies, seeds, estimates and loads.", default=1)
+@options.workers("The runs of a study (policies, seeds, estimates, loads) are divided among them.", default=1)
 @click.option("--jobs-out", metavar="FILE.csv", help="Write the outcome of each job.")
 @options.html()
 @options.json()
@@ -277,7 +283,7 @@ def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 
 def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: str | None, html: str | None) -> None:
-    """Print the tables, and where the files are."""
+    """Print the tables, then the paths of the files."""
     show(runs, rows)
     for what, path in (("jobs", jobs_out), ("page", html)):
         if path is not None:

@@ -37,7 +37,7 @@ def listed(text: str, option: str) -> list[str]:
     """Return the values of a comma-separated list, each once."""
     names = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if not all(names):
-        raise RequestError(f"{option} {text!r}: expected values separated by commas, none of them empty")
+        raise RequestError(f"{option} {text!r}: expected values separated by commas; one is empty")
     return names
 
 
@@ -82,12 +82,12 @@ def cluster_of(
     nodes_per_rack: int,
     quota: tuple[str, ...],
 ) -> tuple[SharedCluster, tuple[str, ...]]:
-    """The cluster that ``--nodes`` or ``--cluster-file`` describes, and notes on how it was read."""
+    """Return the cluster that ``--nodes`` or ``--cluster-file`` describes, and notes on how it was read."""
     from traincast.scheduling.schedule import load_shared_cluster
 
     if (nodes is None) == (cluster_file is None):
         raise RequestError(
-            "say what the cluster is in one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file FILE"
+            "describe the cluster in exactly one way: --nodes 5 --gpus-per-node 8, --nodes 5x8, or --cluster-file FILE"
         )
     quotas = {name: number_of(value, f"--quota {name}") for name, value in _pairs(quota, "--quota", "VC=N").items()}
     return load_shared_cluster(

@@ -19,7 +19,7 @@ _MOST_VCS: Final = 20
 
 
 def means(rows: Sequence[StudyRow]) -> dict[StudyCase, Metrics]:
-    """Return the mean of every figure over seeds, by case with seed 0; a mean of counts may have a fraction."""
+    """Return the mean of each figure over seeds, by case (its seed is set to 0); a mean of counts may be fractional."""
     groups: dict[StudyCase, list[Metrics]] = {}
     for row in rows:
         groups.setdefault(row.case._replace(seed=0), []).append(row.metrics)
@@ -45,7 +45,7 @@ def _count(value: float) -> str:
 
 
 def _gpu_hours(value: float) -> str:
-    return f"{max(0.0, value) / HOUR:,.1f}"  # an overhead of zero may be rounded to just below it
+    return f"{max(0.0, value) / HOUR:,.1f}"  # rounding may put an overhead of 0 just below 0
 
 
 def _two(value: float) -> str:
@@ -70,7 +70,7 @@ _FIGURES: Final[tuple[tuple[str, str, Callable[[float], str]], ...]] = (
 
 
 def _columns(all_metrics: Sequence[Metrics]) -> list[int]:
-    """Return which figures to show: those of failures only if something failed."""
+    """Return the indices of the figures to show; figures of failures only if there was a restart."""
     quiet = not any(m.restarts for m in all_metrics)
     return [at for at, (_, field, _) in enumerate(_FIGURES) if not (quiet and field in ("restarts", "lost_gpu_s"))]
 
@@ -104,7 +104,7 @@ def show(runs: Sequence[Schedule], rows: Sequence[StudyRow]) -> None:
 
 
 def _show_study(rows: Sequence[StudyRow]) -> None:
-    """Print one line per case with means over its seeds; with several estimates, also what each of them costs."""
+    """Print one line per case with means over its seeds; with several estimates, also the loss that each causes."""
     averages = means(rows)
     num_seeds = len({row.case.seed for row in rows})
     several = [name for name in ("estimates", "load") if len({getattr(case, name) for case in averages}) > 1]
@@ -127,8 +127,10 @@ def _show_study(rows: Sequence[StudyRow]) -> None:
         for found in regrets(rows, against=against)
         if found.estimates != against
     ]  # fmt: skip
-    columns = ["policy", "estimates", *(["load"] if "load" in several else []), "mean JCT", "single seeds"]
-    print_table(f"what estimates cost, against {plain(against)}", columns, lines, right=range(2, len(columns)))
+    columns = ["policy", "estimates", *(["load"] if "load" in several else []), "mean JCT", "range over seeds"]
+    print_table(
+        f"change caused by estimates, compared with {plain(against)}", columns, lines, right=range(2, len(columns))
+    )
 
 
 def _same_units(rows: Sequence[tuple[str, Metrics]], shown: Sequence[int]) -> list[list[str]]:
@@ -162,13 +164,13 @@ def _show_one(run: Schedule) -> None:
         ["completion time, mean", _time(found.mean_jct_s), "from submission to end"],
         ["  median", _time(found.median_jct_s), ""],
         ["  99th percentile", _time(found.p99_jct_s), ""],
-        ["queueing, mean", _time(found.mean_queue_s), "without GPUs"],
+        ["queueing, mean", _time(found.mean_queue_s), "time without GPUs"],
         ["  median", _time(found.median_queue_s), ""],
         ["  99th percentile", _time(found.p99_queue_s), ""],
         ["makespan", _time(found.makespan_s), "from the first submission to the last end"],
         None,
-        ["utilization", f"{found.utilization:.1%}", "of the GPU time was held"],
-        ["goodput", f"{found.goodput:.1%}", "of the time held was work that lasted"],
+        ["utilization", f"{found.utilization:.1%}", "of the GPU time was held by jobs"],
+        ["goodput", f"{found.goodput:.1%}", "of the held time was neither overhead nor lost to failures"],
         ["fragmentation", f"{found.fragmentation:.1%}", "of the free GPU time was on nodes partly in use"],
         ["idle while jobs wait", f"{found.idle_while_waiting:.1%}", "of the GPU time"],
         ["preemptions", f"{found.preemptions:,}", f"{_gpu_hours(found.overhead_gpu_s)} GPU hours of overhead"],
@@ -195,7 +197,7 @@ def _show_vcs(runs: Sequence[Schedule]) -> None:
     if len(found) < 2:
         return
     names = sorted(found, key=lambda vc: -found[vc].num_jobs)[:_MOST_VCS]
-    left = f"; {len(found) - len(names)} more in --json" if len(found) > len(names) else ""
+    left = f"; --json lists {len(found) - len(names)} more" if len(found) > len(names) else ""
     if len(runs) == 1:
         hidden = ("fragmentation", "makespan_s")
         shown = [at for at in _columns(list(found.values())) if _FIGURES[at][1] not in hidden]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Find the best strategies, and how sure that is.",
+    short_help="Find the best strategies, and the chance that each is the best.",
     epilog=options.example("search llama3-8b --cluster dgx-h100:4 --global-batch 256 --html search.html"),
 )
 @click.argument("model")
@@ -66,20 +66,22 @@ if TYPE_CHECKING:
     "--deadline",
     type=options.TIME,
     metavar="TIME",
-    help="Longest time that the job may take, such as 14d. Finds the cheapest way to meet it.",
+    help="Longest time that the job may take, such as 14d. "
+    "By default, the cheapest strategy that meets it comes first.",
 )
 @click.option(
     "--budget",
     type=options.COUNT,
     metavar="DOLLARS",
-    help="Most that the job may cost, in US dollars, such as 2e6. Finds the fastest way to keep to it.",
+    help="Most that the job may cost, in US dollars, such as 2e6. "
+    "By default, the fastest strategy within it comes first.",
 )
 @click.option(
     "--confidence",
     default="80%",
     show_default=True,
     metavar="CHANCE",
-    help="Least chance that the job meets its deadline and its budget, such as 0.9 or 90%.",
+    help="Required chance that the job meets its deadline and its budget, such as 0.9 or 90%.",
 )
 @click.option(
     "--searcher",
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Search method: auto, exhaustive, branch-and-bound or annealing.",
 )
-@options.seed("Annealing and the draws behind chances use it.")
+@options.seed("Annealing and the draws that estimate chances use it.")
 @options.engine()
 @options.workers("If omitted, as many as this machine has processors.")
 @click.option(
@@ -137,7 +139,7 @@ def search(
 ) -> None:
     """Find the best strategies for MODEL on a cluster, among all legal ones that fit in memory.
 
-    MODEL is what `traincast predict` takes. With --nodes or --devices, the search chooses the cluster as well.
+    MODEL has the forms that `traincast predict` takes. With --nodes or --devices, the search also chooses the cluster.
     """
     from traincast.cluster import load_cluster
     from traincast.engines import load_engine
@@ -189,11 +191,11 @@ def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None,
     outputs = {"--all-out": all_out, "--html": html}
     check_outputs({option: Path(path) for option, path in outputs.items() if path}, inputs=inputs)
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
-        raise FileFormatError(f"cannot keep parts of a search in {resume}: it is not a folder; name another one")
+        raise FileFormatError(f"cannot save finished parts in {resume}: it is not a folder; name a folder")
 
 
 def _objective(said: str | None, deadline: float | None) -> Objective:
-    """Return the objective that was given; without one, cost if there is a deadline, else time."""
+    """Return the objective; if none is given, cost with a deadline and time without. Refuse unknown names."""
     from traincast.searching.problem import OBJECTIVES
 
     if said is None:
@@ -230,15 +232,15 @@ def _limited_to(framework: str | None, refusals: list[str]) -> Iterator[None]:
     except EmptyAxisError as error:
         if framework is None:
             raise
-        raise StrategyError(f"{error}, as far as {framework} has them") from error
+        raise StrategyError(f"{error}, within the limits of {framework}") from error
     except NoneAcceptedError as error:
         if not refusals:
             raise
-        raise StrategyError(f"{framework} runs none of the strategies that were found: {refusals[0]}") from error
+        raise StrategyError(f"{framework} can run none of the strategies found: {refusals[0]}") from error
 
 
 def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
-    """Return a test whether a framework can express a strategy; the first reason why not goes to ``refusals``."""
+    """Return a function that tests whether a framework can run a strategy; the first refusal goes to ``refusals``."""
     from traincast.export import export
 
     def accepts(request: Request) -> bool:
@@ -254,14 +256,14 @@ def _accepts(framework: str, refusals: list[str]) -> Callable[[Request], bool]:
 
 
 def _expressible(framework: str | None, model: str) -> list[str]:
-    """Return the framework's limits on single axes; :func:`_accepts` tests combinations of axes."""
+    """Return the framework's limits on single axes as a constraint; :func:`_accepts` tests combinations of axes."""
     from traincast.export import axes_of
 
     return [] if framework is None else [axes_of(framework, model)]
 
 
 def _write(answer: Answer, *, all_out: str | None, html: str | None) -> list[tuple[str, str]]:
-    """Write the requested files; return what each holds, and its path."""
+    """Write the requested files; return a description and the path of each."""
     written = []
     if all_out is not None:
         from traincast.searching.table import write_table
@@ -295,7 +297,7 @@ def _tell(
     _say_how_to_see_more(context, answer)
     for what, path in written:
         console().print(f"{what}: {path}")
-    show_export(text, "the first")
+    show_export(text, "the first strategy")
 
 
 def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:

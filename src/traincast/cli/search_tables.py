@@ -18,7 +18,7 @@ _NARROWEST: Final = 26
 _FRONT: Final = 6
 """Most points of the Pareto front to show."""
 _NOTABLE: Final = 0.05
-"""A device is named as unmeasured if at least this share of its time is on operators not measured on it."""
+"""A device counts as unmeasured if at least this share of its time is on operators not measured on it."""
 _WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
 
 
@@ -54,21 +54,24 @@ def show(answer: Answer) -> None:
 
 
 def _sureness(answer: Answer) -> str:
-    """Return sentences on how likely the first strategy is the best, and meets the limits of the job."""
+    """Return sentences with the chances that the first strategy is the best and meets the limits of the job."""
     ties = [n for n, candidate in enumerate(answer.candidates, 1) if candidate.tie]
-    alike = f"{_numbers(ties)} may be as good" if ties else "no other one may be as good"
+    alike = f"{_numbers(ties)} may be as good" if ties else "no other may be as good"
     if answer.objective == "memory":
-        same = f", {_numbers(ties)} as much" if ties else ""
-        return f"Memory is counted, not estimated: the first needs least{same}."
-    said = f"The first is the best of those compared with a chance of {answer.sure:.0%}; {alike}."
+        same = f"; {_numbers(ties)} need as much" if ties else ""
+        return f"The order is by computed memory: the first strategy needs the least{same}."
+    said = f"The first strategy has a {answer.sure:.0%} chance of being the best of those compared; {alike}."
     chances = [
         (c, name)
-        for c, name in ((answer.best.in_time, "meets the deadline"), (answer.best.in_budget, "keeps to the budget"))
+        for c, name in (
+            (answer.best.in_time, "meeting the deadline"),
+            (answer.best.in_budget, "staying within the budget"),
+        )
         if c is not None
     ]
     if chances:
-        said += " It " + " and ".join(f"{name} with a chance of {c:.0%}" for c, name in chances)
-        said += f"; asked for: {answer.limits.confidence:.0%}."
+        said += " It has " + " and ".join(f"a {c:.0%} chance of {name}" for c, name in chances)
+        said += f" (required: {answer.limits.confidence:.0%})."
     return said
 
 
@@ -84,7 +87,7 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def _show_candidates(answer: Answer, *, several: bool) -> None:
-    """Print the best strategies; each takes several lines if there are several clusters or a job."""
+    """Print the best strategies; each takes two lines if there are several clusters or a job."""
     tall = several or answer.best.job is not None
     names = ["#", "strategy", "step", "90 % interval", "MFU", "memory", "limited by", "behind", "chance"]
     rows = []
@@ -134,10 +137,10 @@ def _show_clusters(answer: Answer) -> None:
     if steps is None:
         rows, names = [[*r[:2], *r[3:]] for r in rows], [*names[:2], *names[3:]]
     unmeasured = {p.request.cluster.device.name: p.unmeasured for p in answer.places if p.unmeasured >= _NOTABLE}
-    print_table("clusters: the best on each", names, rows, right=range(1, len(names) - 2))
+    print_table("best strategy on each cluster", names, rows, right=range(1, len(names) - 2))
     console().print(
-        "Against the first: 90 % interval of the ratio to the first. Chance: probability that the best of all "
-        "strategies runs there. Unknown properties of each device, and of each cluster's links, are drawn separately."
+        "Against the first: 90 % interval of the ratio to the first strategy. Chance: that the best strategy of all "
+        "runs on this cluster. Errors in each device's speed and in each cluster's links are drawn independently."
         + "".join(
             f" {device} was not measured: {share:.0%} of its operators' time is estimated from other devices."
             for device, share in unmeasured.items()
@@ -147,7 +150,7 @@ def _show_clusters(answer: Answer) -> None:
 
 
 def _against(place: Place) -> str:
-    """Return how the best strategy of a cluster compares with the first of all, or why it is ruled out."""
+    """Return the ratio of a cluster's best strategy to the first of all, or why the cluster is ruled out."""
     if place.status != "ok":
         return f"{place.status}: {place.reason}"
     if not place.ratio[1]:
@@ -166,11 +169,13 @@ def _show_naive(answer: Answer) -> None:
         ahead = "is the best" if c.strategy == answer.best.strategy and c.behind == 0.0 else f"{_behind(c.behind)}"
         rows.append([choice.name, str(c.strategy), format_seconds(c.report.step_s), choice.reason or ahead])
     place = f", on {_name(answer.requests[0].cluster)}" if len(answer.requests) > 1 else ""
-    _print_strategies(f"without a search{place}", ["choice", "strategy", "step", "behind"], rows, right=(2,))
+    _print_strategies(
+        f"strategies chosen without a search{place}", ["choice", "strategy", "step", "behind"], rows, right=(2,)
+    )
 
 
 def _show_front(answer: Answer, *, several: bool) -> None:
-    """Print the Pareto front; of many points, some that are evenly spaced."""
+    """Print the Pareto front; if it has many points, only some, evenly spaced."""
     every = answer.pareto
     count = min(_FRONT, len(every))
     shown = [every[round(n * (len(every) - 1) / max(1, count - 1))] for n in range(count)]
@@ -186,7 +191,7 @@ def _show_front(answer: Answer, *, several: bool) -> None:
     names = ["strategy", "step", "memory", "cost of the job" if answer.best.job else "cost of a step"]
     title = "strategies that no other beats in time, memory and cost"
     if len(shown) < len(every):
-        title += f" ({len(shown)} of {len(every)}; --json and --html have all)"
+        title += f" ({len(shown)} of {len(every)}; --json and --html list all)"
     places = [_name(c.request.cluster) for c in shown] if several else []
     _print_strategies(title, names, rows, right=(1, 2, 3), places=places)
 
@@ -194,9 +199,9 @@ def _show_front(answer: Answer, *, several: bool) -> None:
 def _print_strategies(
     title: str, names: Sequence[str], rows: Sequence[list[str]], *, right: Sequence[int], places: Sequence[str] = ()
 ) -> None:
-    """Print a table whose column of strategies takes the room that is left; long strategies break after commas.
+    """Print a table whose column of strategies takes the remaining width; long strategies break after commas.
 
-    If ``places`` are given, the name of its place stands above each strategy.
+    If ``places`` are given, the name of its cluster is printed above each strategy.
     """
     at = list(names).index("strategy")
     cells = [[*names], *rows]
@@ -226,5 +231,5 @@ def _name(cluster: Cluster) -> str:
 
 
 def _behind(share: float) -> str:
-    """Return how much more a strategy takes than the best."""
+    """Return how much more a strategy takes than the best: ``+3.1%``, or ``2.5 ×`` from twice as much."""
     return f"{1.0 + share:.3g} ×" if share >= 1.0 else f"{share:+.1%}"

@@ -55,7 +55,7 @@ def operators(file: str, rows: int | None, where: tuple[str, ...], bundle: tuple
 
 
 def conditions(texts: tuple[str, ...]) -> dict[str, set[str]]:
-    """Parse ``device=A100,op=gemm`` into the values to take of each column."""
+    """Parse ``device=A100,op=gemm`` into the accepted values of each column."""
     found: dict[str, set[str]] = {}
     for pair in (part for text in texts for part in text.split(",")):
         name, sign, value = pair.partition("=")
@@ -66,7 +66,7 @@ def conditions(texts: tuple[str, ...]) -> dict[str, set[str]]:
 
 
 def _say_if_trained_on(path: Path, bundles: list[Path]) -> None:
-    """Print a warning if a bundle was fitted to this table: its errors on new rows are larger."""
+    """Print a warning if a bundle was fitted to this table, because its errors on new rows are larger."""
     import hashlib
 
     from traincast.estimate import learned_cost_model
@@ -76,7 +76,7 @@ def _say_if_trained_on(path: Path, bundles: list[Path]) -> None:
         if digest in bundle.card.get("data", {}).get("files", {}).values():
             console().print(
                 f"[yellow]{bundle.path.name} was fitted to four fifths of this table[/yellow]: "
-                "see scores in its card.json for the errors on the other fifth",
+                "its card.json has the errors on the other fifth, under scores",
                 highlight=False,
             )
 
@@ -93,7 +93,7 @@ def _show_cells(result: OperatorValidation) -> None:
         ]
         for cell in result.cells()
     ]
-    columns = ["source", "operator", "phase", "judged", "mean error", "median", "bias", "in 90 % int."]
+    columns = ["source", "operator", "phase", "compared", "mean error", "median", "bias", "in 90 % int."]
     print_table("by operator", columns, rows, right=range(3, len(columns)))
 
 
@@ -176,7 +176,7 @@ def _show(result: Validation, *, as_json: bool) -> None:
         if result.with_memory:
             row += [_share(figures["oom_f1"]), _percent(figures["memory_mape"])]
         rows.append(row)
-    columns = ["source", "forecast", "judged", "mean error", "median", "bias", "rank corr.", "in 90 % int."]
+    columns = ["source", "forecast", "compared", "mean error", "median", "bias", "rank corr.", "in 90 % int."]
     if assumes:
         columns.insert(2, "assumed")
     if result.with_memory:
@@ -203,18 +203,18 @@ def _list(what: str, counts: list[tuple[str, int]]) -> None:
 
 
 def _say_if_calibrated_with(result: RowValidation) -> None:
-    """Print how many forecasts use a calibration that may have been fitted to the very rows they are compared with."""
+    """Print how many forecasts use a calibration that may have been fitted to the rows they are compared with."""
     seen = result.calibration()["rows_maybe_seen"]
     if seen:
         console().print(
             f"[yellow]{_counted(seen, 'forecast')} may come from a calibration fitted to the same rows[/yellow]: "
-            "errors on new runs are larger; --uncalibrated leaves calibrations out",
+            "errors on new runs are larger; --uncalibrated ignores calibrations",
             highlight=False,
         )
 
 
 def _show_fitting(summary: dict[str, dict[str, Any]]) -> None:
-    """Print how good the forecast of "fits" is, for each source with runs that failed."""
+    """Print how well "fits in memory" was forecast, for each source with failed runs."""
     for source, figures in summary.items():
         if math.isnan(figures["oom_f1"]) or source == "all":
             continue

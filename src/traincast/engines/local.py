@@ -69,7 +69,7 @@ def _run_here(setup: str, payload: Any, tasks: Sequence[Any], *, done: Callable[
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Raise errors as a worker in another process would, but with their traceback."""
+    """Raise the same errors as a worker in another process, but with their traceback."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -11,10 +11,10 @@ from traincast.errors import SimulationError, TraincastError
 from traincast.imports import import_callable
 
 Worker = Callable[[Any], Any]
-"""What a setup returns: a function from a task to its result."""
+"""The function that a setup returns: it takes a task and returns its result."""
 
 TRIES: Final = 3
-"""How many workers a task may lose before the run fails."""
+"""A run fails when one task has lost this many workers."""
 
 
 class Engine(Protocol):
@@ -28,7 +28,7 @@ class Engine(Protocol):
     def run(self, setup: str, payload: Any, tasks: Sequence[Any], *, done: Callable[[int, Any], None]) -> None:
         """Call ``done(index, result)`` here, once for each task, in the order in which they finish.
 
-        The first error ends the run: a :class:`TraincastError` is raised as it is, any other error as a
+        The first error ends the run: a :class:`TraincastError` is raised unchanged, any other error as a
         :class:`SimulationError` that names it. A lost worker is replaced and its task run again, up to :data:`TRIES`
         times in all. However the run ends, also by an interrupt or an error in ``done``, its workers end with it.
         """
@@ -43,25 +43,25 @@ class TaskFailure:
     message: str
 
     def error(self) -> TraincastError:
-        """The error itself, made without its constructor, which may take other arguments than the message."""
+        """Return the error, made without its constructor, which may take other arguments than the message."""
         return self.kind.__new__(self.kind, self.message)
 
 
 def failure_of(error: BaseException) -> TaskFailure:
-    """What the caller is told about ``error``: a Traincast error unchanged, any other in one line."""
+    """Return the failure to report for ``error``: a Traincast error unchanged, any other in one line."""
     if isinstance(error, TraincastError):
         return TaskFailure(type(error), str(error))
     return TaskFailure(SimulationError, f"a task failed: {one_line(error)}; run with one local worker to see where")
 
 
 def one_line(error: BaseException) -> str:
-    """Class and message of an error of any kind, on one line of bounded length."""
+    """Return the class and message of any error, on one line of bounded length."""
     text = " ".join(str(error).split())[:300].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def lost(index: int, task: Any, reason: str) -> SimulationError:
-    """The error for a task that lost :data:`TRIES` workers."""
+    """Return the error for a task that lost :data:`TRIES` workers."""
     name = " ".join(reprlib.repr(task).split())
     return SimulationError(
         f"task {index} ({name}) lost its worker {TRIES} times, the last one {reason}: "

@@ -163,7 +163,7 @@ def _answer(setup: str, shared: list[Any], task: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _worker(setup: str, payload: Any) -> Worker:
-    """The worker of this Ray process, made once for each payload: references to one value are equal."""
+    """Return the worker of this Ray process, made once for each payload; references to one value are equal."""
     import ray
 
     one_thread()

@@ -1,7 +1,7 @@
-"""A strategy as a framework reads it: flags or a configuration file for the release that each exporter names.
+"""Writes a strategy as flags or as a configuration file of a framework, for the release that each exporter names.
 
-An exporter refuses a setting that changes a step's time or memory and that its framework lacks. Smaller differences
-become comments in the text.
+An exporter refuses a setting that its framework lacks if it changes a step's time or memory. Smaller differences become
+comments in the text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from traincast.strategy.prepare import prepare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exporter:
-    """A framework that strategies are written for.
+    """A framework to export strategies to.
 
-    ``write`` returns the text that it reads, or raises :class:`StrategyError` where it cannot run a strategy.
-    ``release`` is the release whose names and rules the text has. ``axes`` returns what it can express axis by axis for
-    the model of a name, as constraints of a search. The runtime of the same name is what it does with a strategy.
+    ``write`` returns the text that the framework reads, or raises :class:`StrategyError` if it cannot run the strategy.
+    ``release`` is the release that the text is written for. ``axes`` takes the name of a model and returns the values
+    of each axis that the framework supports, as constraints of a search. The runtime of the same name describes how
+    the framework runs a strategy.
     """
 
     write: Callable[[Request], str]
@@ -42,7 +43,7 @@ FRAMEWORKS: Final[dict[str, Exporter]] = {
 
 
 def export(request: Request, framework: str) -> str:
-    """The strategy of ``request`` as ``framework`` reads it.
+    """Return the strategy of ``request`` as the text that ``framework`` reads.
 
     Raises :class:`StrategyError` for a request that cannot be forecast, and for one that the framework cannot run.
     """
@@ -52,9 +53,9 @@ def export(request: Request, framework: str) -> str:
 
 
 def axes_of(framework: str, model: str) -> str:
-    """What ``framework`` can express axis by axis for the model of that name, as constraints of a search.
+    """Return the values of each axis that ``framework`` supports for a model, as constraints of a search.
 
-    Not every combination of these values can be written: :func:`export` refuses the others, strategy by strategy.
+    The framework may not support all combinations of these values; :func:`export` refuses those that it does not.
     """
     check_framework(framework)
     return FRAMEWORKS[framework].axes(model)

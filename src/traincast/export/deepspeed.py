@@ -1,11 +1,11 @@
 """DeepSpeed: a ``ds_config.json``.
 
-Names, and what is refused, are of ``deepspeed/runtime/config.py``, ``runtime/engine.py``, ``runtime/zero/config.py``,
+Names and refusals follow ``deepspeed/runtime/config.py``, ``runtime/engine.py``, ``runtime/zero/config.py``,
 ``runtime/tensor_parallel/config.py`` and ``module_inject/auto_ep_config.py`` at :data:`RELEASE`. JSON has no comments:
-notes stand under ``_comment``, a key that DeepSpeed does not read.
+notes are under ``_comment``, a key that DeepSpeed ignores.
 
-The model is the user's own: its dimensions, the number of stages of its ``PipelineModule`` and its recomputation are
-set in Python.
+The user's Python code defines the model: its dimensions, the number of stages of its ``PipelineModule`` and its
+recomputation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from traincast.strategy import Request, Strategy
 
 NAME: Final = "DeepSpeed"
 RELEASE: Final = "0.19.8"
-"""What the names are of."""
+"""The release that the names and refusals follow."""
 _SCHEDULE: Final = "1f1b"
 _RECOMPUTES: Final = ("none", "selective", "full")
 _PRECISIONS: Final[dict[str, dict[str, Any]]] = {
@@ -40,7 +40,7 @@ _PRECISIONS: Final[dict[str, dict[str, Any]]] = {
 
 
 def deepspeed(request: Request) -> str:
-    """The JSON file that trains ``request`` with DeepSpeed; settings that it lacks become notes under ``_comment``."""
+    """Return the JSON file that trains ``request`` with DeepSpeed; what it cannot state becomes a note."""
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME} {RELEASE}")
@@ -51,28 +51,28 @@ def deepspeed(request: Request) -> str:
         **_dtypes(request),
     }
     if request.precision.name == "tf32":
-        notes.append("tf32 is PyTorch's: set torch.backends.cuda.matmul.allow_tf32")
+        notes.append("tf32 is a setting of PyTorch: set torch.backends.cuda.matmul.allow_tf32")
     config |= _degrees(strategy, notes)
     config |= _recompute(strategy, notes)
     return json.dumps({"_comment": notes, **config}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _batch(request: Request, notes: list[str]) -> dict[str, Any]:
-    """The batch; not all of it with tensor groups, since DeepSpeed counts their ranks as replicas."""
+    """Return the batch sizes; with tp > 1 without the total, because DeepSpeed counts tensor ranks as replicas."""
     strategy = request.strategy
     micro_batch = strategy.micro_batch(request.global_batch)
     found = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": strategy.num_microbatches}
     if strategy.tp == 1:
         return {"train_batch_size": request.global_batch, **found}
     notes.append(
-        f"train_batch_size is left out: DeepSpeed counts every rank of a tensor group, and would say "
-        f"{request.global_batch * strategy.tp} where {request.global_batch} samples are trained on"
+        f"train_batch_size is left out: DeepSpeed counts every rank of a tensor group, and would expect "
+        f"{request.global_batch * strategy.tp}, although a step trains on {request.global_batch} samples"
     )
     return found
 
 
 def _dtypes(request: Request) -> dict[str, Any]:
-    """Dtypes in which gradients are summed and exchanged; with shared sequences the latter has another key."""
+    """Return the dtypes in which gradients are summed and exchanged; with cp > 1 the latter has another key."""
     found: dict[str, Any] = {}
     if request.precision.master is not None:
         found["data_types"] = {"grad_accum_dtype": gradient_dtype(request)}
@@ -83,7 +83,7 @@ def _dtypes(request: Request) -> dict[str, Any]:
 
 
 def axes(model: str) -> str:
-    """What DeepSpeed can express axis by axis, as constraints of a search."""
+    """Return the values of each axis that DeepSpeed supports, as constraints of a search."""
     return f"schedule={_SCHEDULE},virtual_stages=1,cut=even,sp=false"
 
 
@@ -93,22 +93,24 @@ def _check(request: Request) -> None:
     if request.precision.name not in _PRECISIONS:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_PRECISIONS)}")
     if strategy.tp > 1 and not request.graph.tokens_per_sample:
-        raise refuse(NAME, f"tp={strategy.tp} with {request.graph.name}", "AutoTP cuts language models; set tp=1")
+        raise refuse(
+            NAME, f"tp={strategy.tp} with {request.graph.name}", "AutoTP shards only language models; set tp=1"
+        )
     if strategy.sequence_parallel:
-        raise refuse(NAME, f"sequence_parallel with tp={strategy.tp}", "AutoTP keeps whole activations; leave it out")
+        raise refuse(
+            NAME, f"sequence_parallel with tp={strategy.tp}", "AutoTP does not shard activations; leave it out"
+        )
     if strategy.tp > 1 and strategy.zero == 3:
-        raise refuse(NAME, f"tp={strategy.tp} with zero=3", "AutoTP goes with zero=0, 1 or 2")
+        raise refuse(NAME, f"tp={strategy.tp} with zero=3", "AutoTP needs zero=0, 1 or 2")
     if strategy.cp > 1 and strategy.tp > 1:
         asked = f"cp={strategy.cp} with tp={strategy.tp}"
-        raise refuse(NAME, asked, "sequences are shared among plain replicas; set tp=1 or cp=1")
+        raise refuse(NAME, asked, "sequence parallelism excludes tensor parallelism; set tp=1 or cp=1")
     model = decoder_of(request.graph)
     if model is not None and model.heads % strategy.cp:
         asked = f"cp={strategy.cp} with {model.heads} heads"
-        raise refuse(NAME, asked, "Ulysses gives every rank whole heads; choose a cp that divides them")
+        raise refuse(NAME, asked, "Ulysses needs whole heads on every rank; choose a cp that divides them")
     if strategy.capacity:
-        raise refuse(
-            NAME, f"capacity={strategy.capacity:g}", "its automatic experts drop no tokens; leave capacity out"
-        )
+        raise refuse(NAME, f"capacity={strategy.capacity:g}", "AutoEP drops no tokens; leave capacity out")
     if strategy.ep > 1:
         _check_experts(strategy)
     if strategy.pp > 1:
@@ -118,26 +120,28 @@ def _check(request: Request) -> None:
 
 def _check_experts(strategy: Strategy) -> None:
     if strategy.expert_tp != 1:
-        raise refuse(NAME, f"etp={strategy.expert_tp} with ep={strategy.ep}", "its experts are whole; use etp=1")
+        raise refuse(NAME, f"etp={strategy.expert_tp} with ep={strategy.ep}", "it does not shard an expert; use etp=1")
     if strategy.cp > 1:
         asked = f"cp={strategy.cp} with ep={strategy.ep}"
-        raise refuse(NAME, asked, "a configuration shares out sequences or experts; set cp=1 or ep=1")
+        raise refuse(NAME, asked, "it supports either cp or ep; set cp=1 or ep=1")
 
 
 def _check_pipeline(strategy: Strategy) -> None:
     pp = f"pp={strategy.pp}"
     if strategy.zero > 1:
-        raise refuse(NAME, f"zero={strategy.zero} with {pp}", "its pipelines share optimizer states alone; use zero=1")
+        raise refuse(NAME, f"zero={strategy.zero} with {pp}", "its pipelines shard only optimizer states; use zero=1")
     if strategy.tp > 1 or strategy.cp > 1 or strategy.ep > 1:
         others = {"tp": strategy.tp, "cp": strategy.cp, "ep": strategy.ep}
         asked = ", ".join(f"{name}={degree}" for name, degree in others.items() if degree > 1)
-        raise refuse(NAME, f"{asked} with {pp}", "a configuration joins a pipeline with replicas alone; use megatron")
+        raise refuse(NAME, f"{asked} with {pp}", "it combines a pipeline only with data parallelism; use megatron")
     if strategy.schedule != _SCHEDULE or strategy.virtual_stages > 1:
         asked = f"schedule={strategy.schedule}, virtual_stages={strategy.virtual_stages}"
-        raise refuse(NAME, asked, f"its one schedule is {_SCHEDULE} with one chunk per stage")
+        raise refuse(NAME, asked, f"its only schedule is {_SCHEDULE} with one chunk per stage")
     if strategy.layers:
         asked = f"layers={'/'.join(map(str, strategy.layers))}"
-        raise refuse(NAME, asked, "it cuts stages by itself, uniformly or by parameters; leave layers out")
+        raise refuse(
+            NAME, asked, "it chooses the layers of a stage itself, uniformly or by parameters; leave layers out"
+        )
 
 
 def _check_sharding(request: Request) -> None:
@@ -145,17 +149,17 @@ def _check_sharding(request: Request) -> None:
     replicas = strategy.dp * strategy.cp
     if strategy.shard not in (0, replicas):
         asked = f"shard={strategy.shard} of {replicas} replicas"
-        raise refuse(NAME, asked, f"MiCS, which could, was removed in {RELEASE}; leave shard out, or use torchtitan")
+        raise refuse(NAME, asked, f"MiCS, which did this, was removed in {RELEASE}; leave shard out, or use torchtitan")
     if "optimizer" in strategy.offload and not strategy.zero:
-        raise refuse(NAME, "offload=optimizer with zero=0", "ZeRO does the offloading; set zero=1, 2 or 3")
+        raise refuse(NAME, "offload=optimizer with zero=0", "only ZeRO offloads; set zero=1, 2 or 3")
     if "activations" in strategy.offload and strategy.recompute != "full":
         asked = f"offload=activations with recompute={strategy.recompute}"
-        raise refuse(NAME, asked, "what it offloads are checkpoints; set recompute=full")
+        raise refuse(NAME, asked, "it offloads only activation checkpoints; set recompute=full")
     if strategy.sync_each and strategy.zero < 2:
         raise refuse(NAME, f"sync_each with zero={strategy.zero}", "gradients are exchanged once a step; set zero=2")
     if strategy.zero == 3 and not strategy.reshard and not strategy.sync_each and strategy.num_microbatches > 1:
         asked = f"reshard=false with {strategy.num_microbatches} microbatches"
-        raise refuse(NAME, asked, "stage 3 exchanges gradients after each of them; set sync_each")
+        raise refuse(NAME, asked, "stage 3 exchanges gradients after each microbatch; set sync_each")
     sums = gradient_dtype(request)
     if not strategy.zero and replicas > 1 and request.precision.master is not None and sums != _model_dtype(request):
         asked = f"zero=0 with {request.precision.name} and gradients summed in {sums}"
@@ -178,7 +182,7 @@ def _zero(request: Request, notes: list[str]) -> dict[str, Any]:
     if strategy.zero == 3 and not strategy.reshard:
         section["stage3_max_live_parameters"] = graph.num_parameters
         section["stage3_max_reuse_distance"] = graph.num_parameters
-        notes.append("reshard=false: no weights are released before their backward, however many they are")
+        notes.append("reshard=false: all gathered weights are kept until their backward pass")
     if strategy.zero == 3 and strategy.prefetch >= 0:
         section["stage3_prefetch_bucket_size"] = strategy.prefetch * parameters_of_largest_block(graph)
     if "optimizer" in strategy.offload:
@@ -190,7 +194,7 @@ def _degrees(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if strategy.tp > 1:
         found["tensor_parallel"] = {"autotp_size": strategy.tp}
-        notes.append("AutoTP knows models of Hugging Face; others need a tensor_parallel.partition_config")
+        notes.append("AutoTP recognizes Hugging Face models; others need a tensor_parallel.partition_config")
     if strategy.pp > 1:
         found["pipeline"] = {"stages": strategy.pp}
         notes.append(f"build the model as PipelineModule(…, num_stages={strategy.pp}, partition_method='uniform')")
@@ -215,15 +219,15 @@ def _recompute(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
         return {}
     if strategy.recompute == "selective" or strategy.recompute_every > 1:
         what = (
-            "of attention alone" if strategy.recompute == "selective" else f"of every {strategy.recompute_every}. layer"
+            "of attention only" if strategy.recompute == "selective" else f"of one layer in {strategy.recompute_every}"
         )
-        notes.append(f"recomputation {what} is the model's own: wrap those modules with deepspeed.checkpointing")
+        notes.append(f"recomputation {what} is set in the model: wrap those modules with deepspeed.checkpointing")
     elif strategy.pp > 1:
         notes.append("full recomputation: one checkpoint per layer of the pipeline")
     elif "activations" in strategy.offload:
-        notes.append("full recomputation is the model's own: wrap its layers with deepspeed.checkpointing.checkpoint")
+        notes.append("full recomputation is set in the model: wrap its layers with deepspeed.checkpointing.checkpoint")
     else:
-        notes.append("full recomputation is the model's own: model.gradient_checkpointing_enable()")
+        notes.append("full recomputation is set in the model: model.gradient_checkpointing_enable()")
     found: dict[str, Any] = {
         "activation_checkpointing": {"cpu_checkpointing": "activations" in strategy.offload},
     }

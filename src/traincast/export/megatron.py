@@ -1,6 +1,6 @@
 """Megatron-LM: the command of ``pretrain_gpt.py``.
 
-Names of flags, and what its checks refuse, are of ``megatron/training/arguments.py``, ``core/parallel_state.py`` and
+Flags and refusals follow ``megatron/training/arguments.py``, ``core/parallel_state.py`` and
 ``core/transformer/transformer_config.py`` at :data:`RELEASE`. Data, tokenizer, learning rate and length of the run are
 left to the user.
 """
@@ -26,7 +26,7 @@ from traincast.strategy import Request, Strategy
 
 NAME: Final = "Megatron-LM"
 RELEASE: Final = "core_v0.16.1"
-"""What the names are of."""
+"""The release that the flags and refusals follow."""
 _PRECISIONS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "fp32": (),
     "tf32": (),
@@ -38,12 +38,12 @@ _PRECISIONS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 _SCHEDULES: Final = ("1f1b", "interleaved")
 _RECOMPUTES: Final = ("none", "selective", "full")
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
-_ENGLISH: Final = {"all_gather": "allgather", "ring": "p2p"}
+_CP_COMM: Final = {"all_gather": "allgather", "ring": "p2p"}
 Flag: TypeAlias = tuple[str, ...]
 
 
 def megatron(request: Request) -> str:
-    """The command that trains ``request`` with Megatron-LM; settings that it lacks become comments."""
+    """Return the command that trains ``request`` with Megatron-LM; what flags cannot state becomes a comment."""
     _check(request)
     model = decoder_of(request.graph)
     notes = header(request, f"{NAME} {RELEASE} (pretrain_gpt.py)")
@@ -63,7 +63,7 @@ def megatron(request: Request) -> str:
 
 
 def axes(model: str) -> str:
-    """What Megatron-LM can express axis by axis, as constraints of a search."""
+    """Return the values of each axis that Megatron-LM supports, as constraints of a search."""
     return f"schedule={'|'.join(_SCHEDULES)}"
 
 
@@ -81,13 +81,13 @@ def _check(request: Request) -> None:
             NAME, f"cp={strategy.cp} with {tokens}", f"sequences must be a multiple of 2·cp = {2 * strategy.cp}"
         )
     if strategy.ep > 1 and request.precision.name == "fp16":
-        raise refuse(NAME, f"ep={strategy.ep} with fp16", "it shares out experts in bf16 alone; use bf16")
+        raise refuse(NAME, f"ep={strategy.ep} with fp16", "it supports expert parallelism only in bf16; use bf16")
     if strategy.zero > 1 and strategy.pp > 1:
         asked = f"zero={strategy.zero} with pp={strategy.pp}"
-        raise refuse(NAME, asked, "its FSDP goes with tp, cp and ep alone; use zero=1, or pp=1")
+        raise refuse(NAME, asked, "its FSDP excludes pipelines; use zero=1, or pp=1")
     if not strategy.reshard:
         raise refuse(
-            NAME, "reshard=false", "its FSDP always drops gathered weights; leave reshard out, or use torchtitan"
+            NAME, "reshard=false", "its FSDP always releases gathered weights; leave reshard out, or use torchtitan"
         )
     if strategy.sync_each:
         raise refuse(NAME, "sync_each", "it exchanges gradients once a step; leave sync_each out")
@@ -110,7 +110,7 @@ def _check_experts(request: Request) -> None:
         raise refuse(NAME, asked, f"its {instances} optimizer instances must divide them; leave shard out")
     if model is not None and model.family == "gpt-oss" and strategy.expert_tp > 1:
         asked = f"etp={strategy.expert_tp} with {request.graph.name}"
-        raise refuse(NAME, asked, "experts with biases are whole there; set etp=1, which needs sp with tp > 1")
+        raise refuse(NAME, asked, "it does not shard experts with biases; set etp=1, which needs sp with tp > 1")
 
 
 def _check_offload(strategy: Strategy) -> None:
@@ -119,7 +119,7 @@ def _check_offload(strategy: Strategy) -> None:
     if "activations" in strategy.offload and (strategy.pp > 1 or strategy.recompute != "none"):
         asked = f"offload=activations with pp={strategy.pp}, recompute={strategy.recompute}"
         raise refuse(
-            NAME, asked, "layers are offloaded without pipeline and recomputation alone; set pp=1, recompute=none"
+            NAME, asked, "it offloads layers only without a pipeline and recomputation; set pp=1, recompute=none"
         )
 
 
@@ -148,7 +148,7 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
 
 
 def _plain(model: Decoder, notes: list[str]) -> list[Flag]:
-    """Flags of GPT and its kin."""
+    """Return the flags of GPT-like models."""
     given = model.other
     dropout = f"{given.get('dropout', 0.1 if model.family == 'gpt' else 0.0):.3g}"
     flags: list[Flag] = [("--attention-dropout", dropout), ("--hidden-dropout", dropout)]
@@ -170,12 +170,12 @@ def _plain(model: Decoder, notes: list[str]) -> list[Flag]:
     elif given.get("activation", "gelu") != "gelu":
         notes.append(f"activation={given['activation']} has no flag: GELU is used")
     if given.get("parallel"):
-        notes.append("attention and MLP side by side have no flag: they follow one another")
+        notes.append("parallel attention and MLP have no flag: they run one after the other")
     return flags
 
 
 def _gated(model: Decoder, notes: list[str]) -> list[Flag]:
-    """Flags of Llama and its kin."""
+    """Return the flags of Llama-like models."""
     given = model.other
     flags: list[Flag] = [
         ("--position-embedding-type", "rope"),
@@ -195,14 +195,16 @@ def _gated(model: Decoder, notes: list[str]) -> list[Flag]:
         notes.append(f"activation={given['activation']} has no flag: SwiGLU is used")
     flags += _window(model)
     if model.family == "gpt-oss":
-        notes.append("experts of GPT-OSS clamp and scale what they gate: add --quick-geglu and its kin for its weights")
+        notes.append(
+            "experts of GPT-OSS clamp and scale their gates: to load its weights, add --quick-geglu and related flags"
+        )
     if model.family == "deepseek":
         flags += _latent(model)
     return flags
 
 
 def _window(model: Decoder) -> list[Flag]:
-    """A window of attention; every ``window_period``-th layer is without."""
+    """Return the flags of windowed attention; every ``window_period``-th layer has full attention."""
     gpt_oss = model.family == "gpt-oss"
     window = int(model.other.get("window", 128 if gpt_oss else 0))
     period = int(model.other.get("window_period", 2 if gpt_oss else 0))
@@ -247,7 +249,7 @@ def _degrees(request: Request, model: Decoder | None, notes: list[str]) -> list[
         ("--context-parallel-size", str(strategy.cp)),
     ]
     if strategy.cp > 1:
-        flags.append(("--cp-comm-type", _ENGLISH[strategy.context]))
+        flags.append(("--cp-comm-type", _CP_COMM[strategy.context]))
     dense = model is not None and not model.experts
     if not dense and (strategy.ep > 1 or strategy.expert_tp != strategy.tp):
         flags.append(("--expert-model-parallel-size", str(strategy.ep)))
@@ -262,13 +264,13 @@ def _degrees(request: Request, model: Decoder | None, notes: list[str]) -> list[
 
 
 def _stages(request: Request, model: Decoder | None, notes: list[str]) -> list[Flag]:
-    """How layers are shared out: evenly by their number, else by a layout that names every chunk."""
+    """Return the flags that assign layers to stages: an equal number each, else a layout that names every chunk."""
     strategy = request.strategy
     split = list(strategy.layers) if model is None else layers_by_stage(request, model.layers)
     if split and len(set(split)) > 1:
         return [("--pipeline-model-parallel-layout", layout(split))]
     if model is None and not strategy.layers:
-        notes.append("layers must divide by pp·virtual_stages, or need a --pipeline-model-parallel-layout")
+        notes.append("if pp·virtual_stages does not divide the layers, add a --pipeline-model-parallel-layout")
     return (
         [("--num-virtual-stages-per-pipeline-rank", str(strategy.virtual_stages))]
         if strategy.virtual_stages > 1
@@ -277,7 +279,7 @@ def _stages(request: Request, model: Decoder | None, notes: list[str]) -> list[F
 
 
 def layout(split: list[int]) -> str:
-    """Chunks as the layout flag writes them: E the embedding, t a layer, L the loss, | between stages."""
+    """Return the value of the layout flag: E is the embedding, t a layer, L the loss; | separates stages."""
     words = [f"t*{count}" if count > 1 else "t" * count for count in split]
     return f"E{'|'.join(words)}L"
 
@@ -351,13 +353,13 @@ def _precision(request: Request, notes: list[str], *, experts: bool) -> list[Fla
     if experts and ("--bf16",) in flags:
         flags.append(("--moe-grouped-gemm",))
     if name == "tf32":
-        notes.append("tf32 is PyTorch's: set torch.backends.cuda.matmul.allow_tf32")
+        notes.append("tf32 is a setting of PyTorch: set torch.backends.cuda.matmul.allow_tf32")
     if name == "fp16" and gradient_dtype(request) == "fp32":
         flags.append(("--accumulate-allreduce-grads-in-fp32",))
     if name in ("bf16", "fp8", "nvfp4") and sent_dtype(request) == "bf16":
         flags.append(("--grad-reduce-in-bf16",))
         if gradient_dtype(request) != "bf16":
-            notes.append("gradients that travel in bf16 are summed in bf16, too")
+            notes.append("gradients exchanged in bf16 are also summed in bf16")
     return flags
 
 
@@ -379,12 +381,12 @@ def _command(request: Request, flags: list[Flag], notes: list[str]) -> str:
     strategy, cluster = request.strategy, request.cluster
     lines = comments(notes)
     if cluster.parts:
-        lines += comments(["nodes are unlike one another: launch every one with its own --nproc-per-node"])
+        lines += comments(["nodes differ: launch each with its own --nproc-per-node"])
     if strategy.zero > 1:
         lines.append("unset CUDA_DEVICE_MAX_CONNECTIONS  # its FSDP refuses to run with 1")
     elif strategy.tp > 1 or strategy.cp > 1:
         lines.append(
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1  # tensor and context parallelism insist on it before Blackwell"
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1  # required by tensor and context parallelism before Blackwell"
         )
     launch = f"torchrun --nnodes {cluster.num_nodes} --nproc-per-node {cluster.devices_per_node} pretrain_gpt.py"
     parts = [launch, *(" ".join(shlex.quote(word) for word in flag) for flag in flags), '"$@"']

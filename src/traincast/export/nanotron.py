@@ -1,6 +1,6 @@
 """nanotron: a YAML file that its ``run_train.py`` reads.
 
-Names are of ``src/nanotron/config/`` at :data:`RELEASE`: its package still calls itself 0.4, but the 0.4 of PyPI
+Names follow ``src/nanotron/config/`` at :data:`RELEASE`: its package still calls itself 0.4, but the 0.4 of PyPI
 (March 2024) has neither ``recompute_layer`` nor mixtures. Settings that nanotron requires and a strategy lacks (name of
 the run, checkpoints, learning rate) get placeholders, and a comment asks for the user's values.
 """
@@ -24,12 +24,12 @@ from traincast.strategy import Request, Strategy
 
 NAME: Final = "nanotron"
 RELEASE: Final = "main at 2411b022, April 2026"
-"""What the names are of."""
+"""The release that the names and refusals follow."""
 _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ENGINES: Final = {"1f1b": "1f1b", "gpipe": "afab"}
 _RECOMPUTES: Final = ("none", "full")
 _FAMILIES: Final = frozenset({"llama", "moe"})
-"""Families of the zoo that its Llama and Qwen2 models can be."""
+"""Families of the zoo that its Llama and Qwen2 models can express."""
 Value: TypeAlias = "str | int | float | bool | list[int] | dict[str, Value]"
 Section: TypeAlias = dict[str, Value]
 _OPTIMIZER: Final[Section] = {
@@ -53,12 +53,12 @@ _OPTIMIZER: Final[Section] = {
 
 
 def nanotron(request: Request) -> str:
-    """The YAML file that trains ``request`` with nanotron; settings that it lacks become comments."""
+    """Return the YAML file that trains ``request`` with nanotron; what it cannot state becomes a comment."""
     _check(request)
     strategy = request.strategy
     notes = header(request, f"{NAME}, {RELEASE}")
     notes.append(
-        "yours to set: general, checkpoints, train_steps, init_method, optimizer but for zero_stage, data_stages"
+        "set these yourself: general, checkpoints, train_steps, init_method, optimizer except zero_stage, data_stages"
     )
     sections: dict[str, Section] = {
         "general": {"project": "traincast", "run": "%date_%jobid"},
@@ -79,7 +79,7 @@ def nanotron(request: Request) -> str:
     }
     if strategy.pp > 1 and request.runtime.stage_cut != "weights":
         notes.append(
-            "stages are cut by weights, not by counting layers: forecast with the runtime nanotron to see them"
+            "nanotron divides stages by weights, not by layers: forecast with the runtime nanotron to see them"
         )
     lines = comments(notes)
     for name, section in sections.items():
@@ -88,7 +88,7 @@ def nanotron(request: Request) -> str:
 
 
 def axes(model: str) -> str:
-    """What nanotron can express axis by axis for a model of that name, as constraints of a search."""
+    """Return the values of each axis that nanotron supports for a model, as constraints of a search."""
     found = f"schedule={'|'.join(_ENGINES)},recompute={'|'.join(_RECOMPUTES)}"
     found += ",virtual_stages=1,cut=even,zero=0|1,offload=none,cp=1,ep=1"
     return found + (",tp=1" if family_of(model) == "moe" else "")
@@ -101,7 +101,7 @@ def _check(request: Request) -> None:
     if request.precision.name not in _DTYPES:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_DTYPES)}")
     if strategy.zero > 1:
-        raise refuse(NAME, f"zero={strategy.zero}", "it shares optimizer states alone; use zero=1")
+        raise refuse(NAME, f"zero={strategy.zero}", "it shards only optimizer states; use zero=1")
     if strategy.shard not in (0, strategy.dp * strategy.cp):
         asked = f"shard={strategy.shard} of {strategy.dp * strategy.cp} replicas"
         raise refuse(NAME, asked, "it shards over all of them; leave shard out")
@@ -116,9 +116,9 @@ def _check(request: Request) -> None:
         raise refuse(NAME, asked, "it recomputes all layers or none; use recompute=full or none")
     if strategy.cp > 1:
         asked = f"cp={strategy.cp}"
-        raise refuse(NAME, asked, "it cannot initialise weights for shared sequences, only resume them; use cp=1")
+        raise refuse(NAME, asked, "it cannot start a run with context parallelism, only resume one; use cp=1")
     if strategy.ep > 1:
-        raise refuse(NAME, f"ep={strategy.ep}", "its groups of ranks have no room for shared experts; use ep=1")
+        raise refuse(NAME, f"ep={strategy.ep}", "its process groups do not support expert parallelism; use ep=1")
     if strategy.capacity:
         raise refuse(NAME, f"capacity={strategy.capacity:g}", "it drops no tokens; leave capacity out")
     model = decoder_of(request.graph)
@@ -127,18 +127,18 @@ def _check(request: Request) -> None:
 
 
 def _check_model(strategy: Strategy, model: Decoder) -> None:
-    """Refuse what its two models, Llama and Qwen2, do not have or cannot share out."""
+    """Refuse models that Llama and Qwen2, its two models, cannot express or shard."""
     if model.family not in _FAMILIES:
         raise refuse(NAME, f"a model of the family {model.family}", "it has Llama and Qwen2, dense or as a mixture")
     if model.head_dim * model.heads != model.hidden:
         asked = f"{model.heads} heads of {model.head_dim} with hidden size {model.hidden}"
-        raise refuse(NAME, asked, "its heads have hidden/heads dims; use megatron")
+        raise refuse(NAME, asked, "its heads always have hidden/heads dimensions; use megatron")
     if model.kv_heads % strategy.tp:
         asked = f"tp={strategy.tp} with {model.kv_heads} heads of keys and values"
-        raise refuse(NAME, asked, "it repeats none of them; choose a tp that divides them")
+        raise refuse(NAME, asked, "it does not replicate them; choose a tp that divides them")
     if model.experts and strategy.tp > 1:
         asked = f"tp={strategy.tp} with {model.experts} experts"
-        raise refuse(NAME, asked, "it neither cuts experts nor keeps their copies equal; use tp=1, or megatron")
+        raise refuse(NAME, asked, "it neither shards experts nor keeps their copies equal; use tp=1, or megatron")
 
 
 def _check_pipeline(strategy: Strategy) -> None:
@@ -147,7 +147,7 @@ def _check_pipeline(strategy: Strategy) -> None:
         raise refuse(NAME, asked, "it has 1f1b and gpipe, with one chunk per stage")
     if strategy.layers:
         asked = f"layers={'/'.join(map(str, strategy.layers))}"
-        raise refuse(NAME, asked, "it cuts stages by the weights of layers; leave layers out")
+        raise refuse(NAME, asked, "it divides stages by the weights of layers; leave layers out")
     if strategy.schedule == "1f1b" and strategy.num_microbatches < strategy.pp - 1:
         asked = f"{strategy.num_microbatches} microbatches with pp={strategy.pp}"
         raise refuse(
@@ -170,7 +170,7 @@ def _parallelism(request: Request) -> Section:
 
 
 def _model(request: Request, notes: list[str]) -> Section:
-    """The model's own settings: Llama's for a dense one, Qwen2's for a mixture."""
+    """Return the model's settings: Llama's for a dense model, Qwen2's for a mixture of experts."""
     model = decoder_of(request.graph)
     if model is None:
         notes.append(f"dimensions of {request.graph.name} are not in the zoo: add a model_config")
@@ -178,7 +178,7 @@ def _model(request: Request, notes: list[str]) -> Section:
     if model.other.get("qk_norm"):
         notes.append("norms of queries and keys have no setting and are left out")
     if model.other.get("window"):
-        notes.append("a window of attention has no setting that is used, and is left out")
+        notes.append("windowed attention has no effective setting and is left out")
     section: Section = {
         "is_qwen2_config" if model.experts else "is_llama_config": True,
         "num_hidden_layers": model.layers,
@@ -199,7 +199,7 @@ def _model(request: Request, notes: list[str]) -> Section:
 
 
 def _experts(model: Decoder) -> Section:
-    """Sizes of experts: what is left out would be 1408 and 5632, whatever the model's."""
+    """Return the sizes of experts; omitted sizes would default to 1408 and 5632."""
     section: Section = {
         "num_experts": model.experts,
         "top_k": model.top_k,
@@ -225,7 +225,7 @@ def _written(section: Section, indent: str) -> list[str]:
 
 
 def _scalar(value: str | int | float | bool | list[int]) -> str:
-    """A value in YAML; a number with an exponent needs its point there, and a text with a sign its quotes."""
+    """Return a value in YAML; a number with an exponent needs a point, and a text with a symbol needs quotes."""
     match value:
         case bool():
             return str(value).lower()

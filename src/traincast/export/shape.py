@@ -1,4 +1,4 @@
-"""What the exporters share: a model's dimensions, its layers by stage, and refusals that every framework makes."""
+"""Code that all exporters share: a model's dimensions, its layers by stage, and common refusals."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from traincast.strategy import Request, Strategy
 from traincast.strategy.prepare import prepare
 
 DECODERS: Final = frozenset({"gpt", "llama", "mpt", "moe", "deepseek", "gpt-oss"})
-"""Families of the zoo that are language models of one stack of decoder layers."""
+"""Families of the zoo whose models are one stack of decoder layers."""
 _VOCABULARY: Final = {"gpt": 50257, "mpt": 50368, "deepseek": 129280, "gpt-oss": 201088}
 _ROUNDED: Final = 0.02
-"""Published numbers of parameters are rounded, and leave out what depends on the sequence."""
+"""Relative difference allowed: published numbers of parameters are rounded, and exclude position embeddings."""
 _PLAIN_FFN: Final = frozenset({"gpt", "mpt"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """Dimensions of a language model, as the card of the zoo has them; ``experts`` is 0 for a dense one.
+    """Dimensions of a language model from its card in the zoo; ``experts`` is 0 for a dense model.
 
-    ``other`` are the card's remaining settings.
+    ``other`` has all settings of the card.
     """
 
     family: str
@@ -46,9 +46,9 @@ class Decoder:
 
 
 def decoder_of(graph: OperatorGraph) -> Decoder | None:
-    """The dimensions of ``graph``'s model, or None where its name is no decoder of the zoo.
+    """Return the dimensions of ``graph``'s model, or ``None`` if it is not a decoder of the zoo.
 
-    A user's model may have the name of one of the zoo: a graph with another number of parameters is not that model.
+    A user's model may have the same name as one of the zoo; it is recognized by another number of parameters.
     """
     try:
         known = card(graph.name)
@@ -61,7 +61,7 @@ def decoder_of(graph: OperatorGraph) -> Decoder | None:
 
 
 def family_of(name: str) -> str:
-    """The family of the zoo's model of that name; '' where there is none."""
+    """Return the family of the zoo's model ``name``, or an empty text if there is none."""
     try:
         return card(name).family
     except RequestError:
@@ -69,7 +69,7 @@ def family_of(name: str) -> str:
 
 
 def decoder_from(known: ModelCard, seq: int) -> Decoder:
-    """The dimensions that a decoder's card has, with the defaults of its family, for ``seq`` tokens per sample."""
+    """Return the dimensions of a decoder's card, with the defaults of its family, for ``seq`` tokens per sample."""
     given = dict(known.parameters)
     family, hidden, heads = known.family, int(given["hidden"]), int(given["heads"])
     ffn = 4 * hidden if family in _PLAIN_FFN else -(-8 * hidden // 3 // 256) * 256
@@ -96,10 +96,10 @@ def decoder_from(known: ModelCard, seq: int) -> Decoder:
 
 
 def layers_by_stage(request: Request, num_layers: int) -> list[int]:
-    """Layers of every chunk of the pipeline, in the order of the model: as the forecast has them.
+    """Return the number of layers of every chunk of the pipeline in the forecast, in the order of the model.
 
-    It counts the repeated blocks of the graph. A block may hold several layers; layers outside of blocks stand on the
-    first stage.
+    The repeated blocks of the graph are counted. A block may hold several layers; layers outside of blocks belong to
+    the first stage. Empty if the graph has no repeated blocks.
     """
     prepared = prepare(replace(request, strategy=replace(request.strategy, recompute_every=1)))
     repeated = {i for i, block in enumerate(request.graph.blocks) if block.repeated}
@@ -113,7 +113,7 @@ def layers_by_stage(request: Request, num_layers: int) -> list[int]:
 
 
 def parameters_of_largest_block(graph: OperatorGraph) -> int:
-    """Parameters of the largest repeated block."""
+    """Return the number of parameters of the largest repeated block."""
     sizes = (
         sum(graph.operators[i].parameters[0].numel for i in block.optimizer if graph.operators[i].parameters)
         for block in graph.blocks
@@ -123,15 +123,15 @@ def parameters_of_largest_block(graph: OperatorGraph) -> int:
 
 
 def refuse(framework: str, asked: str, because: str) -> StrategyError:
-    """A :class:`StrategyError` that says what was asked, why ``framework`` cannot do it, and what to do."""
+    """Return a :class:`StrategyError`: what was asked, and why ``framework`` cannot do it, with a remedy."""
     return StrategyError(f"{asked} cannot be written for {framework}: {because}")
 
 
 def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[str]) -> None:
-    """Refuse what no framework has, and every recomputation but those that ``framework`` has."""
+    """Refuse settings that no framework supports, and recomputation other than ``recomputes``."""
     if strategy.recompute not in recomputes:
         choices = ", ".join(recomputes)
-        raise refuse(framework, f"recompute={strategy.recompute}", f"it does not have it; choose one of {choices}")
+        raise refuse(framework, f"recompute={strategy.recompute}", f"it does not support it; choose one of {choices}")
     if strategy.servers:
         raise refuse(framework, f"servers={strategy.servers}", "it has no parameter servers; leave servers out")
     if strategy.compression != 1.0:
@@ -139,9 +139,11 @@ def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[s
         raise refuse(framework, asked, "it exchanges whole gradients; leave compression out")
     if strategy.shard_rules and strategy.tp > 1:
         asked = f"{len(strategy.shard_rules)} shard rules with tp={strategy.tp}"
-        raise refuse(framework, asked, "it cuts layers by rules of its own; leave them out")
+        raise refuse(framework, asked, "it shards layers by its own rules; leave them out")
     if strategy.pp > 1 and ":" in strategy.schedule:
-        raise refuse(framework, f"schedule={strategy.schedule}", "a schedule of your own has no name there")
+        raise refuse(
+            framework, f"schedule={strategy.schedule}", "it does not know your own schedule; name a built-in one"
+        )
 
 
 def check_tokens(framework: str, graph: OperatorGraph) -> None:
@@ -151,26 +153,26 @@ def check_tokens(framework: str, graph: OperatorGraph) -> None:
 
 
 def gradient_dtype(request: Request) -> str:
-    """The dtype that gradients are summed in: the runtime's where there are master weights, else the precision's."""
+    """Return the dtype that sums gradients: the runtime's if there are master weights, else the precision's."""
     if request.runtime.gradient_dtype and request.precision.master is not None:
         return request.runtime.gradient_dtype
     return request.precision.gradients.value
 
 
 def sent_dtype(request: Request) -> str:
-    """The dtype that gradients travel in between replicas, as the forecast has it."""
+    """Return the dtype in which the forecast exchanges gradients between replicas."""
     if request.runtime.reduce_dtype:
         return request.runtime.reduce_dtype
     return request.precision.activations.value if request.strategy.zero == 3 else gradient_dtype(request)
 
 
 def comments(notes: list[str]) -> list[str]:
-    """One comment line per note; line breaks in a note are removed, since it may contain a user's text."""
+    """Return one comment line per note, without line breaks, which a user's text may contain."""
     return [f"# {' '.join(note.split())}" for note in notes]
 
 
 def header(request: Request, target: str) -> list[str]:
-    """The first notes of a file: model, cluster, strategy, batch."""
+    """Return the first notes of a file: model, cluster, strategy, batch."""
     strategy = request.strategy
     return [
         f"{request.graph.name} on {request.cluster.num_devices} devices of {request.cluster.name}, for {target}",

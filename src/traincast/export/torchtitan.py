@@ -1,11 +1,11 @@
 """torchtitan: a job's TOML file.
 
-Names, and what is refused, are of ``torchtitan/config/job_config.py``, ``distributed/`` and the models'
-``parallelize.py`` at :data:`RELEASE`, the last that reads TOML: 0.3 is configured in Python and has renamed fields.
+Names and refusals follow ``torchtitan/config/job_config.py``, ``distributed/`` and the models' ``parallelize.py`` at
+:data:`RELEASE`, the last release that reads TOML: 0.3 is configured in Python and has renamed fields.
 
-FSDP2 shards over ``data_parallel_shard_degree · context_parallel_degree`` ranks; tensor parallelism is always
-sequence-parallel; without a pipeline, microbatches are accumulated gradients of ``local_batch_size`` samples, with one,
-``local_batch_size`` is cut into them.
+FSDP2 shards over ``data_parallel_shard_degree · context_parallel_degree`` ranks. Tensor parallelism always includes
+sequence parallelism. Without a pipeline, ``local_batch_size`` is one microbatch, and gradients are accumulated over
+several; with a pipeline, ``local_batch_size`` is divided into microbatches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from traincast.strategy import Request, Strategy
 
 NAME: Final = "torchtitan"
 RELEASE: Final = "0.2.2"
-"""What the names are of."""
+"""The release that the names and refusals follow."""
 FLAVORS: Final = {
     "llama3-8b": ("llama3", "8B"),
     "llama3-70b": ("llama3", "70B"),
@@ -44,9 +44,9 @@ FLAVORS: Final = {
     "gpt-oss-20b": ("gpt_oss", "20b"),
     "gpt-oss-120b": ("gpt_oss", "120b"),
 }
-"""Models that torchtitan knows by name; another needs a flavor of its own there."""
+"""Models that torchtitan has; any other needs a new flavor there."""
 _HOMES: Final = {"llama": "llama3", "moe": "qwen3", "deepseek": "deepseek_v3", "gpt-oss": "gpt_oss"}
-"""Where a flavor of a family would belong."""
+"""The torchtitan model to which a flavor of each family belongs."""
 _WITHOUT_PIPELINE: Final = frozenset({"qwen3", "gpt_oss"})
 _WITHOUT_CONTEXT: Final = frozenset({"deepseek_v3", "gpt_oss"})
 _SCHEDULES: Final = {
@@ -64,7 +64,7 @@ Section: TypeAlias = dict[str, Value]
 
 
 def torchtitan(request: Request) -> str:
-    """The TOML file that trains ``request`` with torchtitan; settings that it lacks become comments."""
+    """Return the TOML file that trains ``request`` with torchtitan; what it cannot state becomes a comment."""
     _check(request)
     notes = header(request, f"{NAME} {RELEASE}")
     model = decoder_of(request.graph)
@@ -83,7 +83,7 @@ def torchtitan(request: Request) -> str:
 
 
 def _compiles(request: Request) -> bool:
-    """Whether blocks are compiled: fused kernels, float8 and overlapped tensor traffic all want it."""
+    """Return whether blocks are compiled: fused kernels, float8 and overlapped tensor parallelism need it."""
     return "elementwise" in request.runtime.fusions or request.precision.name == "fp8" or _overlaps_tensor(request)
 
 
@@ -92,7 +92,7 @@ def _overlaps_tensor(request: Request) -> bool:
 
 
 def axes(model: str) -> str:
-    """What torchtitan can express axis by axis for a model of that name, as constraints of a search."""
+    """Return the values of each axis that torchtitan supports for a model, as constraints of a search."""
     name = FLAVORS.get(model, (_HOMES.get(family_of(model), ""), ""))[0]
     found = f"schedule={'|'.join(_SCHEDULES)},zero=0|3,offload=none|optimizer"
     found += ",pp=1" if name in _WITHOUT_PIPELINE else ""
@@ -100,7 +100,7 @@ def axes(model: str) -> str:
 
 
 def home(request: Request) -> str:
-    """The name of the model in torchtitan, or its own where torchtitan has none like it."""
+    """Return the name of the model in torchtitan, or its own name if torchtitan has no such model."""
     model, own = decoder_of(request.graph), request.graph.name
     if model is None:
         return own
@@ -114,13 +114,17 @@ def _check(request: Request) -> None:
     if request.precision.name not in _DTYPES:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_DTYPES)}")
     if strategy.tp > 1 and not strategy.sequence_parallel:
-        raise refuse(NAME, f"tp={strategy.tp} without sequence_parallel", "its tensor groups always are; set sp")
+        raise refuse(
+            NAME, f"tp={strategy.tp} without sequence_parallel", "its tensor parallelism always includes it; set sp"
+        )
     if "activations" in strategy.offload:
-        raise refuse(NAME, "offload=activations", "it offloads parameters and states alone; use recompute instead")
+        raise refuse(
+            NAME, "offload=activations", "it offloads only parameters and optimizer states; use recompute instead"
+        )
     if strategy.capacity:
         raise refuse(NAME, f"capacity={strategy.capacity:g}", "it drops no tokens; leave capacity out")
     if strategy.zero == 3 and strategy.prefetch not in (-1, 1):
-        raise refuse(NAME, f"prefetch={strategy.prefetch}", "FSDP2 gathers one block ahead; leave prefetch out")
+        raise refuse(NAME, f"prefetch={strategy.prefetch}", "FSDP2 always gathers one block ahead; leave prefetch out")
     _check_model(request)
     if strategy.pp > 1:
         _check_pipeline(strategy)
@@ -131,7 +135,7 @@ def _check(request: Request) -> None:
 
 
 def _check_model(request: Request) -> None:
-    """Refuse what the model's own code in torchtitan does not have."""
+    """Refuse a strategy that torchtitan's code for the model does not support."""
     strategy, name, model = request.strategy, home(request), decoder_of(request.graph)
     if model is not None and model.family not in _HOMES:
         raise refuse(NAME, f"a model of the family {model.family}", f"it has {', '.join(_HOMES)}; use megatron")
@@ -139,18 +143,18 @@ def _check_model(request: Request) -> None:
         raise refuse(NAME, f"pp={strategy.pp} with {request.graph.name}", f"its {name} has no pipeline; use pp=1")
     if strategy.cp > 1 and name in _WITHOUT_CONTEXT:
         asked = f"cp={strategy.cp} with {request.graph.name}"
-        raise refuse(NAME, asked, f"attention of its {name} does not share sequences; use cp=1")
+        raise refuse(NAME, asked, f"its {name} does not support context parallelism; use cp=1")
     least = 2 * strategy.cp * strategy.tp
     if request.graph.tokens_per_sample % least:
         asked = f"{request.graph.tokens_per_sample} tokens with cp={strategy.cp}, tp={strategy.tp}"
         raise refuse(NAME, asked, f"a sequence must be a multiple of 2·cp·tp = {least}")
     if request.precision.name == "fp8" and model is not None and model.experts and strategy.pp * strategy.cp > 1:
         asked = f"fp8 experts with pp={strategy.pp}, cp={strategy.cp}"
-        raise refuse(NAME, asked, "they go without pipeline and shared sequences; use bf16, or pp=1 and cp=1")
+        raise refuse(NAME, asked, "it supports them only without pp and cp; use bf16, or pp=1 and cp=1")
 
 
 def _schedule(strategy: Strategy) -> str:
-    """The schedule that really runs: one chunk per stage is not interleaved, several are."""
+    """Return the schedule that runs: with one chunk per stage it is not interleaved, with several it is."""
     if strategy.virtual_stages == 1:
         return {"interleaved": "1f1b", "breadth-first": "gpipe"}.get(strategy.schedule, strategy.schedule)
     return "interleaved" if strategy.schedule == "1f1b" else strategy.schedule
@@ -165,19 +169,23 @@ def _check_pipeline(strategy: Strategy) -> None:
         raise refuse(NAME, asked, "GPipe has one chunk per stage; use breadth-first")
     if schedule == "1f1b" and count < strategy.pp:
         asked = f"{count} microbatches with pp={strategy.pp}"
-        raise refuse(NAME, asked, "1f1b needs as many as stages; use a smaller micro_batch, or schedule=gpipe")
+        raise refuse(NAME, asked, "1f1b needs at least one per stage; use a smaller micro_batch, or schedule=gpipe")
 
 
 def _check_replicas(strategy: Strategy) -> None:
     if strategy.zero in (1, 2):
-        raise refuse(NAME, f"zero={strategy.zero}", "FSDP2 shards weights as well; use zero=3, or zero=3,reshard=false")
+        raise refuse(NAME, f"zero={strategy.zero}", "FSDP2 also shards weights; use zero=3, or zero=3,reshard=false")
     if strategy.zero == 0 and strategy.cp > 1:
-        raise refuse(NAME, f"zero=0 with cp={strategy.cp}", "weights are sharded over context ranks; set zero=3")
+        raise refuse(NAME, f"zero=0 with cp={strategy.cp}", "it always shards weights over context ranks; set zero=3")
     if strategy.zero == 0 and strategy.dp > 1 and strategy.tp * strategy.pp > 1:
         asked = f"zero=0 with dp={strategy.dp}, tp={strategy.tp}, pp={strategy.pp}"
-        raise refuse(NAME, asked, "plain replicas go with no other parallelism; set zero=3")
+        raise refuse(NAME, asked, "replicas without sharding exclude other parallelism; set zero=3")
     if strategy.shard % strategy.cp:
-        raise refuse(NAME, f"shard={strategy.shard} with cp={strategy.cp}", "shards span whole context groups")
+        raise refuse(
+            NAME,
+            f"shard={strategy.shard} with cp={strategy.cp}",
+            "a shard group must hold whole context groups; choose a multiple of cp",
+        )
     if strategy.shard == 1 and strategy.dp > 1:
         raise refuse(
             NAME, f"shard=1 of {strategy.dp} replicas", "one rank shards nothing; use zero=0, or a wider shard"
@@ -185,9 +193,9 @@ def _check_replicas(strategy: Strategy) -> None:
 
 
 def _check_exchange(strategy: Strategy) -> None:
-    """Refuse gradient exchanges at other times than torchtitan has them.
+    """Refuse strategies that exchange gradients at other times than torchtitan.
 
-    Without a pipeline every microbatch's gradients are reduced, with one those of the last.
+    It reduces gradients after every microbatch without a pipeline, and after the last microbatch with one.
     """
     if strategy.sync_each and strategy.pp > 1:
         raise refuse(
@@ -197,41 +205,43 @@ def _check_exchange(strategy: Strategy) -> None:
     if strategy.pp == 1 and strategy.dp * strategy.cp > 1 and strategy.num_microbatches > 1 and waits:
         habit = "zero=0" if strategy.zero == 0 else "zero=3, reshard=false"
         asked = f"{strategy.num_microbatches} microbatches with {habit}"
-        raise refuse(NAME, asked, "it reduces gradients after each of them; set sync_each, or microbatches=1")
+        raise refuse(NAME, asked, "it reduces gradients after each microbatch; set sync_each, or microbatches=1")
 
 
 def _check_sharded(request: Request) -> None:
-    """Refuse, without FSDP, what torchtitan leaves to FSDP."""
+    """Refuse settings that need FSDP if nothing is sharded."""
     strategy = request.strategy
     if degrees(strategy)[1] * strategy.cp > 1:
         return
     if "optimizer" in strategy.offload:
-        raise refuse(
-            NAME, "offload=optimizer without sharded replicas", "FSDP2 does the offloading; set dp > 1, zero=3"
-        )
+        raise refuse(NAME, "offload=optimizer without sharded replicas", "only FSDP2 offloads; set dp > 1, zero=3")
     if strategy.tp * strategy.pp > 1 and request.precision.name not in ("fp32", "tf32"):
         asked = f"{request.precision.name} with tp={strategy.tp}, pp={strategy.pp} and no sharded replicas"
-        raise refuse(NAME, asked, "FSDP2 does the mixing of dtypes, and fp32 would run; set dp > 1, zero=3")
+        raise refuse(NAME, asked, "only FSDP2 mixes dtypes, so fp32 would run; set dp > 1, zero=3")
     if strategy.ep > 1:
-        raise refuse(NAME, f"ep={strategy.ep} without sharded replicas", "FSDP2 holds the experts; set dp > 1, zero=3")
+        raise refuse(
+            NAME, f"ep={strategy.ep} without sharded replicas", "expert parallelism needs FSDP2; set dp > 1, zero=3"
+        )
 
 
 def _check_experts(strategy: Strategy) -> None:
     if strategy.ep == 1:
         if strategy.expert_tp != strategy.tp:
-            raise refuse(NAME, f"etp={strategy.etp} with ep=1", "experts are then cut as all else is; leave etp out")
+            raise refuse(
+                NAME, f"etp={strategy.etp} with ep=1", "experts then have the same tp as other layers; leave etp out"
+            )
         return
     replicate, shard = degrees(strategy)
     if strategy.expert_tp not in (1, strategy.tp):
-        raise refuse(NAME, f"etp={strategy.expert_tp} with tp={strategy.tp}", "etp is 1 or tp there")
+        raise refuse(NAME, f"etp={strategy.expert_tp} with tp={strategy.tp}", "etp must be 1 or tp")
     ranks, group = shard * strategy.cp * strategy.tp, strategy.ep * strategy.expert_tp
     if ranks % group:
         asked = f"ep·etp = {group} with {replicate} copies of {ranks} ranks"
-        raise refuse(NAME, asked, f"experts are shared out within a copy; ep·etp must divide {ranks}")
+        raise refuse(NAME, asked, f"each copy holds all experts; ep·etp must divide {ranks}")
 
 
 def degrees(strategy: Strategy) -> tuple[int, int]:
-    """Degrees of replication and of sharding, whose product is ``dp``."""
+    """Return the degrees of replication and of sharding, whose product is ``dp``."""
     if strategy.zero == 0:
         return strategy.dp, 1
     shard = (strategy.shard or strategy.dp * strategy.cp) // strategy.cp
@@ -239,7 +249,7 @@ def degrees(strategy: Strategy) -> tuple[int, int]:
 
 
 def _model(request: Request, model: Decoder | None, notes: list[str]) -> Section:
-    """The model's name; where torchtitan lacks it, one that it refuses until the model is added there."""
+    """Return the model's name and flavor; torchtitan refuses a name that it lacks until the user adds it there."""
     graph = request.graph
     known = model is not None and graph.name in FLAVORS
     section: Section = {"name": home(request), "flavor": FLAVORS[graph.name][1] if known else graph.name}
@@ -266,9 +276,9 @@ def _training(request: Request, notes: list[str]) -> Section:
     }
     if "optimizer" in strategy.offload:
         section["enable_cpu_offload"] = True
-        notes.append("offload=optimizer: torchtitan moves sharded parameters and gradients to the host as well")
+        notes.append("offload=optimizer: torchtitan also moves sharded parameters and gradients to the host")
     if request.precision.name == "tf32":
-        notes.append("tf32 is PyTorch's: call torch.set_float32_matmul_precision('high')")
+        notes.append("tf32 is a setting of PyTorch: call torch.set_float32_matmul_precision('high')")
     if sent_dtype(request) != "fp32" and strategy.dp * strategy.cp > 1:
         notes.append(
             f"gradients are reduced in fp32, not in {sent_dtype(request)}: forecast with the runtime torchtitan"
@@ -306,7 +316,7 @@ def _pipeline(request: Request, model: Decoder | None, notes: list[str]) -> Sect
     strategy = request.strategy
     if strategy.zero == 3 and strategy.reshard and strategy.dp * strategy.cp > 1 and strategy.num_microbatches > 1:
         notes.append(
-            "in a pipeline FSDP2 keeps the gradients of a stage whole, in fp32, and reduces them once: less traffic "
+            "in a pipeline FSDP2 keeps unsharded fp32 gradients of a stage, and reduces them once: less traffic "
             "and more memory than forecast; reshard=false forecasts both"
         )
     section: Section = {
@@ -315,7 +325,7 @@ def _pipeline(request: Request, model: Decoder | None, notes: list[str]) -> Sect
     }
     split = layers_by_stage(request, model.layers) if model else list(strategy.layers)
     if not split:
-        notes.append("layers by stage are torchtitan's own: the dimensions of the model are not known")
+        notes.append("torchtitan divides the layers into stages, because the dimensions of the model are not known")
     elif len(set(split)) > 1:
         section["module_fqns_per_model_part"] = modules(split)
     else:
@@ -326,7 +336,7 @@ def _pipeline(request: Request, model: Decoder | None, notes: list[str]) -> Sect
 
 
 def modules(split: list[int]) -> list[list[str]]:
-    """Names of the modules of every stage, embedding first, final norm and output last."""
+    """Return the names of the modules of each stage: embedding first, final norm and output last."""
     parts: list[list[str]] = []
     layer = 0
     for count in split:
@@ -344,7 +354,7 @@ def _recompute(strategy: Strategy, notes: list[str]) -> Section:
         return {"mode": "full"}
     if strategy.recompute == "full":
         return {"mode": "selective", "selective_ac_option": str(strategy.recompute_every)}
-    notes.append("recompute=selective: torchtitan picks operators, and recomputes more than attention")
+    notes.append("recompute=selective: torchtitan chooses the operators, and recomputes more than attention")
     return {"mode": "selective", "selective_ac_option": "op"}
 
 
@@ -357,5 +367,5 @@ def _written(sections: dict[str, Section], notes: list[str]) -> str:
 
 
 def _toml(value: Value) -> str:
-    """A value in TOML, which writes these as JSON does."""
+    """Return a value in TOML, which has the same syntax as JSON for these types."""
     return json.dumps(value)

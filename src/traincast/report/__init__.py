@@ -1,4 +1,4 @@
-"""What a simulated step means: reports, breakdowns, critical paths, traces and pages."""
+"""Reports on a simulated step: breakdowns, critical paths, traces and pages."""
 
 from traincast.report.assemble import make_report
 from traincast.report.breakdown import Breakdown

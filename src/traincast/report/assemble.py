@@ -1,4 +1,4 @@
-"""The one place where a report is put together."""
+"""Assembles the report of a forecast; the only place that does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from traincast.units import format_bytes
 from traincast.work import Collective, Launch, Transfer
 
 _MOST_MOMENTS: Final = 2000
-"""Slots whose memory a report has at most; of more, evenly spaced ones."""
+"""Greatest number of slots in a report's memory over time; of more slots, evenly spaced ones are kept."""
 
 
 def make_report(
@@ -43,11 +43,11 @@ def make_report(
     num_steps: int | None = None,
     job: JobSettings | None = None,
 ) -> Report:
-    """The report of ``request``, which was ``lowered``, estimated and simulated.
+    """Return the report of ``request``, given its ``lowered`` plan, ``estimates`` and ``timeline``.
 
-    ``folded`` is the timeline of the lowered plan itself where ``timeline`` shows something else: ranks that differ,
-    or workers of parameter ``servers``. Without ``bundles``, their use is read off ``estimates``. ``detail`` and
-    ``remedy`` add what memory is made of and what would make the strategy fit; ``num_steps`` adds the job.
+    ``folded`` is the timeline of the lowered plan itself, if ``timeline`` shows ranks that differ or workers of
+    parameter ``servers``. Without ``bundles``, their use is computed from ``estimates``. ``detail`` adds memory over
+    time, ``remedy`` a change that makes the strategy fit, and ``num_steps`` the job.
     """
     ran, need, graph = lowered.request, lowered.need, request.graph
     if servers is None:
@@ -110,21 +110,21 @@ def make_report(
 
 
 def _job(request: Request, figures: StepFigures, num_steps: int, settings: JobSettings) -> JobForecast:
-    """The job of ``num_steps`` steps with these figures."""
+    """Return the job of ``num_steps`` steps with these figures."""
     step_s, parts = figures.pace.step_s, figures.breakdown
     computing = (parts.compute_s + parts.optimizer_s) / step_s
     return job_of_steps(request, num_steps=num_steps, step_s=step_s, computing=computing, settings=settings)
 
 
 def where(cluster: Cluster) -> str:
-    """The name of a cluster and the nodes that it is made of."""
+    """Return the name of a cluster followed by its nodes."""
     parts = [f"{p.num_nodes} × {p.devices_per_node} {p.device.name}" for p in cluster.parts or (cluster,)]
     parts += [f"{host.num_nodes} {host.name}" for host in cluster.hosts]
     return f"{cluster.name} ({' + '.join(parts)})"
 
 
 def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
-    """The share of a step that each bundle named by the user estimated; works hidden behind others count as well."""
+    """Return, for each bundle named by the user, its share of the time of all works, including overlapped ones."""
     if estimates.bundle is None:
         return ()
     spent = estimates.seconds * plan.work_counts()
@@ -148,15 +148,15 @@ def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
 
 
 def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> tuple[str, ...]:
-    """What to know before relying on the forecast: of estimates, memory, unknown operators and the precision."""
+    """Return warnings about estimates, memory, unknown operators and the precision."""
     request, need = lowered.request, lowered.need
     warnings = list(estimates.warnings)
     if not need.fits:
         warnings.append(f"{need.verdict}: {remedy or need.shortage()}")
     if need.host and not need.host_capacity:
         warnings.append(
-            f"the host memory of {request.cluster.name} is not known, so nobody checked that a node has room for the "
-            f"{format_bytes(need.host)} that it offloads; set host_memory_bytes of its node"
+            f"the host memory of {request.cluster.name} is not known, so it was not checked that a node has room for "
+            f"the {format_bytes(need.host)} offloaded to it; set host_memory_bytes of its node"
         )
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:

@@ -1,13 +1,13 @@
-"""Where a step's time went, per rank and on average.
+"""Breaks the time of a step down into parts, per rank and on average.
 
-Every instant of a rank falls to one part, so the parts add up to the step: compute (forward and backward works),
-optimizer, exposed communication (compute waits for bytes on their way), overhead (compute waits for its own host), and
-bubble (compute waits for another rank).
+Every instant of a rank belongs to exactly one part, so the parts add up to the step: compute (forward and backward
+works), optimizer, exposed communication (compute waits for bytes in transit), overhead (compute waits for its own
+host), and bubble (compute waits for another rank).
 
-A gap is judged by what the work after it waits for; what else the rank's host and links do meanwhile does not count. A
-work waits for its launch from when everything else it needs is there. Before that it waits for the last message,
-collective or work that it needs, and that in turn for what released it. Going back along this chain, time falls to each
-message and launch of the rank, and from the first work of another rank on to the bubble.
+A gap is assigned by what the work after it waits for, whatever else the rank's host and links do meanwhile. Once
+everything else that it needs is ready, a work waits for its launch. Before that it waits for the last message,
+collective or work that it needs, which in turn waited for its own cause. The time along this chain, from the end back,
+is assigned to each message and launch of the rank; from the first work of another rank on, it is bubble.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _ROUNDING: Final = 1e-12
-"""What is left of a step beyond this share is a wait; less is the rounding of sums."""
+"""A remainder below this share of the step is rounding, not a wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Seconds of a step by what they were spent on; they add up to the step."""
+    """Seconds of a step by part; they add up to the step."""
 
     compute_s: float
     exposed_communication_s: float
@@ -41,12 +41,12 @@ class Breakdown:
 
     @property
     def total_s(self) -> float:
-        """All of them."""
+        """The sum of all parts."""
         return self.compute_s + self.exposed_communication_s + self.bubble_s + self.optimizer_s + self.overhead_s
 
 
 def breakdowns(timeline: Timeline, rows: Iterable[int], communication: Floats) -> list[Breakdown]:
-    """The breakdown of each of ``rows``; ``communication`` has the seconds of communication within every cost."""
+    """Return the breakdown of each of ``rows``; ``communication`` has the seconds of communication in each cost."""
     plan, spans, waits = timeline.plan, timeline.spans(), _Waits(timeline)
     found = []
     for row in rows:
@@ -73,7 +73,7 @@ def breakdowns(timeline: Timeline, rows: Iterable[int], communication: Floats) -
 
 
 def mean_breakdown(parts: list[Breakdown]) -> Breakdown:
-    """The average over ranks."""
+    """Return the mean over ranks."""
     count = len(parts)
     return Breakdown(
         compute_s=sum(p.compute_s for p in parts) / count,
@@ -85,7 +85,7 @@ def mean_breakdown(parts: list[Breakdown]) -> Breakdown:
 
 
 class _Waits:
-    """What the tasks of a timeline wait for."""
+    """Finds what the tasks of a timeline wait for."""
 
     def __init__(self, timeline: Timeline) -> None:
         plan = self._plan = timeline.plan
@@ -94,11 +94,11 @@ class _Waits:
         order = np.argsort(plan.lanes, kind="stable")
         same = plan.lanes[order][1:] == plan.lanes[order][:-1]
         self._before = np.full(len(holder), -1, dtype=np.int64)
-        """For every entry of the lanes column the task that held the lane before, or -1."""
+        """For each entry of the lanes column, the previous task on the lane, or -1."""
         self._before[order[1:][same]] = holder[order[:-1][same]]
         launches = plan.category == Category.HOST
         self._host = np.where(launches, plan.lanes[plan.lane_start[:-1]] // NUM_STREAMS, -1)
-        """For every task the row on whose host it is, or -1."""
+        """For each task, the row whose host runs it, or -1."""
         # Collectives in line are part of a rank's pass, alone or within a segment; sends in line are not.
         stream = plan.lanes % NUM_STREAMS
         sends = np.isin(stream, (Stream.SEND_FORWARD, Stream.SEND_BACKWARD))
@@ -106,7 +106,7 @@ class _Waits:
         self._message = (plan.category == Category.COMMUNICATION) & ~in_line
 
     def of_lane(self, row: int, lane: Spans) -> tuple[float, float]:
-        """Seconds in which the compute lane of ``row``, with these spans, waits for bytes and for its own host."""
+        """Return the seconds that the compute lane of ``row``, with these spans, waits for bytes and for its host."""
         free = np.append(0.0, lane.end[:-1])
         gaps = np.flatnonzero(lane.start > free)
         task, since, until = lane.task[gaps], free[gaps], lane.start[gaps]
@@ -129,9 +129,9 @@ class _Waits:
         return bytes_s + more_bytes_s + end_bytes_s, host_s + more_host_s + end_host_s
 
     def _back(self, row: int, task: Ints, *, since: Floats, until: Floats) -> tuple[float, float]:
-        """Seconds from ``since`` to ``until`` that fall to messages and to the host of ``row``.
+        """Return the seconds from ``since`` to ``until`` that belong to messages and to the host of ``row``.
 
-        Goes back from each ``task``, which ended at ``until``, along what released it, to the first work of a rank.
+        Follows the causes of each ``task``, which ended at ``until``, back to the first work of a rank.
         """
         bytes_s = host_s = 0.0
         while len(task):
@@ -146,7 +146,7 @@ class _Waits:
         return bytes_s, host_s
 
     def _needs(self, tasks: Ints) -> tuple[Ints, Ints]:
-        """Position in ``tasks`` and task that it waits for, for all that each of them waits for."""
+        """Return pairs of a position in ``tasks`` and a task that the task there waits for."""
         plan = self._plan
         first, before = _entries(plan.predecessor_start, tasks), _entries(plan.lane_start, tasks)
         position = np.concatenate([first[0], before[0]])
@@ -154,7 +154,7 @@ class _Waits:
         return position[source >= 0], source[source >= 0]
 
     def _last_of_each(self, row: int, position: Ints, source: Ints) -> tuple[Ints, Ints]:
-        """Distinct positions, and at each the source that ends last; of equals, one on the host of ``row``."""
+        """Return the distinct positions, and for each the source that ends last; of equals, one on ``row``'s host."""
         order = np.lexsort((self._host[source] == row, self._end[source], position))
         position, source = position[order], source[order]
         last = np.append(position[1:] != position[:-1], True)[: len(position)]
@@ -162,7 +162,7 @@ class _Waits:
 
 
 def _entries(start: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Position in ``rows`` and index, of all entries that these rows of a ragged column have."""
+    """Return the position in ``rows`` and the index of each entry in these rows of a ragged column."""
     count = np.diff(start)[rows]
     position = np.repeat(np.arange(len(rows)), count)
     within = np.arange(len(position)) - np.repeat(np.cumsum(count) - count, count)
@@ -170,5 +170,5 @@ def _entries(start: Ints, rows: Ints) -> tuple[Ints, Ints]:
 
 
 def _any_of_each(values: npt.NDArray[np.bool_], start: Ints) -> npt.NDArray[np.bool_]:
-    """Whether any value of each row of a ragged column holds; no row is empty."""
+    """Return, for each row of a ragged column, whether any value is true; no row may be empty."""
     return np.logical_or.reduceat(values, start[:-1]) if len(start) > 1 else np.zeros(0, dtype=bool)

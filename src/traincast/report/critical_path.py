@@ -15,12 +15,12 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _ROUNDING: Final = 1e-9
-"""Part of a step by which a task may seem to end after one that it released."""
+"""Share of a step by which rounding may put the end of a task after the start of one that it released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathEntry:
-    """Time on the critical path that falls to tasks of one label."""
+    """Time on the critical path of all tasks with one label: seconds, share of the step, number of tasks."""
 
     label: str
     seconds: float
@@ -29,11 +29,10 @@ class PathEntry:
 
 
 def critical_tasks(timeline: Timeline) -> Ints:
-    """Tasks of one longest chain, first to last: each starts when the one before it ends.
+    """Return the tasks of one longest chain, first to last: each starts when the one before it ends.
 
-    A task starts when its lanes are free and its predecessors have ended, so one of those ended exactly
-    then; going back along it from the last task gives the chain. What still runs beside it on a shared lane does not
-    count.
+    A task starts when its lanes are free and its predecessors have ended, so one of these ended exactly then. Following
+    these from the last task back gives the chain. A task that still runs on a shared lane is not part of it.
     """
     plan, start, end = timeline.plan, timeline.start, timeline.end
     if not plan.num_tasks:
@@ -54,9 +53,9 @@ def critical_tasks(timeline: Timeline) -> Ints:
 
 
 def summarize(timeline: Timeline, tasks: Ints, seconds: Floats) -> list[PathEntry]:
-    """Time on the path per label, the largest first; launches count together.
+    """Return the time on the path by label, the largest first; all launches are one entry.
 
-    A segment on the path is written out as the works it stands for, in proportion to their ``seconds``.
+    The time of a segment is divided among its works in proportion to their ``seconds``.
     """
     plan = timeline.plan
     duration = timeline.end[tasks] - timeline.start[tasks]
@@ -89,7 +88,7 @@ def summarize(timeline: Timeline, tasks: Ints, seconds: Floats) -> list[PathEntr
 
 
 def _previous_on_lane(lanes: Ints, task: Ints) -> Ints:
-    """For every entry of the lanes column, the task that held that lane before, or -1."""
+    """Return, for each entry of the lanes column, the previous task on that lane, or -1."""
     order = np.argsort(lanes, kind="stable")
     before = np.full(len(lanes), -1, dtype=np.int64)
     same = lanes[order][1:] == lanes[order][:-1]

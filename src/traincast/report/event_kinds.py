@@ -1,6 +1,6 @@
-"""What the events of a trace are called and what they carry, by kind of task.
+"""Names and arguments of the events in a trace, by kind of task.
 
-The names follow the conventions by which HolisticTraceAnalysis (HTA) tells communication from computation.
+HolisticTraceAnalysis (HTA) distinguishes communication from computation by these names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KERNELS: Final[dict[str, str]] = {
     "broadcast": "Broadcast",
 }
 _RESERVED: Final = re.compile(r"^nccl|^dma|Sync|Memcpy|Memset")
-"""Words by which HTA takes a kernel for something else than compute; HTA distinguishes upper and lower case."""
+"""Words in a kernel's name that keep HTA from counting it as compute; HTA is case-sensitive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class EventKind:
 
 
 def event_kind(plan: Plan, task: int) -> EventKind:
-    """The kind of event that shows ``task``."""
+    """Return the kind of event that shows ``task``."""
     cost, category = int(plan.cost[task]), Category(int(plan.category[task]))
     work = plan.work_of(cost)
     text = plan.labels[plan.label[task]]
@@ -44,7 +44,7 @@ def event_kind(plan: Plan, task: int) -> EventKind:
 
 
 def _name(work: Work | None, label: str, category: Category) -> str:
-    """The name of a kernel, written so that HTA counts it as communication or computation as we do."""
+    """Return a kernel name that HTA counts as communication or computation, as this report does."""
     if category is not Category.COMMUNICATION:
         return _RESERVED.sub(lambda match: match[0].upper(), label)
     kernel = "SendRecv" if isinstance(work, Transfer) else _KERNELS[work.kind] if isinstance(work, Collective) else ""
@@ -52,7 +52,7 @@ def _name(work: Work | None, label: str, category: Category) -> str:
 
 
 def _amounts(work: Work | None) -> dict[str, float | str]:
-    """The amount of work, in bytes and FLOP."""
+    """Return the event arguments that describe the work, such as its bytes and FLOPs."""
     match work:
         case Operator():
             return {"kind": work.kind.value, "flops": work.flops, "bytes": work.nbytes}

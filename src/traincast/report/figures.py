@@ -1,4 +1,4 @@
-"""Figures of one simulated step: how long it takes, what its time goes to, who waits for whom, what decides it."""
+"""Figures of one simulated step: its time, the parts of its time, waits between ranks, and the critical path."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from traincast.strategy import Category, Lowered, Plan
 from traincast.work import Demand, demand_of
 
 SHOWN_ENTRIES: Final = 12
-"""Entries of the critical path that a report has at most."""
+"""Greatest number of critical-path entries in a report."""
 _MOST_ROWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long a step takes, between which bounds, and what that makes per second."""
+    """The time of a step, its 90 % interval and its floor, in seconds; throughput; and MFU."""
 
     step_s: float
     low_s: float
@@ -38,7 +38,7 @@ class Pace:
     warnings: tuple[str, ...]
 
     def slowed(self, step_s: float) -> Pace:
-        """The pace of the same work in a step of ``step_s`` seconds."""
+        """Return the pace of the same work in a step of ``step_s`` seconds."""
         ratio = step_s / self.step_s
         return replace(
             self,
@@ -53,7 +53,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """All that a report says of a step's time; :class:`traincast.report.Report` explains each figure.
+    """All figures of a report that concern the step's time; :class:`traincast.report.Report` explains each.
 
     ``breakdown`` is the mean over ranks.
     """
@@ -70,9 +70,9 @@ class StepFigures:
 
 
 def pace_of(lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None) -> Pace:
-    """The pace of a step whose ranks run as in ``timeline``.
+    """Return the pace of a step whose ranks run as in ``timeline``.
 
-    Where ranks differ, ``folded`` is the timeline of equal ranks, and the interval is scaled from it.
+    If ranks differ, ``folded`` is the timeline of equal ranks, and the interval is scaled from it.
     """
     request = lowered.request
     expected = outlook(request, lowered.plan, estimates, folded or timeline)
@@ -97,7 +97,7 @@ def pace_of(lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folde
 def figures_of_ranks(
     lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None
 ) -> StepFigures:
-    """The figures of a step whose ranks exchange gradients among themselves; ``folded`` as in :func:`pace_of`."""
+    """Return the figures of a step whose ranks exchange gradients directly; ``folded`` as in :func:`pace_of`."""
     plan = timeline.plan
     stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
     rows = rows_to_report(len(stages), plan.mesh.pp)
@@ -119,17 +119,17 @@ def figures_of_ranks(
 
 
 def model_flops(graph: OperatorGraph) -> float:
-    """FLOPs of the forward and backward products of one sample, as MFU counts them: nothing recomputed."""
+    """Return the FLOPs of one sample's forward and backward products, without recomputation, as MFU counts them."""
     return sum(work_amount.model_flops(op) * count for op, count in graph)
 
 
 def peak_flops(cluster: Cluster, dtype: str) -> float:
-    """Peak FLOP/s of all devices together, each at its own rate."""
+    """Return the sum of the peak FLOP/s of all devices."""
     return sum(part.device.peak(dtype) * part.num_devices for part in cluster.parts or (cluster,))
 
 
 def rows_to_report(count: int, stages: int) -> list[int]:
-    """The rows of a timeline that a report has: all of them, or evenly spaced ones of each stage if they are many."""
+    """Return the rows of a timeline to report: all, or evenly spaced ones of each stage if there are many."""
     if count <= max(stages, _MOST_ROWS):
         return list(range(count))
     each, replicas = max(1, _MOST_ROWS // stages), count // stages
@@ -137,7 +137,7 @@ def rows_to_report(count: int, stages: int) -> list[int]:
 
 
 def waits_of(timeline: Timeline) -> tuple[RankWaits, ...]:
-    """How long each rank waits, in rising order: the ranks that others wait for come first."""
+    """Return how long each rank waits, in ascending order: the ranks that others wait for come first."""
     found = who_waits(timeline)
     order = np.argsort(found.waiting_s, kind="stable").tolist()
     return tuple(
@@ -153,7 +153,7 @@ def waits_of(timeline: Timeline) -> tuple[RankWaits, ...]:
 
 
 def demand_per_device(plan: Plan) -> Demand:
-    """What a step asks of one device, on average over the stages."""
+    """Return the work that one device does in a step, averaged over the stages."""
     counts = plan.work_counts() / len(plan.ranks)
     demands = [demand_of(work) for work in plan.works]
     return Demand(
@@ -164,7 +164,7 @@ def demand_per_device(plan: Plan) -> Demand:
 
 
 def sources(plan: Plan, estimates: Estimates) -> dict[str, float]:
-    """Share of the time of all works, by where their estimates come from."""
+    """Return the share of each source of estimates in the time of all works."""
     device = plan.cost[plan.category != Category.HOST]
     counts = np.bincount(device, minlength=plan.num_costs)
     seconds = {

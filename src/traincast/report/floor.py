@@ -1,4 +1,4 @@
-"""The shortest step that is possible at all: the busiest device at its peak rate, or its links full all the time."""
+"""The lower bound on a step: the busiest device computes at its peak rate, or its links are never idle."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def floor_of(plan: Plan, cluster: Cluster) -> float:
-    """Seconds that no step of a folded ``plan`` can beat on ``cluster``.
+    """Return a lower bound on the step time of a folded ``plan`` on ``cluster``, in seconds.
 
     Every rank computes the products of its stage, each at the peak rate of its dtype, and sends its messages over links
-    that are never idle. Where nodes differ, each rank does so on its own device.
+    that are never idle. If nodes differ, each rank does so on its own device.
     """
     kinds = cluster.kinds()
     floors = np.stack([_by_stage(plan, kind) for kind in kinds])
@@ -28,7 +28,7 @@ def floor_of(plan: Plan, cluster: Cluster) -> float:
 
 
 def _by_stage(plan: Plan, cluster: Cluster) -> Floats:
-    """The floor of a rank of each stage."""
+    """Return the floor of a rank of each stage, in seconds."""
     amounts = np.column_stack([compute_seconds(plan.works, cluster), link_seconds(plan.works, cluster)])
     behind = [amounts[o.work] * [0.0, 1.0, 1.0] if o.waited else np.zeros(3) for o in plan.overlaps]
     leaves = np.concatenate([amounts, np.array(behind).reshape(-1, 3)])

@@ -1,4 +1,4 @@
-"""The whole job: its steps, what it does beside them, its cost and energy."""
+"""The whole job: its steps, its other parts, its cost and its energy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traincast.units import HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """What a job does beside its steps.
+    """Settings of the parts of a job other than its steps.
 
     ``startup_s`` is scheduling, process start and communicator set-up on one node; it grows with the
     logarithm of the nodes. A checkpoint writes weights, master weights and optimizer states.
@@ -42,18 +42,18 @@ class JobForecast:
 
     @property
     def job_s(self) -> float:
-        """All parts together."""
+        """Seconds of all parts together."""
         return self.startup_s + self.data_loading_s + self.steps_s + self.checkpoints_s + self.evaluation_s
 
     def as_dict(self) -> dict[str, float]:
-        """Parts by name, with the sum."""
+        """Return the parts by name, and their sum."""
         return {**asdict(self), "job_s": self.job_s}
 
 
 def job_of_steps(
     request: Request, *, num_steps: int, step_s: float, computing: float, settings: JobSettings
 ) -> JobForecast:
-    """The job of ``num_steps`` steps of ``request``, each of ``step_s`` seconds.
+    """Return the job of ``num_steps`` steps of ``request``, each of ``step_s`` seconds.
 
     ``computing`` is the share of a step in which the devices of its ranks compute.
     """
@@ -86,10 +86,10 @@ def forecast_job(
     cluster: Cluster,
     settings: JobSettings,
 ) -> JobForecast:
-    """Time, cost and energy of ``num_steps`` steps.
+    """Return the time, cost and energy of a job of ``num_steps`` steps.
 
-    ``busy`` is the share of a step in which devices compute, ``state_bytes`` the whole job's state to
-    checkpoint. Loading overlaps the step; only what is slower than the step shows.
+    ``busy`` is the share of a step in which devices compute, ``state_bytes`` the size of a checkpoint. Loading of data
+    overlaps the step; only the part that exceeds the step adds time.
     """
     doublings = max(0, (cluster.num_nodes - 1).bit_length())
     startup = settings.startup_s + settings.startup_per_doubling_s * doublings
@@ -114,13 +114,13 @@ def forecast_job(
 
 
 def price_per_s(cluster: Cluster) -> float:
-    """US dollars that a second of the whole cluster costs."""
+    """Return the price of the whole cluster, in US dollars per second."""
     per_hour = cluster.price_per_node_hour * cluster.num_nodes or cluster.device.price_per_hour * cluster.num_devices
     return per_hour / HOUR + sum(price_per_s(host) for host in cluster.hosts)
 
 
 def power_w(cluster: Cluster, busy: float) -> float:
-    """Watts of the whole cluster while devices compute a share ``busy`` of the time."""
+    """Return the power of the whole cluster in watts; devices compute a share ``busy`` of the time."""
     host = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
     # A device draws about a third of its rating when it waits.
     devices = cluster.num_devices * cluster.device.tdp_w * (0.3 + 0.7 * busy)

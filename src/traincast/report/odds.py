@@ -1,8 +1,9 @@
-"""The distribution of a step's time behind a forecast and its 90 % interval.
+"""The probability distribution of a step's time around its forecast.
 
-The logarithm of a step's time falls off exponentially on both sides of its median (a Laplace distribution in two
-pieces), so that one run in twenty ends below the interval and one in twenty above it. Errors of forecasts have longer
-tails and more runs near the middle than a normal distribution; the page on search shows how well the odds held.
+The logarithm of a step's time has an asymmetric Laplace distribution: its density falls exponentially on both sides of
+the median, so that one run in twenty is below the 90 % interval and one in twenty above it. Errors of forecasts have
+longer tails and more runs near the middle than a normal distribution; the page on search compares the odds with
+measured runs.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ This is the median over published runs, forecast without calibration; every sour
 source it is 1.07 to 1.09.
 """
 _TENTH: Final = math.log(10.0)
-"""Half of all runs lie on one side of the median, one in twenty beyond the interval: a tenth of that side."""
+"""Half of all runs are on one side of the median and one in twenty beyond the interval: a tenth of that half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odds:
-    """Seconds that half of all runs stay below, and the ends of the interval that holds 90 % of them."""
+    """The median of a step's time and the ends of its 90 % interval, in seconds."""
 
     median_s: float
     low_s: float
     high_s: float
 
     def chance(self, seconds: float) -> float:
-        """The probability that a step takes at most ``seconds``."""
+        """Return the probability that a step takes at most ``seconds``."""
         if seconds <= 0.0:
             return 0.0
         away = math.log(seconds / self.median_s)
@@ -40,22 +41,22 @@ class Odds:
         return beyond if away < 0.0 else 1.0 - beyond
 
     def quantile(self, chance: float) -> float:
-        """Seconds that a step stays within with a ``chance`` between 0 and 1."""
+        """Return the seconds that a step does not exceed with probability ``chance``, between 0 and 1."""
         away = chance - 0.5
         beyond = 2.0 * min(chance, 1.0 - chance)
         return self.median_s * math.exp(math.copysign(self._side(away) * -math.log(beyond) / _TENTH, away))
 
     def _side(self, away: float) -> float:
-        """The logarithm of how far the interval reaches from the median to one side."""
+        """Return the logarithm of the ratio between the median and the end of the interval on one side."""
         end = self.median_s / self.low_s if away < 0.0 else self.high_s / self.median_s
         return max(math.log(max(end, 1.0)), 1e-9)
 
 
 def odds(step_s: float, low_s: float, high_s: float, *, calibrated: bool) -> Odds:
-    """The odds of a step that is forecast to take ``step_s``, between ``low_s`` and ``high_s`` in 90 % of cases."""
+    """Return the odds of a step with the forecast ``step_s`` and the 90 % interval from ``low_s`` to ``high_s``."""
     return Odds(median_s=step_s * (1.0 if calibrated else UNCALIBRATED_MEDIAN), low_s=low_s, high_s=high_s)
 
 
 def usual_odds() -> Odds:
-    """The odds of a step that is forecast to take a second on a cluster that is not calibrated."""
+    """Return the odds of a step that is forecast to take 1 s on an uncalibrated cluster."""
     return odds(1.0, *UNCALIBRATED, calibrated=False)

@@ -1,4 +1,4 @@
-"""What to expect of a real run, given its simulation and the calibration of its cluster: time, interval, warnings."""
+"""Expected time of a real run, its 90 % interval and warnings, from its simulation and its cluster's calibration."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from traincast.strategy import Plan, Request
 from traincast.units import format_seconds
 
 _COUNTS: Final = 6
-"""The first features, which are counts that a person can read."""
+"""Number of leading features that are plain counts, which warnings can name."""
 UNCALIBRATED: Final = (0.8, 2.3)
 """A run on a cluster that is not calibrated takes between these multiples of its forecast in 90 % of cases.
 
-Measured by forecasting every published source with what all other sources taught; every source has the same weight.
+Measured by forecasting each published source with parameters fitted to all others; all sources have equal weight.
 """
 _RARE: Final = 0.05
 _NEAR: Final = 1.5
-"""Distance from the measured runs, in scales, from which the interval of a run grows."""
+"""Beyond this distance from the measured runs, in scales, the interval of a run grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraits:
-    """The traits of a simulated step that decide how far a real one may be from it.
+    """Properties of a simulated step on which the error of its forecast depends.
 
-    ``messages`` are those that the busiest stage sends and receives, ``tensor_nodes`` the nodes that a tensor-parallel
-    group spans.
+    ``messages`` is the number of messages that the busiest stage sends and receives, ``tensor_nodes`` the number of
+    nodes that a tensor-parallel group spans.
     """
 
     features: tuple[float, ...]
@@ -46,14 +46,14 @@ class StepTraits:
     stages: int
 
     def stalls(self, calibration: Calibration) -> float:
-        """The probability that the run is in the slow mode of its cluster."""
+        """Return the probability that the run stalls on its cluster."""
         if calibration.stall is None:
             return 0.0
         return calibration.stall.probability(nodes=self.nodes, tensor_nodes=self.tensor_nodes, stages=self.stages)
 
 
 def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> StepTraits:
-    """The traits of a simulated step, for corrections and intervals."""
+    """Return the traits of a simulated step, for corrections and intervals."""
     plan, strategy, graph = timeline.plan, request.strategy, request.graph
     rows = range(min(len(plan.ranks), plan.mesh.pp))
     mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
@@ -92,7 +92,7 @@ def _products(plan: Plan, seconds: npt.NDArray[np.float64]) -> float:
 
 
 def correction_at(correction: Correction | None, features: Sequence[float]) -> float:
-    """The factor that a correction puts on a step."""
+    """Return the factor by which a correction multiplies the time of a step."""
     if correction is None or not correction.points:
         return 1.0
     distance = (np.array(correction.points) - np.array(features)) / np.array(correction.scales)
@@ -109,11 +109,11 @@ class Outlook:
     warnings: tuple[str, ...] = ()
 
     def scaled(self, factor: float) -> Outlook:
-        """The outlook of a step that takes ``factor`` times as long."""
+        """Return the outlook of a step that takes ``factor`` times as long."""
         return replace(self, step_s=self.step_s * factor, low_s=self.low_s * factor, high_s=self.high_s * factor)
 
     def above(self, floor_s: float) -> Outlook:
-        """The outlook with nothing below ``floor_s``, since no step can be shorter; adds a warning if the step was."""
+        """Return the outlook raised to at least ``floor_s``; add a warning if the step itself was below."""
         warnings = self.warnings
         if self.step_s < floor_s:
             warnings += (
@@ -128,7 +128,7 @@ class Outlook:
 
 
 def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> Outlook:
-    """What to expect of ``request``, whose ``timeline`` follows from ``estimates`` under its cluster's calibration."""
+    """Return the outlook of ``request``; its ``timeline`` is simulated with ``estimates``, which are calibrated."""
     calibration = request.cluster.calibration
     if calibration is None:
         step = timeline.step_s
@@ -146,18 +146,18 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
 
 
 def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
-    """Expectation and interval of a run that takes ``usual_s``, or ``stalled_s`` in a slow mode, before correction."""
+    """Return the outlook of a run that takes ``usual_s``, or ``stalled_s`` if it stalls, before the correction."""
     factor = correction_at(calibration.correction, look.features)
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
-    strange = bool(calibration.runtimes) and runtime not in calibration.runtimes  # none named: it holds for all
+    strange = bool(calibration.runtimes) and runtime not in calibration.runtimes  # an empty list holds for all runtimes
     far = 1.0 if strange else unfamiliar(calibration, look)
     ends = min(math.log(calibration.low), 0.0), max(math.log(calibration.high), 0.0)
     below, above = (math.hypot(end, calibration.unknown * far) for end in ends)
     warnings = []
     if strange:
         warnings.append(
-            f"calibrated with {', '.join(calibration.runtimes)}, not with {runtime}: its host and its traffic may "
-            "differ, so the interval is wider"
+            f"the cluster was calibrated with {', '.join(calibration.runtimes)}, not with {runtime}, which may behave "
+            "differently: the interval is wider"
         )
     elif far > _RARE:
         warnings.append(_outside(calibration, look))
@@ -167,8 +167,8 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
     if chance > _RARE:
         high = slow * math.exp(above)
         warnings.append(
-            f"{chance:.0%} of runs like this stalled on this cluster and took {slow / usual:.1f} times as long, for no "
-            f"reason that their configuration shows; this forecast is for a run that "
+            f"{chance:.0%} of similar runs stalled on this cluster and took {slow / usual:.1f} times as long, for no "
+            f"reason in their configuration; this forecast is for a run that "
             f"{'stalls' if stalls else 'does not stall'}"
         )
     if chance > 1.0 - _RARE:
@@ -177,7 +177,7 @@ def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalle
 
 
 def unfamiliar(calibration: Calibration, look: StepTraits) -> float:
-    """0 for a run like those that its cluster was calibrated with, up to 1 for a run unlike all of them."""
+    """Return how far a run is from those that calibrated its cluster: 0 if near, up to 1."""
     correction = calibration.correction
     if correction is None or not correction.points:
         return 0.0
@@ -187,7 +187,7 @@ def unfamiliar(calibration: Calibration, look: StepTraits) -> float:
 
 
 def _outside(calibration: Calibration, look: StepTraits) -> str:
-    """A warning that names the features of a run outside the measured range."""
+    """Return a warning that names the features of a run outside the measured range."""
     assert calibration.correction is not None
     points = np.array(calibration.correction.points)
     found = []
@@ -196,4 +196,4 @@ def _outside(calibration: Calibration, look: StepTraits) -> str:
         if not low - 0.5 <= here <= high + 0.5:
             found.append(f"{2.0**here:.0f} {name} (measured: {2.0**low:.0f} to {2.0**high:.0f})")
     what = ", ".join(found) or "this combination of strategy, size and scale"
-    return f"outside what this cluster was calibrated with: {what}; the interval is wider"
+    return f"no run that calibrated this cluster is close to this one: {what}; the interval is wider"

@@ -137,7 +137,7 @@ def _shown_rows(plan: Plan, slow: Sequence[int]) -> Ints:
 
 
 def _spans(timeline: Timeline, rows: Ints) -> _Spans:
-    """Return one span per task and row, without those that take no time."""
+    """Return one span per task and row; tasks that take no time have none."""
     plan = timeline.plan
     task, stream, row_start = lanes_by_row(plan)
     row = np.repeat(np.arange(len(plan.ranks)), np.diff(row_start))

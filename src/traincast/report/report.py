@@ -17,7 +17,7 @@ from traincast.work import Demand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """The time and memory of one rank; where all replicas of a stage do the same, it stands for them."""
+    """The time and memory of one rank; it stands for all replicas of its stage if they do the same."""
 
     rank: int
     stage: int
@@ -44,7 +44,7 @@ class RankWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleUse:
-    """The share of the time that a bundle named by the user estimated: of all works, of operators, of messages."""
+    """The share of the time that a bundle named by the user estimated: of all works, of operators, of collectives."""
 
     path: str
     covered: float
@@ -56,11 +56,11 @@ class BundleUse:
 class Report:
     """The result of a forecast, in seconds, bytes, and shares from 0 to 1.
 
-    Memory is that of the fullest rank. ``host_memory_bytes`` is what the host of the fullest node holds;
-    ``host_memory`` has it by part, for one rank of the stage that offloads most. ``fits`` says that both suffice: the
-    device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known. ``fit`` also
-    tells strategies that may not fit from those that do not. No step of this plan can be shorter than ``floor_s`` on
-    these devices.
+    Memory is that of the fullest rank. ``host_memory_bytes`` is used on the host of the fullest node;
+    ``host_memory`` is its breakdown by part, for one rank of the stage that offloads most. ``fits`` says that both
+    suffice: the device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known.
+    ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
+    time of this plan on these devices.
     """
 
     model: str
@@ -120,13 +120,13 @@ class Report:
         return len(self.servers.nodes) if self.servers else 0
 
     def summary(self) -> dict[str, Any]:
-        """The request, its conditions and the step time: the note in a trace."""
+        """Return the request, its conditions and the step time, which a trace stores."""
         names = ("model", "cluster", "strategy", "runtime", "precision", "global_batch", "step_s")
         values = {name: getattr(self, name) for name in names}
         return {**values, "conditions": self.conditions.as_dict() if self.conditions else None}
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         data = asdict(self)
         del data["fit"]  # ``verdict`` says it in words
         data["memory"] = self.memory.as_dict()

@@ -1,4 +1,4 @@
-"""Figures of a step with parameter servers: its time, its parts, who waits for whom, what decides it."""
+"""Figures of a step with parameter servers: its time, the parts of its time, waits, and the critical path."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _EXCHANGED: Final = re.compile(r"^(push|pull|update) ")
 def figures_of_servers(
     request: Request, lowered: Lowered, estimates: Estimates, *, alone: Timeline, job: ServerJob, timeline: Timeline
 ) -> StepFigures:
-    """The figures of a step whose workers exchange gradients and weights through parameter servers.
+    """Return the figures of a step whose workers exchange gradients and weights through parameter servers.
 
-    ``lowered`` is the step of the workers without any exchange, and ``alone`` its timeline. ``timeline`` is the one of
-    ``job`` that shows the critical path. The parts of the step are means over the workers: computation, overhead of the
-    host, exposed communication (waiting for pushes and pulls to arrive), and bubble (waiting for a server's update, or
-    for another worker to compute). They add up to the step.
+    ``lowered`` is the step of the workers without any exchange, and ``alone`` its timeline. ``timeline`` is the
+    timeline of ``job`` that has the critical path. The parts of the step are means over the workers: computation,
+    overhead of the host, exposed communication (waiting for pushes and pulls to arrive), and bubble (waiting for a
+    server's update, or for another worker to compute). They add up to the step.
     """
     run, times = measure(job.setup, job.run), worker_times(job.setup, job.pieces, job.run)
     parts = _breakdowns(times, run.step_s)
@@ -62,9 +62,9 @@ def figures_of_servers(
 
 
 def _pace(request: Request, lowered: Lowered, pace: Pace) -> Pace:
-    """The pace on the whole cluster, whose nodes with servers alone count for MFU; the interval stays above the floor.
+    """Return the pace on the whole cluster: MFU counts nodes with only servers, and the interval starts at the floor.
 
-    Asynchronous workers may be faster than the floor of a step of their own: then the step itself is the limit.
+    Asynchronous workers may be faster than the floor of their own step; then the interval starts at the step.
     """
     dtype = request.precision.linear.value
     own = peak_flops(lowered.request.cluster, dtype) / peak_flops(request.cluster, dtype)
@@ -72,7 +72,7 @@ def _pace(request: Request, lowered: Lowered, pace: Pace) -> Pace:
 
 
 def _breakdowns(times: WorkerTimes, step_s: float) -> list[Breakdown]:
-    """The parts of an average step, for every worker."""
+    """Return the parts of an average step, for each worker."""
     scale = step_s / times.window_s
     columns = (times.computing_s, times.launching_s, times.bytes_s, times.others_s)
     return [
@@ -84,7 +84,7 @@ def _breakdowns(times: WorkerTimes, step_s: float) -> list[Breakdown]:
 
 
 def _waits(times: WorkerTimes, step_s: float) -> tuple[RankWaits, ...]:
-    """How long each worker waits in an average step, in rising order."""
+    """Return how long each worker waits in an average step, in ascending order."""
     scale = step_s / times.window_s
     busy = (times.computing_s + times.launching_s) * scale
     order = np.argsort(-busy, kind="stable").tolist()
@@ -101,7 +101,7 @@ def _waits(times: WorkerTimes, step_s: float) -> tuple[RankWaits, ...]:
 
 
 def _critical_path(job: ServerJob, timeline: Timeline) -> tuple[PathEntry, ...]:
-    """Time on the critical path per label; pushes, pulls and updates of all layers count together."""
+    """Return the time on the critical path by label; pushes, pulls and updates of all layers are one entry each."""
     seconds = np.zeros(len(timeline.plan.works))
     seconds[: len(job.works)] = job.seconds[job.setup.kind(job.slowest)]
     merged: dict[str, PathEntry] = {}

@@ -1,9 +1,9 @@
 """Traces: a timeline as Chrome events, for Perfetto and for HolisticTraceAnalysis (HTA).
 
-The events are those of PyTorch's profiler: a host thread with an operator and a ``cudaLaunchKernel``
-per launch, and one lane per device stream with the kernels, tied to their launches by ``correlation``.
-HTA knows communication by names that match ``^nccl.*Kernel``, a step by ``ProfilerStep#0``, and the
-rank of a file by the first line with ``"rank": ``.
+The events are those of PyTorch's profiler: a host thread with an operator and a ``cudaLaunchKernel`` per launch, and
+one lane per device stream with the kernels, linked to their launches by ``correlation``. HTA recognizes communication
+by names that match ``^nccl.*Kernel``, a step by ``ProfilerStep#0``, and the rank of a file by the first line with
+``"rank": ``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STREAM_NAMES: Final[dict[Stream, str]] = {
 _COMPRESSION: Final = 3
 _CHUNK: Final = 20_000
 _MOST_BESIDE: Final = 1000
-"""Lanes of one stream beside one another that a viewer shows in order."""
+"""Greatest number of parallel lanes of one stream that a viewer sorts correctly."""
 
 
 def write_trace(
@@ -54,11 +54,11 @@ def write_trace(
     ranks: Sequence[int] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write one trace of the chosen ranks, a process each, and return the number of events.
+    """Write one trace with a process for each of ``ranks``, and return the number of events.
 
-    Without ``ranks``, those that the plan has rows for: all of an expanded plan, one per stage of a
-    folded one. In a folded plan any rank may be asked for; it does what its stage's row does. Parameter servers have
-    the ranks after those of the workers. ``about`` goes into the file's ``otherData``: what was forecast, and how.
+    By default these are the ranks that the plan has rows for: all ranks of an expanded plan, one per stage of a folded
+    one. A folded plan accepts any rank, and shows the row of its stage. Parameter servers have the ranks after those of
+    the workers. ``about`` describes the forecast; it becomes the file's ``otherData``.
     """
     source = _Source(timeline, about)
     chosen = source.check(ranks)
@@ -73,10 +73,10 @@ def write_traces(
     ranks: Sequence[int] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> list[Path]:
-    """Write one trace per rank into ``directory``, as HTA reads them; the folder is made, its parent is not.
+    """Write one trace per rank into ``directory``, as HTA reads them; create the folder, but not its parent.
 
-    Times are whole microseconds: HTA rounds fractional starts up and ends down, which would take a
-    microsecond off every kernel.
+    Times are whole microseconds, because HTA rounds fractional starts up and ends down, which would shorten every
+    kernel by a microsecond.
     """
     source = _Source(timeline, about)
     chosen = source.check(ranks)
@@ -96,7 +96,7 @@ def check_name(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """A text file that replaces ``path`` once all of it is written; a name that ends in ``.gz`` is compressed."""
+    """Open a text file that replaces ``path`` when the block ends; compress it if the name ends in ``.gz``."""
     with writing(path) as raw:
         if path.suffix == ".gz":
             with (
@@ -128,10 +128,10 @@ class _Source:
         self._kinds = [event_kind(plan, task) for task in example.tolist()]
 
     def check(self, ranks: Sequence[int] | None) -> list[int]:
-        """The ranks asked for, in order, each once."""
+        """Return the ranks in order, each once; refuse ranks that the plan does not have."""
         world, rows = self.plan.mesh.num_ranks, set(self.plan.ranks.tolist())
         chosen = sorted(rows if ranks is None else set(ranks))
-        folded = max(rows) < world  # one with servers has a row for everyone that may be asked for
+        folded = max(rows) < world  # a plan with servers has a row for every rank
         wrong = [r for r in chosen if r not in rows and not (folded and 0 <= r < world)]
         if wrong or not chosen:
             asked = f"rank {wrong[0]}" if wrong else "no rank"
@@ -142,7 +142,7 @@ class _Source:
         return chosen
 
     def write(self, path: Path, ranks: list[int], *, backend: str, unit_ns: int) -> int:
-        """Write the events of ``ranks`` to ``path``, in multiples of ``unit_ns``; returns their number."""
+        """Write the events of ``ranks`` to ``path``, in multiples of ``unit_ns``; return their number."""
         check_name(path)
         count = 0
         with replacing(path) as file:
@@ -181,7 +181,7 @@ class _Source:
         return "{\n" + lines + '"traceEvents": [\n'
 
     def _row(self, rank: int) -> int:
-        """The row that shows what ``rank`` does."""
+        """Return the row that shows ``rank``."""
         plan = self.plan
         rows = np.flatnonzero(plan.ranks == rank)
         return int(rows[0]) if len(rows) else plan.mesh.coordinate(rank, "pp")
@@ -204,7 +204,7 @@ class _Source:
         ]
 
     def _events(self, rank: int, first: int, unit_ns: int) -> tuple[int, Iterator[str]]:
-        """The number of kernels of ``rank``, and all its events; kernels are numbered from ``first``."""
+        """Return the number of kernels of ``rank`` and its events; kernels are numbered from ``first``."""
         plan, row = self.plan, self._row(rank)
         part = slice(self._row_start[row], self._row_start[row + 1])
         task, lane = self._task[part], self._lane[part]
@@ -212,7 +212,7 @@ class _Source:
         runs = ~host & ~waits
         kernel, launch = task[runs], task[host]
         place = np.searchsorted(kernel, self._launched[launch])
-        number = np.where(place < len(kernel), first + place, -1).tolist()  # what launches nothing comes last
+        number = np.where(place < len(kernel), first + place, -1).tolist()  # a task that launches nothing gets -1
         step = _times(np.array([0.0]), np.array([self._timeline.step_s]), unit_ns)[1][0]
 
         def events() -> Iterator[str]:
@@ -266,7 +266,7 @@ class _Source:
             )
 
     def _wait_events(self, rank: int, task: Ints, lane: list[int], unit_ns: int) -> Iterator[str]:
-        """Annotations that show what a device waits for."""
+        """Yield annotations that name what a device waits for."""
         starts, durations = self._spans(task, unit_ns)
         for kind, tid, ts, dur in zip(self._kind_of[task].tolist(), lane, starts, durations, strict=True):
             name = self._kinds[kind].label
@@ -279,7 +279,7 @@ class _Source:
 def _times(
     start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], unit_ns: int
 ) -> tuple[list[float], list[float]]:
-    """Starts and durations in microseconds, rounded so that spans which touch still touch."""
+    """Return starts and durations in microseconds, rounded so that adjacent spans stay adjacent."""
     left = np.rint(start * (1e9 / unit_ns)).astype(np.int64)
     right = np.rint(end * (1e9 / unit_ns)).astype(np.int64)
     if unit_ns == 1000:
@@ -300,10 +300,10 @@ def _chunks(lines: Iterator[str]) -> Iterator[list[str]]:
 
 
 def lanes_by_row(plan: Plan) -> tuple[Ints, Ints, Ints]:
-    """Task and stream of every (task, row) pair in order of row, and where each row starts.
+    """Return the task and stream of every (task, row) pair, sorted by row, and the index at which each row starts.
 
-    A task that holds several lanes of a row stands on one: communication on the lane it has beside
-    compute, anything else on compute.
+    A task that holds several lanes of a row appears on one: communication on its lane other than compute, any other
+    task on compute.
     """
     task = np.repeat(np.arange(plan.num_tasks), np.diff(plan.lane_start))
     row, stream = np.divmod(plan.lanes, NUM_STREAMS)
@@ -319,10 +319,10 @@ def lanes_by_row(plan: Plan) -> tuple[Ints, Ints, Ints]:
 
 
 def _apart(timeline: Timeline, task: Ints, stream: Ints, row_start: Ints) -> Ints:
-    """For every (task, row) pair a lane of its own stream, so that spans of a lane do not overlap.
+    """Return a lane for every (task, row) pair, so that the spans of a lane do not overlap.
 
-    That is the stream itself, but for messages that share a link: the second at a time stands on stream + NUM_STREAMS,
-    and so on.
+    The lane is the stream, except for messages that share a link: the second message at a time gets the lane
+    stream + NUM_STREAMS, and so on.
     """
     start, end = timeline.start[task], timeline.end[task]
     row = np.repeat(np.arange(len(row_start) - 1), np.diff(row_start))
@@ -342,7 +342,7 @@ def _apart(timeline: Timeline, task: Ints, stream: Ints, row_start: Ints) -> Int
 
 
 def _launched(plan: Plan) -> Ints:
-    """For every task, the task on the device that it launches; ``num_tasks`` where there is none."""
+    """Return, for each task, the device task that it launches, or ``num_tasks`` if it launches none."""
     target = np.repeat(np.arange(plan.num_tasks), np.diff(plan.predecessor_start))
     host = plan.category == Category.HOST
     edge = host[plan.predecessors] & ~host[target]

@@ -1,1 +1,1 @@
-"""What would be better: the space of strategies, evaluated in bulk, and the best of it."""
+"""The search: lists the legal strategies of a request, evaluates them in bulk, and ranks the best."""

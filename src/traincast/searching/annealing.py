@@ -1,7 +1,7 @@
-"""A stochastic search: simulated annealing over families, each of which is solved in full.
+"""A stochastic search: simulated annealing over families; every member of a visited family is evaluated.
 
-A step changes one axis of a family to a neighbouring value; a family that is better is always taken, a worse one with a
-chance that falls as the search cools down. Families that were seen are not evaluated again.
+A step changes one axis of the family to a neighbouring value. A better family is always accepted, a worse one with a
+probability that falls as the search cools down. No family is evaluated twice.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ T = TypeVar("T")
 
 _HOT: Final = 0.3
 _COLD: Final = 0.005
-"""Logarithm of the ratio of times that is taken with a chance of 1/e, at the beginning and at the end."""
+"""Temperature at the beginning and the end: the logarithm of a ratio of times accepted with probability 1/e."""
 _STARTS: Final = 4
 
 
 def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) -> tuple[StrategyColumns, SpaceCounts]:
-    """Families met on several walks through the space of ``problem``."""
+    """Return all members of the families visited on several random walks through the space, and counts."""
     began = time.process_time()
     random = np.random.default_rng(seed)
     seen: dict[Family, EvaluatedFamily | None] = {}
     counts = SpaceCounts()
 
     def best(family: Family) -> float:
-        """Seconds of the best member; those that do not fit are worse the more they are beyond."""
+        """Return the seconds of the best member; if none fits, a large value that grows with its need of memory."""
         if family not in seen:
             entry = seen[family] = bulk.prepare(family)
             if entry:
@@ -72,7 +72,7 @@ def anneal(bulk: Bulk, problem: Problem, *, steps: int = 1200, seed: int = 0) ->
 
 
 def _anywhere(random: np.random.Generator, problem: Problem) -> Family:
-    """A family drawn at random."""
+    """Return a random family."""
     while True:
         at = Degrees(**{name: _one(random, getattr(problem.axes, name)) for name in ("tp", "cp", "pp", "ep")})
         made = _family(problem, at, None, random)
@@ -81,7 +81,7 @@ def _anywhere(random: np.random.Generator, problem: Problem) -> Family:
 
 
 def _neighbour(random: np.random.Generator, problem: Problem, here: Family) -> Family | None:
-    """The family with one axis changed; none where that is not legal."""
+    """Return the family with one axis changed, or ``None`` if that is not legal."""
     axes, at = problem.axes, here.degrees
     name = _one(random, ("tp", "cp", "pp", "ep", "micro_batch", "recompute", "sequence_parallel", "offload"))
     if name in ("tp", "cp", "pp", "ep"):
@@ -101,7 +101,7 @@ def _neighbour(random: np.random.Generator, problem: Problem, here: Family) -> F
 
 
 def _family(problem: Problem, at: Degrees, like: Family | None, random: np.random.Generator) -> Family | None:
-    """A family of a mesh, as much like another one as its numbers allow."""
+    """Return a family of the mesh ``at``, as close to ``like`` as is legal, or ``None`` if the mesh is not legal."""
     devices, batch = problem.request.cluster.num_devices, problem.request.global_batch
     ranks = at.tp * at.cp * at.pp
     if devices % ranks or batch % (devices // ranks) or (devices // at.pp) % at.ep:
@@ -132,6 +132,6 @@ def _one(random: np.random.Generator, values: tuple[T, ...]) -> T:
 
 
 def _beside(random: np.random.Generator, values: tuple[T, ...], value: T) -> T:
-    """The value before or after one of an axis."""
+    """Return the value before or after ``value`` among ``values``, which is itself at an end."""
     at = values.index(value) + (1 if random.random() < 0.5 else -1)
     return values[min(max(at, 0), len(values) - 1)]

@@ -1,4 +1,4 @@
-"""What a search answers: the best strategies, how sure that is, and what else there is."""
+"""The answer of a search: the best strategies, the chance that each is the best, and the alternatives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PARTS = ("compute", "communication", "bubble", "optimizer", "host")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A strategy whose forecast was made in full.
+    """A strategy with its full forecast.
 
-    ``behind`` is how much more of the objective it takes than the best, as a share. ``chance`` is how likely it is to
-    be the best of all that were compared, ``tie`` whether it may be as good as the first: the 90 % interval of their
-    ratio holds 1. Cost and energy are of a step, or of the job where its length is known. ``in_time`` and
-    ``in_budget`` are how likely the job is to meet its deadline and its budget, where one was given.
+    ``behind`` is how much more of the objective it takes than the best, as a share. ``chance`` is the probability that
+    it is the best of all compared. ``tie`` says that it may be as good as the first: the 90 % interval of their ratio
+    contains 1. Cost (US dollars) and energy are those of the job if its length is known, else of a step. ``in_time``
+    and ``in_budget`` are the probabilities that the job meets its deadline and its budget; ``None`` without one.
     """
 
     request: Request = field(repr=False)
@@ -37,17 +37,17 @@ class Candidate:
 
     @property
     def calibrated(self) -> bool:
-        """Whether its cluster is."""
+        """Whether its cluster is calibrated."""
         return self.request.cluster.calibration is not None
 
     @property
     def strategy(self) -> Strategy:
-        """How it is spread."""
+        """Its strategy."""
         return self.request.strategy
 
     @property
     def shares(self) -> dict[str, float]:
-        """What the simulated step is spent on; they add up to one."""
+        """The share of each part in the simulated step; they add up to 1."""
         r = self.report
         seconds = (r.compute_s, r.exposed_communication_s, r.bubble_s, r.optimizer_s, r.overhead_s)
         total = sum(seconds) or 1.0
@@ -55,14 +55,14 @@ class Candidate:
 
     @property
     def limiter(self) -> str:
-        """What limits it: memory that leaves no room for more, or what it waits for most beside computing."""
+        """The largest part of the step other than computing, if at least 10 %; else ``compute``."""
         shares = self.shares
         waits = {part: share for part, share in shares.items() if part not in ("compute", "optimizer")}
         part = max(waits, key=lambda name: waits[name])
         return part if waits[part] >= 0.1 else "compute"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         r, s = self.report, self.strategy
         return {
             "strategy": str(s),
@@ -99,14 +99,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naive:
-    """What someone would do without a search; without a candidate, ``reason`` says why it cannot be done."""
+    """A strategy chosen without a search; ``reason`` says why it has no candidate, or does not fit."""
 
     name: str
     candidate: Candidate | None
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         found = self.candidate.as_dict() if self.candidate else None
         return {"name": self.name, "candidate": found, "reason": self.reason}
 
@@ -116,12 +116,12 @@ Status: TypeAlias = Literal["ok", "does not fit", "not legal", "late", "too cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A cluster to choose from, and what became of it.
+    """A cluster to choose from, and the result there.
 
-    ``best`` is the best strategy there, forecast in full, also where it is too late or too costly; without one,
-    ``reason`` says why. ``chance`` is how likely the best of all compared is there, ``ratio`` between what and what
-    times the first its best lies in 90 % of cases; both are 0 where it is not compared. ``unmeasured`` is the share of
-    its operators' time of which nothing was measured on this device or its architecture.
+    ``best`` is the best strategy on it with its full forecast, even if the job is late or too costly. ``reason`` says
+    why the cluster is ruled out. ``chance`` is the probability that the best strategy of all runs on it; ``ratio`` is
+    the 90 % interval of the objective of ``best`` over that of the first strategy. Both are 0 if it is not compared.
+    ``unmeasured`` is the share of its operators' time for which no measurement exists on this device or architecture.
     """
 
     request: Request = field(repr=False)
@@ -136,11 +136,11 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The cluster with its number of nodes, in words."""
+        """The number of nodes and the name of the cluster, such as ``4 × dgx-h100``."""
         return f"{self.request.cluster.num_nodes} × {self.request.cluster.name}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         cluster = self.request.cluster
         return {
             "cluster": cluster.name,
@@ -165,10 +165,10 @@ class Place:
 class Answer:
     """The outcome of a search.
 
-    ``candidates`` are the best in order, ``pareto`` those that no other one beats in step time, memory and cost at
-    once. ``sure`` is how likely the first is the best of those compared. ``influence`` has, for every axis, the best
-    objective with each of its values. ``places`` are the clusters to choose from, in the order they were asked for,
-    ``limits`` what the job may take. ``columns`` are all strategies that were looked at.
+    ``candidates`` are the best strategies in order; ``pareto`` are those that no other beats in step time, memory and
+    cost at once. ``sure`` is the probability that the first is the best of those compared. ``influence`` has, for each
+    axis, the best objective with each of its values. ``places`` are the clusters to choose from, in the order of the
+    request. ``limits`` are the limits of the job. ``columns`` has all evaluated strategies.
     """
 
     model: str
@@ -193,7 +193,7 @@ class Answer:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "model": self.model,
             "runtime": self.runtime,

@@ -1,4 +1,4 @@
-"""Clusters to choose from: how many nodes, of which devices."""
+"""The clusters to choose from: numbers of nodes, and devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_NODES: Final = 1_000_000
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
-    """``8..128`` (8, its doublings, and 128), ``8,12,16``, or both: ``4,8..32``."""
+    """Return the numbers of nodes in a list (``8,12,16``), a range (``8..128``: 8, its doublings and 128), or both."""
     found: set[int] = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
         low, dots, high = part.partition("..")
@@ -31,10 +31,13 @@ def parse_nodes(text: str) -> tuple[int, ...]:
 
 
 def clusters_to_try(cluster: str | Cluster, nodes: Sequence[int], devices: Sequence[str]) -> list[Cluster]:
-    """The cluster, or what it becomes with other numbers of nodes and with nodes of other devices."""
+    """Return the cluster with each number of ``nodes`` and each of ``devices``; unchanged if both are empty."""
     given = load_cluster(cluster) if isinstance(cluster, str) else cluster
     if given.parts and (nodes or devices):
-        raise RequestError(f"{given.name} has nodes of several kinds: neither their number nor their device is varied")
+        raise RequestError(
+            f"{given.name} has nodes of several kinds: neither their number nor their device can vary; "
+            "omit nodes and devices"
+        )
     kinds = [_with_device(given, name) for name in devices] or [given]
     found = [replace(kind, num_nodes=count) for kind in kinds for count in nodes or (given.num_nodes,)]
     if len(found) > _MOST_CLUSTERS:
@@ -43,7 +46,7 @@ def clusters_to_try(cluster: str | Cluster, nodes: Sequence[int], devices: Seque
 
 
 def _with_device(given: Cluster, name: str) -> Cluster:
-    """The node type of that name, or the usual one of that device with as many devices per node."""
+    """Return the node type ``name``, or the usual node type of the device ``name`` with the same number per node."""
     if name in node_names():
         return load_cluster(name)
     device = find_device(name)

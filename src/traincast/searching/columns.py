@@ -1,4 +1,4 @@
-"""What a search found, as columns: one row per strategy."""
+"""The strategies that a search has evaluated, as columns: one row per strategy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _OFFLOADS: Final = {offload: name for name, offload in OFFLOADS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyColumns:
-    """Strategies and what was found of them; ``seconds`` are infinite for those that do not fit.
+    """Strategies with their step time in seconds and memory in bytes; ``seconds`` is infinite if one does not fit.
 
-    Names are kept as numbers (:meth:`value` says them); ``cut`` is one into ``cuts``, which has the layers of every
-    piece (nothing: shared out evenly). ``cluster`` counts the clusters that were asked for.
+    Names are stored as numbers; :meth:`value` returns the name. ``cut`` is an index into ``cuts``, whose entries have
+    the number of layers of each piece; an empty entry is an even cut. ``cluster`` is an index into the requested
+    clusters.
     """
 
     cluster: Array
@@ -50,11 +51,11 @@ class StrategyColumns:
         return len(self.seconds)
 
     def take(self, rows: Array) -> StrategyColumns:
-        """Some rows."""
+        """Return the table with only these rows, in this order."""
         return replace(self, **{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def strategy(self, row: int, base: Strategy) -> Strategy:
-        """The strategy of a row; ``base`` has what a search does not vary."""
+        """Return the strategy of a row; ``base`` has the settings that a search does not vary."""
         recompute, every = recomputation(recomputes()[int(self.recompute[row])])
         return replace(
             base,
@@ -75,7 +76,7 @@ class StrategyColumns:
         )
 
     def value(self, name: str, row: int) -> Any:
-        """What a person reads in a column."""
+        """Return the value of a column in a row as people write it, such as ``1f1b`` for a schedule."""
         value = getattr(self, name)[row]
         match name:
             case "schedule":
@@ -92,13 +93,13 @@ class StrategyColumns:
                 return value.item()
 
     def distinct(self) -> StrategyColumns:
-        """Every strategy once."""
+        """Return the table without repeated strategies."""
         table = np.stack([getattr(self, name).astype(np.float64) for name in _TIES if name != "memory"])
         _, first = np.unique(table, axis=1, return_index=True)
         return self.take(np.sort(first))
 
     def order(self, objective: Array) -> Array:
-        """Rows by an objective; equal ones by their strategies, so that the order is always the same."""
+        """Return the rows sorted by ``objective``, then by strategy, so that the order is always the same."""
         keys = [getattr(self, name) for name in reversed(_TIES)]
         found: Array = np.lexsort([*keys, objective])
         return found
@@ -113,7 +114,7 @@ _TIES: Final = (
 
 
 def columns_of(entries: Iterable[EvaluatedFamily], *, cluster: int = 0) -> StrategyColumns:
-    """All members of families."""
+    """Return all members of evaluated families; ``cluster`` is the number of their cluster."""
     cuts: dict[tuple[int, ...], int] = {(): 0}
     parts: dict[str, list[Array]] = {name: [] for name in COLUMNS}
     for entry in entries:
@@ -156,7 +157,7 @@ def _number(table: dict[str, Any], name: str) -> int:
 
 
 def joined(parts: Sequence[StrategyColumns]) -> StrategyColumns:
-    """Rows of several tables in one; cuts are numbered anew."""
+    """Return the rows of several tables as one table, in order; cuts are renumbered."""
     cuts: dict[tuple[int, ...], int] = {(): 0}
     numbers = [np.array([cuts.setdefault(cut, len(cuts)) for cut in part.cuts], dtype=np.int32) for part in parts]
     rows = {name: [getattr(part, name) for part in parts if len(part)] for name in COLUMNS}

@@ -1,4 +1,4 @@
-"""What a user asks of strategies: ``memory<=70GB,tp<=8,schedule=1f1b|zb-v``."""
+"""Constraints on strategies as text: ``memory<=70GB,tp<=8,schedule=1f1b|zb-v``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _FLAGS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fal
 
 
 def apply_constraints(text: str, axes: Axes, most_memory: float) -> tuple[Axes, float]:
-    """``axes`` and the bytes that may be used, as the constraints in ``text`` leave them."""
+    """Return ``axes`` and ``most_memory`` (bytes) within the constraints in ``text``; refuse an axis left empty."""
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = _ITEM.match(item)
         if not match:
-            raise RequestError(f"constraint {item!r}: expected something like tp<=8, zero=1|3 or memory<=70GB")
+            raise RequestError(f"constraint {item!r}: expected a limit such as tp<=8, zero=1|3 or memory<=70GB")
         key, sign, value = match.groups()
         name = _SHORT.get(key, key)
         if name == "memory":
             if sign not in ("<=", "<"):
-                raise RequestError(f"constraint {item!r}: memory has an upper limit, as in memory<=70GB")
+                raise RequestError(f"constraint {item!r}: memory takes only an upper limit, such as memory<=70GB")
             most_memory = min(most_memory, parse_bytes(value, what="constraint memory"))
         elif name in AXES:
             axes = restricted(axes, name, _test(item, name, sign, value, axes))
@@ -42,7 +42,7 @@ def apply_constraints(text: str, axes: Axes, most_memory: float) -> tuple[Axes, 
 
 
 def _test(item: str, name: str, sign: str, value: str, axes: Axes) -> Callable[[Any], bool]:
-    """Whether a value of an axis is within a constraint."""
+    """Return a function that tests whether a value of an axis meets a constraint."""
     kind = type(getattr(axes, name)[0])
     chosen = [_parsed(item, kind, part.strip()) for part in value.split("|")]
     if kind is str:

@@ -1,9 +1,9 @@
-"""The exhaustive search and branch and bound: families of a part of the space, those with the lowest bound first.
+"""The exhaustive search and branch and bound: evaluate the families of one part of the space, lowest bound first.
 
-All strategies of a family do the same works in the blocks of the model. Whatever their schedule and sharding, the
-busiest stage computes at least its even share of them, one after the other: no member can take less (the page on search
-has the proof). So families are taken in the order of this bound, and once it is more than is worth finding, all that
-are left are cut, unseen. Without such a limit the same loop is exhaustive.
+All strategies of a family run the same works in the blocks of the model. Whatever the schedule and sharding, the
+busiest stage computes at least its even share of them, one after the other. This is a lower bound on the step time of
+every member (the page on search has the proof). Families are evaluated in the order of this bound; once it exceeds the
+time worth finding, the remaining families are skipped. With an infinite limit the same loop is exhaustive.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from traincast.work import Work
 Floats = npt.NDArray[np.float64]
 
 _AT_ONCE: Final = 64
-"""Families whose works are estimated in one call."""
+"""Number of families whose works are estimated in one call."""
 
 
 def worker(problem: Problem) -> Callable[[Task], tuple[StrategyColumns, SpaceCounts]]:
-    """What searches parts of a space: engines call it in their workers."""
+    """Return the function that searches one part of a problem's space; engines call it in their workers."""
     bulk = bulk_of(problem)
     return lambda task: explore(bulk, problem, task)
 
 
 def bulk_of(problem: Problem) -> Bulk:
-    """The evaluation in bulk of a problem's strategies."""
+    """Return the evaluator of a problem's strategies."""
     request = problem.request
 
     def seconds(works: Sequence[Work]) -> Floats:
@@ -46,10 +46,10 @@ def bulk_of(problem: Problem) -> Bulk:
 
 
 def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, SpaceCounts]:
-    """All members of the families of ``task`` that are worth it.
+    """Return the evaluated members of the families of ``task``, and counts.
 
-    With a limited reach, a family that only adds recomputation or offloading to one whose members fit is not worth it:
-    it takes longer for the same.
+    With a finite reach, families whose bound is too high are skipped. So are families that only add recomputation or
+    offloading to one whose members all fit: they can only be slower.
     """
     began = time.process_time()
     devices, batch = problem.request.cluster.num_devices, problem.request.global_batch
@@ -94,7 +94,7 @@ def explore(bulk: Bulk, problem: Problem, task: Task) -> tuple[StrategyColumns, 
 
 
 def _batches(series: list[list[Family]]) -> Iterator[list[list[Family]]]:
-    """Series in lists whose works are estimated in one call."""
+    """Group series into lists; the works of a list are estimated in one call."""
     some: list[list[Family]] = []
     for found in series:
         some.append(found)

@@ -1,4 +1,4 @@
-"""Which strategies no other one beats, and what each axis decides."""
+"""The Pareto front of strategies, and the influence of each axis on the objective."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Ints = npt.NDArray[np.intp]
 
 
 def pareto_rows(values: Floats) -> Ints:
-    """Rows of ``values`` (one column per objective, less is better) that no other row beats in one and equals in all.
+    """Return the Pareto-optimal rows of ``values``: one column per objective, less is better.
 
-    Of equal rows the first stands for all. Rows come back in the order of the first objective.
+    A row is left out if another is at least as good in all columns. Of equal rows, the first is kept. The result is
+    sorted by the first objective.
     """
     order = np.lexsort(values.T[::-1])
     kept: list[int] = []
@@ -26,7 +27,7 @@ def pareto_rows(values: Floats) -> Ints:
 
 
 def influence(columns: StrategyColumns, objective: Floats) -> dict[str, dict[str, float]]:
-    """For each axis that takes more than one value, the least of the objective with each of them."""
+    """Return, for each axis with more than one value, the least objective with each value."""
     found: dict[str, dict[str, float]] = {}
     for name in AXES:
         values = columns.cut > 0 if name == "cut" else getattr(columns, name)

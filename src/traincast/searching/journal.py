@@ -1,4 +1,4 @@
-"""Finished parts of a search as a journal keeps them: one file in a folder for each problem that is searched."""
+"""Journals of searches: one file in a folder for each problem, with the results of its finished parts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from traincast.searching.problem import Problem, SpaceCounts, Task
 
 
 def search_journal(folder: Path, problem: Problem) -> Journal:
-    """The journal of ``problem`` in ``folder``.
+    """Open the journal of ``problem`` in ``folder``, which is created if it does not exist.
 
-    Its name is a digest of everything that the results depend on: the request with its model, cluster and runtime, the
-    space, the limits, the cost model with all that was fitted, and the code of this version. So a folder may serve
-    many searches, and no search reads the results of another.
+    The file name is a digest of everything that the results depend on: the request with its model, cluster and runtime,
+    the space, the limits, the cost model with its fitted parameters, and the code of this version. Many searches can
+    share a folder, and none reads the results of another.
     """
     if folder.exists() and not folder.is_dir():
-        raise FileFormatError(f"cannot keep parts of a search in {folder}: it is not a folder; name another one")
+        raise FileFormatError(f"cannot save finished parts in {folder}: it is not a folder; name a folder")
     make_folder(folder)
     model = identity_of(problem.cost_model or default_cost_model())
     key = key_of(problem.request, problem.axes, problem.most_memory, problem.reach, problem.lean, model)
@@ -43,12 +43,12 @@ def search_journal(folder: Path, problem: Problem) -> Journal:
 
 
 def part_name(task: Task) -> str:
-    """The name of a task in a journal."""
+    """Return the name of a task in a journal."""
     return repr(task)
 
 
 def to_json(columns: StrategyColumns, counts: SpaceCounts) -> dict[str, Any]:
-    """The result of a task for a journal; the arrays are the bytes of a NumPy file, in base 64."""
+    """Return the result of a task as plain values; the arrays become the bytes of a NumPy file, in base 64."""
     arrays = {name: getattr(columns, name) for name in COLUMNS}
     start = np.cumsum([0, *map(len, columns.cuts)])
     layers = np.array([n for cut in columns.cuts for n in cut], dtype=np.int64)
@@ -58,7 +58,7 @@ def to_json(columns: StrategyColumns, counts: SpaceCounts) -> dict[str, Any]:
 
 
 def from_json(value: Any, path: Path | None) -> tuple[StrategyColumns, SpaceCounts]:
-    """The result that :func:`to_json` made ``value`` of; ``path`` is the journal, for the message."""
+    """Return the result from the plain values of :func:`to_json`; an error names ``path``, the journal."""
     try:
         with np.load(BytesIO(b64decode(value["arrays"], validate=True)), allow_pickle=False) as found:
             start, flat = found["cut_start"].tolist(), found["cut_layers"].tolist()
@@ -70,10 +70,10 @@ def from_json(value: Any, path: Path | None) -> tuple[StrategyColumns, SpaceCoun
 
 
 def identity_of(model: CostModel) -> tuple[object, ...]:
-    """What tells cost models apart: the class and its source, and everything that was fitted or set.
+    """Return what identifies a cost model: its class, the source of the class, and all fitted and set parameters.
 
-    One that cannot be told apart, because it has no source file or cannot be pickled, is like no other: a search with
-    it finds nothing to resume from.
+    A cost model without a source file, or one that cannot be pickled, gets a new identity each time. A search with it
+    never resumes.
     """
     kind = type(model)
     name = f"{kind.__module__}.{kind.__qualname__}"

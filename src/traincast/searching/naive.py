@@ -1,4 +1,4 @@
-"""What people do without a search: the choices that its answer is compared with."""
+"""Strategies that people choose without a search; the answer of a search is compared with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BY_HABIT: Final = "first that fits, by habit"
 
 
 def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
-    """Names and requests, each with the largest micro batch that fits; raises where one is not legal, one by one."""
+    """Yield the name and the request of each naive strategy; :func:`naive_choice` completes the strategy."""
     devices = request.cluster.num_devices
     base = request.strategy
     inside = max(d for d in range(1, _MOST_TENSOR + 1) if request.cluster.domain_devices % d == 0)
@@ -33,5 +33,5 @@ def naive_strategies(request: Request) -> Iterator[tuple[str, Request]]:
 
 
 def naive_choice(name: str, request: Request) -> Strategy:
-    """The strategy of a naive request, with its micro batch."""
+    """Return the strategy of a naive request with the largest micro batch that fits; refuse one that is not legal."""
     return choose_strategy(request) if name == _BY_HABIT else choose_micro_batch(request)

@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 CELLS: Final = (150, 90)
 """Number of cells of the plot along time and along memory."""
 SLOWEST: Final = 20.0
-"""Strategies slower than this many times the shortest step are counted, not drawn."""
+"""Strategies that take more than this many times the shortest step are counted, not drawn."""
 _SHOWN: Final = (
     "dp", "tp", "pp", "cp", "ep", "micro_batch", "num_microbatches", "virtual_stages", "zero", "schedule", "recompute",
     "sequence_parallel", "offload", "cut",
@@ -66,9 +66,9 @@ def _page_data(answer: Answer) -> dict[str, Any]:
 
 
 def command_of(candidate: Candidate, words: dict[int, str | None]) -> str | None:
-    """Return the command line that forecasts ``candidate``; none if its cluster cannot be named on a command line.
+    """Return the command line that forecasts ``candidate``; ``None`` if the catalog does not have its cluster.
 
-    ``words`` keeps the names of clusters by ``id``, so that each cluster is looked up once.
+    ``words`` caches the names of clusters by ``id``, so that each cluster is looked up once.
     """
     request, report = candidate.request, candidate.report
     key = id(request.cluster)
@@ -122,7 +122,7 @@ def _plot(answer: Answer) -> dict[str, Any]:
 
 
 def _named(columns: StrategyColumns, rows: Ints) -> dict[str, list[Any]]:
-    """Return what names the strategies of ``rows``, column by column; usual values are empty."""
+    """Return the values that name the strategies of ``rows``, by column; default values are empty."""
     found: dict[str, list[Any]] = {}
     for name in _SHOWN:
         numbers, place = np.unique(getattr(columns, name)[rows], return_inverse=True)

@@ -1,4 +1,4 @@
-"""What became of each cluster that could be chosen, and what is said when none of them will do."""
+"""The result of each cluster to choose from, and the error if no cluster has a strategy that meets the request."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from traincast.units import format_bytes, format_money, format_seconds
 Floats = npt.NDArray[np.float64]
 
 MEMORY_REACH: Final = 2.0
-"""Where least memory is asked for, how many times the time of the fastest a strategy may take: slower is of no use."""
+"""If the objective is memory, strategies slower than this many times the fastest are left out."""
 _FASTEST: Final = 3
 _FASTEST_CALIBRATED: Final = 8
-"""Of how many strategies the best of a cluster is taken; more of them where a calibration has a word in their order."""
+"""Number of strategies forecast in full to find the best of a cluster; more if a calibration can change their order."""
 _NO_MESH: Final = (
-    "no mesh of these devices shares out the global batch and the model as asked; choose another batch, another number "
-    "of nodes, or fewer constraints"
+    "no mesh of these devices divides the global batch and the model evenly within the constraints; choose another "
+    "batch, another number of nodes, or fewer constraints"
 )
 
 
 def survey(ranking: Ranking, problems: Sequence[Problem | StrategyError]) -> tuple[list[Place], Floats]:
-    """What became of each cluster, and the objective of every strategy: infinite where it will not do.
+    """Return the result of each cluster, and the objective of every strategy: infinite if it is ruled out.
 
-    A strategy will do if it fits, is on a cluster whose fastest ones keep to the limits, and is not so much slower
-    that it would not; each is checked again when it is forecast in full.
+    A strategy is kept if it fits, and if the full forecasts of its cluster's fastest strategies show that a step of its
+    length can meet the limits. It is checked again when it is forecast in full itself.
     """
     columns, requests = ranking.columns, ranking.requests
     places: list[Place] = []
@@ -63,21 +63,21 @@ def survey(ranking: Ranking, problems: Sequence[Problem | StrategyError]) -> tup
 
 
 def objectives(columns: StrategyColumns, requests: Sequence[Request], objective: Objective, most_s: Floats) -> Floats:
-    """The objective of every strategy; infinite where it does not fit or takes more than ``most_s`` of its cluster."""
+    """Return the objective of every strategy; infinite if it does not fit or exceeds its cluster's ``most_s``."""
     rates = np.array([rate_of(request, objective) for request in requests])
     seconds = np.where(columns.seconds <= most_s[columns.cluster], columns.seconds, np.inf)
     values = seconds * rates[columns.cluster]
     if objective == "memory":
         seconds = np.where(seconds <= MEMORY_REACH * seconds.min(initial=np.inf), seconds, np.inf)
         values = columns.memory
-    # Estimates differ in the last digits with the company they are made in: no order may depend on these.
+    # The last digits of an estimate depend on which others are in the same call: the order must not depend on them.
     rounded = np.exp(np.round(np.log(np.maximum(values, 1e-30)), 7))
     found: Floats = np.where(np.isfinite(seconds), rounded, np.inf)
     return found
 
 
 def rate_of(request: Request, objective: Objective) -> float:
-    """What a second of a step counts for an objective: itself, dollars or joules."""
+    """Return the objective per second of a step: dollars, joules, or 1."""
     match objective:
         case "cost":
             return price_per_s(request.cluster) or 1.0
@@ -88,10 +88,10 @@ def rate_of(request: Request, objective: Objective) -> float:
 
 
 def _judged(place: Place, made: Sequence[Made], ranking: Ranking) -> tuple[Place, float]:
-    """A place with the best of ``made``, and what a step there may take at most before calibration's correction."""
+    """Return the place with the best of ``made``, and the longest step, uncalibrated, that meets the limits there."""
     if not made:
         return replace(
-            place, status="not accepted", reason="the filter that was given accepted none of the strategies there"
+            place, status="not accepted", reason="the given filter accepted none of the strategies on this cluster"
         ), 0.0
     allowed = [each for each in made if ranking.allows(each.candidate)]
     if not allowed:
@@ -103,7 +103,7 @@ def _judged(place: Place, made: Sequence[Made], ranking: Ranking) -> tuple[Place
 
 
 def _leanest_in_reach(place: Place, number: int, ranking: Ranking, values: Floats) -> Place:
-    """A place with its leanest strategy of those that are fast enough."""
+    """Return the place with the strategy of least memory among those that are fast enough."""
     if place.status != "ok" or place.best is None:
         return place
     found = ranking.best(np.where(ranking.columns.cluster == number, values, np.inf), 1)
@@ -111,13 +111,13 @@ def _leanest_in_reach(place: Place, number: int, ranking: Ranking, values: Float
         return replace(place, best=found[0].candidate)
     reason = (
         f"its fastest step takes {format_seconds(place.best.report.step_s)}, more than {MEMORY_REACH:g} times the "
-        "fastest of all: least memory is looked for among those that take no longer"
+        "fastest of all: slower strategies are left out"
     )
     return replace(place, status="slower", reason=reason)
 
 
 def _beyond(candidate: Candidate, limits: Limits) -> tuple[Status, str]:
-    """Which limit a job does not keep to with the chance asked for, and how likely it is to."""
+    """Return which limit a job fails to meet with the required chance, and its chance of meeting it."""
     assert candidate.job is not None
     late = candidate.in_time is not None and candidate.in_time < limits.confidence
     if late and limits.deadline_s is not None:
@@ -131,7 +131,7 @@ def _beyond(candidate: Candidate, limits: Limits) -> tuple[Status, str]:
 
 
 def _leanest(columns: StrategyColumns, here: npt.NDArray[np.bool_], problem: Problem) -> str:
-    """What the strategy that needs least memory of those ``here`` lacks."""
+    """Return how much memory the strategy with the least need among those ``here`` lacks."""
     least = int(np.argmin(np.where(here, columns.memory, np.inf)))
     strategy = columns.strategy(least, problem.request.strategy)
     need = need_only(replace(problem.request, strategy=strategy))
@@ -142,7 +142,7 @@ def _leanest(columns: StrategyColumns, here: npt.NDArray[np.bool_], problem: Pro
 
 
 def nothing(places: Sequence[Place], ranking: Ranking) -> StrategyError:
-    """Return the error that says why no strategy is left on any cluster, and what comes nearest."""
+    """Return the error that says why no strategy is left on any cluster, and which comes nearest."""
     known = [place for place in places if place.best is not None]
     if known:
         return StrategyError(_nearest(known, ranking))
@@ -156,12 +156,12 @@ def nothing(places: Sequence[Place], ranking: Ranking) -> StrategyError:
             f"no strategy fits: {lean.reason}{on}; use more devices, a smaller batch or a narrower dtype"
         )
     if place.status == "not accepted":
-        return NoneAcceptedError("the filter that was given accepted none of the strategies that were found; loosen it")
+        return NoneAcceptedError("the given filter accepted none of the strategies found; relax it")
     return StrategyError(f"no legal strategy{on}: {place.reason}")
 
 
 def _least(places: Sequence[Place], columns: StrategyColumns) -> Place:
-    """The place that lacks the smallest share of memory."""
+    """Return the place that lacks the smallest share of memory."""
 
     def lack(number: int) -> float:
         memory = columns.memory[columns.cluster == number]
@@ -173,7 +173,7 @@ def _least(places: Sequence[Place], columns: StrategyColumns) -> Place:
 
 
 def _nearest(known: Sequence[Place], ranking: Ranking) -> str:
-    """What the job that comes nearest to the limits lacks."""
+    """Return the text of the error for limits that no job meets: the nearest job and what it lacks."""
     limits, made = ranking.limits, {id(p): ranking.made(p.best) for p in known if p.best is not None}
     place = min(known, key=lambda p: ranking.excess(made[id(p)]))
     best, later = made[id(place)].candidate, ranking.job_at(made[id(place)], limits.confidence)
@@ -183,20 +183,20 @@ def _nearest(known: Sequence[Place], ranking: Ranking) -> str:
         asked.append(f"the deadline of {format_seconds(limits.deadline_s)}")
         lacks.append(
             f"is forecast to take {format_seconds(best.job.job_s)} and meets the deadline with a chance of "
-            f"{best.in_time:.0%}; with one of {limits.confidence:.0%} it ends within {format_seconds(later.job_s)}"
+            f"{best.in_time:.0%}; with a chance of {limits.confidence:.0%} it ends within {format_seconds(later.job_s)}"
             + _distance(later.job_s - limits.deadline_s, format_seconds, "too late")
         )
     if limits.budget is not None and best.in_budget is not None:
         asked.append(f"the budget of {format_money(limits.budget)}")
         lacks.append(
-            f"is forecast to cost {format_money(best.job.cost)} and keeps to the budget with a chance of "
-            f"{best.in_budget:.0%}; with one of {limits.confidence:.0%} it costs {format_money(later.cost)} at most"
-            + _distance(later.cost - limits.budget, format_money, "too much")
+            f"is forecast to cost {format_money(best.job.cost)} and meets the budget with a chance of "
+            f"{best.in_budget:.0%}; with a chance of {limits.confidence:.0%} it costs at most "
+            f"{format_money(later.cost)}" + _distance(later.cost - limits.budget, format_money, "too much")
         )
     return (
         f"no strategy meets {' and '.join(asked)} with a chance of {limits.confidence:.0%}: the nearest, "
-        f"{best.strategy} on {place.name}, {'; it '.join(lacks)}; use more or faster devices, allow more, or ask for a "
-        "lower confidence"
+        f"{best.strategy} on {place.name}, {'; it '.join(lacks)}; use more or faster devices, raise the limits, or "
+        "lower the confidence"
     )
 
 

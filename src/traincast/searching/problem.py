@@ -1,4 +1,4 @@
-"""What is searched: a request, its space, and what counts."""
+"""The problem that a search solves: a request, its space of strategies, and the limits of the job."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from traincast.strategy import Request
 Objective: TypeAlias = Literal["time", "cost", "energy", "memory"]
 
 CONFIDENCE: Final = 0.8
-"""With what chance a job must meet its deadline and its budget unless asked otherwise."""
+"""Default probability with which a job must meet its deadline and its budget."""
 OBJECTIVES: Final[tuple[Objective, ...]] = ("time", "cost", "energy", "memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many steps the job has, what it may take in seconds and dollars, and how likely it must keep to that."""
+    """Number of steps of the job, its deadline in seconds, its budget in US dollars, and the required probability."""
 
     num_steps: int | None = None
     deadline_s: float | None = None
@@ -29,11 +29,11 @@ class Limits:
 
     @property
     def some(self) -> bool:
-        """Whether there are any."""
+        """Whether the job has a deadline or a budget."""
         return self.num_steps is not None and (self.deadline_s is not None or self.budget is not None)
 
     def job_s(self, cluster: Cluster) -> float:
-        """Seconds that the job may take on a cluster: until the deadline, and until the budget is spent."""
+        """Return the seconds that the job may take on a cluster: until the deadline, or until the budget is spent."""
         rate = price_per_s(cluster)
         paid = self.budget / rate if self.budget is not None and rate else float("inf")
         return min(paid, float("inf") if self.deadline_s is None else self.deadline_s)
@@ -41,10 +41,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A space of strategies of one request, which may use ``most_memory`` bytes of a device.
+    """The space of strategies of one request; each may use ``most_memory`` bytes of a device.
 
-    Families that cannot come within ``reach`` times the best time are cut; with an infinite one nothing is. ``lean``
-    keeps what recomputes or offloads more than it must: least memory is asked for.
+    Families that cannot come within ``reach`` times the best time are skipped; an infinite reach skips none. ``lean``
+    keeps families that recompute or offload more than they must, because the objective is memory.
     """
 
     request: Request
@@ -55,7 +55,7 @@ class Problem:
     cost_model: CostModel | None = None
 
     def tasks(self, best_s: float = float("inf")) -> list[Task]:
-        """Parts of the space that can be searched one by one, those with the most to do first."""
+        """Return the parts of the space, the largest first; ``best_s`` is a step time known already."""
         groups: dict[tuple[int, int, int], list[Degrees]] = {}
         for at in meshes(self.axes, self.request.cluster.num_devices, self.request.global_batch):
             groups.setdefault((at.tp, at.cp, at.ep), []).append(at)
@@ -65,9 +65,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Meshes that share most of their works; ``best_s`` is a time that was found already.
+    """A part of the space: meshes that share most of their works.
 
-    Of a ``whole`` one nothing is cut but what does not fit.
+    ``best_s`` is the best step time known so far. In a ``whole`` task no family is skipped for its time.
     """
 
     degrees: tuple[Degrees, ...]
@@ -77,11 +77,12 @@ class Task:
 
 @dataclass(slots=True, kw_only=True)
 class SpaceCounts:
-    """How a space was worked off: members by what became of them; ``families`` are those that were looked at.
+    """Counts of a search.
 
-    ``evaluated`` members had their memory checked, ``feasible`` ones fit and were simulated. Of other families nothing
-    was looked at: ``beyond`` memory are larger micro batches of what does not fit, ``behind`` the best those bounded
-    from below by more than is worth finding, ``needless`` those that recompute or offload what fits as it is.
+    ``families`` were evaluated; the memory of ``evaluated`` strategies was checked, ``feasible`` ones fit and were
+    simulated. Other families were skipped: ``beyond`` have a larger micro batch than one that does not fit, the lower
+    bound of ``behind`` is too far above the best time, and ``needless`` recompute or offload although all members fit
+    without. ``works`` is the number of distinct works estimated, ``cpu_s`` the processor time in seconds.
     """
 
     families: int = 0

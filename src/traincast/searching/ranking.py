@@ -1,4 +1,4 @@
-"""The best of what was found, forecast in full and put in order, and how sure that order is."""
+"""Ranks the best strategies by their full forecasts, and computes the chance that each is the best."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ Floats = npt.NDArray[np.float64]
 
 _DRAWN: Final = 12
 _FRONT: Final = 12
-"""How many candidates are compared in draws at least, and how many points of a front are shown."""
+"""Least number of candidates compared in draws, and greatest number of points of the front."""
 _FAR: Final = 3.0
-"""The best of a cluster that takes more than so many times the first cannot be the best of all: it is not drawn."""
+"""A cluster whose best takes more than this many times the first is not compared in draws: it cannot be the best."""
 _TRIED: Final = 4
-"""How many times as many candidates are forecast as are asked for, where some do not keep to the limits."""
+"""If candidates miss the limits, at most this many times the wanted number are forecast."""
 _HALVINGS: Final = 40
 _OPERATOR_GRAIN: Final = 3
-"""So many of the best are forecast operator by operator."""
+"""Number of the best strategies that are also forecast operator by operator."""
 _MOST_TASKS: Final = 3_000_000
-"""Unless a plan would have more tasks than this."""
+"""A plan with more tasks than this is not forecast operator by operator."""
 
 
 class Made(NamedTuple):
-    """A forecast in full, and the candidate it makes."""
+    """A full forecast, and the candidate made from it."""
 
     forecast: Forecast
     candidate: Candidate
@@ -51,9 +51,9 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Makes candidates of rows of ``columns``; those that ``accepts`` refuses are left out.
+    """Makes candidates from rows of ``columns``; requests that ``accepts`` refuses are left out.
 
-    What was forecast once is kept.
+    Forecasts are cached.
     """
 
     requests: Sequence[Request]
@@ -66,9 +66,9 @@ class Ranking:
     kept: dict[tuple[str, int, str, Strategy], Made] = field(default_factory=dict, repr=False)
 
     def best(self, values: Floats, count: int, *, within: bool = False) -> list[Made]:
-        """The best rows by ``values``, forecast in full, in the order of what these forecasts say.
+        """Return the ``count`` best rows by ``values`` with full forecasts, sorted by the objective in these forecasts.
 
-        With ``within``, those that do not keep to the limits are left out.
+        With ``within``, candidates that miss the limits are left out.
         """
         found: list[Made] = []
         tried = 0
@@ -84,7 +84,7 @@ class Ranking:
         return sorted(found, key=lambda each: self.objective_of(each.candidate))
 
     def made(self, candidate: Candidate) -> Made:
-        """A candidate with the forecast it was made from."""
+        """Return a candidate with the forecast it was made from."""
         return self._made(candidate.request)
 
     def _request(self, row: int) -> Request:
@@ -128,7 +128,7 @@ class Ranking:
         )
 
     def _step_within(self, made: Forecast, job_s: float) -> float:
-        """The longest step with which the job takes no more than ``job_s``; 0 if what is not steps takes longer."""
+        """Return the longest step with which the job takes at most ``job_s``; 0 if its other parts take longer."""
         assert self.limits.num_steps is not None
         if not math.isfinite(job_s):
             return math.inf
@@ -140,23 +140,23 @@ class Ranking:
         return low
 
     def allows(self, candidate: Candidate) -> bool:
-        """Whether a candidate keeps to the limits with the chance asked for."""
+        """Return whether a candidate meets the limits with the required chance."""
         chances = [chance for chance in (candidate.in_time, candidate.in_budget) if chance is not None]
         return all(chance >= self.limits.confidence for chance in chances)
 
     def job_at(self, made: Made, chance: float) -> JobForecast:
-        """The job of a step that is not exceeded with a ``chance``."""
+        """Return the job at the step time that is not exceeded with probability ``chance``."""
         assert self.limits.num_steps is not None
         step_s = _odds(made.candidate.report, made.forecast.request.cluster).quantile(chance)
         return job_of(made.forecast, self.limits.num_steps, self.settings, step_s=step_s)
 
     def excess(self, made: Made) -> float:
-        """How many times its limits a job takes with the chance asked for."""
+        """Return the job's time at the required chance over the time that its limits allow."""
         job = self.job_at(made, self.limits.confidence)
         return job.job_s / self.limits.job_s(made.forecast.request.cluster)
 
     def most_s(self, made: Made) -> float:
-        """What the evaluation in bulk may say of a step on the same cluster for it to keep to the limits."""
+        """Return the longest step by the bulk evaluation with which a job on the same cluster meets the limits."""
         if not self.limits.some:
             return math.inf
         report, cluster = made.candidate.report, made.forecast.request.cluster
@@ -164,7 +164,7 @@ class Ranking:
         return within * made.forecast.timeline.step_s / _odds(report, cluster).quantile(self.limits.confidence)
 
     def objective_of(self, candidate: Candidate) -> float:
-        """What a candidate is judged by; of equal ones the one with less memory is better."""
+        """Return the value of the objective: seconds, dollars, joules or bytes."""
         match self.objective:
             case "time":
                 return candidate.job.job_s if candidate.job else candidate.report.step_s
@@ -178,10 +178,10 @@ class Ranking:
     def compared(
         self, ranked: Sequence[Made], places: Sequence[Place], top: int, seed: int
     ) -> tuple[list[Candidate], list[Place], float]:
-        """Candidates and places with their chances and ties, the first ones confirmed at the grain of operators.
+        """Return candidates and places with their chances and ties, and the chance that the first is the best.
 
-        The best of every place takes part. Memory is counted, not estimated: there the first is the best, and equals
-        are ties.
+        The first candidates are checked against forecasts operator by operator. The best of every place takes part.
+        If the objective is memory nothing is drawn: the first has chance 1, and equal ones are ties.
         """
         for each in ranked[:_OPERATOR_GRAIN]:
             self._confirm(each.forecast, each.candidate)
@@ -209,7 +209,7 @@ class Ranking:
         return result, [self._placed(p, drawn, likely, between, first) for p in places], float(likely[0])
 
     def _placed(self, place: Place, drawn: Sequence[Candidate], likely: Floats, between: Floats, first: float) -> Place:
-        """A place with the chance that the best of all is there, and how its best compares with the first."""
+        """Return the place with the chance that the best of all is there, and the ratio of its best to the first."""
         if place.best is None:
             return place
         place = replace(place, unmeasured=_unmeasured(self.made(place.best).forecast))
@@ -224,7 +224,7 @@ class Ranking:
         return replace(place, best=best, chance=float(likely[here].sum()), ratio=(low, high))
 
     def _confirm(self, made: Forecast, candidate: Candidate) -> None:
-        """Forecast operator by operator what was found segment by segment: both must say the same."""
+        """Check that a forecast operator by operator gives the same step time as the one segment by segment."""
         operators = int(made.lowered.plan.work_counts().sum())
         if operators > _MOST_TASKS:
             return
@@ -236,7 +236,7 @@ class Ranking:
             )
 
     def front(self, values: Floats) -> Iterator[Candidate]:
-        """Some candidates, evenly spaced, that no other beats in step time, memory and cost; the fastest first."""
+        """Yield candidates of the Pareto front of step time, memory and cost, evenly spaced, the fastest first."""
         columns = self.columns
         rows = np.flatnonzero(np.isfinite(values))
         rates = np.array([price_per_s(r.cluster) for r in self.requests])[columns.cluster[rows]]
@@ -250,7 +250,7 @@ class Ranking:
                 yield self._made(request).candidate
 
     def naive(self, first: float) -> Iterator[Naive]:
-        """What people would have done on the first cluster, and how far behind it is."""
+        """Yield the strategies chosen without a search on the first cluster, and how far behind each is."""
         for name, request in naive_strategies(self.requests[0]):
             try:
                 chosen = replace(request, strategy=naive_choice(name, request))
@@ -264,7 +264,7 @@ class Ranking:
 
 
 def _unmeasured(made: Forecast) -> float:
-    """The share of operators' time of which nothing was measured on this device or its architecture."""
+    """Return the share of operators' time for which no measurement exists on this device or its architecture."""
     estimates, plan = made.estimates, made.lowered.plan
     operators = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
     spent = np.where(operators, estimates.seconds * plan.work_counts(), 0.0)

@@ -1,4 +1,4 @@
-"""What all microbatches of a family take, from fewer of them once a pipeline repeats itself."""
+"""Figures of all microbatches of a family, extrapolated from fewer once the pipeline repeats itself."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _MOST_PIECES: Final = 50_000
-"""Pieces of all microbatches up to which a step that does not repeat itself is simulated in full."""
+"""A step that does not repeat itself is simulated in full up to this many pieces over all microbatches."""
 
 
 @lru_cache(maxsize=4096)
 def stages_of(way: Way, pp: int) -> list[Ints]:
-    """The stage of every piece, for each route."""
+    """Return, for each route, the stage of every piece."""
     routes = load_schedule(way.schedule).routes(pp, way.chunks)
     return [np.array([stage for stage, _ in route]) for route in routes]
 
 
 @lru_cache(maxsize=65536)
 def slots_of_way(way: Way, pp: int, microbatches: int) -> tuple[tuple[Skeleton, Slots], ...]:
-    """The slots that stand for so many microbatches; nothing where the schedule cannot serve them."""
+    """Return the slots of one or two numbers of microbatches that stand for all; empty if the schedule refuses."""
     try:
         counts = dict.fromkeys(shortened(pp, microbatches))
         return tuple(slots_of(way.schedule, pp, count, way.chunks) for count in counts)
@@ -40,7 +40,7 @@ def slots_of_way(way: Way, pp: int, microbatches: int) -> tuple[tuple[Skeleton, 
 
 
 def extrapolated(of: Callable[[Slots], Any], way: Way, family: Family) -> Any:
-    """What ``of`` says of a family's microbatches, from fewer of them where it grows evenly."""
+    """Return the value of ``of`` for a family's microbatches, extrapolated from fewer if there are many."""
     pp, microbatches = family.degrees.pp, family.num_microbatches
     (_, few), *more = slots_of_way(way, pp, microbatches)
     found = of(few)
@@ -51,7 +51,7 @@ def extrapolated(of: Callable[[Slots], Any], way: Way, family: Family) -> Any:
 
 
 def step_of(simulate: Callable[[Slots], tuple[Floats, Floats]], way: Way, family: Family) -> Floats:
-    """The step of a family's microbatches, from fewer of them once it repeats itself from round to round."""
+    """Return the step times of a family in seconds, extrapolated from fewer microbatches once rounds repeat."""
     pp, microbatches = family.degrees.pp, family.num_microbatches
     (_, few), *more = slots_of_way(way, pp, microbatches)
     found, busy = simulate(few)

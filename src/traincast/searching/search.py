@@ -41,11 +41,11 @@ Progress = Callable[[int, int], None]
 
 SEARCHERS: Final = ("auto", "exhaustive", "branch-and-bound", "annealing")
 REACH: Final = 1.1
-"""Branch and bound finds every strategy that takes up to this many times the time of the best."""
+"""Branch and bound finds every strategy within this many times the best time."""
 _EXHAUSTIVE: Final = 20_000
-"""Up to this many strategies a search is exhaustive, unless another searcher is asked for."""
+"""A search of up to this many strategies is exhaustive, unless another searcher is named."""
 _AROUND: Final = 3
-"""In the end every strategy is evaluated on the meshes of this many of the best, for the front of time and memory."""
+"""At the end, all strategies on the meshes of this many of the best are evaluated, for the Pareto front."""
 _COMPARED: Final = 24
 _COMPARED_CALIBRATED: Final = 48
 """Number of candidates that are forecast in full; a calibration can change their order, so it needs more of them."""
@@ -84,8 +84,8 @@ def search(
     """Find the best strategies for a model on a cluster, or on the best of several clusters.
 
     ``constraint`` limits axes and memory; ``nodes`` and ``devices`` are the clusters to choose from. The whole job must
-    keep to ``deadline_s`` and ``budget`` with a chance of at least ``confidence``. ``accepts`` returns False for
-    requests to leave out. Finished parts are saved in the folder ``resume``; a later search with the same folder
+    meet ``deadline_s`` and ``budget`` (US dollars) with a chance of at least ``confidence``. ``accepts`` returns False
+    for requests to leave out. Finished parts are saved in the folder ``resume``; a later search with the same folder
     resumes from them. Raises :class:`traincast.errors.StrategyError` if no strategy is left.
     """
     began = time.perf_counter()
@@ -101,7 +101,7 @@ def search(
     check_possible(cost_model, [request.cluster for request in requests])
     num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if (deadline_s is not None or budget is not None) and num_steps is None:
-        raise RequestError("a deadline or a budget is for a whole job: say how long it is in tokens, samples or steps")
+        raise RequestError("a deadline or a budget is for a whole job: give its length in tokens, samples or steps")
     problems = _problems(requests, constraint, objective, searcher, cost_model)
     means = _Means(
         searcher=searcher, engine=engine or local_engine(), resume=resume, progress=progress, seed=seed
@@ -120,7 +120,7 @@ def search(
 
 
 def _check_settings(*, objective: str, searcher: str, top: int, seed: int) -> None:
-    """Refuse settings that no search can have."""
+    """Refuse an unknown objective or searcher, and numbers out of range."""
     if objective not in OBJECTIVES:
         raise UnknownNameError("objective", objective, OBJECTIVES)
     if searcher not in SEARCHERS:
@@ -130,7 +130,7 @@ def _check_settings(*, objective: str, searcher: str, top: int, seed: int) -> No
 
 
 def _limits(*, deadline_s: float | None, budget: float | None, confidence: float) -> Limits:
-    """The limits of a job whose length is not known yet; refuses those that no job can meet."""
+    """Return the limits of a job whose length is not known yet; refuse limits that no job can meet."""
     if not 0.0 < confidence < 1.0:
         raise RequestError(f"confidence {confidence:g}: expected a chance between 0 and 1, such as {CONFIDENCE:g}")
     for name, most in (("deadline_s", deadline_s), ("budget", budget)):
@@ -150,9 +150,9 @@ def _answer(
     engine_name: str,
     began: float,
 ) -> Answer:
-    """Evaluate everything around the best strategies, compare the best in full, and say what was found.
+    """Evaluate all strategies on the meshes of the best, compare the best by full forecasts, and return the answer.
 
-    ``parts`` and ``counts`` are what was found so far. Raises an error if no strategy will do.
+    ``parts`` and ``counts`` are the results so far. Raises an error if no strategy meets the request.
     """
     requests = ranking.requests
     places, values = survey(ranking, problems)
@@ -198,9 +198,10 @@ def _answer(
 
 
 def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, Candidate]]) -> tuple[str, ...]:
-    """Refuse a bundle of operators that covers nothing of the best strategies.
+    """Refuse a bundle of operators that covers no operator of the best strategies.
 
-    One of collectives may have ruled out what it covers: then a warning says that the best do without.
+    Return a warning for each bundle of collectives that the best strategies do not use: its times may have ruled out
+    the strategies that would.
     """
     used = {use.path for _, candidate in best for use in candidate.report.bundles if use.covered > 0.0}
     works = [work for made, _ in best for work in made.lowered.plan.works if isinstance(work, Operator)]
@@ -213,7 +214,7 @@ def _check_bundles(cost_model: CostModel | None, best: Sequence[tuple[Forecast, 
 def _problems(
     requests: Sequence[Request], constraint: str, objective: Objective, searcher: str, cost_model: CostModel | None
 ) -> list[Problem | StrategyError]:
-    """The problem of each cluster, or the error if the constraint leaves nothing there; raises if it leaves nothing."""
+    """Return the problem of each cluster, or the error if the constraint excludes it; raise if it excludes all."""
     found: list[Problem | StrategyError] = []
     for request in requests:
         try:
@@ -237,14 +238,14 @@ def _problem(
 
 
 def _chosen(problem: Problem, searcher: str) -> str:
-    """The searcher to use: all of a small space, branch and bound in a large one."""
+    """Return the searcher to use; ``auto`` is exhaustive in a small space, branch and bound in a large one."""
     if searcher != "auto":
         return searcher
     return "exhaustive" if _size(problem) <= _EXHAUSTIVE else "branch-and-bound"
 
 
 def _size(problem: Problem) -> int:
-    """About how many strategies a problem has; counting stops beyond the limit of an exhaustive search."""
+    """Return about how many strategies a problem has; counting stops beyond the limit of an exhaustive search."""
     request, axes = problem.request, problem.axes
     devices, batch, layers = request.cluster.num_devices, request.global_batch, layers_of(request.graph)
     total = 0
@@ -259,7 +260,7 @@ def _size(problem: Problem) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Means:
-    """How a search runs, on which its answer does not depend, and how many of its parts are done."""
+    """How a search runs, and how many of its parts are done."""
 
     searcher: str
     engine: Engine
@@ -277,7 +278,7 @@ class _Means:
 
 
 def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[list[StrategyColumns], SpaceCounts]:
-    """Search each cluster by itself, so that all of them can be compared; returns everything that was found."""
+    """Search each cluster separately, so that all can be compared; return all evaluated strategies and counts."""
     parts: list[StrategyColumns] = []
     counts = SpaceCounts()
     searched = [problem for problem in problems if isinstance(problem, Problem)]
@@ -297,7 +298,7 @@ def _run(problems: Sequence[Problem | StrategyError], means: _Means) -> tuple[li
 
 
 def _around(columns: StrategyColumns, values: Floats) -> tuple[int, list[Task]]:
-    """The cluster of the best strategy, and the meshes of the best ones there, to be searched in full."""
+    """Return the cluster of the best strategy, and tasks that search the meshes of its best ones in full."""
     found: dict[Degrees, None] = {}
     order = columns.order(values).tolist()
     cluster = int(columns.cluster[order[0]]) if order else 0
@@ -310,7 +311,7 @@ def _around(columns: StrategyColumns, values: Floats) -> tuple[int, list[Task]]:
 
 
 def _tasks(problem: Problem) -> list[Task]:
-    """Parts of a problem; branch and bound first finds the best of a small part of the space."""
+    """Return the parts of a problem; for branch and bound, first find a good time in a small part of the space."""
     if not np.isfinite(problem.reach):
         return problem.tasks()
     probe = replace(problem, axes=_probe(problem.axes, problem.request), reach=float("inf"))
@@ -322,7 +323,7 @@ def _tasks(problem: Problem) -> list[Task]:
 
 
 def _probe(axes: Axes, request: Request) -> Axes:
-    """A small part of the space that usually holds a good strategy: the habits of the field."""
+    """Return a small part of the space that usually holds a good strategy: common choices."""
 
     def some(values: tuple[str, ...] | tuple[int, ...], wanted: Sequence[object]) -> tuple[object, ...]:
         return tuple(v for v in values if v in wanted) or values[:1]
@@ -346,7 +347,7 @@ def _probe(axes: Axes, request: Request) -> Axes:
 def _worked_off(
     number: int, problem: Problem, tasks: Sequence[Task], means: _Means
 ) -> tuple[list[StrategyColumns], SpaceCounts]:
-    """Results of all tasks on a cluster, in order; results saved in the folder are not computed again."""
+    """Return the results of all tasks on a cluster, in order; results in the journal are not computed again."""
     found: dict[int, tuple[StrategyColumns, SpaceCounts]] = {}
     with search_journal(means.resume, problem) if means.resume else nullcontext() as journal:
         if journal:

@@ -1,9 +1,10 @@
-"""The space of a search: which values each axis may take, and which products of them are legal.
+"""The space of a search: the values of each axis, and the legal combinations of them.
 
-A *family* fixes all that decides what the blocks of the model run: the mesh, the micro batch, sequence parallelism,
-recomputation, and whether activations are offloaded. Its *members* differ in the schedule, the cut into stages, what is
-sharded between replicas and where the optimizer runs, so they share all works of blocks. Products that say the same
-thing twice are left out: no schedules without a pipeline, no sharding without replicas, no interleaving of one chunk.
+A *family* fixes everything that decides which works the blocks of the model run: the mesh, the micro batch, sequence
+parallelism, recomputation, and whether activations are offloaded. Its *members* differ in the schedule, the cut into
+stages, the sharding between replicas and the place of the optimizer, so they share all works of blocks. Combinations
+that equal another are left out: no schedules without a pipeline, no sharding without replicas, no interleaving of one
+chunk.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from traincast.strategy.schedules import SCHEDULES, load_schedule, loop
 from traincast.strategy.strategy import Offload
 
 _FEWEST_TOKENS: Final = 256
-"""Tokens of a sequence that a context-parallel rank keeps at least."""
+"""Least number of tokens of a sequence on a context-parallel rank."""
 _MOST_CHUNKS: Final = 12
-"""Chunks of layers that a stage holds at most."""
+"""Greatest number of chunks of layers on a stage."""
 _PARTS: Final = (4, 2)
-"""Where whole blocks can be recomputed, a search also tries every n-th layer, for these n."""
+"""If whole blocks can be recomputed, a search also tries to recompute every n-th layer, for these n."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
     """Values of every axis, in the order in which they are tried.
 
-    ``recompute`` may say ``full/3``: every third layer. ``cut`` is ``even``, layers shared out by number, or
-    ``balanced``, by their seconds and those of what stands before and after them.
+    A value of ``recompute`` may be ``full/3``: every third layer. ``cut`` is ``even`` (stages with equal numbers of
+    layers) or ``balanced`` (stages with nearly equal seconds, including the parts before and after the layers).
     """
 
     tp: tuple[int, ...]
@@ -61,9 +62,9 @@ OFFLOADS: Final[dict[str, tuple[Offload, ...]]] = {
 
 
 def recomputes() -> tuple[str, ...]:
-    """Values of the axis ``recompute``: every technique by name, and ``full/4``: every fourth layer.
+    """Return the values of the axis ``recompute``: every technique by name, and ``full/4``: every fourth layer.
 
-    They stand in the order of :data:`RECOMPUTATIONS`, from the one that holds most memory on.
+    They are in the order of :data:`RECOMPUTATIONS`, from the most memory to the least.
     """
     found: list[str] = []
     for name, technique in RECOMPUTATIONS.items():
@@ -73,13 +74,13 @@ def recomputes() -> tuple[str, ...]:
 
 
 def recomputation(value: str) -> tuple[str, int]:
-    """The technique that a value of the axis ``recompute`` names, and that it covers every n-th layer."""
+    """Return the technique and the n of a value of the axis ``recompute``: every n-th layer is recomputed."""
     name, _, every = value.partition("/")
     return name, int(every or 1)
 
 
 def usual_axes(request: Request) -> Axes:
-    """All that is legal for a request's model, cluster and batch, each axis by itself."""
+    """Return all values of each axis that are legal for the request's model, cluster and batch, axis by axis."""
     graph, devices, batch = request.graph, request.cluster.num_devices, request.global_batch
     tokens = graph.tokens_per_sample
     attends = any(op.kind is OpKind.ATTENTION for op, _ in graph)
@@ -104,25 +105,25 @@ def usual_axes(request: Request) -> Axes:
 
 
 def _useful(name: str, every: int, *, attends: bool, repeats: bool) -> bool:
-    """Whether a technique can change anything in a model that has attention, or repeated blocks, or neither."""
+    """Return whether a technique applies to a model with attention (``attends``) or repeated blocks (``repeats``)."""
     return (attends or not RECOMPUTATIONS[name].attention) and (repeats or every == 1)
 
 
 def _widest(graph: OperatorGraph) -> int:
-    """The most ranks that could share a product: as many as its narrowest weight of two dims is wide."""
+    """Return the most ranks that could share a matrix product: the largest of the weights' smaller dimensions."""
     widths = [min(op.parameters[0].shape) for op, _ in graph if op.kind is OpKind.GEMM and op.parameters]
     return max(widths, default=1)
 
 
 def divisors_of(number: int) -> tuple[int, ...]:
-    """Divisors in order."""
+    """Return the divisors of ``number`` in ascending order."""
     low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(dict.fromkeys((*low, *(number // d for d in reversed(low)))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Degrees:
-    """Degrees of a mesh; the replicas follow from the number of devices."""
+    """Degrees of a mesh; the number of replicas follows from the number of devices."""
 
     tp: int
     cp: int
@@ -149,24 +150,24 @@ class Family:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What families have in common that differ in recomputation and offloading alone."""
+        """A key that is equal for families that differ only in recomputation and offloading."""
         return self.degrees, self.micro_batch, self.sequence_parallel
 
     @property
     def works(self) -> tuple[object, ...]:
-        """What families have in common whose blocks run the same works, but for recomputation and offloading."""
+        """A key that is equal for families whose blocks run the same works, apart from recomputation and offloading."""
         at = self.degrees
         several = at.pp > 1, self.num_microbatches > 1
         return at.tp, at.cp, at.ep, self.micro_batch, self.sequence_parallel, *several
 
     @property
     def recomputed(self) -> slice:
-        """Which layers are recomputed in full."""
+        """The layers that are recomputed in full, as a slice."""
         name, every = recomputation(self.recompute)
         return slice(None, None, every) if RECOMPUTATIONS[name].whole_block else slice(0)
 
     def strategy(self, base: Strategy) -> Strategy:
-        """The plainest member: 1F1B, nothing sharded between replicas."""
+        """Return the simplest member: schedule 1F1B, nothing sharded between replicas."""
         name, every = recomputation(self.recompute)
         at = self.degrees
         return replace(
@@ -185,7 +186,7 @@ class Family:
 
 
 def meshes(axes: Axes, devices: int, batch: int) -> list[Degrees]:
-    """All meshes of ``devices`` whose replicas share out a batch evenly."""
+    """Return all meshes of ``devices`` whose replicas divide the batch evenly."""
     return [
         Degrees(tp=tp, cp=cp, pp=pp, ep=ep)
         for tp in axes.tp
@@ -197,7 +198,7 @@ def meshes(axes: Axes, devices: int, batch: int) -> list[Degrees]:
 
 
 def families(axes: Axes, at: Degrees, devices: int, batch: int) -> Iterator[list[Family]]:
-    """Families of a mesh in lists that differ in the micro batch alone, from the smallest on."""
+    """Yield lists of families of a mesh; those of a list differ only in the micro batch, in ascending order."""
     dp = devices // (at.tp * at.cp * at.pp)
     each = batch // dp
     shares = [s for s in axes.sequence_parallel if not s or at.tp > 1]
@@ -227,7 +228,7 @@ def families(axes: Axes, at: Degrees, devices: int, batch: int) -> Iterator[list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to run a pipeline: the schedule and its chunks; ``pieces`` of the model go round as its routes say."""
+    """A way to run a pipeline: the schedule, its chunks per stage, and the number of ``pieces`` of the model."""
 
     schedule: str
     virtual_stages: int
@@ -236,22 +237,22 @@ class Way:
 
     @property
     def splits(self) -> bool:
-        """Whether backwards are split in two."""
+        """Whether the schedule splits each backward pass in two."""
         return load_schedule(self.schedule).splits_backward
 
     @property
     def route(self) -> object:
-        """What tells ways apart whose pieces stand elsewhere."""
+        """A key that is equal for ways that put the pieces on the same stages."""
         return load_schedule(self.schedule).routes, self.chunks
 
     @property
     def loops(self) -> bool:
-        """Whether pieces go round the stages in order."""
+        """Whether consecutive pieces are on consecutive stages, from the last to the first again."""
         return load_schedule(self.schedule).routes is loop
 
 
 def ways(axes: Axes, pp: int, microbatches: int, layers: int) -> list[Way]:
-    """Ways to run a pipeline of ``pp`` stages over ``layers`` that are not the same as another one."""
+    """Return the distinct ways to run a pipeline of ``pp`` stages over ``layers``."""
     if pp == 1:
         return [Way(schedule="1f1b", virtual_stages=1, chunks=1, pieces=1)]
     found = []
@@ -273,7 +274,7 @@ def ways(axes: Axes, pp: int, microbatches: int, layers: int) -> list[Way]:
 
 
 def restricted(axes: Axes, name: str, keep: Any) -> Axes:
-    """``axes`` with those values of one axis that ``keep`` holds for; refused if none is left."""
+    """Return ``axes`` with only those values of the axis ``name`` for which ``keep`` is true; refuse an empty axis."""
     values = getattr(axes, name)
     left = tuple(value for value in values if keep(value))
     if not left:

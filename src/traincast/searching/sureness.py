@@ -1,13 +1,13 @@
-"""How sure it is that one strategy beats another, on the same cluster or on another one.
+"""The probability that one strategy beats another, on the same cluster or on another one.
 
-Candidates are simulated together, again and again, with products, memory, links and hosts drawn faster or slower. What
-candidates share is drawn once for all of them: what hosts do is a habit of the framework and the same everywhere, what
-products and memory do belongs to a device, what links do to a cluster. So strategies on one cluster err together, and
-devices err apart. Each is drawn by as much as measured clusters were found to differ from their forecasts, or by what
-the interval of its estimates says where that is wider: on a device that nobody measured, the interval is what
-estimates missed on devices that were left out. On top comes what no factor explains: on all clusters that were not
-calibrated the same, on a calibrated one what its calibration leaves open. Last come repeats of the same run. The share
-of draws in which a candidate is first is how likely it is the best.
+All candidates are simulated in many draws. In each draw, matrix products, memory, links and hosts are faster or slower
+by random factors. Candidates share the factors of what they share: hosts have one factor everywhere, because it is a
+property of the framework; products and memory have one per device; links have one per cluster. So errors of strategies
+on one cluster are correlated, and errors of different devices are not. The spread of a factor is that of measured
+clusters around their forecasts. On a device without measurements it is wider: it includes the errors of estimates for
+devices left out of the fit. A further factor covers what these do not explain: one for all uncalibrated clusters, and
+one per calibrated cluster with the spread that its calibration leaves. The last factor is the spread of repeated runs.
+The chance of a candidate is the share of draws in which it is the fastest.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ Floats = npt.NDArray[np.float64]
 
 DRAWS: Final = 128
 REPEATS: Final = 0.03
-"""The spread of the logarithm of repeated runs of one strategy on one cluster, beside what all of them share."""
+"""Standard deviation of the logarithm of repeated runs of one strategy on one cluster."""
 MESH: Final = 0.1
-"""The spread of the logarithm of what strategies of one mesh share and those of another do not, uncalibrated."""
+"""Standard deviation of the logarithm of the factor that strategies of one mesh share, on uncalibrated clusters."""
 DOUBLING: Final = 0.04
-"""How fast steps may grow beyond their forecast with every doubling of devices, uncalibrated: they never shrink.
+"""Scale of the growth of a step beyond its forecast per doubling of devices, on uncalibrated clusters; never negative.
 
-These two were chosen on pairs of measured runs, the same that ``benchmarks.chances`` judges them by.
+``MESH`` and ``DOUBLING`` were chosen on pairs of measured runs; ``benchmarks.chances`` tests them on the same pairs.
 """
 _FEW_DEVICES: Final = 8
-"""Devices from which doublings count: most of what was measured ran on so many."""
+"""Doublings are counted from this number of devices, on which most measurements were made."""
 _NINETY: Final = 2.0 * 1.645
-"""A 90 % interval is so many standard deviations wide."""
+"""Width of a 90 % interval, in standard deviations."""
 _LINKS: Final = ("intra", "inter", "send")
 _HOSTS: Final = ("kernels", "blocks", "collectives", "handshakes", "waits")
 
 
 @lru_cache(maxsize=1)
 def spreads() -> dict[str, float]:
-    """The spread of the logarithm of each factor over all clusters that were calibrated."""
+    """Return the spread of the logarithm of each factor over all calibrated clusters of the catalog."""
     found = [cluster.calibration for cluster in calibrated_clusters() if cluster.calibration]
     table = np.log([[getattr(calibration, name) for name in FACTORS] for calibration in found])
     return dict(zip(FACTORS, np.sqrt((table**2).mean(axis=0)).tolist(), strict=True))
 
 
 class Draws:
-    """What may be otherwise than forecast, drawn so many times; candidates that share something share its draws."""
+    """Random factors on forecasts, ``count`` draws of each; candidates that share a property share its draws."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count = count
@@ -68,7 +68,7 @@ class Draws:
         self._unexplained = np.array([usual.quantile(chance) for chance in uniform.tolist()])
 
     def seconds(self, forecast: Forecast) -> Floats:
-        """The step time of ``forecast`` in every draw."""
+        """Return the step time of ``forecast`` in every draw, in seconds."""
         calibration = forecast.request.cluster.calibration
         if calibration is None:
             drawn: Floats = self._uncalibrated(forecast) * self._unexplained * self._repeats(REPEATS)
@@ -82,7 +82,7 @@ class Draws:
         return found
 
     def _uncalibrated(self, forecast: Forecast) -> Floats:
-        """Steps of a cluster that nobody calibrated: every part of it is drawn."""
+        """Return the step times on an uncalibrated cluster: every factor is drawn."""
         cluster, estimates, plan = forecast.request.cluster, forecast.estimates, forecast.lowered.plan
         evaluate, parts = Evaluator(plan), Parts(plan.works, cluster)
         usual = evaluate(estimates.seconds)
@@ -101,11 +101,11 @@ class Draws:
         return found
 
     def _normal(self, *what: str) -> Floats:
-        """Standard normal draws of something: the same for all who ask for it, whoever asks first."""
+        """Return standard normal draws for the property ``what``; equal names always give equal draws."""
         return self._random(*what).normal(size=self.count)
 
     def _repeats(self, spread: float) -> Floats:
-        """What one candidate has to itself."""
+        """Return factors of repeated runs, independent for each candidate."""
         self._drawn += 1
         found: Floats = np.exp(spread * self._normal("repeats", str(self._drawn)))
         return found
@@ -115,25 +115,25 @@ class Draws:
 
 
 def _owner(factor: str, cluster: Cluster) -> tuple[str, ...]:
-    """Whose a factor is: all runs of a framework have the same hosts, clusters have links, devices the rest."""
+    """Return the owner of a factor: nobody for hosts, the cluster for links, the device for all others."""
     if factor in _HOSTS:
         return ()
     return (cluster.name,) if factor in _LINKS else (cluster.device.name,)
 
 
 def drawn_seconds(forecasts: Sequence[Forecast], *, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Step times of all forecasts (columns) in every draw (rows)."""
+    """Return the step times of all forecasts (columns) in every draw (rows), in seconds."""
     source = Draws(draws, seed)
     return np.stack([source.seconds(forecast) for forecast in forecasts], axis=1)
 
 
 def chances(seconds: Floats) -> Floats:
-    """How often each column is the least."""
+    """Return the share of rows in which each column is the least."""
     return np.bincount(seconds.argmin(axis=1), minlength=seconds.shape[1]) / len(seconds)
 
 
 def ties(seconds: Floats) -> npt.NDArray[np.bool_]:
-    """Which columns may be as good as the first: the 90 % interval of their ratio to it holds 1."""
+    """Return which columns may be as good as the first: the 90 % interval of their ratio to it contains 1."""
     ratio = seconds / seconds[:, :1]
     found: npt.NDArray[np.bool_] = np.quantile(ratio, 0.05, axis=0) <= 1.0
     found[0] = False
@@ -141,6 +141,6 @@ def ties(seconds: Floats) -> npt.NDArray[np.bool_]:
 
 
 def ratios(seconds: Floats) -> Floats:
-    """Between what and what times the first each column lies in 90 % of draws: one row of (low, high) each."""
+    """Return the 90 % interval of the ratio of each column to the first: one row (low, high) per column."""
     found: Floats = np.quantile(seconds / seconds[:, :1], (0.05, 0.95), axis=0).T
     return found

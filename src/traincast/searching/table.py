@@ -1,4 +1,4 @@
-"""All candidates of a search as a Parquet file, with names in place of numbers."""
+"""Writes all evaluated strategies of a search to a Parquet file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Array = npt.NDArray[Any]
 
 
 def write_table(answer: Answer, path: Path) -> int:
-    """Write every strategy that was looked at, the fastest first, and return how many these are.
+    """Write every evaluated strategy, the fastest first, and return their number.
 
-    ``step_s`` and ``cost`` (US dollars of a step) are null where a strategy does not fit. The file takes its place only
-    when all of it is written.
+    ``step_s`` and ``cost`` (US dollars of a step) are null if a strategy does not fit. An earlier file at ``path`` is
+    replaced only when the new one is complete.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -74,7 +74,7 @@ def _table(answer: Answer) -> pa.Table:
 
 
 def _named(numbers: Array, names: Sequence[str]) -> pa.Array:
-    """Text by number; kept once for each distinct text."""
+    """Return the names of ``numbers`` as a dictionary column, which stores each distinct name once."""
     import pyarrow as pa
 
     known = list(dict.fromkeys(names))

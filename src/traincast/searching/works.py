@@ -1,4 +1,4 @@
-"""Works of a whole search: every distinct shape is estimated once, many in one call."""
+"""All distinct works of a search; each is estimated once, many in one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Works:
-    """Numbers distinct works as they turn up; :meth:`settle` estimates those that are new."""
+    """Assigns a number to each distinct work; :meth:`settle` estimates the new ones."""
 
     def __init__(self, estimate: Callable[[Sequence[Work]], Floats]) -> None:
         self._estimate = estimate
@@ -23,7 +23,7 @@ class Works:
         self.seconds: Floats = np.zeros(0)
 
     def number(self, work: Work) -> int:
-        """The number of a work, which is its place in :attr:`seconds` once settled."""
+        """Return the number of a work: its index in :attr:`seconds` after :meth:`settle`."""
         seen = self._seen.get(id(work))
         if seen is not None:
             return seen[0]
@@ -34,7 +34,7 @@ class Works:
         return number
 
     def settle(self) -> Floats:
-        """Seconds of all works so far."""
+        """Estimate the new works; return the seconds of all works so far."""
         if self._new:
             self.seconds = np.concatenate([self.seconds, self._estimate(self._new)])
             self._new = []
