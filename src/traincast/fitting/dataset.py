@@ -136,7 +136,7 @@ def read_operators(
 
     The filters keep rows whose column is among the given values, before anything is converted: ``ops`` are names of
     operations (``attention``) or a table's own (``flash_atten``), ``devices`` any spelling of a device. ``rows``
-    keeps at most so many of what is left, spread evenly. ``known`` are devices beside those of the catalog, by
+    keeps at most this many of the remaining rows, spread evenly. ``known`` are devices beside those of the catalog, by
     name; with ``derive``, a device that is in neither takes its rates from the best of its own measurements.
     """
     table = _load(path)

@@ -1,13 +1,13 @@
 """Split measurements into training and test sides that share no configuration.
 
 A table of measurements has each configuration several times: repeats, releases, devices. A plain random split puts
-copies of one configuration on both sides, and what it calls a test is partly memory. :func:`protocol_split` is the
-partition of swPredictor, which removes that; beside it stand harder ones, which ask for sizes, devices or sources that
+copies of one configuration on both sides, so that the test partly measures memory. :func:`protocol_split` is the
+partition of swPredictor, which avoids that. The other splits are harder: they test sizes, devices or sources that
 training has not seen.
 
 Every function takes parallel columns, one entry for each row: ``keys`` (what ran, without the device; see
 :attr:`traincast.fitting.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and framework).
-Chance is a hash of the seed and of the rows' content, so that the order of rows is of no consequence.
+Random choices are hashes of the seed and of the rows' content, so that the order of rows does not matter.
 """
 
 from __future__ import annotations

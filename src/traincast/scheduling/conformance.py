@@ -182,7 +182,7 @@ class _Case:
 
 
 def _cases(seed: int) -> dict[str, _Case]:
-    """Queues of several kinds. Each tests another part of a policy."""
+    """Yield queues of several kinds, each of which tests another part of a policy."""
     draw = random.Random(seed)  # noqa: S311  (no secret)
 
     def jobs(number: int, sizes: Sequence[float], *, most_s: int = 4000, **more: Sequence[str]) -> list[Job]:
