@@ -135,7 +135,7 @@ def test_a_model_without_a_stand_in_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = ", "is no TOML"),
+        ("x = ", "is not valid TOML"),
         ("about = 'a'", "has no stand-ins"),
         ("[models.a]\nnote = 'b'", "lacks model"),
         ("[models.a]\nmodel = 'b'\nbatch = 'c'", "has batch = 'c'"),

@@ -122,7 +122,7 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     [
         ("a,0,1,no-such-model,8,10", "1x8:V100", "unknown model 'no-such-model'"),
         (f'a,0,1,"{MLP}",,10', "1x8:V100", "has no batch: give one"),
-        (f'a,0,1,"{MLP}",8,10', "1x8", "nodes name no GPU type"),
+        (f'a,0,1,"{MLP}",8,10', "1x8", "nodes state no GPU type"),
         (f'a,0,1,"{MLP}",8,10', "1x8:abacus", "unknown device 'abacus'"),
         (f'a,0,16,"{MLP}",16,10', "1x8:V100", "asks for 16 GPUs"),
     ],

@@ -122,7 +122,7 @@ def test_a_cluster_that_is_down_for_ever_is_refused() -> None:
     [
         ([], {"nodes": "1x1"}, "no jobs"),
         ([job(0, 1, 1, job_id="a"), job(1, 1, 1, job_id="a")], {"nodes": "1x1"}, "its own job_id"),
-        (queue((0, 1, 1)), {"nodes": 2}, "of how many GPUs"),
+        (queue((0, 1, 1)), {"nodes": 2}, "without a number of GPUs"),
         (queue((0, 1, 1)), {"nodes": "2x2", "gpus_per_node": 2}, "leave out"),
         (queue((0, 1, 1)), {"nodes": SharedCluster.uniform(1, 1), "gpus_per_node": 2}, "leave it out"),
         (queue((0, 1, 1)), {"nodes": "1x1", "load": float("nan")}, "load nan"),

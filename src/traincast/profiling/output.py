@@ -41,7 +41,7 @@ def _check_schema(output: Path, *, table: str) -> None:
         names = pq.read_schema(output).names
     except (pa.ArrowException, OSError) as error:
         raise FileFormatError(
-            f"{output} exists and is no Parquet file: move it away, or choose another name"
+            f"{output} exists and is not a Parquet file: move it away, or choose another name"
         ) from error
     if list(names) != list(TABLES[table]):
         raise FileFormatError(

@@ -37,7 +37,7 @@ class Noisy:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise RequestError(f"noise of sigma={self.sigma}: expected a number from 0, as 0.3")
+            raise RequestError(f"noise of sigma={self.sigma}: expected 0 or more, such as 0.3")
 
     def seconds(self, job: Job) -> float:
         """Return the job's duration times its random factor."""
@@ -83,5 +83,5 @@ def load_beliefs(name: str, *, seed: int = 0) -> Beliefs:
         try:
             return Noisy(float(value), seed)
         except ValueError:
-            raise RequestError(f"estimates {name!r}: expected noisy:SIGMA, as noisy:0.3") from None
+            raise RequestError(f"estimates {name!r}: expected noisy:SIGMA, such as noisy:0.3") from None
     raise RequestError(f"estimates {name!r}: expected exact, user or noisy:SIGMA")

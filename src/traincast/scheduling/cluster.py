@@ -55,7 +55,7 @@ class SharedCluster:
         names = {node.name for node in self.nodes}
         if len(names) < len(self.nodes):
             raise RequestError(
-                f"{len(self.nodes)} nodes with {len(names)} names: a node is named once; give each its own"
+                f"{len(self.nodes)} nodes with {len(names)} different names: give each node a name of its own"
             )
         for vc, quota in self.quotas.items():
             if not quota > 0:

@@ -292,20 +292,20 @@ def load_shared_cluster(
     text = str(nodes).strip()
     if isinstance(nodes, Path):
         if gpus_per_node is not None:
-            raise RequestError(f"{nodes} says how many GPUs its nodes have: leave out the GPUs per node")
+            raise RequestError(f"{nodes} states the GPUs of its nodes: leave out the GPUs per node")
     elif text.lstrip("-").isdigit():
         if gpus_per_node is None:
-            raise RequestError(f"{text} nodes, but of how many GPUs: give the GPUs per node, or nodes as {text}x8")
+            raise RequestError(f"{text} nodes without a number of GPUs: give the GPUs per node, or write {text}x8")
         if not (1 <= int(text) <= MAX_NODES and 1 <= gpus_per_node <= MAX_GPUS_PER_NODE):
             raise RequestError(
                 f"{text} nodes of {gpus_per_node} GPUs: expected 1 to {MAX_NODES} nodes of 1 to {MAX_GPUS_PER_NODE}"
             )
         text = f"{int(text)}x{gpus_per_node}"
     elif gpus_per_node is not None:
-        raise RequestError(f"nodes {text!r} say how many GPUs they have: leave out the GPUs per node")
+        raise RequestError(f"nodes {text!r} state their GPUs: leave out the GPUs per node")
     found = read_nodes(nodes) if isinstance(nodes, Path) else load_nodes(text)
     if nodes_per_rack < 0:
-        raise RequestError(f"{nodes_per_rack} nodes per rack: expected a whole number from 0, which is no racks")
+        raise RequestError(f"{nodes_per_rack} nodes per rack: expected a whole number, or 0 for no racks")
     placed = []
     for number, node in enumerate(found.nodes):
         rack = str(number // nodes_per_rack) if nodes_per_rack and not node.rack else node.rack

@@ -89,7 +89,7 @@ def load_stand_ins(name: str) -> StandIns:
     try:
         return _built(name, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise FileFormatError(f"{name} is no TOML: {error}; correct it") from error
+        raise FileFormatError(f"{name} is not valid TOML: {error}; correct it") from error
 
 
 _FIELDS: Final[Mapping[str, tuple[type, ...]]] = {

@@ -66,7 +66,7 @@ class State:
         if allocation is None or (allocation is at and not self.free.fits(allocation)):
             return False
         if run.phase != "waiting":
-            raise SimulationError(f"policy starts job {run.job.job_id}, which is {run.phase}: start what waits")
+            raise SimulationError(f"policy starts job {run.job.job_id}, which is {run.phase}: it must be waiting")
         self.free.take(allocation)
         run.held_units = allocation.num_gpus * allocation.units
         self.used_units += run.held_units
@@ -90,7 +90,7 @@ class State:
     def preempt(self, run: JobRun) -> None:
         """Stop a running job: it is saved and waits. Preempting a job at the instant it started undoes the start."""
         if run.phase != "running":
-            raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: preempt what runs")
+            raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: it must be running")
         if run.started_s == self.now:
             if not run.served_s and run.first_start_s == self.now:
                 run.first_start_s = -1.0

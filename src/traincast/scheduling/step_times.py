@@ -273,7 +273,7 @@ class StepTimes:
         name = self.hardware.get(gpu_type, gpu_type)
         if not name:
             raise RequestError(
-                "nodes name no GPU type, and times are to be forecast: say what they are, such as 5x8:V100 or "
+                "the nodes state no GPU type, which a forecast needs: give one, such as 5x8:V100 or "
                 'hardware={"": "dgx-a100"}'
             )
         return node_of(name, num_gpus)

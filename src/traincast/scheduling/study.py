@@ -228,7 +228,7 @@ def regrets(rows: Sequence[StudyRow], *, against: str = "exact") -> list[Regret]
     for (policy, placement, load, estimates), by_seed in runs.items():
         truth = runs.get((policy, placement, load, against))
         if truth is None:
-            raise RequestError(f"the study has no run of {policy} with {against} estimates: add it, to compare with")
+            raise RequestError(f"the study has no run of {policy} with {against} estimates: add one to compare with")
         losses = [metrics.mean_jct_s / truth[seed].mean_jct_s - 1.0 for seed, metrics in by_seed.items()]
         jct, best_jct = (fmean(m.mean_jct_s for m in each.values()) for each in (by_seed, truth))
         queue, best_queue = (fmean(m.mean_queue_s for m in each.values()) for each in (by_seed, truth))

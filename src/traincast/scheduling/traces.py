@@ -226,7 +226,7 @@ def detect_format(source: Source) -> str:
     others = [kind.about for name, kind in FORMATS.items() if name != "native"]
     shown = ", ".join(repr(plain(cell, 24)) for cell in source.header[:6]) + (", …" if len(source.header) > 6 else "")
     raise FileFormatError(
-        f"{source.path} is no job trace of a known format: its first line has {shown or 'nothing'}; expected the "
+        f"{source.path} is not a job trace of a known format: its first line has {shown or 'nothing'}; expected the "
         f"columns job_id, submit_s, num_gpus and duration_s, or {', '.join(others)}"
     )
 

@@ -87,7 +87,7 @@ def _entries(source: Source) -> Iterator[tuple[int, Any]]:
     decoder = json.JSONDecoder()
     at = _skip(text, 0)
     if text[at : at + 1] != "[":
-        raise FileFormatError(f"{source.path} is JSON, but no list: Philly's cluster_job_log is a list of jobs")
+        raise FileFormatError(f"{source.path} is JSON, but not a list: Philly's cluster_job_log is a list of jobs")
     at = _skip(text, at + 1)
     entry = 0
     while text[at : at + 1] != "]":
@@ -125,7 +125,7 @@ def _row(entry: int, value: Any) -> _Row | str:
             raise _EntryError(f"lacks {key}")
     attempts = value["attempts"]
     if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
-        raise _EntryError("has attempts that are no list of objects")
+        raise _EntryError("has attempts that are not a list of objects")
     submit = _seconds(value["submitted_time"], "submitted_time")
     if not attempts:
         return "that never ran"
@@ -153,7 +153,7 @@ def _row(entry: int, value: Any) -> _Row | str:
 def _gpus(attempt: dict[str, Any]) -> int:
     detail = attempt.get("detail") or []
     if not isinstance(detail, list):
-        raise _EntryError("has a detail that is no list")
+        raise _EntryError("has a detail that is not a list")
     count = 0
     for part in detail:
         gpus = part.get("gpus") if isinstance(part, dict) else None
@@ -170,7 +170,7 @@ def _seconds(value: Any, name: str) -> float | None:
     try:
         return datetime.fromisoformat(value[:19]).replace(tzinfo=UTC).timestamp()
     except (TypeError, ValueError) as error:
-        raise _EntryError(f"has {_shown(value)} as {name}, which is no date such as 2017-10-07 01:11:39") from error
+        raise _EntryError(f"has {_shown(value)} as {name}, which is not a date such as 2017-10-07 01:11:39") from error
 
 
 def _text(value: Any) -> str:

@@ -90,7 +90,7 @@ def open_source(path: Path) -> Source:
             magic = file.read(64)
         if path.suffix == ".parquet":
             if not magic.startswith(b"PAR1"):
-                raise FileFormatError(f"{path} is no Parquet file, though it is named so: give it its own suffix")
+                raise FileFormatError(f"{path} is not a Parquet file, although its name says so: rename it")
             return Source(path=path, head="")
         if magic.startswith(b"PAR1"):
             raise FileFormatError(f"{path} is a Parquet file: its name must end in .parquet")
@@ -179,7 +179,7 @@ class Limited(io.RawIOBase):
             )
         if self._read > self._max_unpacked:
             raise FileFormatError(
-                f"{self._path} unpacks to more than {MAX_RATIO} times its size: it is no log; unpack it to look at it"
+                f"{self._path} unpacks to more than {MAX_RATIO} times its size: it is not a log; look at its content"
             )
         if self._max_line is None:
             return
@@ -190,7 +190,7 @@ class Limited(io.RawIOBase):
         self._since_newline = len(chunk) - 1 - newline if newline >= 0 else self._since_newline + len(chunk)
         if self._since_newline > self._max_line:
             raise FileFormatError(
-                f"{self._path} has a line longer than {self._max_line // 1024**2} MiB: it is no table of jobs or nodes"
+                f"{self._path} has a line longer than {self._max_line // 1024**2} MiB: not a table of jobs or nodes"
             )
 
     def _note_blank_lines(self, chunk: bytes) -> None:
