@@ -216,7 +216,7 @@ def test_rows_of_the_profiler_keep_their_operator_and_its_name() -> None:
     (RowConfig("warp", "fwd", "fp16", params='{"inputs": []}'), "unknown operator kind 'warp'"),
     (RowConfig("gemm", "fwd", "fp16", params='{"inputs": 3}'), "inputs is not a list"),
 ])  # fmt: skip
-def test_what_is_no_operator_is_refused_with_its_reason(config: RowConfig, reason: str) -> None:
+def test_a_row_that_is_not_an_operator_is_refused_with_the_reason(config: RowConfig, reason: str) -> None:
     with pytest.raises(RowError) as caught:
         operator_of(config)
     assert reason in str(caught.value)

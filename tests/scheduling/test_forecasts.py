@@ -226,6 +226,6 @@ def test_hardware_says_what_a_gpu_type_stands_for() -> None:
     assert named == StepTimes(cluster("1x8:H100")).step_s(What(MLP, 64), Where("H100", 8, 2, 1))
 
 
-def test_a_thinner_network_than_none_is_refused() -> None:
+def test_an_oversubscription_below_1_is_refused() -> None:
     with pytest.raises(RequestError, match=r"oversubscription=0.5: expected a number from 1"):
         StepTimes(cluster("1x8:V100"), oversubscription=0.5)

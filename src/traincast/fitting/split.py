@@ -76,9 +76,9 @@ class Split:
 def protocol_split(keys: Keys, groups: Ints, values: Floats, *, seed: int = 0) -> Split:
     """swPredictor's partition: no configuration is on both sides, on any device.
 
-    Rows go 4 : 1 to either side by chance; each side is deduplicated; configurations on both sides (I) are shared out
-    4 : 1 once more: Final_Train = (Dedup_Train \\ I) ∪ I_0.8, Final_Test = (Dedup_Test \\ I) ∪ I_0.2. ``values`` are
-    the measured times: with the key, they are the content that the chance of a row is drawn from.
+    Rows are split 4 : 1 at random, and each side is deduplicated. Configurations on both sides (I) are split 4 : 1 once
+    more: Final_Train = (Dedup_Train \\ I) ∪ I_0.8, Final_Test = (Dedup_Test \\ I) ∪ I_0.2. ``values`` are the measured
+    times: the side of a row is drawn from a hash of its key, its time and ``seed``.
     """
     distinct, number = np.unique(keys, return_inverse=True)
     in_train = _chance(_mixed(keys, values.astype(np.float64).view(np.uint64)), seed, _ROWS) < TRAIN_SHARE

@@ -135,7 +135,7 @@ class Free:
         self.quotas: dict[str, int] = {vc: round(gpus * UNIT) for vc, gpus in layout.cluster.quotas.items()}
         self.held: dict[str, int] = dict.fromkeys(self.quotas, 0)
         self.total = sum(layout.sizes)  # wholly free GPUs
-        self.in_empty = self.total  # of them, those of nodes that are wholly free
+        self.in_empty = self.total  # free GPUs on nodes without any GPU in use
         self.down: dict[tuple[int, int], int] = {}  # GPUs that are down, with the failures of each
 
     def copy(self) -> Free:

@@ -1,4 +1,4 @@
-"""How long one step of a described job takes where it is placed, forecast once for each distinct case."""
+"""Forecasts the step time of a job on the GPUs where it is placed, once for each distinct case."""
 
 from __future__ import annotations
 
@@ -288,13 +288,13 @@ def node_of(name: str, num_gpus: int) -> Cluster:
 
 
 def _num_racks(nodes: Iterable[Node]) -> int:
-    """Racks that nodes stand in; 0 where none is named."""
+    """Return the number of racks of some nodes; 0 if no node states its rack."""
     racks = {(node.switch, node.rack) for node in nodes}
     return 0 if racks == {("", "")} else len(racks)
 
 
 def _fewest_racks(nodes: list[Node], count: int) -> int:
-    """Racks over which ``count`` of the nodes stand at least; 0 where none is named."""
+    """Return the smallest number of racks that hold ``count`` of the nodes; 0 if no node states its rack."""
     if not _num_racks(nodes):
         return 0
     sizes: dict[tuple[str, str], int] = {}
@@ -310,13 +310,13 @@ def _fewest_racks(nodes: list[Node], count: int) -> int:
 
 
 def _evened(where: Where) -> Where:
-    """The same GPUs on the next larger number of nodes that divides them."""
+    """Return the same GPUs, spread evenly over the same or the next larger number of nodes that divides them."""
     nodes = next(number for number in range(where.num_nodes, where.num_gpus + 1) if where.num_gpus % number == 0)
     return where._replace(num_nodes=nodes, num_racks=min(where.num_racks, nodes))
 
 
 def _rest(strategy: str) -> int:
-    """Ranks of one replica, of a strategy in words."""
+    """Return the ranks of one replica under a strategy such as ``tp=2,pp=4``: tp · pp · cp."""
     rest = 1
     for item in strategy.split(","):
         key, _, value = (part.strip() for part in item.partition("="))
@@ -326,7 +326,7 @@ def _rest(strategy: str) -> int:
 
 
 def _used(what: What, where: Where) -> Where:
-    """The GPUs that an elastic job can use: whole replicas, at most one per sample."""
+    """Return the GPUs that an elastic job can use: whole replicas, at most one per sample."""
     if not what.is_elastic:
         return where
     rest = _rest(what.strategy)
@@ -337,13 +337,13 @@ def _used(what: What, where: Where) -> Where:
 
 
 def _rounded(what: What, num_gpus: int) -> int:
-    """The batch of an elastic job, rounded up to equal shares."""
+    """Return the batch of an elastic job, rounded up to a multiple of its replicas."""
     replicas = max(1, num_gpus // _rest(what.strategy)) if what.is_elastic else 1
     return -(-what.batch // replicas) * replicas
 
 
 def _scaled(what: What, num_gpus: int) -> str:
-    """The strategy of an elastic job with as many replicas as there are GPUs for."""
+    """Return the strategy of an elastic job with as many replicas as fit on ``num_gpus``."""
     if not what.strategy or not what.is_elastic:
         return what.strategy
     others = [item for item in what.strategy.split(",") if item.partition("=")[0].strip() != "dp"]
