@@ -46,7 +46,7 @@ def test_whole_gpus_and_shares_of_one_are_jobs(gpus: float) -> None:
 def test_a_cluster_without_gpus_or_with_a_name_twice_is_refused() -> None:
     with pytest.raises(RequestError, match="without GPUs"):
         SharedCluster(nodes=())
-    with pytest.raises(RequestError, match="2 nodes with 1 names"):
+    with pytest.raises(RequestError, match="2 nodes with 1 different names"):
         SharedCluster(nodes=(Node(name="a", num_gpus=1), Node(name="a", num_gpus=1)))
     with pytest.raises(RequestError, match="quota 0"):
         SharedCluster.uniform(1, 1, quotas={"v": 0})
