@@ -1,4 +1,4 @@
-"""Cold processes: how long a user waits for an answer."""
+"""How long a user waits for an answer: commands timed in cold processes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Every way to spread with every schedule, option, runtime and precision: how many run soundly, and how many do not.
+"""Forecasts a sample of all strategies, schedules, options, runtimes and precisions, and counts how many are sound.
 
 python -m benchmarks.conformance [--count N] [--seed N] [--seconds S]
 
-Three small models × all of it are millions of combinations, so a sample is walked: N of them, each once and the same
-for the same seed, or as many as S seconds allow. Each runs soundly (what that means is in
-``tests/conformance/test_strategies.py``), is refused in one line, or fails and is printed.
+With three small models, there are millions of combinations. N of them are drawn, or as many as S seconds allow; equal
+seeds draw the same. Each is sound (``tests/conformance/test_strategies.py`` defines this), or refused in one line, or
+fails and is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTCOMES = ("run", "refused", "failed")
 
 
 def walk(count: int, *, seed: int, seconds: float, every: int) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """Outcomes by what a combination has, and what failed; one of ``every`` is written out in full as well."""
+    """Return the outcomes by property of a combination, and the failures; every ``every``-th is also expanded."""
     found: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
     started = time.perf_counter()
@@ -53,7 +53,7 @@ def _rows(found: Counter[tuple[str, str]], parts: list[str]) -> list[tuple[str, 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Walk a sample of the product and print what became of it."""
+    """Forecast a sample of the combinations and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=10_000, help="combinations to walk; 0 for all of them")
     parser.add_argument("--seed", type=int, default=0, help="another seed is another sample")

@@ -17,7 +17,7 @@ from traincast.strategy.servers import Piece, ServerSetup
 
 
 def rate() -> None:
-    """About a million tasks over 1,024 ranks, by the executor and by the event engine under several conditions."""
+    """Run about a million tasks over 1,024 ranks, by the executor and by the event engine under several conditions."""
     request = Request(
         graph=load_model("gpt3-13b", use_cache=True),
         cluster=load_cluster("dgx-a100:128"),
@@ -67,7 +67,7 @@ def rate() -> None:
 
 
 def servers() -> None:
-    """Parameter servers: lanes by arrival, and every transfer on two shared links."""
+    """Run parameter servers: lanes serve in order of arrival, and every transfer uses two shared links."""
     link = Link(name="10 Gb/s", bandwidth=1.25e9, latency_s=30e-6)
     pieces = [Piece(forward_s=1e-3, backward_s=2e-3, nbytes=n) for n in np.geomspace(1e4, 1e7, 50)]
     rows = []
@@ -93,7 +93,7 @@ def _row(name: str, tasks: int, took: float, step: float) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Both studies."""
+    """Run both studies."""
     rate()
     servers()
 

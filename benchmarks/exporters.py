@@ -1,11 +1,11 @@
-"""Exports handed to the frameworks' own configuration code: how many are accepted, and what is said of the others.
+"""Gives exports to the frameworks' own configuration code, and counts how many it accepts, with reasons for the others.
 
 python -m benchmarks.exporters --framework NAME --python /path/to/its/python [--path FOLDER] [--count N] [--seed N]
     [--fields tests/export/fields/NAME.json]
 
-The framework lives in an environment of its own (``--python``); ``--path`` is a folder with its source where that is
-not in its wheel. The answers of a search for every model of the list come first, then random strategies until N have
-been written. What Traincast refuses is counted with its reasons and not handed on.
+The framework is installed in an environment of its own (``--python``); ``--path`` is a folder with its source, if its
+wheel lacks it. The answers of a search for every model of the list come first, then random strategies until N have been
+written. Strategies that Traincast itself refuses are counted with the reason, and not given to the framework.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ CHOSEN: Final = (
 )
 """Model, cluster and global batch of the searches."""
 _TRIES: Final = 400
-"""Draws per export that is wanted, at most."""
+"""Largest number of draws for each export."""
 _PRECISIONS: Final = ("bf16",) * 6 + ("fp8", "fp16", "fp32", "tf32", "amp", "amp-bf16", "nvfp4")
 
 
 def chosen(framework: str) -> Iterator[Request]:
-    """The answers of searches for what the framework can express, with its own runtime."""
+    """Return the answers of searches for strategies that the framework can express, with its own runtime."""
     for model, cluster, batch in CHOSEN:
 
         def accepts(request: Request) -> bool:
@@ -90,12 +90,12 @@ def chosen(framework: str) -> Iterator[Request]:
 
 @cache
 def graph_of(name: str) -> OperatorGraph:
-    """The graph of a model, read once."""
+    """Return the graph of a model; it is read once."""
     return load_model(name, use_cache=True)
 
 
 def drawn(framework: str, draws: random.Random) -> Iterator[Request]:
-    """Random strategies, with every setting drawn now and then."""
+    """Yield random strategies; every setting is drawn now and then."""
     names = list(MODELS)
     while True:
         name = draws.choices(names, weights=list(MODELS.values()))[0]
@@ -160,7 +160,7 @@ def _strategy(base: Request, framework: str, draws: random.Random) -> Strategy:
 
 
 def case_of(request: Request, text: str) -> dict[str, Any]:
-    """What a judge is handed: the text, and what the framework must find in it."""
+    """Return the input of a judge: the text, and the values that the framework must read from it."""
     strategy, model = request.strategy, decoder_of(request.graph)
     assert model is not None
     return {
@@ -182,7 +182,7 @@ def case_of(request: Request, text: str) -> dict[str, Any]:
 
 
 def written(requests: Iterator[Request], framework: str, count: int, refused: Counter[str]) -> Iterator[dict[str, Any]]:
-    """``count`` exports of the requests; why others were refused is counted."""
+    """Return ``count`` exports of the requests, and count the reasons of those refused."""
     found = 0
     for tried, request in enumerate(requests):
         if found == count or tried > _TRIES * count:
@@ -201,7 +201,7 @@ def written(requests: Iterator[Request], framework: str, count: int, refused: Co
 def judged(
     cases: list[dict[str, Any]], framework: str, python: Path, path: Path | None
 ) -> tuple[dict[str, str], list[str]]:
-    """The framework's fields, and its words on every case; none where it accepts."""
+    """Return the framework's fields, and its complaints about each case; none if it accepts the case."""
     here = Path(__file__).resolve().parent.parent
     folders = os.pathsep.join(str(folder) for folder in (here, path) if folder)
     with tempfile.TemporaryDirectory() as folder:
@@ -221,7 +221,7 @@ def judged(
 
 
 def _kind(name: str, known: dict[str, str]) -> str:
-    """What a field holds; of a section that is no class, the framework has the names alone."""
+    """Return the type of a field; for a section that is not a class, the framework gives only names."""
     if name not in known:
         unknown = [part for part in name.split(".") if part not in known]
         assert not unknown, f"{unknown} of {name} are not in the framework"
@@ -229,7 +229,7 @@ def _kind(name: str, known: dict[str, str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write, hand on, and print what became of it."""
+    """Write exports, give them to the framework, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--framework", required=True, choices=sorted(FRAMEWORKS))
     parser.add_argument("--python", required=True, type=Path, help="the Python that has the framework")

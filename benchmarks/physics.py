@@ -1,8 +1,8 @@
-"""Random requests, each held against what physics allows: ``python -m benchmarks.physics [--requests 10000]``.
+"""Checks forecasts of random requests against physical limits: ``python -m benchmarks.physics [--requests 10000]``.
 
-Draws devices, models, strategies, precisions, runtimes and calibrated clusters, and counts forecasts of which any part
-is impossible: a step whose lower end would need more than the peak rate, or an interval that does not hold its own
-forecast. The limit is computed here anew, operator by operator, from the lowered programs and the datasheet.
+Draws devices, models, strategies, precisions, runtimes and calibrated clusters, and counts impossible forecasts: a step
+whose lower end would need more than the peak rate, or an interval that does not contain its own forecast. The limit is
+computed here independently, operator by operator, from the lowered programs and the datasheet.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is wrong with a forecast, and whether its interval had to be cut."""
+    """The errors found in a forecast, and whether its interval had to be cut."""
 
     wrong: tuple[str, ...]
     cut: bool
 
 
 def drawn(rng: random.Random, graphs: dict[tuple[str, int], OperatorGraph]) -> Request:
-    """A random request; many are refused."""
+    """Return a random request; many are refused."""
     name, lengths = rng.choice(list(MODELS.items()))
     seq = rng.choice(lengths)
     if (name, seq) not in graphs:
@@ -80,7 +80,7 @@ def drawn(rng: random.Random, graphs: dict[tuple[str, int], OperatorGraph]) -> R
 
 
 def limit_of(request: Request) -> float:
-    """Seconds of the busiest stage's products at the peak rates of their dtypes, counted from its programs."""
+    """Return the seconds of the busiest stage's products at the peak rates of their dtypes, from its programs."""
     prepared, device = prepare(request), request.cluster.device
     known: dict[int, float] = {}
 
@@ -105,7 +105,7 @@ def limit_of(request: Request) -> float:
 
 
 def judged(made: Forecast) -> Found:
-    """What is impossible about a forecast."""
+    """Return what is impossible about a forecast."""
     report, request = made.report, made.request
     wrong = []
     least = limit_of(request)

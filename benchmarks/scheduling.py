@@ -1,9 +1,9 @@
-"""The queue simulator: equal to the reference job by job, every policy on one slice, and time and memory at scale.
+"""The queue simulator: compared with the reference job by job, every policy on one slice, time and memory at scale.
 
 ``python -m benchmarks.scheduling JOBS [PART...]`` where JOBS is a folder with ``philly_2017.csv.gz`` and, below
 ``reference``, a slice of it with the outcomes that other programs agree on. Without a folder only the made-up week is
-run. Parts are ``reference``, ``policies``, ``scale``, and ``estimates`` (with ``gavel_msr_seed0.csv.gz``): what it
-costs policies that they believe forecasts, or noise, instead of the truth.
+run. Parts are ``reference``, ``policies``, ``scale``, and ``estimates`` (with ``gavel_msr_seed0.csv.gz``). The last
+shows how much policies lose if they believe forecasts, or noisy durations, instead of the truth.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ COSTS = Costs(checkpoint_s=10, checkpoint_s_per_gpu=1, restore_s=20, restore_s_p
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
-    """Rows of a table, packed or not."""
+    """Return the rows of a table, gzipped or not."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         yield from csv.DictReader(file)
 
 
 def jobs_of(path: Path) -> list[Job]:
-    """Jobs of a table."""
+    """Return the jobs of a table."""
     return [
         Job(
             job_id=row["job_id"],
@@ -80,7 +80,7 @@ def made_up_week(number: int = 12_000, *, gpus: int = 512, load: float = 0.9, se
 
 
 def compare_with_reference(folder: Path) -> None:
-    """Start and end of every job against those of other programs."""
+    """Compare start and end of every job with those of other programs."""
     jobs = jobs_of(folder / "philly_ee9e8c_30d.csv")
     cluster = SharedCluster.uniform(5, 8)
     rows = []
@@ -108,7 +108,7 @@ def _end(row: dict[str, str]) -> str:
 
 
 def all_policies(folder: Path, placement: str) -> None:
-    """Every policy on the slice."""
+    """Run every policy on the slice."""
     jobs = jobs_of(folder / "philly_ee9e8c_30d.csv")
     rows = []
     for policy in POLICIES:
@@ -135,7 +135,7 @@ def _figures(found: Metrics) -> tuple[str, ...]:
 
 
 def _at_scale(path: str, nodes: int, policy: str, placement: str) -> tuple[str, ...]:
-    """One large run, in a process of its own so that its memory is its own."""
+    """Do one large run; its own process makes its memory measurable."""
     jobs = jobs_of(Path(path)) if path else made_up_week()
     started, busy = time.perf_counter(), time.process_time()
     outcome = simulate(jobs, SharedCluster.uniform(nodes, 8), policy=policy, placement=placement, costs=COSTS)
@@ -159,7 +159,7 @@ def _most_waiting(outcome: Outcome) -> float:
 
 
 def at_scale(folder: Path | None) -> None:
-    """Large queues, one process each: the cluster with room to spare, and one that is overloaded."""
+    """Run large queues, one process each, on a cluster with room to spare and on an overloaded one."""
     runs = [("", 64, "srtf", "pooled"), ("", 64, "srtf", "consolidated")]
     if folder is not None:
         trace = str(folder / "philly_2017.csv.gz")
@@ -181,7 +181,7 @@ HISTORY = 500
 
 
 def estimates(folder: Path) -> None:
-    """What believing forecasts costs, on jobs whose models are named: regret in mean completion time."""
+    """Show the loss in mean completion time if policies believe forecasts, on jobs whose models are named."""
     whole = load_jobs(folder / "gavel_msr_seed0.csv.gz")
     timed = whole.select(~whole.to_forecast)
     print(f"{len(whole):,} jobs, of which {len(timed):,} have a measured duration; the first {HISTORY} are the history")
@@ -251,7 +251,7 @@ def _loss(one: Regret) -> str:
 
 
 def main(folder: Path | None = None, parts: tuple[str, ...] = ()) -> None:
-    """All studies, or the parts that are named."""
+    """Run all studies, or the parts that are named."""
     if folder is not None:
         if not parts or "reference" in parts:
             compare_with_reference(folder / "reference")

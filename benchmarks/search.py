@@ -1,7 +1,7 @@
-"""The search: strategies per second, a whole space, what it gains, and Ray against local processes.
+"""The search: strategies per second, a whole space, the gain over simple strategies, and Ray against local processes.
 
-``python -m benchmarks.search [speed|space|improvement|ray]``; without a part, all of them. How good a choice among
-measured runs is, ``benchmarks.accuracy`` tells.
+``python -m benchmarks.search [speed|space|improvement|ray]``; without a part, all of them. ``benchmarks.accuracy``
+shows how good the choices are among measured runs.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ ALONE: Final = 40
 GAINS: Final = (("bert-large", 256, 1024), ("gpt2", 256, 1024), ("t5-large", 256, 1024), ("llama3-70b", 256, 1024))
 """Models, and their global batches on 16 and on 128 devices."""
 EXHAUSTIBLE: Final = "offload=none"
-"""What is left out of the spaces of which everything is evaluated: they would have four times as many strategies."""
+"""Limits the spaces that are evaluated in full: with offloading they would have four times as many strategies."""
 LAST_RESORT: Final = "offload=optimizer"
-"""Where nothing fits otherwise."""
+"""Used if nothing fits without it."""
 
 
 def _problem(constraint: str = "", *, model: str, cluster: str, global_batch: int) -> Problem:
@@ -109,7 +109,7 @@ def _rates(evaluated: int, feasible: int, cpu_s: float) -> tuple[str, ...]:
 
 
 def _spent(run: Callable[[int], object], rows: Sequence[int]) -> float:
-    """Seconds of the processor for all rows."""
+    """Return the CPU seconds for all rows."""
     run(rows[0])
     began = time.process_time()
     for row in rows:
@@ -144,7 +144,7 @@ def space() -> None:
 
 
 def improvement() -> None:
-    """What the best of a space gains over plain data parallel, over the median and over the worst that fits."""
+    """Show the gain of the best strategy over plain data parallelism, the median and the worst that fits."""
     rows = []
     engine = local_engine(2)
     for model, *batches in GAINS:
@@ -184,7 +184,7 @@ def improvement() -> None:
 
 
 def _exhausted(problem: Problem, engine: Engine, *, done: Callable[[], None] = lambda: None) -> StrategyColumns:
-    """Everything of a space."""
+    """Evaluate a whole space."""
     found: dict[int, StrategyColumns] = {}
 
     def keep(index: int, result: tuple[StrategyColumns, SpaceCounts]) -> None:
@@ -196,7 +196,7 @@ def _exhausted(problem: Problem, engine: Engine, *, done: Callable[[], None] = l
 
 
 def _data_parallel(request: Request, best_s: float) -> str:
-    """Plain data parallel with the largest micro batch that fits, or why there is none."""
+    """Return plain data parallelism with the largest micro batch that fits, or why there is none."""
     name, plain = next(iter(naive_strategies(request)))
     try:
         report = forecast(replace(plain, strategy=naive_choice(name, plain))).report
@@ -243,7 +243,7 @@ def _two_nodes() -> Iterator[tuple[Any, Any, float]]:
 
 
 def _loser(cluster: Any, second: Any) -> Callable[[], None]:
-    """Takes the second node away, with its workers, once the first part is done."""
+    """Removes the second node, with its workers, once the first part is done."""
     psutil = importlib.import_module("psutil")  # comes with Ray
     raylet = second.all_processes["raylet"][0].process.pid
     lost = threading.Event()
@@ -277,7 +277,7 @@ PARTS: Final = {"speed": speed, "space": space, "improvement": improvement, "ray
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The parts that are asked for."""
+    """Run the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="|".join(PARTS))
     parts = parser.parse_args(arguments).parts

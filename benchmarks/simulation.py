@@ -105,7 +105,7 @@ def evaluation() -> None:
 
 
 def main() -> None:
-    """All studies."""
+    """Run all studies."""
     rate()
     scaling()
     evaluation()

@@ -1,4 +1,4 @@
-"""What the speed studies share: measured child processes, best-of timing, and a plain table."""
+"""Functions that the speed studies share: measured child processes, best-of timing, and a plain table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a child process used."""
+    """Time and memory that a child process used."""
 
     wall_s: float
     cpu_s: float
@@ -47,7 +47,7 @@ def _bytes(usage: resource.struct_rusage) -> float:
 
 
 def best(function: Callable[[], object], *, repeats: int = 3) -> float:
-    """Shortest of a few runs, in seconds: the machine's noise only ever adds."""
+    """Return the shortest of a few runs, in seconds: noise of the machine only makes runs longer."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -65,5 +65,5 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def empty_cache() -> str:
-    """A fresh folder for captured graphs."""
+    """Return an empty folder for captured graphs."""
     return tempfile.mkdtemp(prefix="traincast-bench-")

@@ -1,4 +1,4 @@
-"""What judges share: packages that only kernels need stand in by name, and one loop over the exports."""
+"""Functions that all judges share: stand-ins for packages that only kernels need, and the loop over the exports."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Absent(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Do nothing."""
 
 
 def stand_in(*names: str) -> None:
-    """Let packages that are not installed be imported: configuration code names them and calls none of them."""
+    """Let packages be imported that are not installed: configuration code imports them, but calls none of them."""
     missing = frozenset(name for name in names if importlib.util.find_spec(name) is None)
     sys.meta_path.append(_Finder(missing))
 
 
 def environment(world: int) -> None:
-    """What a launcher would set for the first of ``world`` ranks."""
+    """Set what a launcher would set for the first of ``world`` ranks."""
     os.environ.update(
         RANK="0",
         LOCAL_RANK="0",
@@ -71,7 +71,7 @@ def environment(world: int) -> None:
 
 
 def fake_ranks(world: int) -> None:
-    """A group of ``world`` ranks of which this process is the first, whose collectives do nothing."""
+    """Make a group of ``world`` ranks whose collectives do nothing; this process is its first rank."""
     import torch.distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -82,7 +82,7 @@ def fake_ranks(world: int) -> None:
 
 
 def kind_of(annotation: Any) -> str:
-    """What a field may hold: ``int``, ``float``, ``bool``, ``str``, choices as ``a|b``, else ``any``."""
+    """Return the type of a field: ``int``, ``float``, ``bool``, ``str``, choices as ``a|b``, otherwise ``any``."""
     inner = [part for part in get_args(annotation) if part is not type(None)]
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
@@ -108,9 +108,9 @@ def fields_of(made: type, prefix: str = "") -> dict[str, str]:
 
 
 def judge(accept: Callable[[dict[str, Any]], None], known: Callable[[], dict[str, str]]) -> None:
-    """Write the fields that are ``known`` to the file that is named, then what ``accept`` raised for every line.
+    """Write the ``known`` fields, and then the error that ``accept`` raised for each line, to the file in ``argv``.
 
-    Lines come from standard input. Frameworks print at will, so standard output is theirs.
+    Lines come from standard input. Standard output is not used, because frameworks print to it.
     """
     with Path(sys.argv[1]).open("w", encoding="utf-8") as verdicts:
         verdicts.write(json.dumps(known()) + "\n")

@@ -47,7 +47,7 @@ class Toy(torch.nn.Module):  # type: ignore[misc]
 
 
 def accept(case: dict[str, Any]) -> None:
-    """Make an engine, and ask it for the degrees it has found."""
+    """Make an engine, and compare the degrees that it has found."""
     given = json.loads(case["text"])
     if deepspeed.comm.is_initialized():
         deepspeed.comm.destroy_process_group()

@@ -35,7 +35,7 @@ _USERS = "--train-iters 100 --lr 1e-4 --tokenizer-type NullTokenizer --mock-data
 
 
 def accept(case: dict[str, Any]) -> None:
-    """What ``initialize_megatron`` and the builder of the model do: parse, validate, make the configuration."""
+    """Do what ``initialize_megatron`` and the builder of the model do: parse, validate, make the configuration."""
     environment(case["world"])
     sys.argv = ["pretrain_gpt.py", *_words(case["text"]), *_USERS]
     parsed = arguments.parse_args()
@@ -68,7 +68,7 @@ def _make_groups(parsed: Any) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Flags of the command, its environment set."""
+    """Return the flags of the command, and set its environment."""
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for line in lines:
@@ -80,7 +80,7 @@ def _words(text: str) -> list[str]:
 
 
 def known() -> dict[str, str]:
-    """All flags, with what each takes."""
+    """Return all flags, with the type of each."""
     parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     return {name: _kind(action) for action in parser._actions for name in action.option_strings}
 

@@ -22,11 +22,11 @@ class _Ranks(ParallelContext):  # type: ignore[misc]
     """Groups without a GPU."""
 
     def set_device(self) -> None:
-        """There is none."""
+        """Do nothing: there is no GPU."""
 
 
 def accept(case: dict[str, Any]) -> None:
-    """Read the file as ``run_train.py`` does, make the trainer's groups, and ask what its pipeline asks."""
+    """Read the file as ``run_train.py`` does, make the trainer's groups, and run the checks of its pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(case["text"], encoding="utf-8")

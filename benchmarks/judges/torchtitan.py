@@ -27,7 +27,7 @@ assert all(get_schedule_class(name) for name in _SCHEDULES)
 
 
 def accept(case: dict[str, Any]) -> None:
-    """What ``train.py`` does before weights are made: meshes, model, stages, sharding, schedule."""
+    """Do what ``train.py`` does before weights are made: meshes, model, stages, sharding, schedule."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.toml"
         path.write_text(case["text"], encoding="utf-8")
@@ -72,7 +72,7 @@ def _spread(job: Any, dims: Any, case: dict[str, Any]) -> None:
     overlaps = job.parallelism.enable_async_tensor_parallel
     assert not overlaps or job.compile.enable, "overlapped tensor traffic asks for the compiler"
     job.parallelism.enable_async_tensor_parallel = False
-    job.compile.enable = False  # PyTorch's compiler takes seconds, and is not asked anything here
+    job.compile.enable = False  # loading PyTorch's compiler takes seconds, and nothing here needs it
     if dims.pp_enabled:
         if not spec.pipelining_fn:
             raise RuntimeError(f"{job.model.name} does not support pipelining")
@@ -85,7 +85,7 @@ def _spread(job: Any, dims: Any, case: dict[str, Any]) -> None:
 
 
 def _like(spec: Any, case: dict[str, Any]) -> Any:
-    """A flavor that the user would add: the smallest that there is, with the model's number of layers."""
+    """Return a flavor that the user would add: the smallest existing one, with the model's number of layers."""
     name = "debugmodel_moe" if case["experts"] and "debugmodel_moe" in spec.model_args else "debugmodel"
     return replace(spec.model_args[name], n_layers=case["layers"])
 

@@ -17,7 +17,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "a trace that is no log of that format": ([JOBS, *ON, "--format", "swf"], "jobs.csv"),
     "no cluster": ([JOBS], "--nodes"),
     "two clusters": ([JOBS, *ON, "--cluster-file", "nodes.csv"], "one way"),
-    "nodes without GPUs per node": ([JOBS, "--nodes", "5"], "how many GPUs"),
+    "nodes without GPUs per node": ([JOBS, "--nodes", "5"], "without a number of GPUs"),
     "GPUs per node twice": ([JOBS, "--nodes", "5x8", "--gpus-per-node", "8"], "leave out"),
     "zero nodes": ([JOBS, "--nodes", "0", "--gpus-per-node", "8"], "0 nodes"),
     "negative nodes": ([JOBS, "--nodes", "-5", "--gpus-per-node", "8"], "-5 nodes"),
@@ -113,7 +113,7 @@ def test_a_wrong_request_gets_one_line_and_exit_code_two(
 TRACES: dict[str, tuple[str, str]] = {
     "an empty file": ("", "empty"),
     "a header alone": (HEADER, "no jobs"),
-    "another table": ("a,b\n1,2\n", "no job trace"),
+    "another table": ("a,b\n1,2\n", "not a job trace"),
     "a missing column": ("job_id,submit_s,duration_s\na,0,1\n", "num_gpus"),
     "a column twice": ("job_id,submit_s,num_gpus,duration_s,submit_s\na,0,1,1,0\n", "twice"),
     "a line with too many cells": (HEADER + "a,0,1,1,,,,\n", "line 2"),

@@ -117,7 +117,7 @@ def test_branches_mix_channels_of_their_own_alone() -> None:
 
 def test_more_modes_than_a_sequence_has_are_refused() -> None:
     SpectralMix(10, ((2, 6),))
-    with pytest.raises(ValueError, match="7 modes of a sequence of 10: at most 6 exist"):
+    with pytest.raises(ValueError, match="7 modes: a sequence of 10 has at most 6"):
         SpectralMix(10, ((2, 7),))
     with pytest.raises(ValueError, match="10 channels do not divide among 3 branches"):
         FNOInception(10, 8, (1, 2, 3))

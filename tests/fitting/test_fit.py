@@ -59,7 +59,7 @@ def test_collectives_become_a_bundle_with_the_errors_on_what_was_held_out(tmp_pa
     assert load_bundle(tmp_path / "mine").card["model"]["held_out"] == found.held_out
 
 
-def test_what_cannot_be_is_refused_before_anything_is_written(tables: list[Path], tmp_path: Path) -> None:
+def test_impossible_requests_are_refused_before_anything_is_written(tables: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "b"
     with pytest.raises(UnknownNameError, match="kind of measurements 'steps'"):
         fit(tables[0], output=target, kind="steps")  # type: ignore[arg-type]

@@ -205,18 +205,18 @@ def test_rows_of_the_profiler_keep_their_operator_and_its_name() -> None:
     (RowConfig("softmax", "fwd", "fp16", params='{"rows": NaN, "cols": 3}'), "rows is not a positive whole number"),
     (RowConfig("softmax", "fwd", "fp16", params='{"rows": "many", "cols": 3}'), "rows is not a number"),
     (RowConfig("RoPE", "fwd", "fp16", params='{"mp": 8, "b": 1, "h": 4, "l": 8, "dim": 64}'), "mp is larger than h"),
-    (RowConfig("RoPE", "fwd", "fp16", params='{"mp": 3, "b": 1, "h": 4, "l": 8, "dim": 64}'), "h does not divide"),
+    (RowConfig("RoPE", "fwd", "fp16", params='{"mp": 3, "b": 1, "h": 4, "l": 8, "dim": 64}'), "h is not a multiple"),
     (RowConfig("moe_mlp", "fwd", "bf16", params=json.dumps({**MOE, "moe_ep_size": 256})), "larger than num_experts"),
     (RowConfig("moe_mlp", "fwd", "bf16", params=json.dumps({**MOE, "distribution": "odd"})), "unknown distribution"),
     (RowConfig("conv2d", "fwd", "fp32", params=json.dumps({**CONV, "kernelsize": 12, "padding": 0})), "larger than"),
-    (RowConfig("graph:size", "fwd", "fp32", params='{"in": "[[2, 3]]", "out": "(1,)"}'), "no known operator"),
-    (RowConfig("graph:add", "fwd", "fp32", params='{"in": "[[1]]", "out": "(1,)"}'), "not on a tensor"),
+    (RowConfig("graph:size", "fwd", "fp32", params='{"in": "[[2, 3]]", "out": "(1,)"}'), "not a known operator"),
+    (RowConfig("graph:add", "fwd", "fp32", params='{"in": "[[1]]", "out": "(1,)"}'), "not a tensor"),
     (RowConfig("graph:dropout", "fwd", "fp32", params='{"model": "x-inf-1", "in": "[[2]]", "out": "(2,)"}'), "outside"),
-    (RowConfig("gemm", "fwd", "fp16", params='{"inputs": [[[2, 3], "fp16"]]}'), "not those of a gemm"),
+    (RowConfig("gemm", "fwd", "fp16", params='{"inputs": [[[2, 3], "fp16"]]}'), "kind gemm cannot have these tensors"),
     (RowConfig("warp", "fwd", "fp16", params='{"inputs": []}'), "unknown operator kind 'warp'"),
     (RowConfig("gemm", "fwd", "fp16", params='{"inputs": 3}'), "inputs is not a list"),
 ])  # fmt: skip
-def test_what_is_no_operator_is_refused_with_its_reason(config: RowConfig, reason: str) -> None:
+def test_a_row_that_is_not_an_operator_is_refused_with_the_reason(config: RowConfig, reason: str) -> None:
     with pytest.raises(RowError) as caught:
         operator_of(config)
     assert reason in str(caught.value)

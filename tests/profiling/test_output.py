@@ -112,7 +112,7 @@ def test_outputs_that_cannot_be_are_refused_before_anything_is_measured(tmp_path
         (tmp_path / "t.csv", r"must end in \.parquet"),
         (tmp_path / "no" / "t.parquet", "does not exist"),
         (other, "not a table of profiled collectives"),
-        (text, "no Parquet file"),
+        (text, "not a Parquet file"),
     ):
         with pytest.raises(RequestError, match=said):
             check_output(path, table="collectives")

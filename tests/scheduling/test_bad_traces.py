@@ -47,7 +47,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "headerless.csv",
         "a,0,1,5\nb,1,1,5\n",
-        "headerless.csv is no job trace of a known format: its first line has 'a', '0', '1', '5'; expected "
+        "headerless.csv is not a job trace of a known format: its first line has 'a', '0', '1', '5'; expected "
         "the columns job_id, submit_s, num_gpus and duration_s, or Philly's cluster_job_log (JSON), Standard "
         "Workload Format, Alibaba's openb_pod_list, Helios's cluster_log.csv, Alibaba's pai_task_table",
     ),
@@ -159,7 +159,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "long_line.csv",
         HEADER.encode() + b"a" * 3_000_000,
-        "long_line.csv has a line longer than 1 MiB: it is no table of jobs or nodes",
+        "long_line.csv has a line longer than 1 MiB: not a table of jobs or nodes",
     ),
     ("archive.csv", b"PK\x03\x04rest", "archive.csv is a ZIP archive: unpack it"),
     (
@@ -177,7 +177,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "fake.parquet",
         b"job_id,submit_s\n",
-        "fake.parquet is no Parquet file, though it is named so: give it its own suffix",
+        "fake.parquet is not a Parquet file, although its name says so: rename it",
     ),
     (
         "broken.parquet",
@@ -185,7 +185,7 @@ BAD: list[tuple[str, str | bytes, str]] = [
         "broken.parquet cannot be read as Parquet: Parquet magic bytes not found in footer. Either the file "
         "is corrupted or this is not a parquet file; write it again",
     ),
-    ("object.json", "{}", "object.json is JSON, but no list: Philly's cluster_job_log is a list of jobs"),
+    ("object.json", "{}", "object.json is JSON, but not a list: Philly's cluster_job_log is a list of jobs"),
     (
         "broken.json",
         '[{"jobid": ',
@@ -207,13 +207,13 @@ BAD: list[tuple[str, str | bytes, str]] = [
     (
         "date.json",
         philly(submitted_time="last week"),
-        "date.json: entry 1 has 'last week' as submitted_time, which is no date such as 2017-10-07 "
+        "date.json: entry 1 has 'last week' as submitted_time, which is not a date such as 2017-10-07 "
         f"01:11:39{A_JOB}{FIX_ENTRY}",
     ),
     (
         "attempts.json",
         philly(attempts="none"),
-        f"attempts.json: entry 1 has attempts that are no list of objects{A_JOB}{FIX_ENTRY}",
+        f"attempts.json: entry 1 has attempts that are not a list of objects{A_JOB}{FIX_ENTRY}",
     ),
     (
         "never_ran.json",

@@ -122,7 +122,7 @@ def test_a_batch_that_does_not_divide_is_refused(tmp_path: Path) -> None:
     [
         ("a,0,1,no-such-model,8,10", "1x8:V100", "unknown model 'no-such-model'"),
         (f'a,0,1,"{MLP}",,10', "1x8:V100", "has no batch: give one"),
-        (f'a,0,1,"{MLP}",8,10', "1x8", "nodes name no GPU type"),
+        (f'a,0,1,"{MLP}",8,10', "1x8", "nodes state no GPU type"),
         (f'a,0,1,"{MLP}",8,10', "1x8:abacus", "unknown device 'abacus'"),
         (f'a,0,16,"{MLP}",16,10', "1x8:V100", "asks for 16 GPUs"),
     ],
@@ -226,6 +226,6 @@ def test_hardware_says_what_a_gpu_type_stands_for() -> None:
     assert named == StepTimes(cluster("1x8:H100")).step_s(What(MLP, 64), Where("H100", 8, 2, 1))
 
 
-def test_a_thinner_network_than_none_is_refused() -> None:
+def test_an_oversubscription_below_1_is_refused() -> None:
     with pytest.raises(RequestError, match=r"oversubscription=0.5: expected a number from 1"):
         StepTimes(cluster("1x8:V100"), oversubscription=0.5)

@@ -146,7 +146,7 @@ def test_a_job_of_pai_is_all_its_tasks_with_gpus(tmp_path: Path) -> None:
     assert trace.where(1) == "line 2 (job j1)"
 
 
-def test_the_table_of_jobs_beside_pais_tasks_says_when_and_who_and_what_became_of_it(tmp_path: Path) -> None:
+def test_submission_user_and_status_come_from_the_table_of_jobs_beside_pais_tasks(tmp_path: Path) -> None:
     (tmp_path / "pai_job_table.csv").write_text(LAUNCHES, encoding="utf-8")
     (tmp_path / "pai_task_table.csv").write_text(TASKS, encoding="utf-8")
     for path in (tmp_path, tmp_path / "pai_task_table.csv", tmp_path / "pai_job_table.csv"):

@@ -31,7 +31,7 @@ from traincast.scheduling.cluster import NodeIndex
     ],
     ids=str,
 )
-def test_a_job_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_job_with_impossible_values_is_refused(wrong: dict[str, Any]) -> None:
     right: dict[str, Any] = {"job_id": "x", "submit_s": 0, "num_gpus": 1, "duration_s": 10}
     with pytest.raises(RequestError, match=r"job x: .*expected") as caught:
         Job(**(right | wrong))
@@ -46,7 +46,7 @@ def test_whole_gpus_and_shares_of_one_are_jobs(gpus: float) -> None:
 def test_a_cluster_without_gpus_or_with_a_name_twice_is_refused() -> None:
     with pytest.raises(RequestError, match="without GPUs"):
         SharedCluster(nodes=())
-    with pytest.raises(RequestError, match="2 nodes with 1 names"):
+    with pytest.raises(RequestError, match="2 nodes with 1 different names"):
         SharedCluster(nodes=(Node(name="a", num_gpus=1), Node(name="a", num_gpus=1)))
     with pytest.raises(RequestError, match="quota 0"):
         SharedCluster.uniform(1, 1, quotas={"v": 0})
@@ -72,7 +72,7 @@ def test_doubling_a_cluster_doubles_all_of_it() -> None:
         (lambda: FailureEvent(time_s=1, kind="node", target="n", repair_s=math.nan), "repair_s=nan"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make: Any, message: str) -> None:
+def test_impossible_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         make()
 
@@ -108,7 +108,7 @@ def test_failures_come_as_often_as_the_law_says(shape: float) -> None:
     assert count == pytest.approx(80 * until / (1000 + 100), rel=0.06)
 
 
-def test_a_speed_of_nothing_is_refused() -> None:
+def test_a_speed_of_zero_is_refused() -> None:
     class Broken:
         def speed(self, job: Job, placed: object) -> float:
             return 0.0

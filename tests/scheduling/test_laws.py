@@ -120,7 +120,7 @@ def test_fifo_starts_jobs_in_the_order_in_which_they_came(jobs: list[Job]) -> No
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(jobs=queues())
-def test_whoever_fits_is_not_left_waiting_by_a_policy_that_takes_whoever_fits(jobs: list[Job]) -> None:
+def test_a_policy_without_blocking_starts_every_job_that_fits(jobs: list[Job]) -> None:
     outcome = simulate(jobs, SharedCluster.uniform(2, 4), policy="fifo-fit")
     for job, fate in zip(outcome.jobs, outcome.fates, strict=True):
         for time, free in zip(outcome.history.time_s, outcome.history.free_gpus, strict=True):

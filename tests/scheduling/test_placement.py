@@ -121,6 +121,6 @@ def test_an_unknown_name_lists_the_choices() -> None:
         load_placement("poled")
 
 
-def test_what_is_no_placement_is_refused() -> None:
+def test_an_object_that_is_not_a_placement_is_refused() -> None:
     with pytest.raises(RequestError, match=r"subclass traincast\.scheduling\.Placement"):
         load_placement("traincast.scheduling:Exact")

@@ -200,7 +200,7 @@ def test_a_virtual_cluster_with_its_own_nodes_has_a_line_of_its_own() -> None:
         assert {f.job_id: f.start_s for f in outcome.fates} == {"a": 0, "b": 100, "c": 2}, policy
 
 
-def test_policies_go_by_what_is_believed_and_the_run_by_what_is_true() -> None:
+def test_policies_use_beliefs_and_the_run_uses_true_durations() -> None:
     jobs = queue((0, 1, 10), (1, 1, 100), (1, 1, 5))
     beliefs = Given({"a": 10, "b": 1, "c": 50})
     assert starts(jobs, "sjf", gpus=1, beliefs=beliefs) == {"a": 0, "b": 10, "c": 110}
@@ -254,7 +254,7 @@ def test_backfilling_minds_that_a_job_is_slower_across_nodes() -> None:
     assert slow.fates[2].start_s == 100
 
 
-def test_stopping_and_going_on_is_part_of_what_remains() -> None:
+def test_the_cost_of_resuming_is_part_of_the_remaining_time() -> None:
     """With 15 s to save and load, a job of 92 s left would need 107: one of 100 s may go on."""
     jobs = queue((0, 1, 100), (8, 1, 5), (10, 1, 100))
     outcome = simulate(jobs, ONE, policy="srtf", costs=Costs(checkpoint_s=15))
@@ -270,7 +270,7 @@ def test_the_first_number_at_most_a_limit() -> None:
     assert numbers.find(float("inf")) == 1
 
 
-def test_speeds_may_be_believed_to_be_others_than_they_are() -> None:
+def test_believed_speeds_may_differ_from_true_speeds() -> None:
     """EASY thinks that spreading costs nothing, lets the job pass, and the head comes late."""
     jobs = queue((0, 1, 100), (0, 1, 100), (1, 4, 10), (2, 2, 60))
     misled = simulate(

@@ -16,7 +16,7 @@ from traincast.scheduling.traces import load_jobs
 JOBS = Path(__file__).parents[2] / "examples" / "jobs.csv"
 
 
-def test_a_file_a_trace_and_a_list_of_jobs_fare_alike() -> None:
+def test_a_file_a_trace_and_a_list_of_jobs_give_equal_schedules() -> None:
     trace = load_jobs(JOBS)
     fates = [schedule(jobs, nodes=2, gpus_per_node=8, policy="easy").fates for jobs in (JOBS, str(JOBS), trace)]
     fates.append(schedule(trace.jobs, nodes=2, gpus_per_node=8, policy="easy").fates)
@@ -122,7 +122,7 @@ def test_a_cluster_that_is_down_for_ever_is_refused() -> None:
     [
         ([], {"nodes": "1x1"}, "no jobs"),
         ([job(0, 1, 1, job_id="a"), job(1, 1, 1, job_id="a")], {"nodes": "1x1"}, "its own job_id"),
-        (queue((0, 1, 1)), {"nodes": 2}, "of how many GPUs"),
+        (queue((0, 1, 1)), {"nodes": 2}, "without a number of GPUs"),
         (queue((0, 1, 1)), {"nodes": "2x2", "gpus_per_node": 2}, "leave out"),
         (queue((0, 1, 1)), {"nodes": SharedCluster.uniform(1, 1), "gpus_per_node": 2}, "leave it out"),
         (queue((0, 1, 1)), {"nodes": "1x1", "load": float("nan")}, "load nan"),
@@ -130,6 +130,6 @@ def test_a_cluster_that_is_down_for_ever_is_refused() -> None:
         (queue((0, 1, 1)), {"nodes": "1x1", "nodes_per_rack": -1}, "rack"),
     ],
 )
-def test_what_cannot_be_is_refused(jobs: object, more: dict[str, object], message: str) -> None:
+def test_impossible_arguments_are_refused(jobs: object, more: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         schedule(jobs, **more)  # type: ignore[arg-type]

@@ -219,7 +219,7 @@ def test_a_policy_that_starts_a_job_twice_is_told() -> None:
         simulate(queue((0, 1, 1)), SharedCluster.uniform(1, 4), policy=Twice())
 
 
-def test_no_jobs_are_no_trouble() -> None:
+def test_an_empty_queue_runs() -> None:
     outcome = simulate([], SharedCluster.uniform(1, 1))
     assert not outcome.fates
     assert outcome.makespan_s == 0

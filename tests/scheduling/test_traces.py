@@ -120,7 +120,7 @@ def test_a_table_of_described_jobs_needs_no_column_of_durations(tmp_path: Path) 
     assert load_jobs(path).to_forecast.tolist() == [True]
 
 
-def test_one_bound_makes_the_other_what_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_bound_is_the_number_of_gpus_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, "jobs.csv", HEADER[:-1] + ",min_gpus,max_gpus\na,0,4,5,2,\nb,0,4,5,,8\nc,0,4,5,,\n")
     assert [(job.min_gpus, job.max_gpus) for job in load_jobs(path).jobs] == [(2, 4), (4, 8), (0, 0)]
 

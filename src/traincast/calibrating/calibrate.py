@@ -17,7 +17,7 @@ from traincast.files import check_output
 from traincast.measured import Measured
 
 _LEARNED: Final = 0.05
-"""Parameters of which the runs took away less of the doubt than this share are not shown."""
+"""Parameters whose uncertainty the runs reduced by less than this share are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def _packed(table: CollectiveTable, curves: Sequence[FittedCurve], intervals: Ma
 def _intervals(table: CollectiveTable, measured: Floats, predicted: Floats) -> dict[str, list[float]]:
     """Factors around the estimate that cover 90 % of held-out cells: by collective and route, or wider classes.
 
-    In a wider class all curves count alike, so that the one measured at most sizes does not speak for all.
+    In a wider class, all curves have the same weight, so that the curve with the most sizes does not dominate.
     """
     ratio = measured / predicted
     curve = np.unique(

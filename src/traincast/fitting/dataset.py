@@ -136,7 +136,7 @@ def read_operators(
 
     The filters keep rows whose column is among the given values, before anything is converted: ``ops`` are names of
     operations (``attention``) or a table's own (``flash_atten``), ``devices`` any spelling of a device. ``rows``
-    keeps at most so many of what is left, spread evenly. ``known`` are devices beside those of the catalog, by
+    keeps at most this many of the remaining rows, spread evenly. ``known`` are devices beside those of the catalog, by
     name; with ``derive``, a device that is in neither takes its rates from the best of its own measurements.
     """
     table = _load(path)
@@ -230,7 +230,7 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
     operators, reasons = _operators(first, codes, numbers)
     device_codes, device_texts = codes["device"]
     devices = [known.get(own_name(text or "")) or _device(text) for text in device_texts]
-    if derive:  # the catalog's processor stands for all of them; a measured one has rates of its own
+    if derive:  # the catalog has one entry for all processors; a measured processor has rates of its own
         devices = [None if d is not None and d.name == GENERIC else d for d in devices]
     seconds = numbers["time_us"] * MICRO
     flops, nbytes = amounts_of(operators)
@@ -270,7 +270,7 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
     name = np.unique([op.name for op in operators], return_inverse=True)[1][configuration]
     checks.add(
         _share_of_cell([name, device_codes, sources[0]], implausible) > CELL_SHARE,
-        f"one of a source's operators on a device of which more than {CELL_SHARE:.0%} are implausibly fast",
+        f"more than {CELL_SHARE:.0%} of the source's rows of this operator on this device are implausibly fast",
     )
     again = _repeated([configuration, device_codes, sources[0], frameworks[0]], [seconds, numbers["n_meas"]])
     checks.add(again, "identical to an earlier row")
@@ -293,7 +293,7 @@ def _converted(table: pa.Table, index: Ints, *, known: Mapping[str, Device], der
 
 
 def joined(tables: Sequence[OperatorTable]) -> OperatorTable:
-    """Several tables as one; row numbers stay those of each file."""
+    """Join several tables into one; row numbers remain those of each file."""
     if len(tables) == 1:
         return tables[0]
     offsets = np.cumsum([0, *(len(t.configurations) for t in tables[:-1])])
@@ -358,7 +358,7 @@ def _operators(
 
 
 def _whole(value: float) -> Any:
-    """A size as a whole number where it is one, ``None`` where it is missing, and else as it stands."""
+    """Return a size as ``int`` if it is whole, ``None`` if it is missing, and otherwise unchanged."""
     if value.is_integer():
         return int(value)
     return None if math.isnan(value) else value

@@ -52,7 +52,7 @@ def cells_of(table: OperatorTable) -> dict[CellKey, npt.NDArray[np.int64]]:
 class Rows:
     """Operators of one family with their measurements: one entry for each merged row.
 
-    ``setting`` is the text that the model is told of where it was measured, ``device`` the device's name.
+    ``setting`` is the software that an operator was measured in, as the model sees it; ``device`` is the device's name.
     """
 
     shapes: Shapes
@@ -93,7 +93,10 @@ class Rows:
 
 
 def rows_of(family: str, table: OperatorTable, merged: Merged, *, by_setting: bool) -> Rows:
-    """The merged rows of a table, all of ``family``; told apart by setting, or by the framework's own text."""
+    """Return the merged rows of a table, all of ``family``.
+
+    ``setting`` of a row is its setting with ``by_setting``, otherwise the text of its framework.
+    """
     first = merged.first
     configurations = [table.configurations[i] for i in table.configuration[first].tolist()]
     shapes = shapes_of(family, configurations)

@@ -1,8 +1,8 @@
 """FI-Net: a regression network of FNO-Inception modules over the tile axis of an operator.
 
 Flat features pass through a trainable periodic embedding (Gorishniy et al., 2022), which lets a small network follow
-steps such as those of tiles and waves; their summary is added to every position of the sequence, the modules refine
-it, and a head reads both. The output is the logarithm of the time over the baseline.
+steps such as those of tiles and waves. Their summary is added to every position of the sequence. The modules refine
+the sequence, and a head reads the sequence and the summary. The output is the logarithm of the time over the baseline.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from traincast.fitting.fno_inception import ConvInception, FNOInception
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetConfig:
-    """The size of a network; ``modes`` of its Fourier branches (or kernel widths of its convolutions).
+    """The size of a network.
 
-    The last ``smooth`` flat features get no periodic embedding.
+    ``modes`` has the number of modes of each Fourier branch, or the kernel width of each convolution. The last
+    ``smooth`` flat features get no periodic embedding. ``spread`` is the standard deviation of the initial frequencies.
+    A network with the ``body`` "none" ignores the tiles.
     """
 
     flat: int
@@ -39,7 +41,7 @@ class NetConfig:
 
 
 class FINet(nn.Module):
-    """The network; see the module."""
+    """The network that the head of this module describes."""
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
@@ -60,7 +62,10 @@ class FINet(nn.Module):
         self.out = nn.Linear(c.hidden, 1)
 
     def forward(self, flat: Tensor, tiles: Tensor, categories: Tensor) -> Tensor:
-        """Log of time over baseline for ``flat`` [sample, feature], ``tiles`` [sample, position, channel]."""
+        """Return log(time / baseline) [sample].
+
+        Shapes: ``flat`` [sample, feature], ``tiles`` [sample, position, channel], ``categories`` [sample, category].
+        """
         c = self.config
         angle = (flat[:, : c.flat - c.smooth, None] * (2.0 * math.pi * self.frequency)).flatten(1)
         summary = torch.relu(self.summary(torch.cat([flat, torch.sin(angle), torch.cos(angle), categories], dim=1)))

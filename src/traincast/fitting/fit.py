@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal["operators", "collectives"]
 _DEVICES_OF_A_NETWORK = 3
-"""Measured devices from which on a network for unmeasured devices is fitted, too."""
+"""With at least this many measured devices, a network for unmeasured devices is fitted as well."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,10 +1,11 @@
-"""FNO-Inception: Fourier layers with different numbers of modes side by side, so that no single one must be chosen.
+"""FNO-Inception: Fourier layers with different numbers of modes side by side, so that no one number must be chosen.
 
 A Fourier layer (Li et al., "Fourier neural operator", 2021) multiplies the lowest modes of a sequence by learned
-complex matrices. Few modes see what varies slowly along the sequence, many see edges; the Inception module (Szegedy
-et al., 2015; swPredictor for operator times) runs several beside a pointwise path, and mixes what they find.
+complex matrices. A layer with few modes follows slow changes along the sequence, one with many modes follows edges. The
+Inception module (Szegedy et al., 2015; swPredictor for operator times) runs several such layers beside a pointwise
+path, and mixes their outputs.
 
-Sequences are tensors of [position, sample, channel]: every step is then one large matrix product.
+Sequences are tensors of [position, sample, channel], so that every step is one large matrix product.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from traincast.estimate.network import fourier_matrices
 
 
 class SpectralMix(nn.Module):
-    """Learned complex matrices on the lowest modes: ``branches`` of (channels, modes), each on channels of its own."""
+    """Multiplies the lowest modes of a sequence by learned complex matrices.
+
+    ``branches`` lists (channels, modes): the first branch mixes the first channels, the next branch the next ones.
+    """
 
     def __init__(self, length: int, branches: tuple[tuple[int, int], ...]) -> None:
         super().__init__()
         self.branches = branches
         most = max(modes for _, modes in branches)
         if most > length // 2 + 1:
-            raise ValueError(f"{most} modes of a sequence of {length}: at most {length // 2 + 1} exist")
+            raise ValueError(f"{most} modes: a sequence of {length} has at most {length // 2 + 1}")
         analysis, synthesis = fourier_matrices(length, most)
         self.register_buffer("analysis", torch.from_numpy(analysis), persistent=False)
         self.register_buffer("synthesis", torch.from_numpy(synthesis), persistent=False)
@@ -32,7 +36,7 @@ class SpectralMix(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix ``x`` [position, sample, channel]."""
+        """Return ``x`` [position, sample, channel] with its modes mixed, in the same shape."""
         length, batch, channels = x.shape
         most = self.analysis.shape[0] // 2
         spectrum = (self.analysis @ x.reshape(length, -1)).view(2, most, batch, channels)
@@ -48,7 +52,7 @@ class SpectralMix(nn.Module):
 
 
 class FNOInception(nn.Module):
-    """Parallel Fourier branches and a pointwise path, mixed and added to what came in."""
+    """Parallel Fourier branches and a pointwise path, mixed and added to the input."""
 
     def __init__(self, width: int, length: int, modes: tuple[int, ...]) -> None:
         super().__init__()
@@ -65,12 +69,14 @@ class FNOInception(nn.Module):
 
 
 class ConvInception(nn.Module):
-    """The rival of the same shape: convolutions of different widths along the sequence instead of Fourier modes."""
+    """The same module with convolutions of different widths in place of Fourier branches; a rival of FI-Net."""
 
     def __init__(self, width: int, length: int, kernels: tuple[int, ...]) -> None:
         super().__init__()
         if width % len(kernels) or not all(k % 2 for k in kernels):
-            raise ValueError(f"{width} channels among kernels of {kernels}: they must divide, and kernels be odd")
+            raise ValueError(
+                f"{width} channels, kernel widths {kernels}: expected odd widths whose number divides the channels"
+            )
         self.enter = nn.Linear(width, width)
         part = width // len(kernels)
         self.branches = nn.ModuleList(nn.Conv1d(part, part, k, padding=k // 2) for k in kernels)

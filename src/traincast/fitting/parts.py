@@ -1,8 +1,8 @@
 """Split a measured operator into leaf operators, which a model of single kernels can estimate.
 
-A measured operator has its forward's shapes, whatever was run on them (see :mod:`traincast.fitting.rows`). A backward
-of a product is two products, a training step of a layer its forward, its gradients and its update, a mixture of experts
-two grouped products with an activation between them.
+A measured operator has the shapes of its forward, whichever phase was run (see :mod:`traincast.fitting.rows`). The
+backward of a product is two products. A training step of a layer is its forward, its gradients and its update. A
+mixture of experts is two grouped products with an activation between them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _attention(op: Operator, phase: str) -> Parts:
 
 
 def _conv(op: Operator, phase: str) -> Parts:
-    """Convolutions by phase; a framework that keeps channels last turns images round before and after."""
+    """Convolutions by phase; a framework that keeps channels last transposes images before and after."""
     x, weight = op.inputs
     (y,) = op.outputs
     stride = op.attributes.get("stride", 1)

@@ -1,4 +1,4 @@
-"""Which rows of a table are not used, and why."""
+"""Rows of a table that are not used, with the reason of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Texts: TypeAlias = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProblem:
-    """A row that is not used, and why; rows count from 0."""
+    """A row that is not used, and the reason; rows are numbered from 0."""
 
     row: int
     reason: str
@@ -24,7 +24,7 @@ class RowProblem:
 
 
 def summarize_problems(problems: Iterable[RowProblem], *, shown: int = 4) -> list[str]:
-    """One line for each reason, the most frequent first, with the first ``shown`` ranges of rows."""
+    """Return one line for each reason, the most frequent first, with the first ``shown`` ranges of rows."""
     by_reason: dict[str, list[int]] = defaultdict(list)
     for problem in problems:
         by_reason[problem.reason].append(problem.row)
@@ -46,7 +46,7 @@ def _ranges(rows: Sequence[int], shown: int) -> str:
 
 
 class RowChecks:
-    """Which rows have passed all checks so far, and the first that each other row failed."""
+    """The rows that have passed all checks so far, and for every other row the first check that it failed."""
 
     def __init__(self, count: int) -> None:
         self.passed = np.ones(count, dtype=bool)
@@ -59,13 +59,16 @@ class RowChecks:
         code: Ints | None = None,
         reasons: Sequence[str | None] = (),
     ) -> None:
-        """Rows that fail, for ``reason``, or for ``reasons[code]`` of each."""
+        """Record the rows where ``failed`` is true.
+
+        The reason of a row is ``reason``, or with ``code`` its own: ``reasons[code[row]]``, if that is not ``None``.
+        """
         rows = np.flatnonzero(failed & self.passed)
         self.passed[rows] = False
         self._found.append((rows, reason, code, reasons))
 
     def problems(self, index: Ints, source: Texts) -> tuple[RowProblem, ...]:
-        """What was found, by row."""
+        """Return the problems, sorted by row; ``index`` and ``source`` give the number and the source of each row."""
         found = []
         for rows, reason, code, reasons in self._found:
             for row in rows.tolist():

@@ -1,9 +1,9 @@
-"""Every way to learn the times of operators, under the same rows, features and budget.
+"""Models of operator times, compared on the same rows, with the same features and budget.
 
 The rivals are those of swPredictor's comparison: the roofline times one constant, a ridge regression, a random forest,
-boosted trees, a plain network (MLP), convolutions of several widths (Inception), Fourier layers of one mode count
-(FNO), and FI-Net; beside them the log-average of the best of trees and the best of networks. All predict the logarithm
-of the time over the baseline, and all see the flat features, the tiles and the texts of an operator.
+boosted trees, a plain network (MLP), convolutions of several widths (Inception), Fourier layers with one number of
+modes (FNO), and FI-Net. One more rival is the mean, in logarithms, of boosted trees and FI-Net. All predict the
+logarithm of the time over the baseline. All see the flat features, the tiles and the texts of an operator.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Vocabulary: TypeAlias = Mapping[str, Sequence[str]]
 
 ALL: Final = "all"
-"""The operator of the score over all rows."""
+"""Stands in place of an operator's name in the score over all rows."""
 KERNELS: Final = (1, 3, 5, 7)
 """Widths of the convolutions of the Inception module."""
 MODES: Final = (2, 4, 7, 11)
-"""Modes of FI-Net's branches: from what varies slowly along the tiles to all that twenty positions have."""
+"""Numbers of modes of FI-Net's branches. Two modes follow slow changes along the tiles; 11 are all that twenty
+positions have."""
 ONE_MODE_COUNT: Final = 7
 _WARM_UP: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What every rival may spend: ``epochs`` of a network, in steps of ``batch``; ``rounds`` of trees; ``rows``."""
+    """Limits for every rival: ``epochs`` and ``batch`` of networks, ``rounds`` of trees, ``rows`` to learn from."""
 
     epochs: int = 40
     batch: int = 512
@@ -50,10 +51,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalScore:
-    """Errors of a rival on the operators of one name, or on all: absolute percentage errors, in per cent.
+    """Absolute errors of a rival, in per cent, on the operators of one name or on all (:data:`ALL`).
 
-    ``parameters`` are the numbers that it learned (thresholds and leaves of trees), ``train_s`` the seconds in which it
-    did, ``inference_s`` those of 1,000 operators; they are the same in each of a rival's scores.
+    ``parameters`` is how many numbers it learned (for trees: thresholds and leaves), ``train_s`` the seconds of
+    training, ``inference_s`` the seconds for 1,000 operators. These three are the same in all scores of a rival.
     """
 
     rival: str
@@ -69,29 +70,29 @@ class RivalScore:
 
 
 class TrainedRival(NamedTuple):
-    """A rival that has learned: what it says of rows, and how many numbers it keeps."""
+    """A trained rival: ``says`` predicts log(time / baseline) of rows; ``parameters`` counts what it learned."""
 
     says: Callable[[Rows], Floats]
     parameters: int
 
 
 class Learner(Protocol):
-    """Learns from rows."""
+    """Trains a rival."""
 
     def __call__(self, train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> TrainedRival:
-        """What was learned from ``train``."""
+        """Return the rival trained on ``train``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """One way to learn: by ``fit``, or as the mean ``of`` other rivals."""
+    """A kind of model: trained by ``fit``, or the mean ``of`` other rivals."""
 
     fit: Learner | None = None
     of: tuple[str, ...] = ()
 
     def __call__(self, train: Rows, test: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> Floats:
-        """Log of time over baseline of ``test``, learned from ``train``."""
+        """Train on ``train`` and return log(time / baseline) of the rows of ``test``."""
         if self.fit is None:
             said = [RIVALS[name](train, test, vocabulary, seed=seed, budget=budget) for name in self.of]
             return np.asarray(np.mean(said, axis=0))
@@ -99,7 +100,7 @@ class Rival:
 
 
 def sample(rows: Rows, count: int, *, seed: int) -> Rows:
-    """At most ``count`` of the rows, by chance, in their order."""
+    """Return ``count`` rows drawn at random, in their order; all rows if there are no more than ``count``."""
     if count < 1:
         raise RequestError(f"a budget of {count} rows: at least one is needed to learn from")
     if len(rows) <= count:
@@ -116,10 +117,10 @@ def compare(
     budget: Budget,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[RivalScore]:
-    """Scores of the rivals called ``names`` (all of them unless told): for each operator's name in ``test``, and all.
+    """Train the rivals called ``names`` (default: all); return their scores for each operator name and for all rows.
 
-    A mean of rivals that are compared as well is not trained again. ``progress`` is given how many rivals are done,
-    and their number.
+    Each rival is trained once, even if it is also part of a mean. ``progress`` is called with the number of rivals
+    that are done, and the number of all.
     """
     chosen = list(RIVALS) if names is None else list(names)
     for name in chosen:
@@ -193,7 +194,7 @@ def _roofline(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget)
 
 
 def _dense(rows: Rows, vocabulary: Vocabulary) -> Floats:
-    """All features as numbers whose size means something: texts as zeros and ones."""
+    """All features as numbers, with texts one-hot encoded."""
     return rows.found.table(one_hot(codes_of(rows, vocabulary), vocabulary)).astype(float)
 
 
@@ -209,7 +210,7 @@ def _ridge(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) ->
 
 
 def _random_forest(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> TrainedRival:
-    """Deep trees cost about ten rounds of shallow ones each."""
+    """One deep tree costs about as much as ten rounds of shallow ones, so there is one tree for ten rounds."""
     sklearn = _sklearn("a random forest")
     model = sklearn.ensemble.RandomForestRegressor(
         n_estimators=max(10, budget.rounds // 10), max_features=0.4, n_jobs=1, random_state=seed
@@ -226,7 +227,7 @@ def _lightgbm(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget)
 
 
 def _mlp(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> TrainedRival:
-    """A network without a body; it is given the tiles as flat features, as plain as the others see them."""
+    """A network without modules over the tiles: it reads the tiles as flat features, without periodic embedding."""
     plain = train.found.tiles[0].size
     size = {"body": "none", "smooth": plain}
     config = TrainConfig(epochs=budget.epochs, batch=budget.batch)
@@ -239,7 +240,7 @@ def _flattened(rows: Rows, vocabulary: Vocabulary) -> Examples:
 
 
 def _network(size: dict[str, Any]) -> Learner:
-    """A network of ``size``."""
+    """Return a learner that trains a network of ``size``."""
 
     def fit(train: Rows, vocabulary: Vocabulary, *, seed: int, budget: Budget) -> TrainedRival:
         network = train_network(
@@ -254,12 +255,12 @@ def _network(size: dict[str, Any]) -> Learner:
 
 
 def count_of(network: Network) -> int:
-    """How many numbers a network learned."""
+    """Return how many numbers a network learned."""
     return sum(weight.size for weight in network.weights.values())
 
 
 def evaluate(network: Network, examples: Examples) -> Floats:
-    """What a trained network says of ``examples``; one of convolutions by PyTorch, which alone can compute it."""
+    """Return what a trained network predicts for ``examples``. Networks of convolutions need PyTorch; others NumPy."""
     if network.config["body"] != "convolution":
         return network(examples.flat, examples.tiles, examples.categories)
     import torch

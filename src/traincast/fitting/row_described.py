@@ -1,4 +1,4 @@
-"""Rows that describe their operator in full, as Traincast's own profiler writes them."""
+"""Operators from rows that describe them in full, as Traincast's own profiler does."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from traincast.tables import RowError
 
 
 def described_operator(op: str, phase: str, p: Params) -> Operator:
-    """The operator that ``params`` describe: kind, tensors and attributes; or :class:`RowError`."""
+    """Return the operator whose kind, tensors and attributes are in the params ``p``, or raise :class:`RowError`."""
     try:
         kind = OpKind(p.get("kind", op))
     except ValueError:
         raise RowError(f"unknown operator kind {p.get('kind', op)!r}") from None
     attributes = p.get("attributes") or {}
     if not isinstance(attributes, dict) or not all(isinstance(v, int | float | str) for v in attributes.values()):
-        raise RowError("attributes is not an object of plain values")
+        raise RowError("attributes is not a JSON object of numbers and texts")
     inputs, outputs = _described_tensors(p["inputs"], "inputs"), _described_tensors(p.get("outputs", ()), "outputs")
     operator = Operator(
         name=str(p.get("name") or kind.value),
@@ -36,12 +36,12 @@ def described_operator(op: str, phase: str, p: Params) -> Operator:
     except (IndexError, ValueError, TypeError):
         cost = math.inf
     if not math.isfinite(cost):
-        raise RowError(f"the tensors are not those of a {kind.value} operator")
+        raise RowError(f"an operator of kind {kind.value} cannot have these tensors")
     return operator
 
 
 def _described_tensors(found: Any, name: str) -> tuple[TensorSpec, ...]:
-    """Tensors written as ``{"shape": [...], "dtype": "bf16"}`` or ``[[...], "bf16"]``."""
+    """Parse tensors written as ``{"shape": [...], "dtype": "bf16"}`` or ``[[...], "bf16"]``."""
     if not isinstance(found, Sequence) or isinstance(found, str):
         raise RowError(f"{name} is not a list of tensors")
     tensors = []

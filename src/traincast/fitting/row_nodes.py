@@ -1,4 +1,8 @@
-"""Rows of nodes of a traced graph, as operators: ``graph:<function or module>`` with the shapes in and out."""
+"""Operators from rows that measured a node of a traced graph.
+
+Their ``op`` is ``graph:<function or module path>``; their ``params`` have the shapes of inputs (``in``) and output
+(``out``).
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,27 @@ from traincast.graph import DType, OpKind, TensorSpec
 from traincast.tables import RowError
 
 NODE: Final = "graph:"
-"""How the ``op`` of a node begins."""
+"""Prefix of the ``op`` of a node."""
 _NODE_TEXT: Final = 40
-"""Characters at which tables cut the path of a module: its last word may be incomplete."""
+"""Tables cut the path of a module at this many characters, so its last word may be incomplete."""
 
 
 def _shapes(value: Any) -> Any:
-    """Nested lists from ``[[8, 512], [1]]`` or ``(8, 512)``."""
+    """Parse shapes such as ``[[8, 512], [1]]`` or ``(8, 512)`` into nested lists."""
     text = str(value).replace("(", "[").replace(")", "]").replace(",]", "]")
     try:
         return json.loads(text)
     except ValueError:
-        raise RowError("a shape cannot be read") from None
+        raise RowError("the shapes of the node cannot be read") from None
 
 
 def _node_tensors(row: ParsedRow) -> tuple[list[TensorSpec], TensorSpec]:
     shapes, out = _shapes(row.params.get("in", "[]")), _shapes(row.params.get("out", "[]"))
     if not isinstance(out, list) or not out or out == [1]:
-        raise RowError("a node of a traced graph that works on a number, not on a tensor")
+        raise RowError("the output of the node is a number, not a tensor")
     tensors = [s for s in shapes if s != [1]]
     if not tensors:
-        raise RowError("a node of a traced graph without an input tensor")
+        raise RowError("the node has no input tensor")
     specs = [tensor(row.dtype, *(size_of(x, "a dim") for x in s)) for s in tensors]
     return specs, tensor(row.dtype, *(size_of(x, "a dim") for x in out))
 
@@ -55,13 +59,13 @@ def _node_product(row: ParsedRow) -> Built:
     """``bmm`` and ``matmul`` of two stacks of matrices."""
     inputs, out = _node_tensors(row)
     if len(inputs) != 2 or len(inputs[0].shape) < 3 or len(inputs[1].shape) != len(inputs[0].shape):
-        raise RowError("a product that is not of two stacks of matrices")
+        raise RowError("the inputs of the product are not two stacks of matrices")
     a, b = (tensor(t.dtype, math.prod(t.shape[:-2]), *t.shape[-2:]) for t in inputs)
     return OpKind.BATCHED_GEMM, (a, b), (tensor(out.dtype, a.shape[0], a.shape[1], b.shape[2]),), None
 
 
 def _node_linear(row: ParsedRow) -> Built:
-    """``addmm`` (bias, input, weight), or a linear layer that states its input alone."""
+    """``addmm`` (bias, input, weight), or a linear layer, which states only its input."""
     inputs, out = _node_tensors(row)
     x = inputs[1] if len(inputs) == 3 else inputs[0]
     m, k, n = math.prod(x.shape[:-1]), x.shape[-1], out.shape[-1]
@@ -70,7 +74,7 @@ def _node_linear(row: ParsedRow) -> Built:
 
 
 def _node_embedding(row: ParsedRow) -> Built:
-    """A look-up; the table's height is not stated by a layer, nor does it matter."""
+    """A look-up in a table. A layer does not state the height of the table, which has no effect on the time."""
     inputs, out = _node_tensors(row)
     indices = tensor(DType.INT64, *inputs[0].shape)
     return OpKind.EMBEDDING, (indices,), (out,), None
@@ -84,7 +88,7 @@ _NODES: Final[dict[str, Operation]] = {
     "addmm": _LINEAR,
     **dict.fromkeys(("bmm", "matmul"), Operation("bmm", _node_product, BOTH)),
     **{name: Operation(name, _node(OpKind.ELEMENTWISE), BOTH) for name in ("mul", "pow", "where")},
-    # Their backward hands the gradient on, and runs nothing.
+    # Their backward passes the gradient on and runs no kernel.
     **{name: Operation(name, _node(OpKind.ELEMENTWISE), FORWARD) for name in ("add", "sub")},
     "truediv": Operation("div", _node(OpKind.ELEMENTWISE), BOTH),
     **dict.fromkeys(("masked_fill", "masked_fill_"), Operation("masked_fill", _node(OpKind.ELEMENTWISE), BOTH)),
@@ -101,11 +105,11 @@ _NODES: Final[dict[str, Operation]] = {
     **dict.fromkeys("drop attn_dropout resid_dropout".split(), _DROPOUT),
     **dict.fromkeys("word_embeddings position_embeddings token_type_embeddings embed_tokens wte wpe".split(), _LOOK_UP),
 }
-"""How to make an operator of a node, by function or by the last word of a module's path."""
+"""How to make an operator from a node, by the name of the function or the last word of the module's path."""
 
 
 def node_operation(op: str) -> Operation | None:
-    """How to make an operator of the node ``op``, which begins with :data:`NODE`; ``None`` if it is no known one."""
+    """Return how to make an operator from the node ``op`` (with the prefix :data:`NODE`); ``None`` if it is unknown."""
     path = op.removeprefix(NODE)
     word = path.rpartition(".")[2]
     if word in _NODES:

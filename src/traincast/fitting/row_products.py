@@ -1,4 +1,4 @@
-"""Rows of products, attention, convolutions and recurrent layers, as operators."""
+"""Operators from rows that measured products, attention, convolutions and recurrent layers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FULL_WIDTH: Final = frozenset({DType.FP64, DType.FP32, DType.TF32, DType.FP16})
 
 
 def _bmm(row: ParsedRow) -> Built:
-    """A batched product; with heads stated, the weighted values of an unfused attention."""
+    """A batched product. If the row states heads, it is the weighted values of an unfused attention."""
     return _head_product(row) if "h" in row.params else _gemm(row)
 
 
@@ -65,7 +65,7 @@ def _head_product(row: ParsedRow) -> Built:
 
 
 def _grouped_gemm(row: ParsedRow) -> Built:
-    """One product per expert; ``m`` rows for each of ``b``."""
+    """One product for each of ``b`` experts, with ``m`` rows each."""
     groups, m, n, k = size_of(row.b, "b"), size_of(row.m, "m"), size_of(row.n, "n"), size_of(row.k, "k")
     p, t = row.params, row.dtype
     attributes: dict[str, Scalar] = {
@@ -84,7 +84,10 @@ _POWER_LAW: Final = re.compile(r"power_law_(\d+(?:\.\d+)?)")
 
 
 def _moe_mlp(row: ParsedRow) -> Built:
-    """What one rank computes of a gated mixture of experts; ``skew`` is the exponent of the experts' popularity."""
+    """The part of a gated mixture of experts that one rank computes.
+
+    The attribute ``skew`` is the exponent of the power law of the experts' popularity; 0 is uniform.
+    """
     p, t = row.params, row.dtype
     tokens, topk, experts = stated(p, "num_tokens"), stated(p, "topk"), stated(p, "num_experts")
     hidden, inter = stated(p, "hidden_size"), stated(p, "inter_size")
@@ -168,7 +171,7 @@ _GATES: Final = {"rnn:LSTM": ("lstm", 4), "rnn:GRU": ("gru", 3), "rnn:Vanilla": 
 
 
 def _rnn(row: ParsedRow) -> Built:
-    """A recurrent layer, its input as wide as its state."""
+    """A recurrent layer whose input is as wide as its state."""
     p, t = row.params, row.dtype
     cell, gates = _GATES[row.op]
     hidden = stated(p, "Hidden_units", "Hidden_Units")
@@ -192,4 +195,4 @@ PRODUCT_OPERATIONS: Final[dict[str, Operation]] = {
     "conv2d": Operation("conv2d", _conv2d, _PRODUCTS),
     **dict.fromkeys(_GATES, Operation("rnn", _rnn, _EACH_GRADIENT)),
 }
-"""How to make an operator of a row, by its ``op``."""
+"""How to make an operator from a row, by its ``op``."""

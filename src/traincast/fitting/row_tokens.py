@@ -1,4 +1,4 @@
-"""Rows of point-wise and row-wise operators, look-ups, losses and optimizer steps, as operators."""
+"""Operators from rows that measured point-wise and row-wise operators, look-ups, losses and optimizer steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from traincast.graph import DType, OpKind, Scalar
 from traincast.tables import RowError
 
 VOCABULARY: Final = 50_257
-"""Words of GPT-2's vocabulary: what rows that do not state one were measured with."""
+"""Size of GPT-2's vocabulary, with which rows that state no vocabulary were measured."""
 VOCABULARY_MULTIPLE: Final = 128
 """Megatron pads the vocabulary so that every rank of a tensor group holds a multiple of this."""
 
@@ -36,7 +36,7 @@ def _mlp_tokens(p: Params) -> tuple[int, ...]:
 def _scores(p: Params) -> tuple[int, ...]:
     heads, ranks = stated(p, "h"), stated(p, "mp")
     if ranks > heads:
-        raise RowError("mp is larger than h: a rank without a head")
+        raise RowError("mp is larger than h: some ranks would have no head")
     seq = stated(p, "l")
     return stated(p, "b"), share_of(heads, ranks, "h"), seq, seq
 
@@ -44,7 +44,10 @@ def _scores(p: Params) -> tuple[int, ...]:
 def _each(
     kind: OpKind, extent: Callable[[Params], tuple[int, ...]], inputs: int = 1, **attributes: Scalar
 ) -> Callable[[ParsedRow], Built]:
-    """Builds an operator on ``inputs`` tensors of one shape: ``rows`` × ``cols``, or what ``extent`` says."""
+    """Return a builder of operators on ``inputs`` tensors of one shape.
+
+    The shape is ``rows`` × ``cols`` if the row states them, otherwise the result of ``extent``.
+    """
 
     def build(row: ParsedRow) -> Built:
         p = row.params
@@ -56,7 +59,7 @@ def _each(
 
 
 def _embedding(row: ParsedRow) -> Built:
-    """A look-up in the rows of the vocabulary that a rank of the tensor group holds."""
+    """A look-up in the part of the vocabulary that one rank of the tensor group holds."""
     b, seq, dim = _tokens(row.params)
     ranks = stated(row.params, "mp")
     indices = tensor(DType.INT64, b, seq)
@@ -77,7 +80,10 @@ def _vocabulary_share(ranks: int) -> int:
 
 
 def _optimizer(row: ParsedRow) -> Built:
-    """An optimizer step on all weights of a rank; ``stage`` of a pipeline, or ``whole`` for a model in one piece."""
+    """An optimizer step on all weights of a rank.
+
+    The attribute ``stage`` is "first", "middle" or "last" in a pipeline, and "whole" for a model without one.
+    """
     p = row.params
     attributes: dict[str, Scalar]
     if "params" in p:
@@ -122,4 +128,4 @@ TOKEN_OPERATIONS: Final[dict[str, Operation]] = {
         Operation("optimizer", _optimizer, _UPDATE),
     ),
 }
-"""How to make an operator of a row, by its ``op``."""
+"""How to make an operator from a row, by its ``op``."""

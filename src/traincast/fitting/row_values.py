@@ -1,4 +1,4 @@
-"""What the cells of a row say: its dtype, its sizes and its parameters, understood or refused with a reason."""
+"""Parses the dtype, sizes and parameters of a row; raises :class:`RowError` with the reason where it cannot."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PHASES: Final = {
 }
 FORWARD: Final = frozenset({"fwd"})
 BOTH: Final = frozenset({"fwd", "bwd"})
-"""Phases of a pass forward, and of both passes."""
+"""Phases of operators that run in the forward only (:data:`FORWARD`), or in forward and backward."""
 
 
 @lru_cache(maxsize=256)
 def dtype_of(text: str) -> DType:
-    """The dtype that a table's spelling means."""
+    """Return the dtype that a table spells as ``text``."""
     try:
         return DType(dtype_in(str(text)))
     except ValueError:
@@ -37,7 +37,7 @@ def dtype_of(text: str) -> DType:
 
 
 class ParsedRow(NamedTuple):
-    """A row with its dtype and parameters understood."""
+    """A row with its dtype and parameters parsed."""
 
     op: str
     dtype: DType
@@ -49,10 +49,11 @@ class ParsedRow(NamedTuple):
 
 
 Built: TypeAlias = tuple[OpKind, tuple[TensorSpec, ...], tuple[TensorSpec, ...], dict[str, Scalar] | None]
+"""An operator to be made: its kind, inputs, outputs and attributes."""
 
 
 class Operation(NamedTuple):
-    """How the rows of one ``op`` become operators."""
+    """How the rows of one ``op`` become operators: the operator's name, its builder, and the phases it runs in."""
 
     name: str
     build: Callable[[ParsedRow], Built]
@@ -60,7 +61,7 @@ class Operation(NamedTuple):
 
 
 def parsed(params: str | None) -> Params:
-    """The JSON object in the column ``params``; nothing where it is empty."""
+    """Return the JSON object in the column ``params``; an empty one if the cell is empty."""
     if not params:
         return {}
     try:
@@ -74,12 +75,12 @@ def parsed(params: str | None) -> Params:
 
 @lru_cache(maxsize=1 << 17)
 def tensor(dtype: DType, *shape: int) -> TensorSpec:
-    """A tensor; those of the same dtype and shape are one object."""
+    """Return a tensor; equal dtypes and shapes give the same object."""
     return TensorSpec(shape, dtype)
 
 
 def size_of(value: Any, name: str) -> int:
-    """A positive whole number, or an error that names it."""
+    """Return ``value`` as a positive whole number, or raise a :class:`RowError` that calls it ``name``."""
     if type(value) is int and 0 < value <= _MAX_SIZE:
         return value
     if value is None:
@@ -94,7 +95,7 @@ def size_of(value: Any, name: str) -> int:
 
 
 def stated(params: Params, *names: str) -> int:
-    """The size that goes by one of ``names``."""
+    """Return the size under the first of ``names`` that ``params`` has."""
     for name in names:
         if name in params:
             return size_of(params[name], name)
@@ -102,15 +103,15 @@ def stated(params: Params, *names: str) -> int:
 
 
 def share_of(whole: int, ranks: int, what: str) -> int:
-    """What each of ``ranks`` ranks has of ``whole``."""
+    """Return ``whole`` divided by ``ranks``, or raise a :class:`RowError` if there is a remainder."""
     if whole % ranks:
-        raise RowError(f"{what} does not divide among the ranks of its tensor group")
+        raise RowError(f"{what} is not a multiple of the number of ranks in its tensor group")
     return whole // ranks
 
 
 def head_sizes(p: Params) -> tuple[int, int, int, int]:
-    """``(batch, heads of this rank, sequence, head dim)`` of Megatron's parameters."""
+    """Return ``(batch, heads of this rank, sequence, head dim)`` from Megatron's parameters."""
     heads, ranks = stated(p, "h"), stated(p, "mp")
     if ranks > heads:
-        raise RowError("mp is larger than h: a rank without a head")
+        raise RowError("mp is larger than h: some ranks would have no head")
     return stated(p, "b"), share_of(heads, ranks, "h"), stated(p, "l"), share_of(stated(p, "dim"), heads, "dim")

@@ -1,8 +1,8 @@
-"""A row of an operator table as an :class:`Operator`, under one name for each operation.
+"""Turns a row of an operator table into an :class:`Operator`, with one name for each operation.
 
-The name of a measured operator is ``<operation>.<phase>``, and its shapes are those of the forward, also where the row
-measured a backward or a whole training step of the layer: the name says what was run, the shapes and attributes on
-what. :func:`traincast.fitting.parts.parts_of` says what leaf operators that amounts to.
+The name of a measured operator is ``<operation>.<phase>``. Its shapes are those of the forward, even if the row
+measured a backward or a whole training step of the layer. :func:`traincast.fitting.parts.parts_of` returns the leaf
+operators that such a row consists of.
 
 Rows of Traincast's own profiler describe their operator in full (``params`` has ``inputs``) and keep its name.
 """
@@ -26,12 +26,12 @@ from traincast.graph.operator import NO_ATTRIBUTES
 from traincast.tables import RowError
 
 _NO_COST: Final = frozenset({"module", "unknown"})
-"""Attributes that say where an operator stood in its model, not what it costs."""
+"""Attributes that say where in its model an operator was, and have no effect on its cost."""
 _PHASE_WORDS: Final = {"forward": "fwd", "backward": "bwd", "optimizer": "update"}
 
 
 class RowConfig(NamedTuple):
-    """The columns of a row that say what ran, as in the table; without device and time."""
+    """The columns of a row that say what ran, unparsed; device and time are left out."""
 
     op: str
     phase: str
@@ -45,20 +45,20 @@ class RowConfig(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredOperator:
-    """The operator that a row measured, and the leaf operators that it consists of."""
+    """The operator that a row measured, and the leaf operators it consists of."""
 
     operator: Operator
     parts: tuple[Operator, ...]
 
 
 def measured_operator(row: Mapping[str, Any]) -> MeasuredOperator:
-    """The operator and parts of one row of a table, given by column name."""
+    """Return the operator and its parts for one row of a table, given by column name."""
     operator = operator_of(RowConfig(**{name: row[name] for name in RowConfig._fields if name in row}))
     return MeasuredOperator(operator=operator, parts=parts_of(operator))
 
 
 def operator_of(config: RowConfig) -> Operator:
-    """The operator that a row describes, or :class:`RowError`."""
+    """Return the operator that a row describes, or raise :class:`RowError`."""
     params = parsed(config.params)
     phase = _PHASE_WORDS.get(config.phase, config.phase)
     if phase not in PHASES:
@@ -67,7 +67,7 @@ def operator_of(config: RowConfig) -> Operator:
         return described_operator(config.op, phase, params)
     operation = _operation(config.op)
     if operation is None:
-        what = "a node of a traced graph that is no known operator" if config.op.startswith(NODE) else ""
+        what = "the node of the traced graph is not a known operator" if config.op.startswith(NODE) else ""
         raise RowError(what or f"unknown operator {config.op!r}")
     if phase not in operation.phases:
         raise RowError(f"{config.op} runs nothing in phase {config.phase!r}")
@@ -84,16 +84,16 @@ def operator_of(config: RowConfig) -> Operator:
 
 
 def canonical_name(op: str) -> str | None:
-    """The operation that a table's ``op`` means (``flash_atten`` → ``attention``), or ``None``."""
+    """Return the operation that a table's ``op`` means (``flash_atten`` → ``attention``), or ``None`` if unknown."""
     operation = _operation(op)
     return operation.name if operation else None
 
 
 def key_of(op: Operator) -> str:
-    """The configuration of ``op``: name, dtypes, sizes and attributes; not where it ran, nor how fast.
+    """Return the configuration of ``op``: name, dtypes, sizes and attributes, without device and time.
 
-    Sizes are as a kernel sees them: point-wise operators by their number of elements, row-wise ones by rows and
-    columns, so that the same work written in two ways is one configuration.
+    Sizes are as a kernel sees them: the number of elements for point-wise operators, rows and columns for row-wise
+    ones. So the same work written with different shapes is one configuration.
     """
     sizes = _KEY_SIZES.get(op.kind, _as_they_are)
     inputs = ",".join([f"{t.dtype.value}{sizes(t.shape)}" for t in op.inputs])

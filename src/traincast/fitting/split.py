@@ -1,13 +1,13 @@
 """Split measurements into training and test sides that share no configuration.
 
 A table of measurements has each configuration several times: repeats, releases, devices. A plain random split puts
-copies of one configuration on both sides, and what it calls a test is partly memory. :func:`protocol_split` is the
-partition of swPredictor, which removes that; beside it stand harder ones, which ask for sizes, devices or sources that
+copies of one configuration on both sides, so that the test partly measures memory. :func:`protocol_split` is the
+partition of swPredictor, which avoids that. The other splits are harder: they test sizes, devices or sources that
 training has not seen.
 
 Every function takes parallel columns, one entry for each row: ``keys`` (what ran, without the device; see
 :attr:`traincast.fitting.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and framework).
-Chance is a hash of the seed and of the rows' content, so that the order of rows is of no consequence.
+Random choices are hashes of the seed and of the rows' content, so that the order of rows does not matter.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Split:
 def protocol_split(keys: Keys, groups: Ints, values: Floats, *, seed: int = 0) -> Split:
     """swPredictor's partition: no configuration is on both sides, on any device.
 
-    Rows go 4 : 1 to either side by chance; each side is deduplicated; configurations on both sides (I) are shared out
-    4 : 1 once more: Final_Train = (Dedup_Train \\ I) ∪ I_0.8, Final_Test = (Dedup_Test \\ I) ∪ I_0.2. ``values`` are
-    the measured times: with the key, they are the content that the chance of a row is drawn from.
+    Rows are split 4 : 1 at random, and each side is deduplicated. Configurations on both sides (I) are split 4 : 1 once
+    more: Final_Train = (Dedup_Train \\ I) ∪ I_0.8, Final_Test = (Dedup_Test \\ I) ∪ I_0.2. ``values`` are the measured
+    times: the side of a row is drawn from a hash of its key, its time and ``seed``.
     """
     distinct, number = np.unique(keys, return_inverse=True)
     in_train = _chance(_mixed(keys, values.astype(np.float64).view(np.uint64)), seed, _ROWS) < TRAIN_SHARE

@@ -1,6 +1,6 @@
 """Failed runs that did not run out of memory: another run that needs at least as much memory succeeded.
 
-A table says that a run failed, but seldom why: nodes break, jobs time out, launchers refuse. A forecast of memory can
+A table says that a run failed, but seldom why: nodes break, jobs time out, launchers fail. A forecast of memory can
 only be judged by failures that memory may have caused.
 """
 

@@ -34,7 +34,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     gpu, system, network = (text(row, key) for key in ("gpu", "hardware", "interconnect"))
     if not gpu:
         raise RowError("gpu is not stated")
-    form = f"{system} sxm" if _NVLINK.search(network) else system  # cards in slots have bridges at most
+    form = f"{system} sxm" if _NVLINK.search(network) else system  # PCIe cards are joined by bridges at most
     try:
         device = find_device(gpu, None, form)
     except UnknownNameError:

@@ -179,7 +179,7 @@ class _Ring:
             samples = _timed(run, self.request.repeats, self.device)
         except (RuntimeError, NotImplementedError, ValueError, torch.cuda.OutOfMemoryError) as error:
             return {"error": " ".join(str(error).split())[:160]}
-        share = 0.5 if case.collective == "p2p" else 1.0  # there and back again is two messages
+        share = 0.5 if case.collective == "p2p" else 1.0  # there and back is two messages
         timing = Timing.of([sample * share for sample in samples])
         return {
             "median_s": timing.median_s,

@@ -215,4 +215,4 @@ COMPUTING: Final[dict[str, Builder]] = {
         "upsample_bilinear2d upsample_bilinear2d_backward upsample_trilinear3d upsample_trilinear3d_backward",
     ),
 }
-"""By the operator's name."""
+"""Builders by the name of the operator."""

@@ -27,7 +27,7 @@ BUILDERS: Final[dict[str, Builder]] = {**PRODUCTS, **COMPUTING, **UPDATES, **MOV
 
 
 def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
-    """Return a function that runs ``operator`` once on ``device``; it was tried, and gave the captured shapes.
+    """Return a function that runs ``operator`` once on ``device``. A first run must give the captured shapes.
 
     Raises :class:`CannotRunError` with the reason if the operator cannot be run.
     """
@@ -47,7 +47,7 @@ def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
 
 
 def reason_not_to_run(operator: Operator) -> str | None:
-    """Why ``operator`` cannot be run, or ``None`` if it can; tried on fake tensors, which take no memory."""
+    """Return why ``operator`` cannot be run, or ``None`` if it can. It runs on fake tensors, which take no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -142,7 +142,7 @@ def _arguments(operator: Operator, schema: Sequence[Any], make: Make) -> list[An
             values.append(make.all(tensors))
             tensors = []
         elif argument.name == "other" and kind == "number":
-            # An in-place operator runs on its own result again and again: it must leave it as it is.
+            # An in-place operator runs on its own result again and again: this number must not change the values.
             inplace = operator.name.endswith("_")
             values.append((0 if operator.name.startswith(("add", "sub")) else 1) if inplace else 2)
         elif argument.name in _USUAL and kind != "Tensor":

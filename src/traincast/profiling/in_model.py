@@ -263,14 +263,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
     def _learn(self, func: Any, args: Any, kwargs: Any, out: Any) -> str:
         """Record that ``func`` runs next; return the key of its operator, or an empty text if it is no operator."""
         if func._schema.name in _UNSET:
-            out.zero_()  # labels that a loss leaves unset must be labels
+            out.zero_()  # a loss leaves labels unset: give it valid ones
         operator = None if func.namespace == "prim" else self._operator(func, args, kwargs, out)
         key = ""
         if operator is not None:
             key = key_of(operator)
             self._operators.setdefault(key, operator)
         if func._schema.name in _UNSET:
-            func = None  # so that it is seen to in every step
+            func = None  # so that later steps come here again and set the labels
         if self._position - 1 == len(self._script):
             self._script.append((func, key))
         return key

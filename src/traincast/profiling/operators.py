@@ -172,7 +172,7 @@ def _takes_seq(model: str) -> bool:
 
 
 def profile_operators(request: OperatorRequest, output: Path, *, progress: Progress | None = None) -> Profile:
-    """Measure what ``request`` asks for into the table ``output``, going on where an earlier run stopped."""
+    """Measure what ``request`` asks for into the table ``output``; resume an earlier run that was stopped."""
     require_torch()
     check_device(request.device)
     import torch

@@ -38,7 +38,7 @@ def load_operator_set(path: Path) -> Operators:
     """Read an operator set that :func:`save_operator_set` wrote."""
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-        raise FileFormatError(f'{path} is no operator set of version {VERSION}: it lacks "format": "{FORMAT}"')
+        raise FileFormatError(f'{path} is not an operator set of version {VERSION}: it lacks "format": "{FORMAT}"')
     try:
         return tuple(
             operator_of(op, phase, dtype, json.dumps(params)) for _, op, phase, dtype, params in data["operators"]

@@ -1,7 +1,7 @@
 """The table that a profile writes: finished rows go to a journal at once, and to the table when all is done.
 
 The journal lies beside the output. A run that was stopped leaves it there; the next run with the same output resumes
-from it. The output itself is replaced in one step: it holds the rows of before, or those and the new ones.
+from it. The output itself is replaced in one step: at any time it holds all old rows, or all old and new rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _check_schema(output: Path, *, table: str) -> None:
         names = pq.read_schema(output).names
     except (pa.ArrowException, OSError) as error:
         raise FileFormatError(
-            f"{output} exists and is no Parquet file: move it away, or choose another name"
+            f"{output} exists and is not a Parquet file: move it away, or choose another name"
         ) from error
     if list(names) != list(TABLES[table]):
         raise FileFormatError(
@@ -80,27 +80,27 @@ class ProfileOutput:
 
     @property
     def warnings(self) -> list[str]:
-        """What was wrong with the journal of the run before."""
+        """Return what was wrong with the journal of the previous run."""
         return self._journal.warnings
 
     def reason(self, identity: str) -> str | None:
-        """Why that measurement is not possible, where it is known not to be."""
+        """Return why that measurement is impossible, or ``None`` if it is not known to be."""
         return self._failures.get(identity)
 
     def has(self, identity: str) -> bool:
-        """Whether that measurement is there already, or known not to be possible."""
+        """Return whether that measurement exists already, or is known to be impossible."""
         return identity in self._rows or identity in self._failures
 
     def add(self, row: Row) -> None:
-        """Keep a finished row."""
+        """Add a finished row."""
         self._keep(self._identity(row), {"row": row})
 
     def fail(self, identity: str, reason: str) -> None:
-        """Keep that a measurement is not possible."""
+        """Record that a measurement is impossible, with the reason."""
         self._keep(identity, {"failed": reason})
 
     def mark(self, name: str) -> None:
-        """Keep that a larger piece, such as the run of a model, is done."""
+        """Record that a larger piece, such as the run of a model, is done."""
         self._keep(name, {"done": True})
 
     def marked(self, name: str) -> bool:
@@ -139,7 +139,7 @@ class ProfileOutput:
 
 
 def _read(output: Path) -> list[Row]:
-    """The rows of a table that is there already."""
+    """Return the rows of a table that exists already."""
     if not output.exists():
         return []
     import pyarrow.parquet as pq
@@ -149,7 +149,7 @@ def _read(output: Path) -> list[Row]:
 
 
 def write_table(rows: Iterable[Row], path: Path, *, table: str) -> None:
-    """Write ``rows`` as a Parquet file; a file that is there is replaced in one step."""
+    """Write ``rows`` as a Parquet file; an existing file is replaced in one step."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

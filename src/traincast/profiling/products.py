@@ -73,7 +73,7 @@ def _differentiated_attention(
         return torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=causal, enable_gqa=grouped)
 
     if not backward:
-        # The kernel gives the logarithms of its sums beside the result; the public function does not.
+        # The kernel also returns the logarithms of its sums; the public function does not.
         sums = torch.empty(operator.outputs[-1].shape, device=make.device)
         return lambda: (attend(), sums)
     with torch.enable_grad():
@@ -122,7 +122,7 @@ def _rnn(operator: Operator, make: Make) -> Call:
     forward = bound(aten.mkldnn_rnn_layer.default, (*tensors, False, [], _LSTM, hidden, 1, True, False, False, True))
     if not operator.name.endswith("backward"):
         return forward
-    with torch.enable_grad():  # only then does it keep what its gradient needs
+    with torch.enable_grad():  # without this, it keeps nothing for its gradient
         out, hy, cy, workspace = forward()
     grad = torch.randn_like(out)
     arguments = (*tensors, out, hy, cy, grad, None, None, False, _LSTM, hidden, 1, True, True, False, [], False)
@@ -163,4 +163,4 @@ PRODUCTS: Final[dict[str, Builder]] = {
     **named(_rnn, "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
     **named(_plain_rnn, "gru_layer gru_layer_backward rnn_layer rnn_layer_backward"),
 }
-"""By the operator's name."""
+"""Builders by the name of the operator."""

@@ -116,7 +116,7 @@ def measure(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off: it must not run during a sample."""
+    """Switch garbage collection off, so that it does not run during a sample."""
     was_on = gc.isenabled()
     gc.disable()
     try:

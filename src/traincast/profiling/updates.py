@@ -92,4 +92,4 @@ _STEPS: Final[dict[str, Callable[[torch.Tensor, torch.Tensor, list[torch.Tensor]
 }
 
 UPDATES: Final[dict[str, Builder]] = named(_update, " ".join(_STEPS))
-"""By the optimizer's name."""
+"""Builders by the name of the optimizer."""

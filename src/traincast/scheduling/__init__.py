@@ -1,4 +1,4 @@
-"""How a cluster's queue fares: jobs, policies, placement, failures and what came of them.
+"""Simulates a queue of jobs on a shared cluster: jobs, policies, placement, failures, outcomes and their figures.
 
 >>> from traincast.scheduling import Job, SharedCluster, measure, simulate
 >>> rows = [(0, 4, 3600), (60, 8, 1800), (120, 1, 600)]

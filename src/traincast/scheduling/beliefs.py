@@ -16,7 +16,7 @@ class Beliefs(Protocol):
     """Gives the believed duration of a job. The simulation asks once per job, when it is submitted."""
 
     def seconds(self, job: Job) -> float:
-        """How long the job is believed to execute on its reference placement, from its beginning to its end."""
+        """Return how long the whole job is believed to execute on its reference placement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Exact:
     """Every job is believed to take its true duration."""
 
     def seconds(self, job: Job) -> float:
-        """Its duration."""
+        """Return the job's true duration."""
         return job.duration_s
 
 
@@ -37,10 +37,10 @@ class Noisy:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma) and self.sigma >= 0):
-            raise RequestError(f"noise of sigma={self.sigma}: expected a number from 0, as 0.3")
+            raise RequestError(f"noise of sigma={self.sigma}: expected 0 or more, such as 0.3")
 
     def seconds(self, job: Job) -> float:
-        """Its duration, disturbed."""
+        """Return the job's duration times its random factor."""
         draw = random.Random(f"{self.seed} {job.job_id}")  # noqa: S311  (no secret)
         return job.duration_s * math.exp(self.sigma * draw.gauss(0.0, 1.0))
 
@@ -50,7 +50,7 @@ class User:
     """The user's own estimate, ``estimate_s``. A job without one is refused."""
 
     def seconds(self, job: Job) -> float:
-        """Its ``estimate_s``."""
+        """Return the job's ``estimate_s``, or raise ``RequestError`` if it has none."""
         if job.estimate_s is None:
             raise RequestError(
                 f"job {job.job_id} has no estimate_s, which --estimates user needs: give one, or choose exact"
@@ -65,7 +65,7 @@ class Given:
     by_job: Mapping[str, float]
 
     def seconds(self, job: Job) -> float:
-        """What is given for its name."""
+        """Return the seconds given for the job's name, or raise ``RequestError`` if there are none."""
         try:
             return self.by_job[job.job_id]
         except KeyError:
@@ -73,7 +73,7 @@ class Given:
 
 
 def load_beliefs(name: str, *, seed: int = 0) -> Beliefs:
-    """``exact``, ``user`` or ``noisy:SIGMA``."""
+    """Return the beliefs called ``exact``, ``user`` or ``noisy:SIGMA``."""
     kind, _, value = name.partition(":")
     if kind == "exact" and not value:
         return Exact()
@@ -83,5 +83,5 @@ def load_beliefs(name: str, *, seed: int = 0) -> Beliefs:
         try:
             return Noisy(float(value), seed)
         except ValueError:
-            raise RequestError(f"estimates {name!r}: expected noisy:SIGMA, as noisy:0.3") from None
+            raise RequestError(f"estimates {name!r}: expected noisy:SIGMA, such as noisy:0.3") from None
     raise RequestError(f"estimates {name!r}: expected exact, user or noisy:SIGMA")

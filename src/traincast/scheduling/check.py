@@ -114,7 +114,7 @@ def _within(name: str, low: float, high: float, *, above: bool = False) -> Calla
 
 
 def _given(broken: Callable[[JobColumns], Bools], name: str) -> Callable[[JobColumns], Bools]:
-    """As ``_within``, for jobs that state the number; a missing one is no violation."""
+    """Check as ``_within`` does, but accept a missing number."""
 
     def broken_if_given(columns: JobColumns) -> Bools:
         return ~np.isnan(columns.numbers[name]) & broken(columns)
@@ -144,7 +144,7 @@ def _bad_bounds(columns: JobColumns) -> Bools:
 
 
 def _nothing(columns: JobColumns) -> Bools:
-    """Marks no job. For columns where only unreadable cells are wrong."""
+    """Mark no job: for columns in which only unreadable cells break the rule."""
     return np.zeros(len(columns), dtype=bool)
 
 
@@ -212,10 +212,11 @@ RULES: Final = (
 
 
 def check_fit(trace: Trace, cluster: SharedCluster, *, oversize: Oversize = "refuse", any_gpu: bool = False) -> Trace:
-    """The jobs of ``trace`` that ``cluster`` can run, with notes on what was changed and on overload.
+    """Return the jobs of ``trace`` that ``cluster`` can run, with notes on changes and on overload.
 
-    A job that is larger than what it may ever get (the nodes of its GPU type, of its virtual cluster, or its quota) is
-    refused, left out (``drop``) or made as small as that (``clip``). ``any_gpu`` forgets which types jobs ask for.
+    Some jobs ask for more GPUs than they can ever get: more than the nodes of their GPU type or of their virtual
+    cluster have, or more than their quota. They are refused, left out (``drop``) or reduced to what they can get
+    (``clip``). With ``any_gpu``, the GPU types that jobs ask for are ignored.
     """
     trace = _settle_types(trace, cluster, any_gpu=any_gpu)
     trace = _note_unknown_vcs(trace, cluster)
@@ -234,7 +235,7 @@ def check_fit(trace: Trace, cluster: SharedCluster, *, oversize: Oversize = "ref
 
 
 def _settle_types(trace: Trace, cluster: SharedCluster, *, any_gpu: bool) -> Trace:
-    """Use the cluster's names for the GPU types that jobs ask for; of several (``A|B``) the one with most GPUs."""
+    """Use the cluster's names for the GPU types that jobs ask for; of several (``A|B``), the one with most GPUs."""
     asked: Texts = trace.texts["gpu_type"]
     if not np.any(asked != ""):
         return trace
@@ -278,7 +279,7 @@ def _some(names: list[str], shown: int = 6) -> str:
 
 
 def _room(trace: Trace, cluster: SharedCluster) -> Floats:
-    """GPUs that each job could get with the cluster to itself: jobs do not mix GPU types."""
+    """Return how many GPUs each job could get on the empty cluster; a job does not mix GPU types."""
     owners = {node.vc for node in cluster.nodes if node.vc}
     sizes: dict[tuple[str, str], int] = {}
     for node in cluster.nodes:

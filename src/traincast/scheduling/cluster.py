@@ -1,4 +1,4 @@
-"""What a queue of jobs shares: nodes with their GPUs, racks and switches, and virtual clusters with quotas."""
+"""The cluster that a queue of jobs shares: nodes with GPUs, racks and switches, and virtual clusters with quotas."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Pool(NamedTuple):
 class SharedCluster:
     """Nodes in the order in which they fill up, and the most GPUs that a virtual cluster may hold at a time.
 
-    A virtual cluster that owns nodes runs on these and nothing else does; all others share the nodes without owner. A
-    job never mixes GPU types: the types it may use are tried in the order of the nodes.
+    A virtual cluster that owns nodes runs only on these, and no other job does. All other jobs share the nodes without
+    an owner. A job never mixes GPU types: the types it may use are tried in the order of the nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -55,7 +55,7 @@ class SharedCluster:
         names = {node.name for node in self.nodes}
         if len(names) < len(self.nodes):
             raise RequestError(
-                f"{len(self.nodes)} nodes with {len(names)} names: a node is named once; give each its own"
+                f"{len(self.nodes)} nodes with {len(names)} different names: give each node a name of its own"
             )
         for vc, quota in self.quotas.items():
             if not quota > 0:
@@ -78,7 +78,7 @@ class SharedCluster:
 
     @property
     def num_gpus(self) -> int:
-        """All GPUs."""
+        """Return the number of GPUs of all nodes."""
         return sum(node.num_gpus for node in self.nodes)
 
     def doubled(self) -> SharedCluster:
@@ -127,7 +127,7 @@ class NodeIndex:
         )
 
     def pools(self, *, vc: str, gpu_type: str) -> tuple[Pool, ...]:
-        """Where jobs of that virtual cluster that ask for that GPU may run: one pool for each GPU type."""
+        """Return where jobs of a virtual cluster that ask for a GPU type may run: one pool for each possible type."""
         owner = vc if vc in self.owners else ""
         return tuple(
             Pool(kind, _bits(node for node, of in enumerate(self.group_of) if of == group), group)
@@ -144,7 +144,7 @@ def _bits(numbers: Iterable[int]) -> int:
 
 
 def _bits_by(values: Sequence[int] | Sequence[str]) -> dict[int, int]:
-    """Which positions hold each value; values are numbered in order of their first appearance unless they are ints."""
+    """Return a set of positions, as bits, for each value. Integers number themselves, others by first appearance."""
     found: dict[int, int] = {}
     number: dict[object, int] = {}
     for at, value in enumerate(values):

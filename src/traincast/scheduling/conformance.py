@@ -61,9 +61,9 @@ def check_outcome(outcome: Outcome, *, failures: bool = False) -> None:
         if not mine:
             raise LawBrokenError(f"job {job.job_id} never ran")
         if mine[0].start_s < job.submit_s or fate.start_s != mine[0].start_s:
-            raise LawBrokenError(f"job {job.job_id} starts at {mine[0].start_s}, and was submitted at {job.submit_s}")
+            raise LawBrokenError(f"job {job.job_id} starts at {mine[0].start_s}, but was submitted at {job.submit_s}")
         if fate.end_s != mine[-1].end_s:
-            raise LawBrokenError(f"job {job.job_id} ends at {fate.end_s}, and held GPUs until {mine[-1].end_s}")
+            raise LawBrokenError(f"job {job.job_id} ends at {fate.end_s}, but held GPUs until {mine[-1].end_s}")
         for before, after in pairwise(mine):
             if after.start_s < before.end_s:
                 raise LawBrokenError(f"job {job.job_id} runs twice at {after.start_s}")
@@ -85,7 +85,7 @@ def _check_held(outcome: Outcome, order: int, mine: Sequence[Occupancy]) -> None
         gpus = sum(mask.bit_count() for _, mask in held.gpus) * held.units / UNIT
         least, most = (job.min_gpus, job.max_gpus) if job.is_elastic else (job.num_gpus, job.num_gpus)
         if not least - _NEAR <= gpus <= most + _NEAR:
-            raise LawBrokenError(f"job {job.job_id} holds {gpus:g} GPUs, and asked for {least:g} to {most:g}")
+            raise LawBrokenError(f"job {job.job_id} holds {gpus:g} GPUs, but asked for {least:g} to {most:g}")
         nodes = [outcome.cluster.nodes[node] for node in held.nodes]
         if len({node.gpu_type for node in nodes}) > 1 or job.gpu_type not in ("", nodes[0].gpu_type):
             raise LawBrokenError(f"job {job.job_id} of GPU type {job.gpu_type!r} runs on {[n.gpu_type for n in nodes]}")
@@ -94,7 +94,7 @@ def _check_held(outcome: Outcome, order: int, mine: Sequence[Occupancy]) -> None
     held_s = sum(segment.end_s - segment.start_s for segment in mine)
     waited = fate.jct_s - held_s
     if abs(waited - fate.queue_s) > _NEAR * max(1.0, fate.jct_s):
-        raise LawBrokenError(f"job {job.job_id} queued for {fate.queue_s} s, and held no GPUs for {waited} s")
+        raise LawBrokenError(f"job {job.job_id} queued for {fate.queue_s} s, but held no GPUs for {waited} s")
 
 
 def check_work(outcome: Outcome) -> None:
@@ -182,7 +182,7 @@ class _Case:
 
 
 def _cases(seed: int) -> dict[str, _Case]:
-    """Queues of several kinds. Each tests another part of a policy."""
+    """Yield queues of several kinds, each of which tests another part of a policy."""
     draw = random.Random(seed)  # noqa: S311  (no secret)
 
     def jobs(number: int, sizes: Sequence[float], *, most_s: int = 4000, **more: Sequence[str]) -> list[Job]:

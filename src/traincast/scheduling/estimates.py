@@ -34,10 +34,10 @@ def load_estimates(
     history: Trace | None = None,
     progress: Progress | None = None,
 ) -> Beliefs:
-    """``exact``, ``user``, ``noisy:SIGMA``, ``predicted`` or ``predicted:STAND-INS``.
+    """Return the estimates called ``exact``, ``user``, ``noisy:SIGMA``, ``predicted`` or ``predicted:STAND-INS``.
 
-    Forecasts are those of ``steps``, unless stand-ins have a precision and a runtime of their own. With ``history``,
-    jobs that ended before, they are scaled by what these took: see `predicted_seconds`.
+    Forecasts come from ``steps``, unless the stand-ins have a precision and a runtime of their own. ``history`` has
+    jobs that ended earlier; forecasts are scaled by their durations, see `predicted_seconds`.
     """
     kind, _, name = text.partition(":")
     if kind != "predicted":
@@ -65,9 +65,9 @@ def predicted_seconds(
 ) -> Floats:
     """Forecast how long every job of a trace takes on its reference placement.
 
-    With ``history`` the forecasts of a model are multiplied by the median of duration over forecast of its jobs there
-    (of all jobs, for a model that is not among them). The history must have ended before the trace begins, or the
-    scheduler would know more than it can.
+    With ``history``, the forecasts of a model are multiplied by the median of duration over forecast of its jobs in
+    the history; a model without jobs there takes the median of all jobs. The history must have ended before the trace
+    begins: otherwise the scheduler would know the future.
     """
     steps = _steps(cluster, steps, stand_ins)
     seconds = forecast_seconds(_described(trace, stand_ins), steps, progress=progress)
@@ -109,7 +109,7 @@ def _medians(names: Texts, values: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelError:
-    """How far forecasts of one model are from the durations of its jobs: ratios are forecast over duration."""
+    """Errors of the forecasts of one model's jobs: ratios of forecast over duration."""
 
     model: str
     num_jobs: int

@@ -21,9 +21,9 @@ Gpus: TypeAlias = tuple[tuple[int, int], ...]
 class FailureLaw:
     """How often each device, node or switch fails, and how long its repair takes.
 
-    The time from a repair to the next failure follows a Weibull distribution of mean ``mtbf_s`` and this ``shape``: 1
-    is exponential, below 1 failures come soon after each other, above 1 from wear. Repairs are exponential with mean
-    ``repair_s``, or always just as long where ``repair_is_fixed``.
+    The time from a repair to the next failure follows a Weibull distribution with mean ``mtbf_s`` and this ``shape``.
+    A shape of 1 is exponential; below 1, failures cluster; above 1, they come from wear. Repair times are exponential
+    with mean ``repair_s``, or all equal to it if ``repair_is_fixed``.
     """
 
     kind: Kind
@@ -72,7 +72,7 @@ class Failures:
     events: tuple[FailureEvent, ...] = ()
 
     def process(self, layout: NodeIndex, *, seed: int = 0) -> FailureProcess:
-        """The failures of one run on a cluster."""
+        """Return the failures of one run on a cluster."""
         return FailureProcess(self, layout, seed=seed)
 
 
@@ -81,9 +81,10 @@ _BACK: Final = 0
 
 
 class FailureProcess:
-    """Failures and repairs in order of time, repairs first; each component draws from a sequence of its own.
+    """Failures and repairs in order of time, repairs first.
 
-    So the failures of a component depend on the seed alone, not on other components or on jobs.
+    Each component draws from a random sequence of its own, so its failures depend only on the seed, and not on other
+    components or on jobs.
     """
 
     def __init__(self, failures: Failures, layout: NodeIndex, *, seed: int) -> None:

@@ -26,22 +26,22 @@ from traincast.scheduling.step_times import NOWHERE, Ask, Reference, StepTimes, 
 from traincast.scheduling.traces import Trace
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how many of how many forecasts are done."""
+"""Called with the number of forecasts done and the number of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastSpeeds:
     """Speed of a job: its forecast step time on the reference placement over that on its GPUs.
 
-    A share of a GPU counts as that share of its speed. Jobs without a model and a batch run as ``others`` has it.
-    Where a job cannot run its speed is 0, which a simulation refuses: see `refuse_impossible`.
+    On a share of a GPU, a job has that share of its speed. ``others`` gives the speed of jobs without a model and a
+    batch. Where a job cannot run, its speed is 0, which a simulation refuses: see `refuse_impossible`.
     """
 
     steps: StepTimes
     others: Speeds = PLAIN
 
     def speed(self, job: Job, placed: PlacedGpus) -> float:
-        """Progress per second, in seconds of ``duration_s``."""
+        """Return the seconds of ``duration_s`` that the job completes in one second."""
         if not is_described(job) or not placed.nodes:
             return self.others.speed(job, placed)
         ask = ask_of(job)
@@ -49,7 +49,7 @@ class ForecastSpeeds:
         return 0.0 if there == NOWHERE else self.steps.reference(ask).step_s / there
 
     def refuse_impossible(self, queue: Iterable[Job]) -> None:
-        """Refuse jobs that cannot run on some GPUs that they may be given, before anything runs."""
+        """Refuse jobs that could be given GPUs on which they cannot run, before the simulation starts."""
         asks: dict[Ask, str] = {}
         for job in queue:
             if is_described(job):
@@ -81,12 +81,15 @@ def is_described(job: Job) -> bool:
 
 
 def ask_of(job: Job) -> Ask:
-    """The facts that determine a job's reference placement."""
+    """Return the facts that determine a job's reference placement."""
     return Ask(What(job.model, job.batch, job.strategy, job.is_elastic), job.num_gpus, job.vc, job.gpu_type)
 
 
 def goodput(job: Job, steps: StepTimes) -> dict[int, float]:
-    """Samples per second of a job by its number of GPUs, packed on the reference type, where these divide its batch."""
+    """Return a job's samples per second by number of GPUs, for numbers that divide its batch.
+
+    The GPUs are of the reference type, packed on the fewest nodes.
+    """
     reference = steps.reference(ask_of(job))
     what = ask_of(job).what._replace(is_elastic=True)
     least, most = (job.min_gpus, job.max_gpus) if job.is_elastic else (int(job.num_gpus), int(job.num_gpus))
@@ -102,10 +105,11 @@ def goodput(job: Job, steps: StepTimes) -> dict[int, float]:
 def forecast_durations(
     trace: Trace, cluster: SharedCluster, *, steps: StepTimes | None = None, progress: Progress | None = None
 ) -> Trace:
-    """The trace with ``duration_s`` for jobs that have none: their steps times the step on their reference placement.
+    """Return the trace with a forecast ``duration_s`` for jobs that have none.
 
-    That is packed on the fewest nodes of the job's GPU type. A job that may use several types and cannot run on some
-    (for memory) is bound to the one it is forecast on. Jobs that can run nowhere are refused, all in one line.
+    It is the job's number of steps times its step time on the reference placement: packed on the fewest nodes of its
+    GPU type. If a job may use several types and lacks memory on some, it must run on the type it is forecast on. Jobs
+    that can run nowhere are refused, all in one line.
     """
     rows = np.flatnonzero(trace.to_forecast)
     if not len(rows):
@@ -149,7 +153,7 @@ def forecast_seconds(trace: Trace, steps: StepTimes, *, progress: Progress | Non
 def _references(
     trace: Trace, rows: Ints, steps: StepTimes, progress: Progress | None
 ) -> tuple[list[Ask], Ints, list[Reference]]:
-    """The distinct descriptions among some jobs, which of them each has, and where they run best."""
+    """Return the distinct descriptions of some jobs, the number of each job's, and the reference of each."""
     order: dict[Ask, int] = {}
     numbers = np.array([order.setdefault(_ask(trace, row), len(order)) for row in rows.tolist()], dtype=np.int64)
     asks, found = list(order), list[Reference]()

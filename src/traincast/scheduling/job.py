@@ -12,11 +12,12 @@ from traincast.errors import RequestError
 class Job:
     """One job of a queue; validated when made. Times are seconds.
 
-    ``submit_s`` and ``deadline_s`` are absolute, ``duration_s`` is the execution time on the job's reference
-    placement, ``estimate_s`` what its user said it would take. ``num_gpus`` below 1 is a share of one GPU, otherwise
-    a whole number. A larger ``priority`` is more urgent. ``gpu_type`` is the device it must run on, "" any.
-    ``model``, ``batch``, ``strategy`` and ``steps`` describe what is trained, where durations are forecast. A job is
-    elastic where ``min_gpus`` and ``max_gpus`` are given: it runs on any number between; 0 is exactly ``num_gpus``.
+    ``submit_s`` and ``deadline_s`` are absolute. ``duration_s`` is the execution time on the job's reference placement,
+    ``estimate_s`` the user's own estimate of it. ``num_gpus`` is a whole number, or below 1 a share of one GPU. A
+    larger ``priority`` is more urgent. ``gpu_type`` is the type of GPU that it needs; "" accepts any. ``model``,
+    ``batch``, ``strategy`` and ``steps`` say what is trained, if the duration is to be forecast. A job with
+    ``min_gpus`` and ``max_gpus`` is elastic: it can run on any number between them. If they are 0, it runs on exactly
+    ``num_gpus``.
     """
 
     job_id: str

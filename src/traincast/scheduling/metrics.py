@@ -18,16 +18,17 @@ class Metrics:
     """Figures of a whole cluster or of one virtual cluster. Times are seconds.
 
     - ``utilization``: GPU-seconds held, over those of the whole cluster during the makespan.
-    - ``goodput``: the part of the GPU-seconds held that was work which lasted: not lost to failures, not overhead.
-    - ``fragmentation``: of the GPU-seconds that were free, rests of shared GPUs among them, the part on nodes that were
-      partly in use.
+    - ``goodput``: share of the GPU-seconds held that was useful work: neither overhead nor lost to failures.
+    - ``fragmentation``: share of the free GPU-seconds that was on nodes partly in use; the free parts of shared GPUs
+      count as free.
     - ``idle_while_waiting``: GPU-seconds free while some job waited, over those of the cluster during the makespan.
-    - ``rho``: finish-time fairness ρ (Mahajan et al., NSDI 2020): the time from submission to end over what the job
-      would have taken on 1/N of the cluster, N being the jobs present on average meanwhile; above 1 is worse than fair.
-    - ``deadlines_met``: of the jobs that have a deadline; 1 where none has.
+    - ``rho``: finish-time fairness ρ (Mahajan et al., NSDI 2020): the time from submission to end, over the time that
+      the job would have taken on 1/N of the cluster. N is the mean number of jobs present meanwhile. Above 1 is worse
+      than fair.
+    - ``deadlines_met``: share of the jobs with a deadline that met it; 1 if no job has one.
 
-    Of one virtual cluster, fragmentation and idle time are those of the whole; its makespan is from its first
-    submission to its last end, and its utilization its own GPU-seconds over those of the whole cluster meanwhile.
+    For one virtual cluster, fragmentation and idle time are those of the whole cluster. Its makespan is from its first
+    submission to its last end. Its utilization is its own GPU-seconds over those of the whole cluster meanwhile.
     """
 
     num_jobs: int
@@ -128,12 +129,12 @@ def _measure(outcome: Outcome, orders: Sequence[int], fairness: Floats) -> Metri
 
 
 def _total(history: History, values: Floats) -> float:
-    """Integral over time of a value that holds until the next time."""
+    """Integrate over time a value that holds until the next time."""
     return float((values[:-1] * np.diff(history.time_s)).sum())
 
 
 def _unused(outcome: Outcome) -> tuple[Floats, Floats]:
-    """GPUs free at each time with the rests of shared ones, and of them those on nodes that are partly in use."""
+    """Return the free GPUs, with free parts of shared ones, and those of them on nodes partly in use, at each time."""
     history = outcome.history
     rests = outcome.cluster.num_gpus - history.down_gpus - history.used_gpus - history.free_gpus
     return history.free_gpus + rests, history.split_gpus + rests

@@ -57,7 +57,7 @@ class NodeList:
 
 
 def load_nodes(what: str | Path) -> NodeList:
-    """Nodes as ``NODESxGPUS[:TYPE][+…]``, or from a table."""
+    """Return the nodes that a text such as ``NODESxGPUS[:TYPE][+…]`` describes, or those of a table."""
     if isinstance(what, str) and _SPEC.fullmatch(what) and not Path(what).exists():
         return NodeList(nodes=_parse_nodes(what))
     return read_nodes(Path(what))
@@ -90,7 +90,7 @@ def _parse_nodes(text: str) -> tuple[Node, ...]:
 
 
 def read_nodes(path: Path) -> NodeList:
-    """The nodes of a table, checked; those without GPUs are left out and counted."""
+    """Read and check the nodes of a table; nodes without GPUs are left out, and a note counts them."""
     source = open_source(path)
     kind = next((k for k in LAYOUTS.values() if {k.name, k.gpus} <= set(source.header)), LAYOUTS["native"])
     need(source, (kind.name, kind.gpu_type, kind.gpus), what="a list of nodes")

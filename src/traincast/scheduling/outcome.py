@@ -29,10 +29,10 @@ class Occupancy(NamedTuple):
 class JobOutcome:
     """The outcome of one job. Times are in seconds.
 
-    ``jct_s`` is from submission to end, ``queue_s`` all of it that the job held no GPUs. ``lost_s`` is execution that a
-    failure undid, in seconds of the reference placement; ``overhead_s`` the time on GPUs that was no execution. The
-    GPU-seconds count the GPUs that it held, for all of its time on them, for what was lost and for overheads.
-    ``nodes`` are those on which it ended.
+    ``jct_s`` is the time from submission to end, ``queue_s`` the part of it without GPUs. ``lost_s`` is execution that
+    failures undid, in seconds of the reference placement. ``overhead_s`` is time on GPUs without execution. The fields
+    in GPU-seconds are time on GPUs, lost execution and overhead, each times the GPUs held. ``nodes`` are those on which
+    the job ended.
     """
 
     job_id: str
@@ -57,7 +57,7 @@ class JobOutcome:
 class History:
     """The cluster at every instant at which something happened; a value holds until the next time.
 
-    ``used_gpus`` counts shares as such. ``split_gpus`` are wholly free GPUs of nodes that are partly in use.
+    ``used_gpus`` counts a shared GPU by the share in use. ``split_gpus`` are free GPUs on nodes partly in use.
     """
 
     time_s: Floats

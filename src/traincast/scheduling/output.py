@@ -34,5 +34,5 @@ def write_jobs(outcome: Outcome, path: Path) -> None:
 
 
 def _exact(value: float) -> str:
-    """A whole number as such, any other with all of its digits."""
+    """Format a whole number without decimals, and any other number with all its digits."""
     return str(int(value)) if value == int(value) else repr(float(value))

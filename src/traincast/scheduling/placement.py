@@ -1,7 +1,7 @@
 """Placement rules: each picks free GPUs for a job, or finds none.
 
-A rule is asked for one pool of nodes at a time (one GPU type), and answers with (node, bits of GPUs) pairs. Where
-several nodes are alike the one with the lowest number is taken, so equal runs have equal placements.
+A rule is called with one pool of nodes at a time (one GPU type), and returns (node, bits of GPUs) pairs. Among equal
+nodes it takes the one with the lowest number, so that equal runs have equal placements.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Picked: TypeAlias = list[tuple[int, int]]
 class Placement:
     """A placement rule. A subclass defines how whole GPUs are picked, and optionally how a share of one is.
 
-    `prepare` is called once before a run with how many jobs ask for how many GPUs, `find` whenever a job may start.
-    Rules that count free GPUs only, and need not know which, say so with ``is_pooled``.
+    `prepare` is called once before a run, `find` whenever a job may start. A rule that needs only the number of free
+    GPUs, and not which ones are free, sets ``is_pooled``.
     """
 
     is_pooled: bool = False
 
     def prepare(self, mix: Mapping[float, int]) -> None:
-        """Begin a run and forget the previous one; ``mix`` maps numbers of GPUs to numbers of jobs."""
+        """Begin a run and forget the previous one; ``mix`` has the number of jobs for each number of GPUs asked for."""
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
         """Return that many whole GPUs of the pool, or ``None``."""
@@ -43,7 +43,7 @@ class Placement:
         return best[1] if best else self.pick_whole(pool, free)
 
     def pick_whole(self, pool: Pool, free: Free) -> tuple[int, int] | None:
-        """Node and number of a wholly free GPU, which is to be shared."""
+        """Return node and number of a free GPU that will be shared."""
         picked = self.pick(1, pool, free)
         if picked is None:
             return None
@@ -51,7 +51,7 @@ class Placement:
         return node, mask.bit_length() - 1
 
     def find(self, demand: JobDemand, free: Free) -> Allocation | None:
-        """GPUs for a job, from the first pool that has them, or nothing."""
+        """Return GPUs for a job from the first pool that has them, or ``None``."""
         num_gpus, units, pools, vc = demand
         if vc and not free.in_quota(demand):
             return None
@@ -67,7 +67,7 @@ class Placement:
         return None
 
     def space(self, free: Free) -> Space:
-        """What is free in the form that plans are made on."""
+        """Return a copy of what is free, for planning."""
         return PooledSpace(free.counts()) if self.is_pooled else PlacedSpace(free.copy(), self)
 
 
@@ -94,7 +94,7 @@ class Space(Protocol):
 
 
 class PooledSpace(FreeCounts):
-    """Counts are all that pooled placement asks for."""
+    """Space for pooled placement, which needs only counts."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ class PooledSpace(FreeCounts):
 
 
 class PlacedSpace:
-    """Every GPU, with the rule that picks from them."""
+    """Space that knows every GPU, with the rule that picks from them."""
 
     __slots__ = ("fits", "free", "give", "is_full", "placement", "take")
 
@@ -126,12 +126,12 @@ class PlacedSpace:
 
 
 class Pooled(Placement):
-    """Any free GPUs, from the first nodes on: only their number counts."""
+    """Any free GPUs, beginning with the first nodes: only their number matters."""
 
     is_pooled = True
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """From the first node that has any, on."""
+        """Take GPUs from the first nodes that have any."""
         picked: Picked = []
         masks = free.masks
         for node in bits_of(pool.nodes & ~free.with_count[0]):
@@ -146,7 +146,7 @@ class Pooled(Placement):
 
 
 def _best_fit(count: int, nodes: int, free: Free) -> tuple[int, int] | None:
-    """The node with the fewest free GPUs that still fits, and the GPUs to take."""
+    """Return the node with the fewest free GPUs that suffice, and the GPUs to take there."""
     with_count = free.with_count
     for have in range(count, len(with_count)):
         found = with_count[have] & nodes
@@ -157,13 +157,13 @@ def _best_fit(count: int, nodes: int, free: Free) -> tuple[int, int] | None:
 
 
 class Consolidated(Placement):
-    """Up to one node's size on one node, the one with the fewest free GPUs that still fits.
+    """A job that fits on one node runs on one: the node with the fewest free GPUs that suffice.
 
     Larger jobs take whole empty nodes, the largest first, and one best-fitting node for the remainder.
     """
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """On as few nodes as there can be."""
+        """Use as few nodes as possible."""
         picked: Picked = []
         nodes = pool.nodes
         of_size = free.layout.nodes_of_size
@@ -187,10 +187,10 @@ class Consolidated(Placement):
 
 
 class Spread(Placement):
-    """Over as many nodes as there are: one GPU after the other, each on the node that then has the most free."""
+    """Over as many nodes as possible: one GPU after the other, each on the node that then has the most free."""
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """From the nodes with the most free GPUs, in turns."""
+        """Take GPUs from the nodes with the most free ones, in turns."""
         level = len(free.with_count) - 1
         nodes = 0
         taken: dict[int, int] = {}
@@ -208,11 +208,11 @@ class Spread(Placement):
 class Topology(Placement):
     """As close together as possible: on one node, in one rack, below one switch, then anywhere.
 
-    At each distance the domain with the fewest free GPUs that still fits is taken, and in it the nodes with the most.
+    At each distance, the domain with the fewest free GPUs that suffice is taken, and in it the nodes with the most.
     """
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """In the smallest domain that fits."""
+        """Use the smallest domain that has room."""
         single = _best_fit(count, pool.nodes, free)
         if single is not None:
             return [single]
@@ -229,7 +229,7 @@ class Topology(Placement):
 
     @staticmethod
     def _fullest_first(count: int, nodes: int, free: Free) -> Iterator[tuple[int, int]]:
-        """Whole remainders of the nodes with the most free GPUs, and the best-fitting node for the rest."""
+        """Take all free GPUs of the nodes with the most, and the best-fitting node for the remainder."""
         for have in range(len(free.with_count) - 1, 0, -1):
             found = free.with_count[have] & nodes
             while found and count >= have:
@@ -252,11 +252,11 @@ class Random(Placement):
         self._draw = random.Random(seed)  # noqa: S311  (no secret)
 
     def prepare(self, mix: Mapping[float, int]) -> None:
-        """Begin to draw anew."""
+        """Restart the random sequence."""
         self._draw.seed(self.seed)
 
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """A sample without replacement."""
+        """Draw GPUs without replacement."""
         gpus = [(node, gpu) for node in bits_of(pool.nodes & ~free.with_count[0]) for gpu in bits_of(free.masks[node])]
         if len(gpus) < count:
             return None
@@ -266,17 +266,17 @@ class Random(Placement):
         return sorted(taken.items())
 
     def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
-        """Any GPU with room, used or not."""
+        """Draw any GPU with room, in use or not."""
         used = sorted(key for key, left in free.partial.items() if left >= units and pool.nodes >> key[0] & 1)
         whole = [(node, gpu) for node in bits_of(pool.nodes & ~free.with_count[0]) for gpu in bits_of(free.masks[node])]
         return self._draw.choice(used + whole) if used or whole else None
 
 
 class Packed(Consolidated):
-    """Consolidated, and shares of GPUs where they leave the least room that typical jobs cannot use.
+    """Whole GPUs as `Consolidated`; shares of a GPU where they cause the least fragmentation for typical jobs.
 
-    Fragmentation gradient descent (Weng et al., USENIX ATC 2023): the fragments that a node has for a job are its
-    free GPUs and shares that the job cannot use, F = Σ p(job)·fragments over the mix of jobs; a job goes where F grows
+    Fragmentation gradient descent (Weng et al., USENIX ATC 2023): the fragments of a node for a job are its free GPUs
+    and shares that the job cannot use, and F = Σ p(job)·fragments over the mix of jobs. A job goes where F grows
     least, then where the least is left over. Processors and memory are not counted.
     """
 
@@ -285,7 +285,7 @@ class Packed(Consolidated):
         self._known: dict[tuple[int, tuple[int, ...]], float] = {}
 
     def prepare(self, mix: Mapping[float, int]) -> None:
-        """Keep what share of the jobs asks for how much."""
+        """Store the share of the jobs that asks for each number of GPUs."""
         total = sum(mix.values())
         self._mix = [
             (int(gpus) if gpus >= 1 else 0, 0 if gpus >= 1 else round(gpus * UNIT), number / total)
@@ -294,7 +294,7 @@ class Packed(Consolidated):
         self._known = {}
 
     def _fragments(self, whole: int, partial: tuple[int, ...]) -> float:
-        """Expected units that a node of so many free GPUs and these rests of shared ones cannot give."""
+        """Expected units that a node cannot give to a job, from its free GPUs and the free parts of its shared ones."""
         known = self._known.get((whole, partial))
         if known is None:
             rests = sum(partial)
@@ -308,7 +308,7 @@ class Packed(Consolidated):
         return known
 
     def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
-        """The GPU on which fragmentation grows least."""
+        """Return the GPU on which fragmentation grows least."""
         rests: dict[int, list[tuple[int, int]]] = {}
         for (node, gpu), left in free.partial.items():
             if pool.nodes >> node & 1:
@@ -349,7 +349,7 @@ PLACEMENTS: Final[dict[str, type[Placement]]] = {
 
 
 def load_placement(name: str, *, seed: int = 0) -> Placement:
-    """The rule of that name, or ``package.module:Class``; ``seed`` is for the random one."""
+    """Return the rule of that name, or ``package.module:Class``; ``seed`` is for the random rule."""
     if name == "random":
         return Random(seed)
     return make_by_name("placement", name, PLACEMENTS, Placement)

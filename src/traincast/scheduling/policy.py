@@ -1,4 +1,4 @@
-"""Who runs next: the protocol of a policy, and how one is found by name."""
+"""The protocol of a policy, which decides who runs next, and a function that finds a policy by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Policy:
     """
 
     resizes: bool = False
-    """Whether elastic jobs are given other numbers of GPUs than they ask for; then their fewest must fit."""
+    """Whether the policy gives elastic jobs other numbers of GPUs than they ask for. If so, only ``min_gpus`` must fit
+    the cluster."""
 
     def begin(self, state: State) -> None:
         """A run begins: forget all earlier ones."""
@@ -52,7 +53,7 @@ class Policy:
 
 
 def load_policy(name: str) -> Policy:
-    """The policy of that name with its usual settings, or ``package.module:Class``, made without arguments."""
+    """Return the policy of that name with its default settings, or ``package.module:Class``, made without arguments."""
     from traincast.scheduling.policies import POLICIES
 
     return make_by_name("policy", name, POLICIES, Policy)

@@ -1,4 +1,4 @@
-"""A job on its way through the simulation: what is left of it, where it runs, and what became of it so far."""
+"""The state of one job in a simulation: its remaining work, its GPUs, and its record so far."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Phase: TypeAlias = Literal["coming", "waiting", "running", "done"]
 
 
 class JobRun:
-    """One job's progress; policies read it and change nothing. Times are seconds.
+    """One job's progress. Policies read it and must not change it. Times are seconds.
 
-    ``order`` is the job's place among all by submission. ``work_s`` is what is left in seconds of its reference
-    placement, as of when it last started or stopped; ``believed_work_s`` what the scheduler believes is left.
+    ``order`` is the job's place among all jobs by submission. ``work_s`` is the work that was left when the job last
+    started or stopped, in seconds of its reference placement; ``believed_work_s`` is what the scheduler believes it to
+    be.
     """
 
     __slots__ = (
@@ -61,53 +62,53 @@ class JobRun:
         self.waiting_since_s = job.submit_s
         self.started_s = 0.0  # when it last took its GPUs
         self.began_s = 0.0  # when it then began to execute
-        self.end_s = 0.0  # when it will end, or did
+        self.end_s = 0.0  # when it will end, or when it ended
         self.believed_end_s = 0.0
         self.first_start_s = -1.0
         self.served_s = 0.0  # seconds on GPUs before it last started
         self.served_gpu_s = 0.0
         self.preemptions = 0
         self.restarts = 0
-        self.lost_s = 0.0  # executed in vain, in seconds of the reference placement
-        self.lost_gpu_s = 0.0  # GPU-seconds of that
-        self.overhead_s = 0.0  # on GPUs without executing
+        self.lost_s = 0.0  # execution lost to failures, in seconds of the reference placement
+        self.lost_gpu_s = 0.0  # the same in GPU-seconds
+        self.overhead_s = 0.0  # time on GPUs without execution
         self.overhead_gpu_s = 0.0
-        self.owes: Literal["", "saved", "failed"] = ""  # how it stopped last
+        self.owes: Literal["", "saved", "failed"] = ""  # how it last stopped: decides the overhead of its next start
         self.token = 0  # counts its starts and stops
 
     @property
     def num_gpus(self) -> float:
-        """GPUs that it holds or, waiting, asks for; below 1 a share."""
+        """Return the GPUs that it holds or, while it waits, asks for; below 1 is a share of one GPU."""
         held = self.allocation or self.demand
         return held.num_gpus if held.units == UNIT else held.units / UNIT
 
     def executed_s(self, now: float) -> float:
-        """Execution since it last started, by the clock, without overheads and writing checkpoints."""
+        """Return the seconds of execution since it last started, without overheads and writing checkpoints."""
         return self.costs.executed_s(now - self.began_s, self.num_gpus) if now > self.began_s else 0.0
 
     def left_s(self, now: float) -> float:
-        """What is left in truth, in seconds of its reference placement."""
+        """Return the true remaining work, in seconds of its reference placement."""
         return self.work_s - self.executed_s(now) * self.speed if self.phase == "running" else self.work_s
 
     def remaining_s(self, now: float) -> float:
-        """What the scheduler believes is left, in seconds of its reference placement; always above 0.
+        """Return the work that the scheduler believes is left, in seconds of its reference placement; always above 0.
 
-        A job that has run past what was believed is believed to take twice as long in all, then four times, …
+        A job that outlasts its estimate is believed to take twice the estimate in all, then four times, and so on.
         """
         left = self.believed_work_s
         if self.phase == "running":
             done = self.executed_s(now) * self.speed
             while left <= done:
-                left += self.job.duration_s - self.work_s + left  # what was done before this start, and left then
+                left += self.job.duration_s - self.work_s + left  # work done before this start, and work left then
             return left - done
         return left
 
     def attained_s(self, now: float) -> float:
-        """Seconds that it has held GPUs."""
+        """Return the seconds for which it has held GPUs."""
         return self.served_s + (now - self.started_s) if self.phase == "running" else self.served_s
 
     def attained_gpu_s(self, now: float) -> float:
-        """GPU-seconds that it has held."""
+        """Return the GPU-seconds that it has held."""
         if self.phase == "running":
             return self.served_gpu_s + (now - self.started_s) * self.num_gpus
         return self.served_gpu_s

@@ -56,7 +56,7 @@ class Queue:
     def believing(self, estimates: str, *, progress: Callable[[int, int], None] | None = None) -> Queue:
         """Return the queue with other estimates. Forecasts are made here, once."""
         if estimates.partition(":")[0] in _WITHOUT_FORECASTS:
-            load_beliefs(estimates)  # a number that is none is refused here
+            load_beliefs(estimates)  # refuses text that is not a number
             return replace(self, estimates=estimates)
         from traincast.scheduling.estimates import load_estimates
         from traincast.scheduling.step_times import StepTimes
@@ -84,7 +84,7 @@ class Queue:
 
 @contextmanager
 def blaming(*parts: str | Policy | Placement, failures: bool) -> Iterator[None]:
-    """Turn an error of the user's own policy or placement into one line that names it."""
+    """Turn an exception in the user's own policy or placement into one line that names it."""
     own = [str(part) for part in parts if not isinstance(part, str) or ":" in part]
     try:
         yield
@@ -114,17 +114,17 @@ class Schedule:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Figures of all jobs."""
+        """Return the figures of all jobs."""
         return measure(self.outcome)
 
     @cached_property
     def by_vc(self) -> Mapping[str, Metrics]:
-        """Figures of the jobs of each virtual cluster."""
+        """Return the figures of the jobs of each virtual cluster."""
         return measure_by_vc(self.outcome)
 
     @property
     def policy(self) -> str:
-        """Its name."""
+        """Return the name of the policy."""
         return self.outcome.policy
 
     @property
@@ -151,7 +151,7 @@ class Schedule:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures with what was simulated, as the command line prints them."""
+        """Return all figures and what was simulated, as ``traincast schedule --json`` prints them."""
         queue = self.queue
         return {
             "trace": str(queue.trace.path),
@@ -168,13 +168,13 @@ class Schedule:
         }
 
     def write_jobs(self, path: Path | str) -> None:
-        """Write what became of each job as CSV."""
+        """Write the outcome of each job as CSV."""
         from traincast.scheduling.output import write_jobs
 
         write_jobs(self.outcome, Path(path))
 
     def write_page(self, path: Path | str) -> None:
-        """Write one self-contained page."""
+        """Write the schedule as one self-contained HTML file."""
         from traincast.scheduling.page import write_page
 
         write_page([self], Path(path))
@@ -205,9 +205,9 @@ def schedule(
     """Simulate a job trace on a cluster and measure the outcome. Equal arguments give equal results.
 
     ``jobs`` is a file, a trace or a list of jobs; ``nodes`` a number of nodes (with ``gpus_per_node``),
-    ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` is what the scheduler believes of the
-    jobs' durations, ``load`` by how much faster than in the trace they are submitted. ``hardware`` says what a GPU type
-    stands for in the catalog, where jobs are forecast (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
+    ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` says which durations the scheduler
+    believes. ``load`` divides the times between submissions: with 2, jobs come twice as fast. If jobs are forecast,
+    ``hardware`` maps GPU types to names of the catalog (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
     models and schedules that are Python code (``package.module:factory``).
     """
     cluster, notes = load_shared_cluster(
@@ -245,7 +245,7 @@ def prepare(
     notes: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Queue:
-    """Check the jobs against the cluster, and forecast those that are described instead of timed."""
+    """Check the jobs against the cluster, and forecast those that have a model but no duration."""
     trace = check_fit(scaled(trace, load), cluster, oversize=oversize, any_gpu=any_gpu)
     steps: StepTimes | None = None
     speeds: Speeds | None = None
@@ -283,7 +283,7 @@ def load_shared_cluster(
 ) -> tuple[SharedCluster, tuple[str, ...]]:
     """Return the requested cluster, and notes on its node list.
 
-    ``gpu_type`` names the GPUs of nodes that name none; ``nodes_per_rack`` puts nodes without a rack into racks.
+    ``gpu_type`` is the GPU type of nodes that state none; ``nodes_per_rack`` puts nodes without a rack into racks.
     """
     if isinstance(nodes, SharedCluster):
         if gpus_per_node is not None:
@@ -292,20 +292,20 @@ def load_shared_cluster(
     text = str(nodes).strip()
     if isinstance(nodes, Path):
         if gpus_per_node is not None:
-            raise RequestError(f"{nodes} says how many GPUs its nodes have: leave out the GPUs per node")
+            raise RequestError(f"{nodes} states the GPUs of its nodes: leave out the GPUs per node")
     elif text.lstrip("-").isdigit():
         if gpus_per_node is None:
-            raise RequestError(f"{text} nodes, but of how many GPUs: give the GPUs per node, or nodes as {text}x8")
+            raise RequestError(f"{text} nodes without a number of GPUs: give the GPUs per node, or write {text}x8")
         if not (1 <= int(text) <= MAX_NODES and 1 <= gpus_per_node <= MAX_GPUS_PER_NODE):
             raise RequestError(
                 f"{text} nodes of {gpus_per_node} GPUs: expected 1 to {MAX_NODES} nodes of 1 to {MAX_GPUS_PER_NODE}"
             )
         text = f"{int(text)}x{gpus_per_node}"
     elif gpus_per_node is not None:
-        raise RequestError(f"nodes {text!r} say how many GPUs they have: leave out the GPUs per node")
+        raise RequestError(f"nodes {text!r} state their GPUs: leave out the GPUs per node")
     found = read_nodes(nodes) if isinstance(nodes, Path) else load_nodes(text)
     if nodes_per_rack < 0:
-        raise RequestError(f"{nodes_per_rack} nodes per rack: expected a whole number from 0, which is no racks")
+        raise RequestError(f"{nodes_per_rack} nodes per rack: expected a whole number, or 0 for no racks")
     placed = []
     for number, node in enumerate(found.nodes):
         rack = str(number // nodes_per_rack) if nodes_per_rack and not node.rack else node.rack
@@ -315,7 +315,7 @@ def load_shared_cluster(
 
 
 def gpus_by_type(cluster: SharedCluster) -> dict[str, int]:
-    """How many GPUs of each type there are; "" where nodes name none."""
+    """Return the number of GPUs of each type; "" is the type of nodes that state none."""
     found: dict[str, int] = {}
     for node in cluster.nodes:
         found[node.gpu_type] = found.get(node.gpu_type, 0) + node.num_gpus
@@ -337,7 +337,7 @@ def read_trace(
 
 
 def _trace_of(jobs: Sequence[Job]) -> Trace:
-    """Jobs as columns, in order of submission."""
+    """Return the trace of some jobs, in order of submission."""
     if not jobs:
         raise RequestError("no jobs: give at least one")
     ordered = sorted(jobs, key=lambda job: job.submit_s)

@@ -1,9 +1,9 @@
 """The event engine of the queue: exact times, and one rule for what happens at the same time.
 
-At an instant first all jobs end that are due, by their order of submission; then failures and repairs happen, in the
-order in which their process gives them; then jobs arrive, by order of submission; then the policy decides, once.
-Nothing happens between two events, so time jumps from one to the next. What a decision starts may end at the same
-instant only if it has nothing left to do; then the instant is settled again.
+At each instant, four things happen in this order: jobs that are due end, in order of submission; failures and repairs
+happen, in the order in which their process yields them; jobs arrive, in order of submission; the policy decides, once.
+Nothing happens between two events, so time jumps from one to the next. A job that a decision starts can end at the same
+instant only if it has no work left; then the four steps run again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from traincast.scheduling.speeds import PLAIN, Speeds
 from traincast.scheduling.state import State
 
 _PATIENCE: Final = 100_000
-"""Decisions in a row that leave the cluster idle, from which a run counts as stuck."""
+"""After this many decisions in a row that leave the cluster idle, a run counts as stuck."""
 _MOST_RESTARTS: Final = 10_000
-"""Restarts of one job from which it is held that failures come faster than it can save."""
+"""After this many restarts of one job, a run stops: failures come faster than the job can save."""
 
 
 def simulate(
@@ -52,9 +52,9 @@ def simulate(
 ) -> Outcome:
     """Run a queue of jobs on a cluster; equal arguments give equal outcomes.
 
-    ``speeds`` is how fast jobs truly are where they are placed; before a job starts there the scheduler goes by
-    ``believed_speeds``, which are the true ones unless others are given. ``beliefs`` is how long it thinks jobs take.
-    Jobs that could not even run on the empty cluster are refused before anything runs.
+    ``speeds`` are the true speeds of jobs where they are placed. Before a job starts, the scheduler relies on
+    ``believed_speeds``, by default the true ones. ``beliefs`` are the durations that the scheduler believes. Jobs that
+    cannot run even on the empty cluster are refused before the simulation starts.
     """
     rule = load_placement(placement, seed=seed) if isinstance(placement, str) else placement
     chosen = load_policy(policy) if isinstance(policy, str) else policy

@@ -1,8 +1,8 @@
 """Free GPUs: which GPUs of which node, shares of GPUs, and the quota that each virtual cluster has used.
 
-Two forms answer the same questions. `Free` knows every GPU: nodes are bits of a number, and one such number for each
-count of free GPUs finds the best-fitting node in a few steps. `FreeCounts` knows only how many are free, which is all
-that pooled placement asks, and is what plans are made on.
+Two classes have the same methods. `Free` knows every GPU: a set of nodes is a number with one bit per node, and one
+such set for each count of free GPUs finds the best-fitting node in a few steps. `FreeCounts` knows only how many GPUs
+are free, which is enough for pooled placement and for planning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from traincast.scheduling.cluster import NodeIndex, Pool
 
 UNIT: Final = 1_000_000
-"""Shares of a GPU are whole numbers of millionths, so that giving back what was taken leaves nothing over."""
+"""A whole GPU, in the unit of shares. Shares are whole numbers, so that adding and subtracting them is exact."""
 
 
 class JobDemand(NamedTuple):
@@ -22,16 +22,16 @@ class JobDemand(NamedTuple):
     num_gpus: int
     units: int  # per GPU
     pools: tuple[Pool, ...]
-    vc: str  # "": no quota to keep
+    vc: str  # virtual cluster whose quota applies; "": none
 
     @property
     def total_units(self) -> int:
-        """Millionths of a GPU in all."""
+        """Return the demand in millionths of a GPU."""
         return self.num_gpus * self.units
 
 
 class Allocation(NamedTuple):
-    """GPUs that a job holds: (node, bits of its GPUs) pairs, or only how many of which group where GPUs are pooled."""
+    """GPUs that a job holds: (node, bits of its GPUs) pairs; with pooled placement, only how many of which group."""
 
     gpus: tuple[tuple[int, int], ...]
     units: int  # per GPU
@@ -103,7 +103,7 @@ class FreeCounts:
         return not any(self.groups)
 
     def find(self, demand: JobDemand) -> Allocation | None:
-        """The first group with enough, GPUs being pooled."""
+        """Return an allocation from the first group with enough free GPUs, or ``None``."""
         num_gpus, units, pools, vc = demand
         total = num_gpus * units
         if vc and self.held[vc] + total > self.quotas[vc]:
@@ -118,8 +118,8 @@ class FreeCounts:
 class Free:
     """Which GPUs are free, node by node; kept up to date by `take` and `give`.
 
-    ``masks`` has a number for each node whose bits are its wholly free GPUs, ``with_count`` for each count the nodes
-    that have so many. ``partial`` are GPUs of which shares are in use, with the units left.
+    ``masks`` has the free GPUs of each node, as bits. ``with_count`` has, for each count, the nodes with that many free
+    GPUs, as bits. ``partial`` are shared GPUs, with the units that are free.
     """
 
     __slots__ = ("down", "groups", "held", "in_empty", "layout", "masks", "partial", "quotas", "total", "with_count")
@@ -135,8 +135,8 @@ class Free:
         self.quotas: dict[str, int] = {vc: round(gpus * UNIT) for vc, gpus in layout.cluster.quotas.items()}
         self.held: dict[str, int] = dict.fromkeys(self.quotas, 0)
         self.total = sum(layout.sizes)  # wholly free GPUs
-        self.in_empty = self.total  # of them, those of nodes that are wholly free
-        self.down: dict[tuple[int, int], int] = {}  # GPUs that are down, and by how many failures at a time
+        self.in_empty = self.total  # free GPUs on nodes without any GPU in use
+        self.down: dict[tuple[int, int], int] = {}  # GPUs that are down, with the failures of each
 
     def copy(self) -> Free:
         """Return an independent copy for planning."""
@@ -153,7 +153,7 @@ class Free:
         return made
 
     def counts(self) -> FreeCounts:
-        """Return the counts alone, without knowing which GPUs."""
+        """Return only the counts."""
         units = [gpus * UNIT for gpus in self.groups]
         for (node, _), left in self.partial.items():
             units[self.layout.group_of[node]] += left
@@ -169,7 +169,7 @@ class Free:
         return not vc or self.held[vc] + demand.num_gpus * demand.units <= self.quotas[vc]
 
     def count(self, pool: Pool) -> int:
-        """Wholly free GPUs of a pool."""
+        """Return the number of free GPUs of a pool."""
         if pool.is_whole:
             return self.groups[pool.group]
         return sum(self.masks[node].bit_count() for node in bits_of(pool.nodes))
@@ -207,7 +207,7 @@ class Free:
             self._set(node, self.masks[node] | mask)
 
     def fits(self, allocation: Allocation) -> bool:
-        """Whether exactly these GPUs could be held."""
+        """Return whether exactly these GPUs are free, within the quota."""
         vc = allocation.vc
         if vc and self.held[vc] + allocation.num_gpus * allocation.units > self.quotas[vc]:
             return False
@@ -241,7 +241,7 @@ class Free:
             self._set(node, self.masks[node] & ~(1 << gpu))
 
     def repair(self, node: int, gpu: int) -> None:
-        """Undo one failure of a GPU; it serves again when none is left."""
+        """Undo one failure of a GPU; it returns to service when no failure is left."""
         key = (node, gpu)
         self.down[key] -= 1
         if not self.down[key]:

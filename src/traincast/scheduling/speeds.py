@@ -14,41 +14,44 @@ from traincast.scheduling.job import Job
 
 @dataclass(frozen=True, slots=True)
 class PlacedGpus:
-    """The GPUs a job has: how many on which nodes, all of one type."""
+    """The GPUs of a job: how many on which nodes, all of one type."""
 
     nodes: tuple[Node, ...]
     gpus_per_node: tuple[int, ...]
 
     @property
     def num_gpus(self) -> int:
-        """All of them."""
+        """Return the number of GPUs."""
         return sum(self.gpus_per_node)
 
     @property
     def gpu_type(self) -> str:
-        """Of all its GPUs."""
+        """Return the type of the GPUs."""
         return self.nodes[0].gpu_type
 
     @property
     def num_racks(self) -> int:
-        """Racks it spans; nodes of no rack stand together."""
+        """Return how many racks it spans; all nodes without a rack count as one rack."""
         return len({(node.switch, node.rack) for node in self.nodes})
 
 
 class Speeds(Protocol):
-    """Asked whenever a job starts, and by policies that weigh placements; the answer depends on nothing else."""
+    """Gives the speed of a job on its GPUs. The result depends only on the two arguments.
+
+    The simulation calls it when a job starts; policies call it to compare placements.
+    """
 
     def speed(self, job: Job, placed: PlacedGpus) -> float:
-        """Seconds of the job's ``duration_s`` done in a second on these GPUs; above 0."""
+        """Return the seconds of ``duration_s`` that the job completes in one second on these GPUs; above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
     """Speed as a product of factors: of the GPU type, of crossing nodes and racks, and of the number of GPUs.
 
-    ``gpu_types`` has the factor by type (others 1), ``across_nodes`` and ``across_racks`` apply to jobs that span
-    several. An elastic job on n GPUs runs at (n / ``num_gpus``)^``scaling``: 1 is linear, a smaller exponent is what
-    communication leaves of it.
+    ``gpu_types`` has the factor of each type (1 if not listed). ``across_nodes`` and ``across_racks`` apply to jobs
+    that span several. An elastic job on n GPUs runs at (n / ``num_gpus``)^``scaling``: 1 is linear, and a smaller
+    exponent accounts for communication.
     """
 
     gpu_types: Mapping[str, float] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class Factors:
             raise RequestError(f"scaling={self.scaling}: expected an exponent from 0 to 1")
 
     def speed(self, job: Job, placed: PlacedGpus) -> float:
-        """The product."""
+        """Return the product of the factors."""
         found = self.gpu_types.get(placed.gpu_type, 1.0)
         if len(placed.nodes) > 1:
             found *= self.across_nodes
@@ -77,4 +80,4 @@ class Factors:
 
 
 PLAIN: Final = Factors()
-"""Every job runs at its reference speed, and an elastic one in proportion to its GPUs."""
+"""Every job runs at its reference speed, an elastic one in proportion to its GPUs."""

@@ -1,9 +1,10 @@
 """Stand-ins: models of the zoo that replace the models named by a public trace, so that its jobs can be forecast.
 
-A table is TOML: ``about``, ``batch_per_gpu`` (a job's batch is that of one GPU, and its steps are those of all GPUs
-together), ``precision`` and ``runtime``, and for each name ``[models."NAME"]`` with ``model`` (as `predict` takes it),
-``likeness`` (same, alike, flops), ``note``, ``batch`` (where a job says none) and ``samples`` (of the stand-in for each
-of the job's). Tables of our own are in ``scheduling/standins``; one of the user's is given by its path.
+A table is a TOML file with ``about``, ``batch_per_gpu``, ``precision`` and ``runtime``. With ``batch_per_gpu``, the
+batch of a job is that of one GPU, and its steps are summed over its GPUs. For each model of the trace it has
+``[models."NAME"]`` with ``model`` (as `predict` takes it), ``likeness`` (same, alike or flops), ``note``, ``batch``
+(for jobs that state none) and ``samples`` (samples of the stand-in for each sample of the job). Traincast's own tables
+are in ``scheduling/standins``; a user's table is given by its path.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class StandIn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIns:
-    """Stand-ins by the trace's names, and how its jobs were run."""
+    """Stand-ins by the names of models in a trace, and how the trace's jobs were run."""
 
     name: str
     about: str
@@ -50,7 +51,7 @@ class StandIns:
     runtime: str | None = None
 
     def described(self, trace: Trace) -> Trace:
-        """The trace with models that can be forecast, and batches and steps of all GPUs of a job together."""
+        """Return the trace with stand-ins as models, and with batches and steps counted over all GPUs of a job."""
         names = trace.texts["model"].tolist()
         unknown = sorted({name for name in names if name not in self.models})
         if unknown:
@@ -72,13 +73,13 @@ class StandIns:
 
 
 def stand_in_names() -> tuple[str, ...]:
-    """Names of the tables that ship with Traincast."""
+    """Return the names of the tables that ship with Traincast."""
     folder = resources.files("traincast.scheduling").joinpath("standins")
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
 def load_stand_ins(name: str) -> StandIns:
-    """The table of that name, or of the TOML file at that path."""
+    """Return the shipped table of that name, or the table in the TOML file at that path."""
     if name.endswith(".toml"):
         path = Path(name)
     elif name in stand_in_names():

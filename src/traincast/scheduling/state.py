@@ -20,10 +20,10 @@ from traincast.scheduling.speeds import PLAIN, PlacedGpus, Speeds
 
 
 class State:
-    """Jobs that wait and run, by their order, what is free, and the time.
+    """The waiting and running jobs, by their order, the free GPUs, and the time.
 
-    A policy calls `start`, `preempt` and `wake`, and asks with `fits`, `space`, `believed_end_s` and `would_end_s`; the
-    simulation itself calls what stands behind them.
+    A policy changes it with `start`, `preempt` and `wake`, and reads it with `fits`, `space`, `believed_end_s` and
+    `would_end_s`. The methods from `submit` on are for the simulation.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class State:
         self.ends: list[tuple[float, int, int]] = []  # (time, order, token) of running jobs, as a heap
         self.segments: list[Occupancy] = []
         self.num_changes = 0  # failures and repairs so far
-        self.failed_nodes: dict[int, list[float]] = {}  # when nodes have failed, wholly or in part
+        self.failed_nodes: dict[int, list[float]] = {}  # when each node failed, wholly or in part
         self._policy = policy
         self._beliefs = beliefs
         self._speeds = speeds
@@ -66,7 +66,7 @@ class State:
         if allocation is None or (allocation is at and not self.free.fits(allocation)):
             return False
         if run.phase != "waiting":
-            raise SimulationError(f"policy starts job {run.job.job_id}, which is {run.phase}: start what waits")
+            raise SimulationError(f"policy starts job {run.job.job_id}, which is {run.phase}: it must be waiting")
         self.free.take(allocation)
         run.held_units = allocation.num_gpus * allocation.units
         self.used_units += run.held_units
@@ -90,7 +90,7 @@ class State:
     def preempt(self, run: JobRun) -> None:
         """Stop a running job: it is saved and waits. Preempting a job at the instant it started undoes the start."""
         if run.phase != "running":
-            raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: preempt what runs")
+            raise SimulationError(f"policy preempts job {run.job.job_id}, which is {run.phase}: it must be running")
         if run.started_s == self.now:
             if not run.served_s and run.first_start_s == self.now:
                 run.first_start_s = -1.0
@@ -102,7 +102,7 @@ class State:
         self.enqueue(run)
 
     def wake(self, at_s: float) -> None:
-        """Ask for a decision at that time, if nothing happens before. Each decision replaces the request."""
+        """Request a decision at that time, in case nothing happens before. The next decision cancels the request."""
         if at_s > self.now:
             self.wake_s = min(self.wake_s, at_s)
 
@@ -115,27 +115,27 @@ class State:
         return self.placement.space(self.free)
 
     def believed_end_s(self, run: JobRun) -> float:
-        """When a running job is believed to end; always later than now."""
+        """Return when a running job is believed to end; always later than now."""
         if run.believed_end_s <= self.now:
             left = run.remaining_s(self.now) / run.speed
             run.believed_end_s = max(run.began_s, self.now) + self.costs.elapsed_s(left, run.num_gpus)
         return run.believed_end_s
 
     def would_end_s(self, run: JobRun, allocation: Allocation) -> float:
-        """When a waiting job is believed to end if it starts now on these GPUs."""
+        """Return when a waiting job is believed to end if it starts now on these GPUs."""
         gpus = allocation.num_gpus if allocation.units == UNIT else allocation.units / UNIT
         seconds = run.remaining_s(self.now) / self._speed_at(run, allocation, self._believed_speeds)
         return self.now + self.overhead_s(run, gpus) + self.costs.elapsed_s(seconds, gpus)
 
     def overhead_s(self, run: JobRun, num_gpus: float) -> float:
-        """Seconds that a waiting job would hold GPUs before it executes, to load a checkpoint or restart."""
+        """Return the seconds that a waiting job would hold GPUs before it executes, to load a checkpoint or restart."""
         if not run.owes:
             return 0.0
         stop = self.costs.saving_s(num_gpus) if run.owes == "saved" else self.costs.restart_s
         return stop + self.costs.loading_s(num_gpus)
 
     def demand(self, job: Job, *, num_gpus: float | None = None) -> JobDemand:
-        """The job's demand, optionally for another number of GPUs."""
+        """Return the job's demand, optionally for another number of GPUs."""
         gpus = job.num_gpus if num_gpus is None else num_gpus
         key = (gpus, job.vc, job.gpu_type)
         found = self._demands.get(key)
@@ -148,7 +148,7 @@ class State:
         return found
 
     def speed_in(self, run: JobRun, pool: Pool, num_gpus: int) -> float:
-        """Believed speed of a job on that many GPUs, packed on the first nodes of a pool."""
+        """Return the believed speed of a job on that many GPUs, packed on the first nodes of a pool."""
         nodes, counts = [], []
         for number, node in enumerate(self.cluster.nodes):
             if num_gpus > 0 and pool.nodes >> number & 1 and node.num_gpus:
@@ -168,10 +168,10 @@ class State:
             tuple(mask.bit_count() for _, mask in allocation.gpus),
         )
 
-    # What follows is for the simulation itself.
+    # The following methods are for the simulation.
 
     def submit(self, run: JobRun) -> None:
-        """A job arrives."""
+        """Let a job arrive."""
         believed = self._beliefs.seconds(run.job)
         if not (math.isfinite(believed) and believed > 0):
             raise RequestError(f"job {run.job.job_id} is believed to take {believed} s: expected seconds above 0")
@@ -179,21 +179,21 @@ class State:
         self.enqueue(run)
 
     def enqueue(self, run: JobRun) -> None:
-        """A job begins to wait."""
+        """Let a job wait."""
         run.phase = "waiting"
         run.waiting_since_s = self.now
         self.waiting[run.order] = run
         self._policy.queued(run, self)
 
     def complete(self, run: JobRun) -> None:
-        """A job ends."""
+        """End a job that is done."""
         self._charge(run, max(0.0, self.now - run.started_s - run.work_s / run.speed))
         run.work_s = 0.0
         self._leave(run)
         run.phase = "done"
 
     def kill(self, run: JobRun) -> None:
-        """A failure stops a job, which falls back to its last checkpoint."""
+        """Stop a job because of a failure; it falls back to its last checkpoint."""
         elapsed = max(0.0, self.now - run.began_s)
         executed = run.executed_s(self.now)
         kept = min(executed, self.costs.kept_s(elapsed, run.num_gpus))
@@ -206,7 +206,7 @@ class State:
         self.enqueue(run)
 
     def _settle(self, run: JobRun, kept_s: float) -> None:
-        """Update the remaining work of a job that stops after ``executed`` seconds that count."""
+        """Update the remaining work of a job that stops; ``kept_s`` seconds of its execution count as done."""
         executed = run.executed_s(self.now)
         self._charge(run, max(0.0, self.now - run.started_s - executed))
         run.believed_work_s = run.remaining_s(self.now) + (executed - kept_s) * run.speed
@@ -238,7 +238,7 @@ class State:
         return _speed(run.job, self.placed(allocation), speeds)
 
     def strike(self, gpus: Sequence[tuple[int, int]]) -> None:
-        """GPUs, as (node, bits), fail: their jobs stop, then they are out of service."""
+        """Let GPUs, given as (node, bits), fail: stop their jobs, then take the GPUs out of service."""
         self.num_changes += 1
         wanted = dict(gpus)
         hit = [
@@ -255,7 +255,7 @@ class State:
                     self.free.fail(node, gpu)
 
     def mend(self, gpus: Sequence[tuple[int, int]]) -> None:
-        """A failure of GPUs is repaired."""
+        """Repair a failure of GPUs."""
         self.num_changes += 1
         for node, mask in gpus:
             for gpu in range(mask.bit_length()):

@@ -1,4 +1,4 @@
-"""How long one step of a described job takes where it is placed, forecast once for each distinct case."""
+"""Forecasts the step time of a job on the GPUs where it is placed, once for each distinct case."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from traincast.strategy import Strategy
 
 NOWHERE: Final = math.inf
-"""The step time of a job where it cannot run."""
+"""The step time on GPUs where a job cannot run."""
 
 
 class What(NamedTuple):
     """What a job trains: model, global batch and strategy ("": chosen automatically, data parallel first).
 
-    An elastic job keeps its batch on another number of GPUs: each gets a share, rounded up (as Pollux does).
+    An elastic job keeps its batch on any number of GPUs: each GPU gets an equal share, rounded up (as in Pollux).
     """
 
     model: str
@@ -48,7 +48,7 @@ class Where(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What decides a job's reference placement: what it trains, how many GPUs it asks for, and where it may run."""
+    """The facts that decide a job's reference placement: what it trains, on how many GPUs, and where it may run."""
 
     what: What
     num_gpus: float
@@ -71,13 +71,13 @@ class Reference(NamedTuple):
 class StepTimes:
     """Step times on the GPUs of a cluster, by `traincast.predict`, each distinct case forecast once.
 
-    ``hardware`` says what a GPU type stands for: a node type, a cluster or a file of the catalog's kind, or a device
-    (``{"V100": "dgx-1-v100"}``); a type that it leaves out is looked up itself. A strategy is chosen for each type and
-    number of GPUs where they are packed on the fewest nodes, and kept where they are spread: memory does not change.
-    GPUs spread unevenly count as spread evenly over the next larger number of nodes that divides them. Several racks
-    are joined by a network ``oversubscription`` times thinner than below one switch (None: as the catalog has it).
-    ``use_cache`` keeps captured models on disk, as `predict` does. Jobs come from a data file: models and schedules
-    of theirs that are Python code (``package.module:factory``) are refused unless ``allow_code``.
+    ``hardware`` maps a GPU type to a node type, a cluster, a TOML file or a device (``{"V100": "dgx-1-v100"}``). A type
+    that it does not have is looked up in the catalog by its own name. A strategy is chosen for each type and number of
+    GPUs, packed on the fewest nodes. It is kept when they are spread, because memory does not change. GPUs that are
+    spread unevenly count as spread evenly over the next larger number of nodes that divides them. Between racks, the
+    bandwidth is ``oversubscription`` times smaller than below one switch (None: the value of the catalog).
+    ``use_cache`` keeps captured models on disk, as `predict` does. Jobs come from a data file, so models and schedules
+    that are Python code (``package.module:factory``) are refused unless ``allow_code``.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class StepTimes:
         return {**self.__dict__, "_graphs": {}, "_nodes": {}}
 
     def step_s(self, what: What, where: Where) -> float:
-        """Seconds of one step; infinite where the job cannot run."""
+        """Return the seconds of one step; infinite if the job cannot run there."""
         return self._step(what, where)[0]
 
     def why_not(self, what: What, where: Where) -> str:
-        """Why a job cannot run there, in a line; "" where it can."""
+        """Return in one line why a job cannot run there; "" if it can."""
         return self._step(what, where)[1]
 
     def where(self, placed: PlacedGpus) -> Where:
-        """The GPUs that a job was given."""
+        """Return the description of the GPUs that a job was given."""
         nodes = placed.nodes
         return Where(
             gpu_type=nodes[0].gpu_type,
@@ -132,9 +132,9 @@ class StepTimes:
         )
 
     def reference(self, ask: Ask) -> Reference:
-        """The job packed on the fewest nodes of the first GPU type, in the order of nodes, on which it can run.
+        """Return a job's reference placement: packed on the fewest nodes of the first GPU type on which it can run.
 
-        A job that can run nowhere is refused, with the reason.
+        Types are tried in the order of the nodes. A job that can run nowhere is refused with the reason.
         """
         found = self._references.get(ask)
         if found is None:
@@ -142,7 +142,7 @@ class StepTimes:
         return found
 
     def placements(self, ask: Ask) -> list[Where]:
-        """All distinct cases that a job may meet: every GPU type, spread over few or many nodes."""
+        """Return all distinct placements that a job may get: every GPU type, on few or many nodes."""
         reference = self.reference(ask)
         found: dict[Where, None] = {}
         for where in self._packed(ask):
@@ -156,7 +156,7 @@ class StepTimes:
         return list(found)
 
     def _packed(self, ask: Ask) -> list[Where]:
-        """The fewest nodes of each GPU type that have room for the job."""
+        """Return, for each GPU type, the job packed on the fewest nodes that have room."""
         whole = max(1, math.ceil(ask.num_gpus))
         found: list[Where] = []
         for pool in self._layout.pools(vc=ask.vc, gpu_type=ask.gpu_type):
@@ -197,7 +197,7 @@ class StepTimes:
         return found
 
     def _forecast(self, what: What, where: Where) -> tuple[float, str]:
-        """Seconds of a step, and "" or why it cannot run."""
+        """Return the seconds of a step, and why it cannot run ("" if it can)."""
         from traincast.forecast import predict
 
         graph = self._graph(what.model)
@@ -230,7 +230,7 @@ class StepTimes:
         return report.step_s, ""
 
     def _strategy(self, what: What, where: Where) -> Strategy | None:
-        """What was chosen where the GPUs are packed, for GPUs that are spread."""
+        """Return the strategy for GPUs that are spread: the one chosen for packed GPUs."""
         packed = _evened(where._replace(num_nodes=-(-where.num_gpus // where.node_gpus), num_racks=0))
         if packed == where._replace(num_racks=0):
             return None
@@ -254,7 +254,7 @@ class StepTimes:
                 check_schedule_of_data(value, allow_code=self.allow_code)
 
     def _place(self, where: Where) -> Cluster:
-        """As many nodes with as many GPUs as the job has of them, and the network between."""
+        """Return the cluster that a job has: its nodes, with its GPUs on each, and the network between them."""
         key = (where.gpu_type, where.node_gpus)
         if key not in self._nodes:
             self._nodes[key] = self._node(*key)
@@ -269,18 +269,18 @@ class StepTimes:
         return node
 
     def _node(self, gpu_type: str, num_gpus: int) -> Cluster:
-        """One node of a GPU type: from the catalog by its own name, else a usual one of the device."""
+        """Return one node of a GPU type: the catalog's node type of that name, or a typical node of the device."""
         name = self.hardware.get(gpu_type, gpu_type)
         if not name:
             raise RequestError(
-                "nodes name no GPU type, and times are to be forecast: say what they are, such as 5x8:V100 or "
+                "the nodes state no GPU type, which a forecast needs: give one, such as 5x8:V100 or "
                 'hardware={"": "dgx-a100"}'
             )
         return node_of(name, num_gpus)
 
 
 def node_of(name: str, num_gpus: int) -> Cluster:
-    """One node with that many GPUs: a node type, cluster or file of that name, or a typical node of the device."""
+    """Return one node with that many GPUs: a node type, cluster or file of that name, or a typical node of a device."""
     if name in node_names() or name in cluster_names() or name.endswith(".toml"):
         node = load_cluster(name).with_nodes(1)
         return node if num_gpus == node.devices_per_node else part_of_node(node, node.device, num_gpus)
@@ -288,13 +288,13 @@ def node_of(name: str, num_gpus: int) -> Cluster:
 
 
 def _num_racks(nodes: Iterable[Node]) -> int:
-    """Racks that nodes stand in; 0 where none is named."""
+    """Return the number of racks of some nodes; 0 if no node states its rack."""
     racks = {(node.switch, node.rack) for node in nodes}
     return 0 if racks == {("", "")} else len(racks)
 
 
 def _fewest_racks(nodes: list[Node], count: int) -> int:
-    """Racks over which ``count`` of the nodes stand at least; 0 where none is named."""
+    """Return the smallest number of racks that hold ``count`` of the nodes; 0 if no node states its rack."""
     if not _num_racks(nodes):
         return 0
     sizes: dict[tuple[str, str], int] = {}
@@ -310,13 +310,13 @@ def _fewest_racks(nodes: list[Node], count: int) -> int:
 
 
 def _evened(where: Where) -> Where:
-    """The same GPUs on the next larger number of nodes that divides them."""
+    """Return the same GPUs, spread evenly over the same or the next larger number of nodes that divides them."""
     nodes = next(number for number in range(where.num_nodes, where.num_gpus + 1) if where.num_gpus % number == 0)
     return where._replace(num_nodes=nodes, num_racks=min(where.num_racks, nodes))
 
 
 def _rest(strategy: str) -> int:
-    """Ranks of one replica, of a strategy in words."""
+    """Return the ranks of one replica under a strategy such as ``tp=2,pp=4``: tp · pp · cp."""
     rest = 1
     for item in strategy.split(","):
         key, _, value = (part.strip() for part in item.partition("="))
@@ -326,7 +326,7 @@ def _rest(strategy: str) -> int:
 
 
 def _used(what: What, where: Where) -> Where:
-    """The GPUs that an elastic job can use: whole replicas, at most one per sample."""
+    """Return the GPUs that an elastic job can use: whole replicas, at most one per sample."""
     if not what.is_elastic:
         return where
     rest = _rest(what.strategy)
@@ -337,13 +337,13 @@ def _used(what: What, where: Where) -> Where:
 
 
 def _rounded(what: What, num_gpus: int) -> int:
-    """The batch of an elastic job, rounded up to equal shares."""
+    """Return the batch of an elastic job, rounded up to a multiple of its replicas."""
     replicas = max(1, num_gpus // _rest(what.strategy)) if what.is_elastic else 1
     return -(-what.batch // replicas) * replicas
 
 
 def _scaled(what: What, num_gpus: int) -> str:
-    """The strategy of an elastic job with as many replicas as there are GPUs for."""
+    """Return the strategy of an elastic job with as many replicas as fit on ``num_gpus``."""
     if not what.strategy or not what.is_elastic:
         return what.strategy
     others = [item for item in what.strategy.split(",") if item.partition("=")[0].strip() != "dp"]

@@ -31,7 +31,7 @@ from traincast.scheduling.simulate import simulate
 from traincast.scheduling.speeds import Speeds
 
 SETUP = "traincast.scheduling.study:worker"
-"""What workers of an engine are set up with."""
+"""The function that sets up the workers of an engine."""
 
 
 class StudyCase(NamedTuple):
@@ -52,13 +52,13 @@ class StudyRow:
     metrics: Metrics
 
     def as_dict(self) -> dict[str, Any]:
-        """One flat row of a table."""
+        """Return one flat row of a table."""
         return {**self.case._asdict(), **self.metrics.as_dict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all runs of a study share; plain values, for it goes to every worker."""
+    """Inputs that all runs of a study share; they are sent to every worker."""
 
     jobs: tuple[Job, ...]
     cluster: SharedCluster
@@ -87,7 +87,7 @@ class Setting:
 
 
 def worker(setting: Setting) -> Callable[[StudyCase], Metrics]:
-    """The worker of an engine: takes a case, gives its figures."""
+    """Set up a worker of an engine: return the function that runs a case and returns its figures."""
     return setting.run
 
 
@@ -108,11 +108,11 @@ def run_study(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[StudyRow]:
-    """Run all combinations and give one row for each, in the order of the arguments, whatever engine runs them.
+    """Run all combinations and return one row for each, in the order of the arguments, on any engine.
 
-    ``estimates`` are names that ``beliefs`` has (as ``predicted``, by `load_estimates`), or ``exact``, ``user`` and
-    ``noisy:SIGMA``. A seed draws noise, random placement and failures; where nothing is drawn one run stands for all
-    seeds. ``loads`` divide the times between submissions. Without ``engine`` all runs are in this process.
+    ``estimates`` are names in ``beliefs`` (such as ``predicted``, made by `load_estimates`), or ``exact``, ``user`` and
+    ``noisy:SIGMA``. A seed draws noise, random placement and failures; a combination without any of them has one run
+    for all seeds. ``loads`` divide the times between submissions. Without ``engine``, all runs are in this process.
     """
     setting = Setting(
         jobs=tuple(jobs),
@@ -196,11 +196,11 @@ def _moved(job: Job, *, first: float, load: float) -> Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regret:
-    """What estimates cost a policy: its mean completion time over that with ``against``, less 1; means over seeds.
+    """The loss of a policy by its estimates: mean completion time over that with the estimates ``against``, minus 1.
 
-    ``low`` and ``high`` are the smallest and largest of single seeds. Execution takes its time whatever is believed:
-    where it is most of a completion time, ``queue_loss``, the same of the mean queueing time, says more (NaN where
-    nothing waits with ``against``).
+    Figures are means over seeds; ``low`` and ``high`` are the smallest and largest loss of single seeds.
+    ``queue_loss`` is the same for the mean queueing time (NaN if nothing waits with ``against``). It says more where
+    execution, which no estimate changes, is most of a completion time.
     """
 
     policy: str
@@ -218,7 +218,7 @@ class Regret:
 
 
 def regrets(rows: Sequence[StudyRow], *, against: str = "exact") -> list[Regret]:
-    """The loss in mean completion time under each estimate, in the order of the rows."""
+    """Return the loss in mean completion time under each estimate, in the order of the rows."""
     runs: dict[tuple[str, str, float, str], dict[int, Metrics]] = {}
     for row in rows:
         case = row.case
@@ -228,7 +228,7 @@ def regrets(rows: Sequence[StudyRow], *, against: str = "exact") -> list[Regret]
     for (policy, placement, load, estimates), by_seed in runs.items():
         truth = runs.get((policy, placement, load, against))
         if truth is None:
-            raise RequestError(f"the study has no run of {policy} with {against} estimates: add it, to compare with")
+            raise RequestError(f"the study has no run of {policy} with {against} estimates: add one to compare with")
         losses = [metrics.mean_jct_s / truth[seed].mean_jct_s - 1.0 for seed, metrics in by_seed.items()]
         jct, best_jct = (fmean(m.mean_jct_s for m in each.values()) for each in (by_seed, truth))
         queue, best_queue = (fmean(m.mean_queue_s for m in each.values()) for each in (by_seed, truth))

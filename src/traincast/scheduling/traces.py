@@ -39,23 +39,23 @@ NUMBERS: Final[Mapping[str, float]] = {
     "min_gpus": 0.0,
     "max_gpus": 0.0,
 }
-"""Columns of numbers, and what stands where a job has none; NaN is none."""
+"""Columns of numbers, and the value for a job that states none."""
 TEXTS: Final = ("job_id", "vc", "gpu_type", "user", "model", "strategy", "status")
 _OPTIONAL: Final = ("deadline_s", "estimate_s")
 _WHOLE: Final = ("batch", "min_gpus", "max_gpus")
 
 
 class Read(Protocol):
-    """Reads a file of one format; with ``drop_invalid`` it skips lines of another form."""
+    """Reads a file of one format; with ``drop_invalid`` it skips malformed lines."""
 
     def __call__(self, source: Source, *, drop_invalid: bool = False) -> JobColumns:
-        """The jobs of ``source``, in its order."""
+        """Return the jobs of ``source``, in its order."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How traces of one format are recognised and read; ``dated`` if submissions are dates, counted from the first."""
+    """How traces of one format are recognised and read; ``dated`` if submissions are dates."""
 
     about: str
     matches: Callable[[Source], bool]
@@ -102,21 +102,21 @@ class Trace:
 
     @property
     def to_forecast(self) -> Bools:
-        """Marks jobs that are described instead of timed. Their ``duration_s`` is 0 until it is forecast."""
+        """Mark the jobs that have a model but no duration. Their ``duration_s`` is 0 until it is forecast."""
         return np.equal(self.numbers["duration_s"], 0.0)
 
     @property
     def span_s(self) -> float:
-        """Seconds between the first and the last submission."""
+        """Return the seconds between the first and the last submission."""
         submitted = self.numbers["submit_s"]
         return float(submitted[-1] - submitted[0]) if len(self) else 0.0
 
     def where(self, index: int) -> str:
-        """Where a job stands in the file, and its name: ``line 12 (job philly-000010)``."""
+        """Return where a job stands in the file, and its name: ``line 12 (job philly-000010)``."""
         return f"{self.place} {self.lines[index]} (job {plain(self.texts['job_id'][index])})"
 
     def select(self, mask: Bools) -> Trace:
-        """The jobs of ``mask``."""
+        """Return the trace with only the jobs of ``mask``."""
         return replace(
             self,
             numbers={name: column[mask] for name, column in self.numbers.items()},
@@ -136,7 +136,7 @@ class Trace:
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
-        """The jobs one by one; durations must all be there."""
+        """Return the jobs as objects; refuses a trace with a job that has no duration."""
         missing = np.flatnonzero(self.to_forecast)
         if len(missing):
             raise RequestError(
@@ -176,7 +176,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool = False) -> Trace:  # noqa: A002
-    """Read a trace, of ``format`` or of the one that its content shows, and check every job.
+    """Read a trace and check every job; without ``format``, the format is detected from the content.
 
     Jobs that no simulation can run (no time of submission, no GPUs, a negative duration, a name used twice) are
     refused together, in one line that counts them and names the first; with ``drop_invalid`` they are left out, and
@@ -216,7 +216,7 @@ def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool
 
 
 def detect_format(source: Source) -> str:
-    """Which of :data:`FORMATS` a file is of."""
+    """Return which of :data:`FORMATS` a file has."""
     for name, kind in FORMATS.items():
         if kind.matches(source):
             return name
@@ -226,7 +226,7 @@ def detect_format(source: Source) -> str:
     others = [kind.about for name, kind in FORMATS.items() if name != "native"]
     shown = ", ".join(repr(plain(cell, 24)) for cell in source.header[:6]) + (", …" if len(source.header) > 6 else "")
     raise FileFormatError(
-        f"{source.path} is no job trace of a known format: its first line has {shown or 'nothing'}; expected the "
+        f"{source.path} is not a job trace of a known format: its first line has {shown or 'nothing'}; expected the "
         f"columns job_id, submit_s, num_gpus and duration_s, or {', '.join(others)}"
     )
 

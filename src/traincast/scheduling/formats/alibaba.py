@@ -5,8 +5,8 @@ end_time, plan_cpu, plan_mem, plan_gpu, gpu_type``, with ``plan_gpu`` in hundred
 instances. A job is all tasks of a name that have GPUs: their sum, from their first start to their last end. Where
 ``pai_job_table.csv`` (``job_name, inst_id, user, status, start_time, end_time``) lies beside it, submission, user and
 status are taken from there; without it, a job is submitted when its first task starts. ``pai_instance_table.csv``,
-given instead, takes start and end from the instances. ``gpu_type`` says what a task was given, not what it needs, so
-it is no requirement of the job. Source: Weng et al., "MLaaS in the Wild", NSDI 2022.
+if given instead, has start and end of each instance. ``gpu_type`` is what a task was given, not what it needs, so the
+job does not require it. Source: Weng et al., "MLaaS in the Wild", NSDI 2022.
 
 openb's pods have ``name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos, pod_phase, creation_time,
 deletion_time, scheduled_time``; one GPU may be shared by thousandths. A pod runs from ``scheduled_time`` to
@@ -41,7 +41,7 @@ _POD_WANTED: Final = (*POD_NEEDS, "gpu_spec", "qos", "pod_phase")
 
 
 def pai_table(source: Source) -> str | None:
-    """Which of PAI's tables a file is, by its columns, or by where a status stands in its first line."""
+    """Return which of PAI's tables a file is, by its header, or by the position of a status in its first line."""
     first = source.header
     for name, columns in TABLES.items():
         if set(columns) <= set(first):
@@ -57,7 +57,7 @@ def matches_pai(source: Source) -> bool:
 
 
 def read_pai(source: Source, *, drop_invalid: bool = False) -> JobColumns:
-    """The jobs whose tasks with GPUs have started and ended."""
+    """Read the jobs whose tasks with GPUs have started and ended."""
     kind = pai_table(source)
     if kind is None:
         need(source, TABLES["pai_task_table"], what="a table of PAI's tasks")
@@ -147,7 +147,7 @@ def _per_job(table: TextTable, codes: Ints, count: int, mask: Bools, *, drop_inv
 
 
 def _pai_columns(tasks: TextTable, names: list[str], gpus: Floats, whole: _Spans, timed: _Spans) -> JobColumns:
-    """The jobs that have GPUs; of those that have not ended the duration is infinite, of those that wait NaN."""
+    """Return the jobs with GPUs; the duration is infinite for jobs that have not ended, NaN for those that wait."""
     has = np.flatnonzero(gpus > 0)
     start = np.where(timed.waits, np.nan, timed.start)[has]
     rows = whole.first_row[has]
@@ -164,7 +164,7 @@ def _pai_columns(tasks: TextTable, names: list[str], gpus: Floats, whole: _Spans
 
 
 def _take_launches(columns: JobColumns, launches: TextTable, *, drop_invalid: bool) -> None:
-    """Submission, user and status of each job as the table of jobs has them."""
+    """Take submission, user and status of each job from the table of jobs."""
     row_of = {name: row for row, name in enumerate(launches.texts("job_name").tolist())}
     rows = np.array([row_of.get(name, -1) for name in columns.texts["job_id"].tolist()], dtype=np.int64)
     known = rows >= 0
@@ -181,7 +181,7 @@ def _leave_out_unfinished(columns: JobColumns) -> None:
 
 
 def _round_up_shares(columns: JobColumns) -> None:
-    """Several instances that share GPUs may sum to 2.5: such a job gets 3 whole ones."""
+    """Round shares of several GPUs up: instances that share GPUs may sum to 2.5, and the job gets 3 whole GPUs."""
     gpus = np.round(columns.numbers["num_gpus"], 9)
     uneven = (gpus > 1.0) & (gpus != np.floor(gpus))
     columns.numbers["num_gpus"] = np.where(uneven, np.ceil(gpus), gpus)
@@ -190,7 +190,7 @@ def _round_up_shares(columns: JobColumns) -> None:
 
 
 def _names(source: Source, kind: str) -> tuple[str, ...] | None:
-    """The columns of a table that comes without header."""
+    """Return the columns of a table that has no header."""
     return None if set(TABLES[kind]) <= set(source.header) else TABLES[kind]
 
 
@@ -219,7 +219,7 @@ def matches_openb(source: Source) -> bool:
 
 
 def read_openb(source: Source, *, drop_invalid: bool = False) -> JobColumns:
-    """The pods with GPUs that were scheduled."""
+    """Read the pods with GPUs that were scheduled."""
     need(source, POD_NEEDS, what="openb's list of pods")
     table = read_table(source, _POD_WANTED, drop_malformed=drop_invalid)
     columns = JobColumns(numbers={}, texts={}, lines=table.lines, place=table.place)

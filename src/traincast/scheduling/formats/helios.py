@@ -24,7 +24,7 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
-    """The jobs with GPUs that ran; submissions in seconds since 1970."""
+    """Read the jobs with GPUs that ran; submissions are in seconds since 1970."""
     need(source, NEEDS, what="a log of Helios")
     if "duration" not in source.header:
         need(source, ("start_time", "end_time"), what="a log of Helios without duration")

@@ -1,6 +1,6 @@
 """This project's own table of jobs: CSV or Parquet, one job a row, times in seconds.
 
-A job with ``model`` and ``steps`` (or ``samples`` with a batch) needs no ``duration_s``: it is then 0, to be forecast.
+A job with ``model`` and ``steps`` (or ``samples`` and a batch) needs no ``duration_s``. It is then 0 until forecast.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "min_gpus": ("min_gpus",),
     "max_gpus": ("max_gpus",),
 }
-"""What a column may be called, for each field of a job; the first name that is there counts."""
+"""Possible names of the column for each field of a job; the first name that the file has counts."""
 TEXTS: Final = ("job_id", "vc", "user", "status", "gpu_type", "model", "strategy")
 
 
 def _found(header: tuple[str, ...]) -> dict[str, str]:
-    """The column of the file for each field that it has."""
+    """Return the column of the file for each field that it has."""
     return {name: next(n for n in names if n in header) for name, names in NAMES.items() if set(names) & set(header)}
 
 
@@ -47,7 +47,7 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
-    """The jobs of the table."""
+    """Read the jobs of the table."""
     found = _found(source.header)
     described = "model" in found and ("steps" in found or "samples" in found)
     needed = ("job_id", "submit_s", "num_gpus", *(() if described else ("duration_s",)))

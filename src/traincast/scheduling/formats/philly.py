@@ -1,11 +1,11 @@
 """``cluster_job_log`` of Philly: four months of jobs on clusters of Microsoft, as a list in JSON.
 
 Each job has ``status`` (Pass, Killed, Failed), ``vc``, ``jobid``, ``submitted_time``, ``user`` and ``attempts``; each
-of these has ``start_time``, ``end_time`` and ``detail``, a list of ``ip`` and ``gpus``. A job's duration is the sum
-over its attempts: the time for which it held GPUs. The waits between attempts are queueing, which a simulation makes
-anew. Its GPUs are those of its last attempt. Times are local and without zone, so that a run across the end of summer
-time is an hour too short. Source: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training
-Workloads", USENIX ATC 2019.
+attempt has ``start_time``, ``end_time`` and ``detail``, a list of ``ip`` and ``gpus``. A job's duration is the sum
+over its attempts: the time for which it held GPUs. The waits between attempts are queueing, which a simulation
+replaces by its own. Its GPUs are those of its last attempt. Times are local and without zone, so a run across the end
+of summer time is an hour too short. Source: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN
+Training Workloads", USENIX ATC 2019.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def matches(source: Source) -> bool:
 
 
 def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
-    """The jobs with attempts that have ended; submissions in seconds since 1970."""
+    """Read the jobs with attempts that have ended; submissions are in seconds since 1970."""
     rows: list[_Row] = []
     left_out: dict[str, int] = {}
     for entry, value in _entries(source):
@@ -82,12 +82,12 @@ class _EntryError(Exception):
 
 
 def _entries(source: Source) -> Iterator[tuple[int, Any]]:
-    """The members of the list, from 1, one at a time: no more than one is in memory besides the text."""
+    """Yield the entries of the list with their numbers, from 1; beside the text, only one entry is in memory."""
     text = read_text(source, max_bytes=MAX_JSON_BYTES, max_line=None)
     decoder = json.JSONDecoder()
     at = _skip(text, 0)
     if text[at : at + 1] != "[":
-        raise FileFormatError(f"{source.path} is JSON, but no list: Philly's cluster_job_log is a list of jobs")
+        raise FileFormatError(f"{source.path} is JSON, but not a list: Philly's cluster_job_log is a list of jobs")
     at = _skip(text, at + 1)
     entry = 0
     while text[at : at + 1] != "]":
@@ -117,7 +117,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _row(entry: int, value: Any) -> _Row | str:
-    """An entry as a job, or why it is left out."""
+    """Return an entry as a job, or the reason why it is left out."""
     if not isinstance(value, dict):
         raise _EntryError(f"is {_shown(value)}")
     for key in _KEYS:
@@ -125,7 +125,7 @@ def _row(entry: int, value: Any) -> _Row | str:
             raise _EntryError(f"lacks {key}")
     attempts = value["attempts"]
     if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
-        raise _EntryError("has attempts that are no list of objects")
+        raise _EntryError("has attempts that are not a list of objects")
     submit = _seconds(value["submitted_time"], "submitted_time")
     if not attempts:
         return "that never ran"
@@ -153,7 +153,7 @@ def _row(entry: int, value: Any) -> _Row | str:
 def _gpus(attempt: dict[str, Any]) -> int:
     detail = attempt.get("detail") or []
     if not isinstance(detail, list):
-        raise _EntryError("has a detail that is no list")
+        raise _EntryError("has a detail that is not a list")
     count = 0
     for part in detail:
         gpus = part.get("gpus") if isinstance(part, dict) else None
@@ -164,13 +164,13 @@ def _gpus(attempt: dict[str, Any]) -> int:
 
 
 def _seconds(value: Any, name: str) -> float | None:
-    """A time of the log in seconds since 1970; none where the log has none."""
+    """Return a time of the log in seconds since 1970, or ``None`` if the log has none."""
     if value is None or value in ("", "None"):
         return None
     try:
         return datetime.fromisoformat(value[:19]).replace(tzinfo=UTC).timestamp()
     except (TypeError, ValueError) as error:
-        raise _EntryError(f"has {_shown(value)} as {name}, which is no date such as 2017-10-07 01:11:39") from error
+        raise _EntryError(f"has {_shown(value)} as {name}, which is not a date such as 2017-10-07 01:11:39") from error
 
 
 def _text(value: Any) -> str:

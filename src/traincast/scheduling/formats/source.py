@@ -1,7 +1,7 @@
 """Untrusted files, plain or gzipped, read within the limits stated here.
 
-A trace is somebody's log: it may be a gigabyte on one line, an archive under another name, or cut off. Whatever it
-is, reading it ends in columns or in one line that says what is wrong.
+A trace is somebody's log: it may be a gigabyte on one line, an archive under another name, or cut off. In every case,
+reading it gives columns, or an error of one line that says what is wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_JSON_BYTES: Final = 512 * 1024**2
 MAX_LINE_BYTES: Final = 1024**2
 MAX_COLUMNS: Final = 1000
 MAX_RATIO: Final = 200
-"""How far gzip may unpack: logs do by 5 to 30, a bomb by 1,000."""
+"""Largest ratio of unpacked to packed bytes: logs have 5 to 30, a gzip bomb 1,000."""
 
 _HEAD_BYTES: Final = 64 * 1024
 _HARMLESS_BYTES: Final = 64 * 1024**2
@@ -55,7 +55,7 @@ class Source:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether it is a table of Parquet, which has no text."""
+        """Return whether it is a Parquet file, which has no text."""
         return self.path.suffix == ".parquet"
 
     @cached_property
@@ -65,7 +65,7 @@ class Source:
 
     @cached_property
     def delimiter(self) -> str:
-        """What separates the columns of its first line."""
+        """Return the character that separates the columns of the first line."""
         return max(_DELIMITERS, key=self.first_line.count)
 
     @cached_property
@@ -90,7 +90,7 @@ def open_source(path: Path) -> Source:
             magic = file.read(64)
         if path.suffix == ".parquet":
             if not magic.startswith(b"PAR1"):
-                raise FileFormatError(f"{path} is no Parquet file, though it is named so: give it its own suffix")
+                raise FileFormatError(f"{path} is not a Parquet file, although its name says so: rename it")
             return Source(path=path, head="")
         if magic.startswith(b"PAR1"):
             raise FileFormatError(f"{path} is a Parquet file: its name must end in .parquet")
@@ -114,7 +114,7 @@ def _head_text(path: Path, head: bytes) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the system and the unpacking of gzip say into one line about ``path``."""
+    """Turn errors of the operating system and of gzip into one line about ``path``."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -130,13 +130,13 @@ def _one_line(error: Exception) -> str:
 
 
 def plain(text: object, limit: int = 40) -> str:
-    """A text of a file as it may stand in a message: on one line, printable, not too long."""
+    """Return a text of a file in a form that a message can show: one line, printable, not too long."""
     shown = "".join(c if c.isprintable() else "\ufffd" for c in str(text)[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 class Limited(io.RawIOBase):
-    """The bytes of a file, unpacked, that refuses to grow beyond its limits while it is read.
+    """The unpacked bytes of a file; reading fails as soon as they exceed a limit.
 
     ``has_blank_lines`` says whether one was seen so far.
     """
@@ -179,7 +179,7 @@ class Limited(io.RawIOBase):
             )
         if self._read > self._max_unpacked:
             raise FileFormatError(
-                f"{self._path} unpacks to more than {MAX_RATIO} times its size: it is no log; unpack it to look at it"
+                f"{self._path} unpacks to more than {MAX_RATIO} times its size: it is not a log; look at its content"
             )
         if self._max_line is None:
             return
@@ -190,7 +190,7 @@ class Limited(io.RawIOBase):
         self._since_newline = len(chunk) - 1 - newline if newline >= 0 else self._since_newline + len(chunk)
         if self._since_newline > self._max_line:
             raise FileFormatError(
-                f"{self._path} has a line longer than {self._max_line // 1024**2} MiB: it is no table of jobs or nodes"
+                f"{self._path} has a line longer than {self._max_line // 1024**2} MiB: not a table of jobs or nodes"
             )
 
     def _note_blank_lines(self, chunk: bytes) -> None:
@@ -202,7 +202,7 @@ class Limited(io.RawIOBase):
 def open_bytes(
     path: Path, *, max_bytes: int = MAX_BYTES, max_line: int | None = MAX_LINE_BYTES
 ) -> io.BufferedReader[Limited]:
-    """The bytes of ``path``, unpacked where they are gzip whatever the name says; close it after use."""
+    """Open ``path`` for reading bytes; gzip is recognised by content and unpacked. Close it after use."""
     plain = path.open("rb")
     packed = plain.read(2) == _GZIP
     plain.seek(0)
@@ -222,18 +222,18 @@ def read_text(source: Source, *, max_bytes: int, max_line: int | None = MAX_LINE
 
 
 def not_utf8(path: Path, line: int, byte: int) -> FileFormatError:
-    """The refusal of text in another encoding."""
+    """Return the error for text in another encoding."""
     return FileFormatError(f"{path} is not UTF-8: line {line} has the byte 0x{byte:02x}; save it as UTF-8")
 
 
 def line_numbers(path: Path) -> list[int]:
-    """Numbers, from 1, of the lines that are not blank: a reader of tables passes over the others."""
+    """Return the numbers, from 1, of the lines that are not blank; a reader of tables skips blank lines."""
     with reading(path), open_bytes(path) as stream:
         return [number for number, line in enumerate(stream, 1) if line.strip(b"\r\n")]
 
 
 def first_not_utf8(path: Path) -> FileFormatError | None:
-    """The refusal for the first line in another encoding, if there is one."""
+    """Return the error for the first line in another encoding, or ``None`` if there is none."""
     with reading(path), open_bytes(path) as stream:
         for number, line in enumerate(stream, 1):
             try:

@@ -22,7 +22,7 @@ _CANCELLED: Final = 5
 
 
 def matches(source: Source) -> bool:
-    """Whether the first line that is no comment has the 18 numbers of the format."""
+    """Return whether the first line that is not a comment has the 18 numbers of the format."""
     lines = [line for line in source.head.splitlines() if line.strip()]
     data = [line for line in lines if not line.lstrip().startswith(";")]
     if not data:
@@ -40,7 +40,7 @@ def _is_number(cell: str) -> bool:
 
 
 def read(source: Source, *, drop_invalid: bool = False) -> JobColumns:
-    """The jobs that ran."""
+    """Read the jobs that ran."""
     text = read_text(source, max_bytes=MAX_BYTES)
     numbered = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip() and line.lstrip()[0] != ";"]
     values, kept = _values(source, numbered, drop_invalid=drop_invalid)
@@ -76,7 +76,7 @@ def _texts(column: Floats, unknown: float | None = -1.0) -> Texts:
 
 
 def _values(source: Source, numbered: list[tuple[int, str]], *, drop_invalid: bool) -> tuple[Floats, list[int] | range]:
-    """The numbers of each line, and which lines they are of."""
+    """Return the numbers of each line with a job, and the numbers of these lines."""
     if not numbered:
         raise FileFormatError(f"{source.path} has no jobs: all of its lines are comments; give a log with jobs")
     try:

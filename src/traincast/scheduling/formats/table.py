@@ -1,7 +1,7 @@
 """Columns of a table of jobs or nodes: texts as they stand in the file, numbers as float64, each with its line.
 
-What every reader of a format gives back is :class:`JobColumns`: the canonical names of a job's fields (see
-:class:`traincast.scheduling.Job`), NaN for a number that is not there, "" for such a text.
+Every reader of a format returns :class:`JobColumns`, with columns named like the fields of
+:class:`traincast.scheduling.Job`. A missing number is NaN, a missing text is "".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Texts: TypeAlias = NDArray[np.object_]
 
 ROUNDED_S: Final = 0.5
-"""What a run of 0 s means in a log of whole seconds: it ran, for less than one."""
+"""Duration of a run that a log of whole seconds states as 0 s: the mean of what was rounded down."""
 
 _MAX_MALFORMED: Final = 1_000_000
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -45,9 +45,9 @@ _ABSENT: Final = ("", "nan", "NaN", "None", "null", "NULL", "N/A", "NA")
 
 @dataclass(kw_only=True)
 class JobColumns:
-    """What a reader found: columns by the name of the job's field, and where each job stands in the file.
+    """The result of a reader: columns by the name of the job's field, and where each job stands in the file.
 
-    ``unparsable`` are cells that should be numbers and are not, by column: number of the job → text.
+    ``unparsable`` has the cells that should be numbers and are not: for each column, the text by number of the job.
     ``left_out`` counts jobs that the format's own rules leave out, by reason; ``notes`` are whole sentences.
     """
 
@@ -63,7 +63,7 @@ class JobColumns:
         return len(self.lines)
 
     def keep(self, mask: Bools, reason: str = "") -> None:
-        """Go on with the jobs of ``mask`` only; count the others under ``reason``."""
+        """Keep only the jobs of ``mask``; count the others under ``reason``."""
         gone = int(len(mask) - np.count_nonzero(mask))
         if not gone:
             return
@@ -79,7 +79,7 @@ class JobColumns:
         self.lines = self.lines[mask]
 
     def round_up_short_runs(self) -> None:
-        """Give jobs that a log of whole seconds has at 0 s the time they ran for on average."""
+        """Set the duration of jobs that a log of whole seconds states as 0 s to :data:`ROUNDED_S`."""
         short = self.numbers["duration_s"] == 0.0
         if count := int(np.count_nonzero(short)):
             self.numbers["duration_s"] = np.where(short, ROUNDED_S, self.numbers["duration_s"])
@@ -87,7 +87,7 @@ class JobColumns:
 
 
 def jobs(count: int) -> str:
-    """A number of jobs, in words: ``1 job``, ``1,204 jobs``."""
+    """Format a number of jobs: ``1 job``, ``1,204 jobs``."""
     return "1 job" if count == 1 else f"{count:,} jobs"
 
 
@@ -108,7 +108,7 @@ class TextTable:
         return name in self.columns
 
     def codes(self, name: str) -> tuple[Ints, list[str]]:
-        """The distinct texts of a column, trimmed, and for each row the number of its text; "" is the last of them."""
+        """Return the distinct texts of a column, trimmed, with "" last, and for each row the number of its text."""
         import pyarrow.compute as pc
 
         encoded = pc.utf8_trim_whitespace(self.columns[name]).combine_chunks().dictionary_encode()
@@ -117,7 +117,7 @@ class TextTable:
         return np.where(there, numbers, len(words) - 1).astype(np.int64), words
 
     def texts(self, name: str) -> Texts:
-        """A column as Python texts, trimmed; equal ones are one object. All "" where there is no such column."""
+        """Return a column as trimmed texts; equal texts are one object. All are "" if the column does not exist."""
         if name not in self.columns:
             return np.full(len(self), "", dtype=object)
         codes, words = self.codes(name)
@@ -125,7 +125,7 @@ class TextTable:
         return found
 
     def numbers(self, name: str, unparsable: dict[str, dict[int, str]], *, called: str = "") -> Floats:
-        """A column as float64, NaN where a cell is empty; cells that are no numbers go to ``unparsable``."""
+        """Return a column as float64, NaN for empty cells; cells that are not numbers go to ``unparsable``."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -141,7 +141,7 @@ class TextTable:
         return np.where(there, values, np.nan)
 
     def seconds(self, name: str, unparsable: dict[str, dict[int, str]], *, called: str = "") -> Floats:
-        """A column of dates such as ``2020-06-09 18:41:01`` as seconds since 1970, NaN where a cell is empty."""
+        """Return a column of dates such as ``2020-06-09 18:41:01`` as seconds since 1970, NaN for empty cells."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -150,7 +150,7 @@ class TextTable:
         dates = pc.replace_substring(pc.utf8_slice_codeunits(self.columns[name], 0, 19), "T", " ").combine_chunks()
         try:
             stamps = pc.cast(dates, pa.timestamp("s"))
-        except pa.ArrowInvalid:  # slower, and says which cells are no dates
+        except pa.ArrowInvalid:  # slower, but finds the cells that are not dates
             stamps = pc.strptime(dates, format="%Y-%m-%d %H:%M:%S", unit="s", error_is_null=True)
         values, there = _plain(stamps, np.dtype(np.int64))
         if stamps.null_count > dates.null_count:
@@ -205,7 +205,7 @@ def _listed(names: Sequence[str]) -> str:
 def read_table(
     source: Source, wanted: Collection[str], *, names: Sequence[str] | None = None, drop_malformed: bool = False
 ) -> TextTable:
-    """The columns ``wanted`` that a table has, as texts; ``names`` are its columns where it has no header."""
+    """Read the columns ``wanted`` that a table has, as texts; ``names`` are its columns if it has no header."""
     if source.is_parquet:
         return _read_parquet(source, wanted)
     header = list(names or source.header)
@@ -243,7 +243,7 @@ class _Lines:
 def _line_numbers(
     source: Source, rows: int, malformed: list[tuple[int, int, str]], *, has_header: bool, has_blank: bool
 ) -> _Lines:
-    """Where the rows stand; the file is read again only if it has blank lines."""
+    """Return the line of each row; the file is read again only if it has blank lines."""
     first = 1 if has_header else 0
     total = first + rows + len(malformed)
     numbers = np.arange(1, total + 1, dtype=np.int64)

@@ -30,11 +30,11 @@ class Las(Ranked):
         self.quantum_s = quantum_s
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Quanta that it has had."""
+        """Return the quanta that the job has used."""
         return ((run.attained_s(state.now) + SLACK_S) // self.quantum_s,)
 
     def next_change_s(self, run: JobRun, state: State) -> float:
-        """When its quantum is used up."""
+        """Return when the job's current quantum is used up."""
         quanta = (run.attained_s(state.now) + SLACK_S) // self.quantum_s
         return run.started_s + (quanta + 1) * self.quantum_s - run.served_s
 
@@ -42,8 +42,8 @@ class Las(Ranked):
 class Tiresias(Ranked):
     """Two-dimensional LAS, discretised (Gu et al., NSDI 2019): queues by GPU time attained, each first in, first out.
 
-    A job begins in the first queue and falls to the next at each threshold of GPU-seconds; jobs of an earlier queue
-    preempt those of a later one. The thresholds are to be set to the workload; those given are an hour and ten.
+    A job begins in the first queue and falls to the next at each threshold of GPU-seconds. Jobs of an earlier queue
+    preempt those of a later one. Choose thresholds that suit the workload; the defaults are one and ten GPU-hours.
     """
 
     keys_fall = True
@@ -58,15 +58,15 @@ class Tiresias(Ranked):
             raise RequestError(f"thresholds {self.thresholds_gpu_s}: expected GPU-seconds above 0 that grow")
 
     def queue(self, run: JobRun, state: State) -> int:
-        """The queue that a job is in, from 0."""
+        """Return the number of the job's queue, from 0."""
         return bisect_right(self.thresholds_gpu_s, run.attained_gpu_s(state.now) + SLACK_S)
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Its queue."""
+        """Return the number of the job's queue."""
         return (self.queue(run, state),)
 
     def next_change_s(self, run: JobRun, state: State) -> float:
-        """When it falls to the next queue."""
+        """Return when the job falls to the next queue."""
         queue = self.queue(run, state)
         if queue == len(self.thresholds_gpu_s):
             return math.inf
@@ -76,9 +76,9 @@ class Tiresias(Ranked):
 class Gittins(Tiresias):
     """The Gittins index of jobs whose GPU time is known only as a distribution (Gittins 1979; Tiresias-G).
 
-    With S the GPU time of a job and a what it has had, it ranks by the largest over Δ of
-    P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a]: the best odds of being done per GPU-second put in. The
-    distribution is that of the jobs that have ended so far; a goes in steps that double.
+    For a job with GPU time S that has received a of it, the index is the maximum over Δ of
+    P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a]: the best chance of completion per GPU-second spent. The
+    distribution of S is that of the jobs that have ended so far. The time a is rounded down to steps that double.
     """
 
     def __init__(self, first_gpu_s: float = 60.0, levels: int = 24) -> None:
@@ -92,16 +92,16 @@ class Gittins(Tiresias):
         self._index = [0.0] * (len(self.thresholds_gpu_s) + 1)
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Its index, the largest first."""
+        """Return the job's negative index, so that the largest comes first."""
         return (-self._index[self.queue(run, state)],)
 
     def stopped(self, run: JobRun, state: State) -> None:
-        """A job that is done adds to what is known."""
+        """Add the GPU time of a job that is done to the distribution."""
         if not run.work_s:
             insort(self._ended, run.served_gpu_s)
 
     def decide(self, state: State) -> None:
-        """Learn from jobs that ended, whenever there are a tenth more of them."""
+        """Update the distribution whenever the number of ended jobs has grown by a tenth, then decide."""
         if len(self._ended) > 1.1 * self._known:
             self._known = len(self._ended)
             sizes = np.array(self._ended)
@@ -113,7 +113,7 @@ class Gittins(Tiresias):
 
 
 def _gittins(sizes: np.typing.NDArray[np.float64], attained: float) -> float:
-    """The index of a job with that GPU time, given the sorted GPU times of finished jobs; 0 beyond all of them."""
+    """Return the index of a job with that GPU time, given the sorted times of ended jobs; 0 if it exceeds them all."""
     left = sizes[bisect_left(sizes, attained) :] - attained
     left = left[left > 0]
     if not len(left):

@@ -14,9 +14,9 @@ from traincast.scheduling.state import State
 
 
 class FirstBelow:
-    """Numbers by position, and a search for the first position whose number is at most a limit.
+    """Numbers by position, with a search for the first position whose number is at most a limit.
 
-    A tree of minima over the positions: setting and finding take the logarithm of their number.
+    It is a tree of minima over the positions: setting and finding take logarithmic time.
     """
 
     __slots__ = ("_size", "_tree")
@@ -26,7 +26,7 @@ class FirstBelow:
         self._tree = [math.inf, math.inf]
 
     def set(self, at: int, value: float) -> None:
-        """Put a number at a position; ``inf`` takes it away."""
+        """Put a number at a position; ``inf`` removes it."""
         while at >= self._size:
             leaves = self._tree[self._size :] + [math.inf] * self._size
             self._size *= 2
@@ -45,7 +45,7 @@ class FirstBelow:
             node >>= 1
 
     def find(self, limit: float) -> int | None:
-        """The first position whose number is at most the limit."""
+        """Return the first position whose number is at most the limit."""
         tree = self._tree
         if tree[1] > limit or tree[1] == math.inf:
             return None
@@ -85,9 +85,9 @@ class _Alike:
 class Easy(Policy):
     """EASY backfill (Lifka 1995): in order of submission; a job behind a waiting head starts if it does not delay it.
 
-    The head's reservation is the earliest time at which it finds room if running jobs end when they are believed to
-    (the shadow time). Another job may start now if it is believed to end by then, or if the head finds room then
-    beside it. There is one head for each line, and jobs that their quota holds back are passed over.
+    The head's reservation (the shadow time) is the earliest time at which it finds room if running jobs end as
+    believed. Another job may start now if it is believed to end by then, or if the head still finds room beside it.
+    There is one head for each line. Jobs that are held back by their quota are passed over.
     """
 
     def begin(self, state: State) -> None:
@@ -105,12 +105,12 @@ class Easy(Policy):
         alike.add(run, state.overhead_s(run, gpus) + state.costs.elapsed_s(run.remaining_s(state.now), gpus))
 
     def started(self, run: JobRun, state: State) -> None:
-        """Its believed end counts for reservations."""
+        """Note the believed end of the job, for reservations."""
         self._alike[run.demand, line_of(run, state)].remove(run)
         insort(self._ends, (run.believed_end_s, run.order))
 
     def stopped(self, run: JobRun, state: State) -> None:
-        """Its end is known."""
+        """Forget the believed end of the job."""
         del self._ends[bisect_left(self._ends, (run.believed_end_s, run.order))]
 
     def decide(self, state: State) -> None:
@@ -131,7 +131,7 @@ class Easy(Policy):
 
     @staticmethod
     def _start_heads(line: list[_Alike], state: State) -> JobRun | None:
-        """Start in order until one finds no room; returns it."""
+        """Start jobs in order until one finds no room; return that one."""
         over_quota: set[JobDemand] = set()
         while True:
             best: int | None = None
@@ -158,7 +158,7 @@ class Easy(Policy):
             for alike in tuple(candidates):
                 found = self._candidate(alike, head, window, then, state)
                 if found is None:
-                    candidates.remove(alike)  # what is free only shrinks, so it stays so
+                    candidates.remove(alike)  # free space only shrinks within a decision, so this stays true
                 elif best is None or found[0] < best[0]:
                     best = (*found, alike)
             if best is None:
@@ -169,7 +169,7 @@ class Easy(Policy):
                 state.start(run, at=allocation)
                 if state.believed_end_s(run) > shadow_s:
                     then.take(allocation)
-            else:  # it would be slower here than on its reference placement, and end too late
+            else:  # slower here than on its reference placement, it would end too late
                 passed.append(run)
                 alike.remove(run)
         for run in passed:
@@ -179,7 +179,7 @@ class Easy(Policy):
     def _candidate(
         alike: _Alike, head: JobRun, window_s: float, then: Space, state: State
     ) -> tuple[int, bool, Allocation] | None:
-        """The first of these jobs that may overtake the head, whether it leaves room for it, and its GPUs."""
+        """Return the first of these jobs that may overtake the head, whether the head still fits, and its GPUs."""
         allocation = state.placement.find(alike.demand, state.free)
         if allocation is None:
             return None
@@ -192,7 +192,7 @@ class Easy(Policy):
         return None if first is None else (first, leaves_room, allocation)
 
     def _reserve(self, head: JobRun, state: State) -> tuple[float, Space]:
-        """When the head finds room if jobs end as believed, and what is free then."""
+        """Return when the head finds room if jobs end as believed, and what is free then."""
         then = state.space()
         at = 0
         shadow_s = math.inf

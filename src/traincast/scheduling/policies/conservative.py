@@ -11,7 +11,7 @@ from traincast.scheduling.state import State
 
 
 class FreeProfile:
-    """Believed free GPUs over time; the last value holds for ever."""
+    """The number of GPUs believed to be free over time; the last value holds for ever."""
 
     def __init__(self, now: float, space: FreeCounts) -> None:
         self.times: list[float] = [now]
@@ -29,7 +29,7 @@ class FreeProfile:
             self.spaces[at].take(allocation)
 
     def forget_before(self, now: float) -> None:
-        """Drop what is past."""
+        """Drop all times before ``now``."""
         past = 0
         while past + 1 < len(self.times) and self.times[past + 1] <= now:
             past += 1
@@ -37,7 +37,7 @@ class FreeProfile:
         self.times[0] = now
 
     def earliest(self, demand: JobDemand, length_s: float) -> tuple[float, Allocation] | None:
-        """The earliest time from which that many GPUs are free for that long."""
+        """Return the earliest time from which that many GPUs are free for that long."""
         best: tuple[float, Allocation] | None = None
         for pool in demand.pools:
             asked = demand._replace(pools=(pool,))
@@ -56,7 +56,7 @@ class FreeProfile:
         return best
 
     def _break(self, time_s: float) -> int:
-        """The index of a time, inserted if missing."""
+        """Return the index of a time, which is inserted if missing."""
         at = bisect_left(self.times, time_s)
         if at == len(self.times) or self.times[at] != time_s:
             self.times.insert(at, time_s)
@@ -67,26 +67,27 @@ class FreeProfile:
 class Conservative(Policy):
     """Conservative backfill (Feitelson and Weil 1998): a job starts only if it delays no earlier one.
 
-    Reservations are made in order of submission on how many GPUs are believed to be free when, and anew whenever a
-    job ends at another time than believed or anything fails or is repaired. Which GPUs these are is settled when a job
-    starts; one for which placement then finds no room starts as soon as there is.
+    Reservations are made in order of submission, from the number of GPUs believed to be free over time. They are made
+    again whenever a job ends at another time than believed, or anything fails or is repaired. A reservation does not
+    say which GPUs: placement picks them when the job starts. If placement then finds no room, the job starts as soon as
+    there is room.
     """
 
     def begin(self, state: State) -> None:
-        """Nothing is reserved."""
+        """Start without reservations."""
         self._profile: FreeProfile | None = None
         self._reserved: list[tuple[float, int]] = []
         self._new: list[int] = []
         self._changes = 0
 
     def queued(self, run: JobRun, state: State) -> None:
-        """Mark the job as without reservation. A job that returns is served before later ones."""
+        """Mark the job as without reservation. A job that was stopped keeps its place before later ones."""
         self._new.append(run.order)
         if run.token:
             self._profile = None
 
     def stopped(self, run: JobRun, state: State) -> None:
-        """A job that ends when it was believed to changes nothing."""
+        """Discard all reservations, unless the job ended when it was believed to."""
         if run.believed_end_s != state.now:
             self._profile = None
 
@@ -107,7 +108,7 @@ class Conservative(Policy):
             run = state.waiting[self._reserved.pop(0)[1]]
             expected = state.now + self._length_s(run, state)
             if not state.start(run) or run.believed_end_s != expected:
-                self._profile = None  # no room for it after all, or it is slower there than it was reserved for
+                self._profile = None  # no room after all, or the job is slower there than its reservation assumes
 
     def _begin_anew(self, state: State) -> FreeProfile:
         self._profile = profile = FreeProfile(state.now, state.free.counts())

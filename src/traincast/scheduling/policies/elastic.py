@@ -13,10 +13,10 @@ from traincast.scheduling.state import State
 class Elastic(Policy):
     """Marginal gains in believed time (Peng et al., EuroSys 2018, Optimus; Qiao et al., OSDI 2021, Pollux).
 
-    Jobs are admitted in order of submission with the fewest GPUs they can run on, whoever fits; jobs that run stay
-    admitted. What is left over goes GPU by GPU to the elastic job whose remaining time falls most. Running jobs give
-    GPUs back only if that lets others in, and get more only where there is room and more is saved than stopping and
-    going on costs. Speeds are those of the first GPU type that a job may use. Rigid jobs get what they ask for.
+    Jobs that fit are admitted in order of submission, with the fewest GPUs they can run on; running jobs stay admitted.
+    The remaining GPUs go one by one to the elastic job whose remaining time falls most. A running job gives GPUs back
+    only if that admits other jobs. It gets more only if there is room and it saves more time than stopping and resuming
+    costs. Speeds are those of the first GPU type that a job may use. Rigid jobs get the GPUs that they ask for.
     """
 
     resizes = True
@@ -31,7 +31,7 @@ class Elastic(Policy):
             self._curves.pop(run.order, None)
 
     def decide(self, state: State) -> None:
-        """Admit, share out the rest, and bring every job to its number of GPUs."""
+        """Admit jobs, distribute the remaining GPUs, and resize or start every job accordingly."""
         admitted, left = self._admit(state)
         wanted = self._share_out(admitted, left, state)
         if self._lacks_room(admitted, state):
@@ -47,7 +47,7 @@ class Elastic(Policy):
 
     @staticmethod
     def _lacks_room(admitted: list[JobRun], state: State) -> bool:
-        """Whether an admitted job finds no room beside the running ones."""
+        """Return whether an admitted job finds no room beside the running ones."""
         room = state.free.counts()
         for run in admitted:
             if run.phase == "waiting":
@@ -58,7 +58,7 @@ class Elastic(Policy):
         return False
 
     def _admit(self, state: State) -> tuple[list[JobRun], int]:
-        """The admitted jobs at their smallest sizes, and the GPUs left over."""
+        """Return the admitted jobs at their smallest sizes, and the remaining GPUs."""
         room = state.free.counts()
         for run in state.running.values():
             assert run.allocation is not None
@@ -74,7 +74,7 @@ class Elastic(Policy):
         return admitted, sum(room.groups) // UNIT
 
     def _share_out(self, admitted: list[JobRun], left: int, state: State) -> dict[int, int]:
-        """The number of GPUs for each admitted job."""
+        """Return the number of GPUs for each admitted job."""
         wanted = {run.order: _fewest(run) for run in admitted}
         gains = [
             (-self._gain_s(run, wanted[run.order], state), run.order, run) for run in admitted if run.job.is_elastic
@@ -90,7 +90,7 @@ class Elastic(Policy):
         return wanted
 
     def _gain_s(self, run: JobRun, num_gpus: int, state: State) -> float:
-        """Seconds that one more GPU saves."""
+        """Return the seconds that one more GPU saves."""
         left = run.remaining_s(state.now)
         return left / self._speed(run, num_gpus, state) - left / self._speed(run, num_gpus + 1, state)
 

@@ -1,4 +1,4 @@
-"""Waiting jobs in order, kept in lanes so that a decision looks at few of them."""
+"""Waiting jobs in order, grouped into lanes so that a decision looks at few of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from traincast.scheduling.run import JobRun
 from traincast.scheduling.state import State
 
 Key: TypeAlias = tuple[Any, ...]
-"""Numbers that are compared one after the other; with the order of submission as the last where all must differ."""
+"""Numbers that are compared one after the other. Where keys must differ, the last one is the order of submission."""
 Lane: TypeAlias = list[tuple[Key, int, int]]
-"""A heap of (key, order, token); an entry is void when its job has started since."""
+"""A heap of (key, order, token). An entry is void if its job has started since, which changes its token."""
 
 
 class Lanes:
     """Waiting jobs by key, the smallest first; ties go to the earlier submission.
 
-    Jobs of a lane have equal demands, so when the first finds no room none of them does.
+    Jobs of a lane have equal demands, so if the first finds no room, none of them does.
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class Lanes:
         self._lanes.clear()
 
     def push(self, run: JobRun, key: Key, lane: Hashable) -> None:
-        """A job begins to wait."""
+        """Add a job that begins to wait."""
         found = self._lanes.get(lane)
         if found is None:
             found = self._lanes[lane] = []
         heapq.heappush(found, (key, run.order, run.token))
 
     def heads(self, state: State) -> Iterator[tuple[Key, JobRun]]:
-        """The first of each lane, with key and order in one."""
+        """Yield the first job of each lane, with its key; the order of submission is the key's last number."""
         for lane in self._lanes.values():
             entry = _head(lane, state)
             if entry is not None:
                 yield (*entry[0], entry[1]), state.waiting[entry[1]]
 
     def walk(self, state: State, attempt: Callable[[JobRun, Key], bool]) -> None:
-        """Offer jobs in order, with key and order in one; where an attempt fails, the rest of its lane is left out."""
+        """Offer jobs in order, with keys as in `heads`; after an attempt that fails, skip the rest of its lane."""
         open_lanes: list[tuple[Key, int, Lane]] = []
         for lane in self._lanes.values():
             entry = _head(lane, state)
@@ -62,7 +62,7 @@ class Lanes:
 
 
 def _head(lane: Lane, state: State) -> tuple[Key, int, int] | None:
-    """The first entry of a lane whose job still waits."""
+    """Return the first entry of a lane whose job still waits."""
     waiting = state.waiting
     while lane:
         _, order, token = lane[0]

@@ -14,10 +14,10 @@ from traincast.scheduling.state import State
 
 
 class Leased(Ranked):
-    """As `Ranked`, but jobs are stopped only at the end of a round, every ``lease_s`` seconds from time 0.
+    """As `Ranked`, but jobs are stopped only at the end of a round: every ``lease_s`` seconds from time 0.
 
-    A job that started in the second half of a round keeps its GPUs for the next one too. Free GPUs are given out at
-    any time. Rounds are common to all jobs, as in Gavel, so that many leases end in one decision.
+    A job that started in the second half of a round keeps its GPUs for the next round as well. Free GPUs are assigned
+    at any time. All jobs have the same rounds, as in Gavel, so that many leases end in one decision.
     """
 
     keys_fall = True
@@ -30,34 +30,34 @@ class Leased(Ranked):
         self.lease_s = lease_s
 
     def rank(self, run: JobRun, state: State) -> float:
-        """The rank of a job; the smallest is served first."""
+        """Return the rank of a job; the smallest is served first."""
         raise NotImplementedError
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Its rank, or before all while its lease lasts."""
+        """Return the job's rank; a job whose lease lasts comes before all others."""
         return (-math.inf if self.holds(run, state) else self.rank(run, state),)
 
     def holds(self, run: JobRun, state: State) -> bool:
-        """Whether a running job is safe for now."""
+        """Return whether the lease of a running job lasts."""
         if run.phase != "running":
             return False
         into_round = (state.now + SLACK_S) % self.lease_s
         return into_round > 2 * SLACK_S or state.now - run.started_s < self.lease_s / 2 - SLACK_S
 
     def next_change_s(self, run: JobRun, state: State) -> float:
-        """When the round ends."""
+        """Return when the round ends."""
         return ((state.now + SLACK_S) // self.lease_s + 1) * self.lease_s
 
 
 class Gandiva(Leased):
     """Time slicing (Xiao et al., OSDI 2018): jobs take turns, and the one that has waited longest is next.
 
-    This is Gandiva's suspend and resume alone, without packing and migration. Its slices last a minute; ours
-    last ten by default, as checkpoints do not cost nothing here.
+    Only Gandiva's suspend and resume is here, without packing and migration. Its slices last one minute; here the
+    default is ten, because checkpoints have a cost.
     """
 
     def rank(self, run: JobRun, state: State) -> float:
-        """Since when it waits; a running job goes to the end of the line."""
+        """Return since when the job waits; a running job goes to the end of the line."""
         return state.now if run.phase == "running" else run.waiting_since_s
 
 
@@ -65,16 +65,16 @@ class MaxMin(Leased):
     """Max-min fairness: the job with the least GPU time per second since its submission comes first."""
 
     def rank(self, run: JobRun, state: State) -> float:
-        """GPUs that it had on average, a job being at least a lease old."""
+        """Return the mean number of GPUs since submission; a younger job counts as one lease old."""
         return run.attained_gpu_s(state.now) / max(state.now - run.job.submit_s, self.lease_s)
 
 
 class Themis(Leased):
     """Finish-time fairness (Mahajan et al., NSDI 2020): the job with the largest ρ comes first.
 
-    ρ is the time a job is believed to take from submission to end if it runs from now on, over what it would take on
-    1/N of the cluster for itself: its length · max(1, GPUs · N / GPUs of the cluster), N being the jobs that were
-    there on average since it came.
+    ρ is the believed time of a job from submission to end if it runs from now on, over its time alone on 1/N of the
+    cluster: its length · max(1, GPUs · N / GPUs of the cluster). N is the mean number of jobs present since its
+    submission.
     """
 
     def begin(self, state: State) -> None:
@@ -92,7 +92,7 @@ class Themis(Leased):
         self._at_arrival.setdefault(run.order, (run.believed_work_s, self._job_s))
 
     def decide(self, state: State) -> None:
-        """Count who is there, then decide."""
+        """Update the count of jobs present, then decide."""
         self._pass_time(state)
         super().decide(state)
         self._present = len(state.waiting) + len(state.running)
@@ -102,7 +102,7 @@ class Themis(Leased):
         self._seen_s = state.now
 
     def rank(self, run: JobRun, state: State) -> float:
-        """ρ, the largest first."""
+        """Return −ρ, so that the largest ρ comes first."""
         length, before = self._at_arrival[run.order]
         age = state.now - run.job.submit_s
         present = (self._job_s - before) / age if age else len(state.waiting) + len(state.running)
@@ -113,9 +113,9 @@ class Themis(Leased):
 class Gavel(Leased):
     """Heterogeneity-aware max-min fairness (Narayanan et al., OSDI 2020), greedily instead of by a linear program.
 
-    The job with the least progress per second since its submission comes first. Each job is placed on the GPU
-    type that favours it most: where its speed, over the average speed of all jobs on that type, is largest. A job on a
-    slower type moves when a round ends and a type that favours it more has room, if that saves more than it costs.
+    The job with the least progress per second since its submission comes first. Each job is placed on the GPU type that
+    favours it most: the one where its speed, over the mean speed of all jobs on that type, is largest. At the end of a
+    round, a job moves to a faster type that has room, if that saves more time than it costs.
     """
 
     def begin(self, state: State) -> None:
@@ -142,12 +142,12 @@ class Gavel(Leased):
         return self._speeds[run.order][pool.group] * count / total
 
     def rank(self, run: JobRun, state: State) -> float:
-        """Seconds of its reference placement done for each second of its life."""
+        """Return the progress per second since submission, in seconds of the reference placement."""
         age = max(state.now - run.job.submit_s, self.lease_s)
         return (run.job.duration_s - run.left_s(state.now)) / age
 
     def decide(self, state: State) -> None:
-        """Share out, each to the GPUs that favour it, then move jobs to faster ones that are left over."""
+        """Start jobs on the GPU types that favour them, then move running jobs to faster types that are free."""
         for run in state.waiting.values():
             if run.order in self._speeds:
                 favour = partial(self._favour, run)

@@ -11,15 +11,15 @@ from traincast.scheduling.state import State
 
 
 def line_of(run: JobRun, state: State) -> str:
-    """The line of a job: one line for all, and one for each virtual cluster with nodes of its own."""
+    """Return the line of a job: one for each virtual cluster that owns nodes, and one for all other jobs."""
     return run.job.vc if run.job.vc in state.layout.owners else ""
 
 
 class Ordered(Policy):
     """Jobs start in the order of a key that does not change while they wait.
 
-    If strict, the first job without room blocks all behind it in its line. A job held back only by its quota blocks
-    none but those of its virtual cluster. Otherwise whoever fits starts.
+    If strict, the first job without room blocks all behind it in its line. A job that is held back only by its quota
+    blocks only the jobs of its virtual cluster. If not strict, every job that fits starts.
     """
 
     is_strict: ClassVar[bool] = True
@@ -28,7 +28,7 @@ class Ordered(Policy):
         self._lanes = Lanes()
 
     def key(self, run: JobRun, state: State) -> Key:
-        """The job's key; the smallest comes first."""
+        """Return the job's key; the smallest comes first."""
         raise NotImplementedError
 
     def begin(self, state: State) -> None:
@@ -36,12 +36,12 @@ class Ordered(Policy):
         self._lanes.clear()
 
     def queued(self, run: JobRun, state: State) -> None:
-        """Stand in line."""
+        """Put the job into its line."""
         lane = (line_of(run, state), run.demand.vc) if self.is_strict else run.demand
         self._lanes.push(run, self.key(run, state), lane)
 
     def decide(self, state: State) -> None:
-        """Start what may start."""
+        """Start the jobs that may start."""
         if not state.waiting or state.free.is_full():
             return
         if not self.is_strict:
@@ -66,7 +66,7 @@ class Fifo(Ordered):
     """First in, first out: the head of the line blocks."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Its order of submission."""
+        """Return the job's order of submission."""
         return ()
 
 
@@ -77,10 +77,10 @@ class FifoFit(Fifo):
 
 
 class Sjf(Ordered):
-    """Shortest job first, by believed duration; the shortest blocks the rest."""
+    """Shortest job first, by believed remaining time; if the shortest does not fit, it blocks the rest."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """What is left of it."""
+        """Return the job's believed remaining time."""
         return (run.remaining_s(state.now),)
 
 
@@ -91,16 +91,16 @@ class SjfFit(Sjf):
 
 
 class Priority(Ordered):
-    """The most urgent first, then in order of submission: the head of the line blocks."""
+    """The most urgent job first, then in order of submission: the head of the line blocks."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Its priority, larger first."""
+        """Return the job's negative priority, so that the largest comes first."""
         return (-run.job.priority,)
 
 
 class Qssf(Ordered):
-    """Quasi-shortest service first (Hu et al., SC 2021, for Helios): least predicted GPU time first, which blocks."""
+    """Quasi-shortest service first (Hu et al., SC 2021, Helios): least believed GPU time first; the head blocks."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """What is left of it, in GPU-seconds."""
+        """Return the job's believed remaining GPU-seconds."""
         return (run.remaining_s(state.now) * run.job.num_gpus,)

@@ -1,7 +1,7 @@
 """Policies that preempt: at every decision the jobs that rank first run.
 
-Jobs are taken in order of rank, running or waiting, and each that finds room beside those before it runs. A running
-job keeps its GPUs where it can; one whose GPUs went to a better-ranked job moves if there is room elsewhere.
+Running and waiting jobs are taken in order of rank, and each job that finds room beside those before it runs. A running
+job keeps its GPUs if possible. If they went to a better-ranked job, it moves if there is room elsewhere.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from traincast.scheduling.space import UNIT, Allocation
 from traincast.scheduling.state import State
 
 SLACK_S: Final = 1e-6
-"""A slice or a level counts as used up so much earlier, for clocks that end in a last digit."""
+"""A slice or a level counts as used up this much earlier, because times are rounded."""
 
 
 class Ranked(Policy):
     """The jobs with the smallest keys run; ties go to the earlier submission.
 
-    Keys of running jobs are asked for at every decision, those of waiting jobs when they begin to wait, or always if
-    ``keys_move``. With ``keys_fall`` they are looked at again when that of a running job changes by itself.
+    `key` is called for running jobs at every decision, and for waiting jobs when they begin to wait; with
+    ``keys_move``, for waiting jobs at every decision as well. With ``keys_fall``, a decision is also made when the key
+    of a running job changes by itself (`next_change_s`).
     """
 
     keys_move: ClassVar[bool] = False
@@ -35,11 +36,11 @@ class Ranked(Policy):
         self._lanes = Lanes()
 
     def key(self, run: JobRun, state: State) -> Key:
-        """The rank of a job, running or waiting."""
+        """Return the rank of a job, running or waiting; the smallest comes first."""
         raise NotImplementedError
 
     def next_change_s(self, run: JobRun, state: State) -> float:
-        """When the rank of a running job falls by itself; then it is decided again."""
+        """Return when the rank of a running job falls by itself, for the next decision."""
         return math.inf
 
     def begin(self, state: State) -> None:
@@ -75,9 +76,10 @@ class Ranked(Policy):
                 state.wake(self.next_change_s(run, state))
 
     def _first_with_room(self, ranked: list[Key], state: State) -> Key | None:
-        """The smallest key of a waiting job for which all that is free or held by those behind it would do.
+        """Return the smallest key of a waiting job that fits into what is free or held by running jobs behind it.
 
-        Where there is none, nothing changes: jobs behind the first of a lane ask for as much and find less.
+        Only the first job of each lane is tried: those behind it ask for as much and have fewer jobs behind them. If
+        the result is ``None``, nothing changes.
         """
         running = state.running
         held = list(accumulate([running[key[-1]].held_units for key in ranked], initial=0))
@@ -91,7 +93,7 @@ class Ranked(Policy):
         return best
 
     def _rearrange(self, worse: list[Key], state: State) -> None:
-        """Fill the cluster in order of rank, where only the running jobs that rank before all waiting ones are set."""
+        """Fill the cluster again in order of rank; running jobs that are not in ``worse`` keep their GPUs."""
         plan = _Plan(worse, state)
         self._lanes.walk(state, plan.offer)
         plan.keep_until(None)
@@ -99,11 +101,11 @@ class Ranked(Policy):
             state.preempt(run)
         for run, allocation in plan.chosen:
             if not state.start(run, at=allocation):
-                self.queued(run, state)  # a share of a GPU that only the sum of all rests has room for
+                self.queued(run, state)  # a share that fits into the sum of all free parts, but into none of them
 
 
 class _Plan:
-    """The jobs that shall run, in order of rank, and the GPUs left free."""
+    """A plan: the jobs that will run, in order of rank, and the GPUs left free."""
 
     def __init__(self, worse: list[Key], state: State) -> None:
         self.chosen: list[tuple[JobRun, Allocation]] = []
@@ -119,7 +121,7 @@ class _Plan:
             self._room.give(run.allocation)
 
     def offer(self, run: JobRun, key: Key) -> bool:
-        """A waiting job, after the running ones that rank before it: it is chosen if there is room."""
+        """Plan the running jobs that rank before a waiting job, then choose that job if there is room."""
         self.keep_until(key)
         allocation = self._find(run)
         if allocation is None:
@@ -142,7 +144,7 @@ class _Plan:
                 self.chosen.append((run, allocation))
 
     def _find(self, run: JobRun) -> Allocation | None:
-        """Free GPUs, else those of jobs that rank behind."""
+        """Return free GPUs, or those of jobs that rank behind."""
         if self._unused is not None:
             allocation = self._unused.find(run.demand)
             if allocation is not None:
@@ -157,7 +159,7 @@ class _Plan:
         return allocation
 
     def _displace(self, run: JobRun, anywhere: Allocation) -> Allocation:
-        """GPUs for a job that finds room only if others stop: those that rank last, and no more than needed."""
+        """Return GPUs for a job that finds room only if others stop: the last in rank, and no more than needed."""
         assert self._unused is not None
         later = [other.allocation for other in self._worse[self._at :] if other.allocation is not None]
         for number in range(len(later) - 1, -1, -1):
@@ -181,9 +183,9 @@ class _Plan:
 
 
 def _time_to_end_s(run: JobRun, state: State) -> float:
-    """Seconds that a job is believed to need if it runs from now on, with what it has to load first.
+    """Return the seconds that a job is believed to need if it runs from now on, with loading.
 
-    Of a waiting job it is not known where it will run: it is taken at the speed of its reference placement.
+    A waiting job is assumed to run at the speed of its reference placement, because its GPUs are not known yet.
     """
     if run.phase == "running":
         return state.believed_end_s(run) - state.now
@@ -192,18 +194,18 @@ def _time_to_end_s(run: JobRun, state: State) -> float:
 
 
 class Srtf(Ranked):
-    """Shortest remaining time first, by what is believed; loading a checkpoint is part of what remains."""
+    """Shortest believed remaining time first; loading a checkpoint is part of it."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """How long it still needs."""
+        """Return the believed remaining time."""
         return (_time_to_end_s(run, state),)
 
 
 class Srsf(Ranked):
-    """Shortest remaining service first: GPUs times time, by what is believed."""
+    """Shortest believed remaining service first: GPUs times time."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """How many GPU-seconds it still needs."""
+        """Return the believed remaining GPU-seconds."""
         return (_time_to_end_s(run, state) * run.num_gpus,)
 
 
@@ -211,5 +213,5 @@ class Edf(Ranked):
     """Earliest deadline first; jobs without one come last, in order of submission."""
 
     def key(self, run: JobRun, state: State) -> Key:
-        """Its deadline."""
+        """Return the job's deadline."""
         return (math.inf if run.job.deadline_s is None else run.job.deadline_s,)

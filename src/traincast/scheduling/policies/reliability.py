@@ -10,10 +10,10 @@ from traincast.scheduling.state import State
 
 
 class FailureAware(FifoFit):
-    """In order of submission, on nodes that have not failed within ``memory_s`` where there is room.
+    """In order of submission, preferably on nodes that have not failed within the last ``memory_s``.
 
-    A node that failed is likelier to fail again soon than others; the scheduler does not know how likely, so it goes
-    by what it has seen.
+    A node that failed is more likely than others to fail again soon. The scheduler does not know the probability, so
+    it relies on the failures it has seen.
     """
 
     def __init__(self, memory_s: float = 7 * 86400.0) -> None:
@@ -23,7 +23,7 @@ class FailureAware(FifoFit):
         self.memory_s = memory_s
 
     def decide(self, state: State) -> None:
-        """Start what fits, first on nodes that are not suspect."""
+        """Start jobs that fit, first on nodes without recent failures."""
         if not state.waiting or state.free.is_full():
             return
         suspect = sum(1 << node for node, times in state.failed_nodes.items() if times[-1] > state.now - self.memory_s)
