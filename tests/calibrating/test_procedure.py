@@ -116,7 +116,7 @@ def test_a_journal_of_other_runs_is_not_used_and_this_is_said(make_runs: MakeRun
 def test_a_file_that_is_no_journal_is_not_written_over(make_runs: MakeRuns, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     journal.write_text("{ not json", encoding="utf-8")
-    with pytest.raises(FileFormatError, match="no journal of a calibration"):
+    with pytest.raises(FileFormatError, match="not a journal of a calibration"):
         calibrate_runs(make_runs(TRUE)[:6], curve=(), journal=journal)
     assert journal.read_text(encoding="utf-8") == "{ not json"
 

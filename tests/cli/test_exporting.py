@@ -70,7 +70,9 @@ def test_a_runtime_that_is_given_is_kept_and_said(capsys: pytest.CaptureFixture[
     assert run_json(capsys, *arguments)["export"]["runtime"] == "fsdp"
     shown, _ = run(capsys, *arguments)
     said = " ".join(shown.split())
-    assert "timed with the runtime fsdp, as --runtime says; leave it out to time what torchtitan does" in said
+    assert (
+        "timed with the runtime fsdp, as --runtime says; omit --runtime to time the step as torchtitan runs it" in said
+    )
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

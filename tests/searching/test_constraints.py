@@ -48,9 +48,9 @@ def test_the_lowest_limit_of_memory_holds() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("tp", RequestError, "constraint 'tp': expected something like tp<=8"),
+        ("tp", RequestError, "constraint 'tp': expected a limit such as tp<=8"),
         ("tp<=", RequestError, "constraint 'tp<=': expected a whole number"),
-        ("8>=tp", RequestError, "expected something like tp<=8"),
+        ("8>=tp", RequestError, "expected a limit such as tp<=8"),
         ("tp=two", RequestError, "constraint 'tp=two': expected a whole number"),
         ("tp<=2|4", RequestError, "<= compares one number; use = or != here"),
         ("schedule<1f1b", RequestError, "< compares one number"),

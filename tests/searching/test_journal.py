@@ -154,7 +154,7 @@ def test_a_damaged_part_is_named(tmp_path: Path, damage: str) -> None:
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileFormatError, match=r"file: it is not a folder; name another one"):
+    with pytest.raises(FileFormatError, match=r"file: it is not a folder; name a folder"):
         search_journal(tmp_path / "file", few())
 
 
