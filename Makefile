@@ -54,7 +54,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 # Two processes, about as long as each other: what starts processes itself stands in the second.
-SEARCHES := tests/engines tests/searching tests/scheduling tests/cli
+SEARCHES := tests/engines tests/searching tests/scheduling tests/cli tests/profiling
 
 unit: $(STAMP) $(BROWSER)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches

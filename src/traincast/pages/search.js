@@ -45,7 +45,7 @@ function answer(element, data) {
     .filter(([given]) => given !== null && given !== undefined).map(([, chance, what]) => what() + " with a chance of " + percent(chance));
   if (limits.length) say("It " + limits.join(" and ") + "; you asked for " + percent(data.confidence) + ".");
   say(data.objective === "memory" ? "Memory is counted, not estimated: no other strategy needs less" + (ties.length ? "; " + listed(ties) + " of the list need the same." : ".")
-    : "With a chance of " + percent(data.sure) + " it is the best of those compared; " + (ties.length ? listed(ties) + " of the list may be as good." : "no other one may be as good."));
+    : "It has a " + percent(data.sure) + " chance of being the best of those compared" + (ties.length ? "; " + listed(ties) + " of the list may be as good." : "."));
   const compared = data.naive.filter((n) => n.candidate && !n.reason && n.candidate.behind > 0.0005);
   if (compared.length) say("Without a search" + elsewhere(data) + ", common choices are behind the best: " + compared.map((n) => n.name + " " + behind(n.candidate.behind)).join("; ") + ".");
 }
