@@ -13,7 +13,7 @@ from traincast.strategy.plan import NUM_STREAMS, Category, Ints, Overlap, Plan, 
 from traincast.strategy.program import Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.template import Template, TemplateMaker, WorkRun
-from traincast.work import Collective, HostCopy, Work
+from traincast.work import Collective, HostCopy, Launch, Work
 
 Grain: TypeAlias = Literal["operator", "segment"]
 
@@ -54,6 +54,10 @@ class PlanBuilder(TemplateMaker):
     def work(self, work: Work) -> int:
         """The number of a distinct work."""
         return self._works.setdefault(work, len(self._works))
+
+    def launched(self, launches: Launch, work: Work) -> tuple[int, int]:
+        """The numbers of launches and of a work that stands alone."""
+        return self.work(launches), self.work(work)
 
     def label(self, text: str) -> int:
         """The number of a distinct label."""
@@ -107,7 +111,7 @@ class PlanBuilder(TemplateMaker):
             return super()._run(template, run, kind, name)
         start = -1
         for item in (item for part in run.parts for item in part):
-            host = self._host(template, item.launches)
+            host = self._host(template, self.work(item.launches))
             communicates = isinstance(item.work, Collective | HostCopy) and (not item.behind or item.behind.waited)
             side = Stream.DATA if item.group.between_replicas else Stream.COMMUNICATION
             task = template.add(
