@@ -21,7 +21,7 @@ from traincast.compiled import Compiled
 from traincast.graph import Operator, OpKind, Phase
 from traincast.searching.blocks import PASSES
 from traincast.searching.works import Works
-from traincast.strategy.costs import in_line, overlap_seconds, tail_seconds
+from traincast.strategy.costs import in_line, overlap_seconds, starts_of, tail_seconds
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan import Category, Stream
 from traincast.strategy.program import BlockProgram, Item
@@ -120,9 +120,10 @@ class _Sketcher(TemplateMaker):
     def launched(self, launches: Launch, work: Work) -> tuple[int, int]:
         """The costs of a work that stands alone; a transfer stands for a message, its bytes for a link."""
         launch = self._works.number(launches)
-        message = isinstance(work, Transfer)
-        atom = (_MESSAGE, launch, int(work.nbytes), 0.0) if message else (_ITEM, launch, self._works.number(work), 0.0)
-        self._atoms.append(atom)
+        if isinstance(work, Transfer):
+            self._atoms.append((_MESSAGE, launch, int(work.nbytes), 0.0))
+        else:
+            self._atoms.append((_ITEM, launch, self._works.number(work), 0.0))
         base = self._added(1)
         return base, base + 1
 
@@ -325,31 +326,24 @@ def _joined(templates: Sequence[_Sketch], **columns: Any) -> Outline:
     def every(name: str) -> npt.NDArray[Any]:
         return np.concatenate([getattr(t, name) for t in tasks])
 
-    sizes = np.array([len(t.cost) for t in tasks])
-    costs = np.array([len(t.sizes) for t in templates])
+    sizes = [len(t.cost) for t in tasks]
     of = np.repeat(np.arange(len(templates)), sizes)
-    task_start, waits = _starts(sizes), every("wait_count")
+    task_start, waits = starts_of(sizes), every("wait_count")
     atoms = np.array([atom for t in templates for atom in t.atoms], dtype=np.float64).reshape(-1, 4)
     return Outline(
         **columns,
         task_start=task_start,
         last=np.array([t.last for t in tasks]) + task_start[:-1],
-        cost=every("cost") + 3 * _starts(costs)[of],
-        lane_start=_starts(every("lane_count")),
+        cost=every("cost") + 3 * starts_of([len(t.sizes) for t in templates])[of],
+        lane_start=starts_of(every("lane_count")),
         lanes=every("lanes"),
-        wait_start=_starts(waits),
+        wait_start=starts_of(waits),
         waits=every("waits") + np.repeat(task_start[of], waits),
         counted=every("counted") + 4 * of,
-        atom_start=_starts(np.array([size for t in templates for size in t.sizes], dtype=np.int64)),
+        atom_start=starts_of([size for t in templates for size in t.sizes]),
         atoms=atoms[:, :3].astype(np.int64),
         factors=atoms[:, 3].copy(),
     )
-
-
-def _starts(sizes: Ints) -> Ints:
-    starts = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=starts[1:])
-    return starts
 
 
 def _links(layout: Layout) -> tuple[Ints, list[tuple[int, bool, int]]]:
