@@ -57,7 +57,7 @@ def test_no_member_is_faster_than_the_bounds_of_its_family_and_its_way(
         entry = evaluated(bulk, every[number])
         for batch_of in entry.batches if entry else ():
             assert entry is not None
-            least = bulk._least(entry, entry.cuts[batch_of.cut].pieces, batch_of.way)
+            least = bulk._least(entry, entry.cuts[batch_of.cut].pieces, [batch_of.way])[0]
             fastest = float(batch_of.seconds.min())
             told = str(entry.strategy(batch_of, entry.sharings[0]))
             assert bounds[number] <= fastest * (1 + 1e-9), told
@@ -76,7 +76,7 @@ def test_the_bound_of_a_way_holds_for_every_schedule(name: str) -> None:
         entry = evaluated(bulk, family)
         for batch in entry.batches if entry else ():
             assert entry is not None
-            least = bulk._least(entry, entry.cuts[batch.cut].pieces, batch.way)
+            least = bulk._least(entry, entry.cuts[batch.cut].pieces, [batch.way])[0]
             assert least <= batch.seconds.min() * (1 + 1e-9)
             closest = max(closest, least / float(batch.seconds.min()))
     assert closest > 0.2

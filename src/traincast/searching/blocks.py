@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from traincast.graph import Operator
 from traincast.searching.works import Works
-from traincast.strategy.costs import Composition, ragged
+from traincast.strategy.costs import Composition, CostTable, ragged
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.schedules import Pass
 
@@ -79,8 +79,8 @@ class BlockTable:
 
     def runs(self, seconds: Floats) -> Floats:
         """Lead, device, host and operators of every pass, in seconds, for given seconds of the works."""
-        table = self.composition.fill(seconds, tails=False)
-        count = len(self.composition.segment_start) - 1
-        costs, segments = table[: len(table) - 3 * count], table[len(table) - 3 * count :].reshape(-1, 3)
-        operators = costs[self.composition.works] * self.operator
-        return np.column_stack([segments, np.bincount(self.segment, weights=operators, minlength=len(segments))])
+        table = CostTable(self.composition, len(seconds), tails=False)
+        table.fill(seconds)
+        operators = table.leaves[self.composition.works] * self.operator
+        count = len(table.segments)
+        return np.column_stack([table.segments, np.bincount(self.segment, weights=operators, minlength=count)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -219,24 +219,26 @@ class Bulk:
             for batch in entry.batches:
                 batch.seconds[batch.load > 1.0] = NOT_RUN
 
-    def _least(self, entry: EvaluatedFamily, pieces: Blocks, way: Way) -> float:
-        """Seconds that no member can beat: a stage waits for the first microbatch, computes, and others follow it.
+    def _least(self, entry: EvaluatedFamily, pieces: Blocks, group: Sequence[Way]) -> list[float]:
+        """Seconds that no member can beat, for each of the ways of a group.
 
-        Stage s begins when the pieces before its first one have run forward. If backwards are whole, its last pass is
-        one, after which these pieces run backward.
+        A stage waits for the first microbatch, computes, and others follow it. Stage s begins when the pieces before
+        its first one have run forward. If backwards are whole, its last pass is one, after which these pieces run
+        backward.
         """
         assert entry.runs is not None
-        family = entry.family
-        loads = {kind: entry.runs[:, DEVICE].reshape(-1, PASSES)[list(kind)].sum(axis=0) for kind in set(pieces)}
+        family, stages = entry.family, entry.family.degrees.pp
+        device = entry.runs[:, DEVICE].reshape(-1, PASSES)
+        loads = {kind: device[list(kind)].sum(axis=0) for kind in set(pieces)}
         each = np.array([loads[blocks] for blocks in pieces])
         forward, both = each[:, Pass.FORWARD], each[:, Pass.FORWARD] + each[:, Pass.BACKWARD]
-        before = np.concatenate([[0.0], np.cumsum(forward if way.splits else both)])
-        stages = stages_of(way, family.degrees.pp)
-        busy, first = np.zeros(family.degrees.pp), np.full(family.degrees.pp, len(each))
-        for route in stages:
-            np.add.at(busy, route, both / len(stages))
-            np.minimum.at(first, route, np.arange(len(each)))
-        return float((before[first] + family.num_microbatches * busy).max())
+        found = []
+        for way in group:
+            before = np.concatenate([[0.0], (forward if way.splits else both).cumsum()])
+            routes, stage, first = _placed(way, stages)
+            busy = np.bincount(stage, weights=np.tile(both / routes, routes), minlength=stages)
+            found.append(float((before[first] + family.num_microbatches * busy).max()))
+        return found
 
     def _groups(self, family: Family) -> list[list[Way]]:
         """Ways to run a family's pipeline, those together that cut the model alike."""
@@ -261,8 +263,10 @@ class Bulk:
             return ()
         pieces = tuple(stage.blocks for stage in stages)
         if np.isfinite(most_seconds):
-            all_ways, group = group, [way for way in group if self._least(entry, pieces, way) <= most_seconds]
-            entry.behind += (len(all_ways) - len(group)) * len(entry.sharings)
+            least = zip(group, self._least(entry, pieces, group), strict=True)
+            near = [way for way, seconds in least if seconds <= most_seconds]
+            entry.behind += (len(group) - len(near)) * len(entry.sharings)
+            group = near
         group = [way for way in group if slots_of_way(way, family.degrees.pp, family.num_microbatches)]
         if not group:
             return pieces
@@ -289,3 +293,13 @@ class Bulk:
             for block, crosses, sharing in outline.links
         ]
         return np.array([self.works.number(work) for work in sent], dtype=np.int64)
+
+
+@lru_cache(maxsize=4096)
+def _placed(way: Way, stages: int) -> tuple[int, Ints, Ints]:
+    """The number of routes, the stage of every piece on one route after another, and the first piece of each stage."""
+    routes = stages_of(way, stages)
+    first = np.full(stages, len(routes[0]))
+    for route in routes:
+        np.minimum.at(first, route, np.arange(len(route)))
+    return len(routes), np.concatenate(routes), first

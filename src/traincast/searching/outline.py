@@ -21,14 +21,14 @@ from traincast.compiled import Compiled
 from traincast.graph import Operator, OpKind, Phase
 from traincast.searching.blocks import PASSES
 from traincast.searching.works import Works
-from traincast.strategy.costs import in_line, overlap_seconds, tail_seconds
+from traincast.strategy.costs import in_line, overlap_seconds, starts_of, tail_seconds
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan import Category, Stream
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
-from traincast.strategy.template import Piece, Template, TemplateMaker, WorkRun
+from traincast.strategy.template import Issue, Piece, TemplateMaker, WorkRun, running, shape_of
 from traincast.work import Launch, Transfer, Work
 
 Floats = npt.NDArray[np.float64]
@@ -48,12 +48,12 @@ The first task of a slot waits for the result that arrives. With runtimes that r
 waits for the result of the slot before. The optimizer waits for the collective that was issued last.
 """
 NUM_LANES: Final = len(_LANES) + 3
-_BLOCK, _ITEM, _BESIDE, _WORK, _MESSAGE = range(5)
-"""What costs are made of: a pass of a block, a work with its launch, what traffic beside a run adds to it, a work that
-stands alone, a message between stages."""
+_BLOCK, _ITEM, _BESIDE, _MESSAGE = range(4)
+"""What costs are made of: a pass of a block, a work with its launch, what traffic beside a run adds to it, a message
+between stages with its launch."""
 _MARK: Final = "pass"
 _Atom: TypeAlias = tuple[int, int, int, float]
-"""What it is, two numbers (a row of the table of blocks; launch and work; a link) and a factor."""
+"""What it is, two numbers (a row of the table of blocks; launch and work; launch and link) and a factor."""
 _COUNTED: Final = 3
 """Lanes whose busy seconds are counted: host, compute, data."""
 
@@ -83,8 +83,8 @@ def _stand_in(number: int, program: BlockProgram) -> BlockProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sketch:
-    """A template as columns. Entries of a ragged column are counted per task; ``sizes`` counts the atoms of costs."""
+class _Tasks:
+    """Tasks of a template as columns, without their seconds. Entries of a ragged column are counted per task."""
 
     last: int
     cost: Ints
@@ -93,50 +93,85 @@ class _Sketch:
     wait_count: Ints
     waits: Ints
     counted: Ints
-    sizes: Ints
-    atoms: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sketch:
+    """A template: its tasks, and the atoms of its costs; ``sizes`` counts the atoms of every three costs."""
+
+    tasks: _Tasks
+    sizes: list[int]
+    atoms: list[_Atom]
 
 
 class _Sketcher(TemplateMaker):
-    """Makes the templates of outlines: three costs for each run, and for each work that stands alone."""
+    """Makes the templates of outlines: three costs for each run, and for each work that stands alone.
+
+    Slots whose pieces have the same shapes have the same tasks: only their atoms are made anew.
+    """
 
     def __init__(self, works: Works, runtime: Runtime) -> None:
         super().__init__(runtime)
         self._works = works
+        self._known: dict[tuple[object, ...], _Tasks] = {}
         self._sizes: list[int] = []
         self._atoms: list[_Atom] = []
 
-    def work(self, work: Work) -> int:
-        """The cost of a work that stands alone; a transfer stands for a message, its bytes for a link."""
+    def launched(self, launches: Launch, work: Work) -> tuple[int, int]:
+        """The costs of a work that stands alone; a transfer stands for a message, its bytes for a link."""
+        launch = self._works.number(launches)
         if isinstance(work, Transfer):
-            return self._add([(_MESSAGE, int(work.nbytes), -1, 0.0)]) + 1
-        return self._add([(_WORK, -1, self._works.number(work), 0.0)]) + 1
+            self._atoms.append((_MESSAGE, launch, int(work.nbytes), 0.0))
+        else:
+            self._atoms.append((_ITEM, launch, self._works.number(work), 0.0))
+        base = self._added(1)
+        return base, base + 1
 
     def segment(self, run: WorkRun) -> tuple[int, int, int]:
         """The three costs of a run."""
-        base = self._add([atom for part in run.parts for item in part for atom in _atoms(item, self._works)])
+        before = len(self._atoms)
+        for part in run.parts:
+            for item in part:
+                self._atoms.extend(_atoms(item, self._works))
+        base = self._added(len(self._atoms) - before)
         return base, base + 1, base + 2
 
     def label(self, text: str) -> int:
         """Nobody reads the labels of an outline."""
         return 0
 
-    def _add(self, atoms: list[_Atom]) -> int:
-        self._sizes.append(len(atoms))
-        self._atoms += atoms
+    def _added(self, atoms: int) -> int:
+        self._sizes.append(atoms)
         return 3 * len(self._sizes) - 3
 
-    def slot(self, pieces: list[Piece]) -> _Sketch:
+    def slot(self, pieces: Sequence[Piece]) -> _Sketch:
         """The sketch of a slot."""
-        return self._sketch(self.templates[self.template(pieces, Category.FORWARD, _MARK)])
+        found = running(pieces, _MARK)
+        shape = tuple(map(shape_of, found))
+        tasks = self._known.get(shape)
+        if tasks is None:
+            tasks = self._known[shape] = self._tasks(self.template(found, Category.FORWARD, _MARK))
+        else:
+            for piece in found:
+                _ = self.issued(piece) if isinstance(piece, Issue) else self.segment(piece)
+        return self._sketch(tasks)
 
     def message(self, link: int, *, backward: bool) -> _Sketch:
         """The sketch of a message on a link; only what the host does for it is counted as busy."""
         stand_in = Transfer(nbytes=float(link), crosses_nodes=False)
-        sketch = self._sketch(self.templates[self.send(stand_in, backward=backward)])
-        return replace(sketch, counted=np.where(sketch.counted == _LANES[Stream.HOST], sketch.counted, _COUNTED))
+        tasks = self._tasks(self.send(stand_in, backward=backward))
+        counted = np.where(tasks.counted == _LANES[Stream.HOST], tasks.counted, _COUNTED)
+        return self._sketch(replace(tasks, counted=counted))
 
-    def _sketch(self, template: Template) -> _Sketch:
+    def _sketch(self, tasks: _Tasks) -> _Sketch:
+        """A sketch of all atoms that were added since the last one."""
+        sketch = _Sketch(tasks=tasks, sizes=self._sizes, atoms=self._atoms)
+        self._sizes, self._atoms = [], []
+        return sketch
+
+    def _tasks(self, number: int) -> _Tasks:
+        """The tasks of a template."""
+        template = self.templates[number]
         lanes = [[_LANES[stream] for stream in streams] for streams in template.streams]
         counted = [min(held[0], _COUNTED) for held in lanes]
         lanes[template.first].append(ARRIVAL)
@@ -147,7 +182,8 @@ class _Sketcher(TemplateMaker):
         waits: list[list[int]] = [[] for _ in lanes]
         for target, source in template.edges:
             waits[target].append(source)
-        sketch = _Sketch(
+        self.templates.clear()
+        return _Tasks(
             last=template.last,
             cost=np.array(template.cost, dtype=np.int64),
             lane_count=np.array([len(held) for held in lanes]),
@@ -155,12 +191,7 @@ class _Sketcher(TemplateMaker):
             wait_count=np.array([len(sources) for sources in waits]),
             waits=np.array([source for sources in waits for source in sources], dtype=np.int64),
             counted=np.array(counted),
-            sizes=np.array(self._sizes, dtype=np.int64),
-            atoms=np.array(self._atoms, dtype=np.float64).reshape(-1, 4),
         )
-        self._sizes, self._atoms = [], []
-        self.templates.clear()
-        return sketch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,31 +321,29 @@ class Outliner:
 def _joined(templates: Sequence[_Sketch], **columns: Any) -> Outline:
     """An outline whose templates are these, in order; ``columns`` are all that say where they run."""
 
-    def every(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(t, name) for t in templates])
+    tasks = [t.tasks for t in templates]
 
-    tasks = np.array([len(t.cost) for t in templates])
-    costs = np.array([len(t.sizes) for t in templates])
-    of = np.repeat(np.arange(len(templates)), tasks)
-    atoms = every("atoms")
+    def every(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(t, name) for t in tasks])
+
+    sizes = [len(t.cost) for t in tasks]
+    of = np.repeat(np.arange(len(templates)), sizes)
+    task_start, waits = starts_of(sizes), every("wait_count")
+    atoms = np.array([atom for t in templates for atom in t.atoms], dtype=np.float64).reshape(-1, 4)
     return Outline(
         **columns,
-        task_start=_starts(tasks),
-        last=np.array([t.last for t in templates]) + _starts(tasks)[:-1],
-        cost=every("cost") + 3 * _starts(costs)[of],
-        lane_start=_starts(every("lane_count")),
+        task_start=task_start,
+        last=np.array([t.last for t in tasks]) + task_start[:-1],
+        cost=every("cost") + 3 * starts_of([len(t.sizes) for t in templates])[of],
+        lane_start=starts_of(every("lane_count")),
         lanes=every("lanes"),
-        wait_start=_starts(every("wait_count")),
-        waits=every("waits") + np.repeat(_starts(tasks)[of], every("wait_count")),
+        wait_start=starts_of(waits),
+        waits=every("waits") + np.repeat(task_start[of], waits),
         counted=every("counted") + 4 * of,
-        atom_start=_starts(every("sizes")),
+        atom_start=starts_of([size for t in templates for size in t.sizes]),
         atoms=atoms[:, :3].astype(np.int64),
         factors=atoms[:, 3].copy(),
     )
-
-
-def _starts(sizes: Ints) -> Ints:
-    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _links(layout: Layout) -> tuple[Ints, list[tuple[int, bool, int]]]:
@@ -361,10 +390,8 @@ def _costs(  # noqa: PLR0917  (Numba takes positional arguments)
                 computing += factors[i] * seconds[second]
             elif what == _BESIDE:
                 device += overlap_seconds(seconds[second], computing, factors[i], False)
-            elif what == _WORK:
-                device += seconds[second]
             else:
-                device += messages[first]
+                lead, device, host = in_line(lead, device, host, seconds[first], messages[second], seconds[first])
         costs[number, 0], costs[number, 1], costs[number, 2] = lead, device, tail_seconds(lead, host)
 
 

@@ -165,18 +165,26 @@ def _moves(  # noqa: PLR0917  (Numba takes positional arguments)
     waits: Any,
     moves: Any,
 ) -> None:
-    """Fill the matrices of all templates: run each with one lane free at 0 and all others long before."""
+    """Fill the matrices of all templates: run each with one lane free at 0 and all others long before.
+
+    A lane that no task holds moves nothing but itself.
+    """
     start, end = np.empty(len(duration)), np.empty(len(duration))
+    held = np.empty(NUM_LANES, dtype=np.bool_)
     for number in range(len(last)):
         first, until = task_start[number], task_start[number + 1]
+        held[:] = False
+        for at in range(lane_start[first], lane_start[until]):
+            held[lanes[at]] = True
         for lane in range(NUM_LANES):
             free = moves[number, lane]
             free[:] = -np.inf
             free[lane] = 0.0
-            execute_tasks(
-                first, until, -np.inf, duration, lane_start, lanes, wait_start, waits, free, start, end
-            )  # fmt: skip
-            free[RESULT] = end[last[number]]
+            if held[lane]:
+                execute_tasks(
+                    first, until, -np.inf, duration, lane_start, lanes, wait_start, waits, free, start, end
+                )  # fmt: skip
+            free[RESULT] = end[last[number]] if held[lane] else -np.inf
 
 
 def _place(moves: Any, number: Any, arrival: Any, free: Any, stage: Any, after: Any) -> Any:  # noqa: PLR0917

@@ -49,9 +49,9 @@ def segment_seconds(launches: Any, works: Any) -> Any:
     never wait again. ``device`` and ``host`` are the sums of both arrays. This is :func:`in_line` applied work by work,
     in closed form: NumPy is faster with arrays, machine code with one work at a time.
     """
-    host = np.cumsum(launches)
-    device = np.cumsum(works)
-    return np.max(host - device + works), device[-1], host[-1]
+    host = launches.cumsum()
+    device = works.cumsum()
+    return (host - device + works).max(), device[-1], host[-1]
 
 
 def tail_seconds(lead: Any, host: Any) -> Any:
@@ -72,7 +72,7 @@ def _fill(  # noqa: PLR0917  (Numba takes positional arguments)
     costs: Any,
     segments: Any,
 ) -> None:
-    """Fill the costs of overlaps, which follow those of works, then those of segments; see :meth:`Composition.fill`."""
+    """Fill the costs of overlaps, which follow those of works, then those of segments; see :class:`CostTable`."""
     at = len(costs) - len(overlap_work)
     for number in range(len(overlap_work)):
         hiding = 0.0
@@ -109,34 +109,51 @@ class Composition:
     launches: Ints
     works: Ints
 
-    def fill(self, seconds: Floats, *, tails: bool = True, interference: float = 1.0) -> Floats:
-        """A table of costs from the ``seconds`` of the works: works, overlaps, three for each segment.
 
-        The three are lead, device and tail of the segment, or without ``tails`` lead, device and host. ``interference``
-        multiplies that of every overlap. The loop is machine code: this is for tables that are filled very often.
-        """
-        leaves = len(seconds) + len(self.overlap_work)
-        table = np.empty(leaves + 3 * (len(self.segment_start) - 1))
-        table[: len(seconds)] = seconds
-        _fill_compiled(
-            self.overlap_work,
-            self.terms,
-            self.behind_start,
-            self.behind,
-            self.segment_start,
-            self.launches,
-            self.works,
-            interference,
-            tails,
-            table[:leaves],
-            table[leaves:].reshape(-1, 3),
+class CostTable:
+    """A table of costs for the seconds of ``num_works`` works: works, overlaps, three for each segment.
+
+    The three are lead, device and tail of the segment, or without ``tails`` lead, device and host. The loop is machine
+    code, and all arrays are kept: this is for tables that are filled very often.
+    """
+
+    def __init__(self, composition: Composition, num_works: int, *, tails: bool = True) -> None:
+        leaves = num_works + len(composition.overlap_work)
+        self.costs: Floats = np.empty(leaves + 3 * (len(composition.segment_start) - 1))
+        self.works: Floats = self.costs[:num_works]
+        self.leaves: Floats = self.costs[:leaves]
+        self.segments: Floats = self.costs[leaves:].reshape(-1, 3)
+        self._composition = (
+            composition.overlap_work,
+            composition.terms,
+            composition.behind_start,
+            composition.behind,
+            composition.segment_start,
+            composition.launches,
+            composition.works,
         )
-        return table
+        self._tails = tails
+
+    def fill(self, seconds: Floats, interference: float = 1.0) -> Floats:
+        """The costs for the ``seconds`` of the works; ``interference`` multiplies that of every overlap.
+
+        The array is the same each time.
+        """
+        self.works[:] = seconds
+        _fill_compiled(*self._composition, interference, self._tails, self.leaves, self.segments)
+        return self.costs
+
+
+def starts_of(sizes: npt.ArrayLike) -> Ints:
+    """Where the parts of a ragged column start, from their sizes; the last entry is where all end."""
+    counts = np.asarray(sizes, dtype=np.int64)
+    starts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
 
 
 def ragged(parts: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Starts and values of a ragged column."""
-    start = np.zeros(len(parts) + 1, dtype=np.int64)
-    np.cumsum([len(p) for p in parts], out=start[1:])
+    start = starts_of([len(p) for p in parts])
     values = np.fromiter((v for p in parts for v in p), dtype=np.int64, count=int(start[-1]))
     return start, values

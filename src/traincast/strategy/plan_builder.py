@@ -8,12 +8,13 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from traincast.strategy.costs import starts_of
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Ints, Overlap, Plan, Segment, Stream
 from traincast.strategy.program import Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.template import Template, TemplateMaker, WorkRun
-from traincast.work import Collective, HostCopy, Work
+from traincast.work import Collective, HostCopy, Launch, Work
 
 Grain: TypeAlias = Literal["operator", "segment"]
 
@@ -54,6 +55,10 @@ class PlanBuilder(TemplateMaker):
     def work(self, work: Work) -> int:
         """The number of a distinct work."""
         return self._works.setdefault(work, len(self._works))
+
+    def launched(self, launches: Launch, work: Work) -> tuple[int, int]:
+        """The numbers of launches and of a work that stands alone."""
+        return self.work(launches), self.work(work)
 
     def label(self, text: str) -> int:
         """The number of a distinct label."""
@@ -107,7 +112,7 @@ class PlanBuilder(TemplateMaker):
             return super()._run(template, run, kind, name)
         start = -1
         for item in (item for part in run.parts for item in part):
-            host = self._host(template, item.launches)
+            host = self._host(template, self.work(item.launches))
             communicates = isinstance(item.work, Collective | HostCopy) and (not item.behind or item.behind.waited)
             side = Stream.DATA if item.group.between_replicas else Stream.COMMUNICATION
             task = template.add(
@@ -168,9 +173,9 @@ class PlanBuilder(TemplateMaker):
             segments=tuple(replace(s, works=self._numbered(s.works)) for s in self._segments),
             ranks=self._mesh_rows,
             cost=self._numbered(cost).astype(np.int32),
-            lane_start=_starts(tasks.copied([len(streams) for t in templates for streams in t.streams])),
+            lane_start=starts_of(tasks.copied([len(streams) for t in templates for streams in t.streams])),
             lanes=lanes.copied(streams) + lanes.each(placed.row) * NUM_STREAMS,
-            predecessor_start=_starts(np.bincount(target, minlength=len(cost))),
+            predecessor_start=starts_of(np.bincount(target, minlength=len(cost))),
             predecessors=source[order],
             category=column("category", np.int8),
             group=column("group", np.int8),
@@ -198,8 +203,8 @@ class _Copies:
     def __init__(self, template: Ints, sizes: list[int]) -> None:
         size = np.array(sizes, dtype=np.int64)
         self._counts = size[template]
-        self.starts = _starts(self._counts)
-        begin = _starts(size)[:-1][template]
+        self.starts = starts_of(self._counts)
+        begin = starts_of(size)[:-1][template]
         self._index = np.arange(self.starts[-1]) + np.repeat(begin - self.starts[:-1], self._counts)
 
     def copied(self, values: list[Any], width: int = 1) -> Ints:
@@ -211,9 +216,3 @@ class _Copies:
     def each(self, values: Ints) -> Ints:
         """One value of each placement, repeated for its entries."""
         return np.repeat(values, self._counts)
-
-
-def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    starts = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts

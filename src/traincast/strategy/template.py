@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from traincast.strategy.mesh import Group
@@ -23,6 +24,11 @@ class WorkRun:
     parts: list[tuple[Item, ...]]
     wait: int | None = None
 
+    @property
+    def between_replicas(self) -> bool:
+        """Whether one of the works is traffic between replicas; the run then holds the data stream as well."""
+        return any(item.group.between_replicas for part in self.parts for item in part)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issue:
@@ -35,6 +41,19 @@ class Issue:
 
 
 Piece: TypeAlias = WorkRun | Issue
+
+
+def running(pieces: Sequence[Piece], name: str) -> list[Piece]:
+    """The pieces of a slot that run anything; a slot without works gets an idle run, labelled ``name``."""
+    found = [piece for piece in pieces if isinstance(piece, Issue) or any(piece.parts)]
+    if all(isinstance(piece, Issue) for piece in found):  # a stage may have nothing to run in one half of a backward
+        found.append(WorkRun(parts=[(Item(work=Launch(), launches=Launch(), label=name),)]))
+    return found
+
+
+def shape_of(piece: Piece) -> bool | tuple[int | None, bool]:
+    """What the tasks of a piece depend on: pieces of the same shape have the same lanes and edges."""
+    return piece.gather if isinstance(piece, Issue) else (piece.wait, piece.between_replicas)
 
 
 @dataclass(slots=True)
@@ -74,44 +93,47 @@ class TemplateMaker(ABC):
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._launch = Launch(collectives=runtime.collective_launches)
         self.templates: list[Template] = []
 
     @abstractmethod
-    def work(self, work: Work) -> int:
-        """The number of the cost of a work that stands alone."""
+    def launched(self, launches: Launch, work: Work) -> tuple[int, int]:
+        """The numbers of the two costs of a work that stands alone: the host's launches, and the work."""
 
     @abstractmethod
     def segment(self, run: WorkRun) -> tuple[int, int, int]:
         """The numbers of the three costs of a run: the host's lead, the device's work, the host's tail."""
 
+    def issued(self, issue: Issue) -> tuple[int, int]:
+        """The numbers of the two costs of a collective that is issued: the host's launches, and the collective."""
+        return self.launched(self._launch, issue.work)
+
     @abstractmethod
     def label(self, text: str) -> int:
         """The number of a label."""
 
-    def template(self, pieces: list[Piece], kind: Category, name: str) -> int:
+    def template(self, pieces: Sequence[Piece], kind: Category, name: str) -> int:
         """Lay out the pieces of a slot, whose runs are labelled ``name``; returns the number of the template."""
         template = Template()
         gathers: list[int] = []
-        for piece in pieces:
+        for piece in running(pieces, name):
             if isinstance(piece, Issue):
                 (gathers if piece.gather else template.issued).append(self._issue(template, piece))
-            elif any(piece.parts):
-                start = self._run(template, piece, int(kind), name)
-                if piece.wait is not None:
-                    template.edges.append((start, gathers[piece.wait]))
-        if template.first < 0:  # a stage may have nothing to run in one half of a backward
-            nothing = WorkRun(parts=[(Item(work=Launch(), launches=Launch(), label=name),)])
-            self._run(template, nothing, int(kind), name)
+                continue
+            start = self._run(template, piece, int(kind), name)
+            if piece.wait is not None:
+                template.edges.append((start, gathers[piece.wait]))
         return self._keep(template)
 
     def send(self, work: Work, *, backward: bool) -> int:
         """Lay out a transfer to the neighbouring stage; returns the number of the template."""
         template = Template()
         handshake = self._runtime.send_launches
-        host = self._host(template, Launch(collectives=self._runtime.collective_launches, sends=handshake))
+        launches, cost = self.launched(replace(self._launch, sends=handshake), work)
+        host = self._host(template, launches)
         side = Stream.SEND_BACKWARD if backward else Stream.SEND_FORWARD
         task = template.add(
-            cost=self.work(work),
+            cost=cost,
             streams=(side,) if self._runtime.overlap_sends else (Stream.COMPUTE, side),
             category=Category.COMMUNICATION,
             group=Group.RANK,
@@ -126,9 +148,10 @@ class TemplateMaker(ABC):
         return len(self.templates) - 1
 
     def _issue(self, template: Template, issue: Issue) -> int:
-        host = self._host(template, Launch(collectives=self._runtime.collective_launches))
+        launches, cost = self.issued(issue)
+        host = self._host(template, launches)
         task = template.add(
-            cost=self.work(issue.work),
+            cost=cost,
             streams=(Stream.DATA,),
             category=Category.COMMUNICATION,
             group=issue.group,
@@ -139,9 +162,9 @@ class TemplateMaker(ABC):
             template.edges.append((task, template.last))
         return task
 
-    def _host(self, template: Template, launches: Launch) -> int:
+    def _host(self, template: Template, cost: int) -> int:
         return template.add(
-            cost=self.work(launches),
+            cost=cost,
             streams=(Stream.HOST,),
             category=Category.HOST,
             group=Group.RANK,
@@ -151,17 +174,15 @@ class TemplateMaker(ABC):
     def _run(self, template: Template, run: WorkRun, kind: int, name: str) -> int:
         """Append a run as one segment; returns its task on the device."""
         before, cost, after = self.segment(run)
-        launch = self.label("launch")
-        lead = template.add(cost=before, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
-        data = any(item.group.between_replicas for part in run.parts for item in part)
+        lead = self._host(template, before)
         task = template.add(
             cost=cost,
-            streams=(Stream.COMPUTE, Stream.DATA) if data else (Stream.COMPUTE,),
+            streams=(Stream.COMPUTE, Stream.DATA) if run.between_replicas else (Stream.COMPUTE,),
             category=kind,
             group=Group.RANK,
             label=self.label(name),
         )
-        template.add(cost=after, streams=(Stream.HOST,), category=Category.HOST, group=Group.RANK, label=launch)
+        self._host(template, after)
         template.edges.append((task, lead))
         template.last = task
         if template.first < 0:
