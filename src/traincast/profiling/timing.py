@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
+
+from traincast.collector import without_collector
 
 SUSPECT_DISPERSION: Final = 0.25
 """A relative interquartile range above this marks a row as suspect."""
@@ -99,7 +99,7 @@ def measure(
     A call shorter than 100 µs is run several times per sample. If all repeats would take longer than ``seconds``,
     there are fewer, but at least three.
     """
-    with _no_garbage_collection():
+    with without_collector():
         spent = once = clock.seconds(call, 1)
         for _ in range(warmup - 1):
             if spent > seconds / 4:
@@ -112,15 +112,3 @@ def measure(
             samples.append(clock.seconds(call, inner))
             spent += samples[-1] * inner
     return Timing.of(samples)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off, so that it does not run during a sample."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.scheduling.check import check_values
 from traincast.scheduling.formats import alibaba, helios, native, philly, swf
@@ -144,7 +143,7 @@ class Trace:
                 f"duration_s, {self.where(int(missing[0]))} first: forecast them before they are run"
             )
         fields = self._fields()
-        with _without_collector():
+        with without_collector():
             return tuple(Job(**dict(zip(fields, values, strict=True))) for values in zip(*fields.values(), strict=True))
 
     def _fields(self) -> dict[str, list[Any]]:
@@ -161,18 +160,6 @@ class Trace:
                 values = [None if gone else value for value, gone in zip(values, absent, strict=True)]
             fields[name] = [int(value) for value in values] if name in _WHOLE else values
         return fields
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pause the garbage collector while many objects are made: it would double the time and find nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def load_jobs(path: Path | str, *, format: str | None = None, drop_invalid: bool = False) -> Trace:  # noqa: A002
