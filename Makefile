@@ -19,6 +19,7 @@ $(PLAIN): pyproject.toml constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps 'HolisticTraceAnalysis>=0.5'
 	touch $(PLAIN) $(DOCS) $@
 
 $(DOCS): pyproject.toml constraints.txt
@@ -43,7 +44,9 @@ demo: $(PLAIN)
 	mkdir -p demo
 	$(BIN)/traincast predict llama3-8b --cluster dgx-h100:4 --strategy dp=8,tp=4 --global-batch 256 --tokens 1e12 --trace demo/llama3-8b.trace.json --html demo/llama3-8b.html
 
-test: lint types unit
+# The types are checked beside the tests: forecasts in one process, types and then searches in the other.
+test: lint $(BROWSER)
+	$(MAKE) --no-print-directory -j2 unit-forecasts types unit-searches
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -53,7 +56,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Two processes, about as long as each other: what starts processes itself stands in the second.
+# Two processes of about the same length; tests that start processes themselves are in the second.
 SEARCHES := tests/engines tests/searching tests/scheduling tests/cli tests/profiling
 
 unit: $(STAMP) $(BROWSER)

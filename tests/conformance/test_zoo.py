@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.conftest import graph_of
 from tests.graph.test_zoo_cnn import CNNS, multiply_adds
 from tests.graph.test_zoo_transformers import matmul_parameters
+from tests.graph.training_step import built
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.graph.zoo.stack import TransformerConfig
@@ -45,14 +46,14 @@ def attention_flops(config: TransformerConfig) -> float:
 
 def decoder(name: str) -> float:
     """Two FLOPs per token and weight it meets (active experts only), and causal attention."""
-    config = zoo.build(name).module.config
+    config = built(name).module.config
     return float(2 * config.layer.seq * matmul_parameters(config) + attention_flops(config))
 
 
 def bert(name: str) -> float:
     """Layers, the masked-token head on the predicted positions, pooler and sentence head on one token."""
     p = zoo.card(name).parameters
-    config = zoo.build(name).module.config
+    config = built(name).module.config
     h, s, vocab = p["hidden"], p["seq"], config.vocab
     layers = matmul_parameters(config) - h * vocab
     predicted = config.predictions or s
@@ -63,7 +64,7 @@ def bert(name: str) -> float:
 def vit(name: str) -> float:
     """Patches as one product each, layers on patches and class token, classes from one token."""
     p = zoo.card(name).parameters
-    config = zoo.build(name).module.config
+    config = built(name).module.config
     h, s = p["hidden"], config.layer.seq
     layers = matmul_parameters(config) - h * config.vocab
     return float(2 * ((s - 1) * 3 * config.patch**2 * h + s * layers + h * config.vocab) + attention_flops(config))
@@ -96,7 +97,7 @@ def transformer_xl(name: str) -> float:
     bounds = [0, *p["cutoffs"], p["vocab"]]
     sizes = [high - low for low, high in pairwise(bounds)]
     widths = [h // p["divisor"] ** i for i in range(len(sizes))]
-    counts = zoo.build(name).module.vocabulary.shares(s)
+    counts = built(name).module.vocabulary.shares(s)
     words = 2 * s * h * (sizes[0] + len(p["cutoffs"]))
     words += sum(2 * n * w * v for n, w, v in zip(counts[1:], widths[1:], sizes[1:], strict=True))
     if p["divisor"] > 1:
@@ -121,7 +122,7 @@ def nmt(name: str) -> float:
 
 def counted(name: str) -> float:
     """What PyTorch's own counter sees in a forward pass; used where no closed form is written here."""
-    model, batch = zoo.build(name), 2
+    model, batch = built(name), 2
     if name in CNNS:
         return float(2 * multiply_adds(model))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -160,7 +161,7 @@ def test_forward_products_are_as_many_as_published(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_parameters_are_those_published(name: str) -> None:
     graph, card = graph_of(name), zoo.card(name)
-    assert graph.num_parameters == sum(p.numel() for p in zoo.build(name).module.parameters())
+    assert graph.num_parameters == sum(p.numel() for p in built(name).module.parameters())
     if "parameters" in card.published:
         expected, digits = int(card.published["parameters"]), int(card.published.get("parameters_digits", 0))
         unit = 10 ** (len(str(expected)) - digits) if digits else 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.graph.training_step import LARGE_PRIME, step_on_fake, step_on_meta
+from tests.graph.training_step import LARGE_PRIME, built, step_on_fake, step_on_meta
 from traincast.errors import TraincastError
 from traincast.graph.load import load_model
 from traincast.graph.operator import Phase
@@ -34,11 +33,6 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "ncf": [(1,)],
 }
 """Shapes of the outputs, without their batch."""
-
-
-@cache
-def built(name: str) -> Traceable:
-    return build(name)
 
 
 def count_parameters(model: Traceable) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.graph.training_step import built
 from traincast.errors import RequestError
 from traincast.graph.zoo import Traceable, build, card, names
 from traincast.graph.zoo.layers import LayerConfig, MoE, activate, gated
@@ -44,11 +44,6 @@ SMALL = {
     "nmt": "nmt:layers=4,hidden=48,vocab=101,seq=6",
 }
 PRESETS = [name for name in SMALL if name not in ("t5", "transformer-xl", "nmt")]
-
-
-@cache
-def built(spec: str) -> Traceable:
-    return build(spec)
 
 
 def parameter_count(model: Traceable) -> int:

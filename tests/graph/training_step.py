@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from traincast.graph.zoo import Traceable
+from traincast.graph.zoo import Traceable, build
 
 LARGE_PRIME = 10007
 
 Shapes = list[tuple[int, ...]]
+
+
+@cache
+def built(spec: str) -> Traceable:
+    """The model of ``spec`` without weights, built once for all tests; do not change it."""
+    return build(spec)
 
 
 def step_on_meta(model: Traceable, shapes: Callable[[Any], Shapes], expected: Shapes) -> None:
