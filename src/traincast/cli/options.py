@@ -67,7 +67,7 @@ class Count(_Whole):
 
 
 class Time(_Seconds):
-    """A time above zero with its unit, such as ``30min`` or ``14d``: see :func:`traincast.units.parse_seconds`."""
+    """A time above zero, such as ``30min`` or ``14d``: see :func:`traincast.units.parse_seconds`."""
 
     name = "time"
 
