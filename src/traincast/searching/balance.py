@@ -1,4 +1,4 @@
-"""Cut points by seconds: layers shared out so that the piece that takes longest takes as little as possible."""
+"""Cut points by seconds: distributes layers so that the slowest piece is as fast as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traincast.graph import OperatorGraph
 def balanced_layers(
     graph: OperatorGraph, pieces: Sequence[tuple[int, ...]], seconds: npt.NDArray[np.float64]
 ) -> tuple[int, ...]:
-    """Layers of each piece in the best balance; nothing if that is no better than ``pieces``.
+    """Return the layers of each piece in the best balance; an empty tuple if that is no better than ``pieces``.
 
     What stands before the first layer stays with the first piece, what stands after the last with the last one.
     ``seconds`` are those of the blocks.
@@ -42,7 +42,7 @@ def balanced_layers(
 def _spread(costs: Any, first: float, last: float, now: float, sizes: Any) -> float:
     """Fill ``sizes`` with layers per piece so that the largest load is least; returns that load.
 
-    Each piece takes as many layers as stay within a limit, which is halved in on from both sides.
+    Each piece takes as many layers as fit within a limit; the limit is found by bisection.
     """
     count = len(sizes)
     low, high, best = 0.0, now, now

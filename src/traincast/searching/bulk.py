@@ -49,7 +49,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Bulk:
-    """Evaluates families of strategies of one request; what it makes is kept for the next family.
+    """Evaluates families of strategies of one request. Intermediate results are kept for the next family.
 
     ``estimate`` says what works take. Members whose forecast is more than ``most_memory`` bytes of a device, or that do
     not fit there or on the hosts with the margin that is asked for, are not simulated.
@@ -72,7 +72,7 @@ class Bulk:
         merge_compiled.prefer()
 
     def prepare(self, family: Family) -> EvaluatedFamily | None:
-        """What a family's blocks run; none where no member is legal."""
+        """Return the family with the programs of its blocks; ``None`` if no member is legal."""
         request = replace(self.request, strategy=family.strategy(self.request.strategy))
         try:
             check_request(request)
@@ -95,7 +95,7 @@ class Bulk:
         )
 
     def _rough(self, request: Request, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> Sequence[float]:
-        """What blocks weigh where the model is cut."""
+        """Return the weights of blocks by which the model is cut."""
         key = id(builder)
         if request.strategy.pp > 1 and key not in self._weights:
             self._weights[key] = rough_seconds(request, builder, programs), builder
@@ -135,7 +135,7 @@ class Bulk:
         return not seen_all or any(batch.load.min() <= 1.0 for batch in entry.batches)
 
     def fitting(self, entry: EvaluatedFamily) -> Fitting:
-        """Which ways to run a family fit with which ZeRO stage, without offloading."""
+        """Return which ways to run a family fit, by ZeRO stage, without offloading."""
         found: Fitting = {}
         for batch in entry.batches:
             for sharing, load in zip(entry.sharings, batch.load.tolist(), strict=True):
@@ -171,7 +171,7 @@ class Bulk:
         return np.array(bounds)
 
     def _shares(self, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> tuple[float, Floats]:
-        """Seconds in which devices compute one microbatch, and those of each forward that may be recomputed."""
+        """Return the seconds of compute per microbatch, and those of each forward that may be recomputed."""
         device = self._runs(programs)[:, DEVICE].reshape(-1, PASSES)
         blocks = builder.graph.blocks
         counts = np.array([block.count for block in blocks])
@@ -189,7 +189,7 @@ class Bulk:
         self.works.settle()
 
     def _runs(self, programs: tuple[BlockProgram, ...]) -> Floats:
-        """What the blocks of programs take."""
+        """Return the costs of all passes of the blocks of ``programs``."""
         if id(programs) not in self._taken:
             self._taken[id(programs)] = self._tables[id(programs)][0].runs(self.works.seconds)
         return self._taken[id(programs)]
@@ -220,7 +220,7 @@ class Bulk:
                 batch.seconds[batch.load > 1.0] = NOT_RUN
 
     def _least(self, entry: EvaluatedFamily, pieces: Blocks, group: Sequence[Way]) -> list[float]:
-        """Seconds that no member can beat, for each of the ways of a group.
+        """Return a lower bound of the step in seconds, for each way of a group.
 
         A stage waits for the first microbatch, computes, and others follow it. Stage s begins when the pieces before
         its first one have run forward. If backwards are whole, its last pass is one, after which these pieces run
@@ -241,14 +241,14 @@ class Bulk:
         return found
 
     def _groups(self, family: Family) -> list[list[Way]]:
-        """Ways to run a family's pipeline, those together that cut the model alike."""
+        """Return the ways to run a family's pipeline, grouped by the cut of the model."""
         groups: dict[tuple[object, int], list[Way]] = {}
         for way in ways(self.axes, family.degrees.pp, family.num_microbatches, self._layers):
             groups.setdefault((way.route, way.pieces), []).append(way)
         return list(groups.values())
 
     def _endings(self, family: Family) -> list[tuple[Offload, ...]]:
-        """What a family may offload."""
+        """Return the sets of offloaded states that a family may use."""
         offloads = [OFFLOADS[name] for name in self.axes.offload]
         return [o for o in offloads if ("activations" in o) == family.offloads_activations]
 
@@ -287,7 +287,7 @@ class Bulk:
         return self._outlines[key]
 
     def _messages(self, entry: EvaluatedFamily, outline: Outline) -> Ints:
-        """The works of the messages on each link."""
+        """Return the transfer works of each link between stages."""
         sent = [
             Transfer(nbytes=entry.programs[block].boundary_bytes, crosses_nodes=crosses, sharing=sharing)
             for block, crosses, sharing in outline.links
@@ -297,7 +297,7 @@ class Bulk:
 
 @lru_cache(maxsize=4096)
 def _placed(way: Way, stages: int) -> tuple[int, Ints, Ints]:
-    """The number of routes, the stage of every piece on one route after another, and the first piece of each stage."""
+    """Return the number of routes, the stage of every piece, route by route, and the first piece of each stage."""
     routes = stages_of(way, stages)
     first = np.full(stages, len(routes[0]))
     for route in routes:

@@ -1,4 +1,4 @@
-"""Whether members fit: what they need of their devices and hosts, over what there is."""
+"""The memory of members: whether each fits on its devices and hosts, as need over capacity."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class _Arrangement:
 
 
 class MemberMemory:
-    """What members of one request need of memory; what stages hold is kept for the next family.
+    """Computes the memory of the members of one request. Bytes of stages are kept for the next family.
 
-    Members fit whose forecast is at most ``most_memory`` bytes of a device, and that fit there and on the hosts with
-    the margin that is asked for.
+    A member fits if its forecast is at most ``most_memory`` bytes per device, and if it fits on devices and hosts with
+    the required margin.
     """
 
     def __init__(self, request: Request, axes: Axes, precision: Precision, *, most_memory: float) -> None:
@@ -58,7 +58,7 @@ class MemberMemory:
         self._arrangements: dict[tuple[object, ...], _Arrangement] = {}
 
     def batches(self, entry: EvaluatedFamily, group: Sequence[Way], pieces: Blocks) -> list[Batch]:
-        """The members that run the family's last cut, into ``pieces``, in the ways of ``group``; not simulated yet."""
+        """Return the members that run the family's last cut, into ``pieces``, by the ways of ``group``."""
         arrangement = self._arrangement(entry, group[0], pieces)
         for kind in arrangement.kinds:
             if kind not in entry.held:
@@ -84,7 +84,7 @@ class MemberMemory:
         return found
 
     def _load(self, memory: Floats, sure: Floats) -> Floats:
-        """The need of members over the capacity of a device.
+        """Return the need of members divided by the capacity of a device.
 
         ``memory`` is the forecast and ``sure`` what suffices with the margin, both in bytes by member and stage.
         """
@@ -94,7 +94,7 @@ class MemberMemory:
         return found
 
     def _host_load(self, entry: EvaluatedFamily, way: Way, updates: Floats, leaves: Floats) -> Floats:
-        """What members need of the fullest node's host over what there is; 0 where nobody said how much that is.
+        """Return the need of the fullest node's host divided by its capacity; 0 if the capacity is unknown.
 
         ``leaves`` has, by stage, chunk and pass, what is kept for backward or let go of.
         """
@@ -147,7 +147,7 @@ class MemberMemory:
         return self._arrangements[key]
 
     def _states(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
-        """Bytes of weights, gradients and optimizer states by ZeRO's stage, the optimizer here or on the host."""
+        """Return bytes of weights, gradients and optimizer states by ZeRO stage, for both places of the optimizer."""
         chunks = [[entry.programs[b] for b in blocks] for blocks in held]
         table = np.empty((4, 2))
         for zero, host in product(range(4), (False, True)):
@@ -163,7 +163,7 @@ class MemberMemory:
         return table
 
     def _updates(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
-        """Bytes that updates on the host need there, by ZeRO's stage; nothing where none are made there."""
+        """Return host bytes that updates on the host need, by ZeRO stage; zero without such updates."""
         offloads = any("optimizer" in OFFLOADS[name] for name in self.axes.offload)
         if not offloads or not self.request.optimizer:
             return np.zeros(4)

@@ -59,7 +59,7 @@ _COUNTED: Final = 3
 
 
 def stand_ins(programs: Sequence[BlockProgram]) -> tuple[BlockProgram, ...]:
-    """The same programs with one mark for all that a pass runs."""
+    """Return the programs with one mark in place of the works of each pass."""
     return tuple(_stand_in(number, program) for number, program in enumerate(programs))
 
 
@@ -137,7 +137,7 @@ class _Sketcher(TemplateMaker):
         return base, base + 1, base + 2
 
     def label(self, text: str) -> int:
-        """Nobody reads the labels of an outline."""
+        """Return 0: outlines have no labels."""
         return 0
 
     def _added(self, atoms: int) -> int:
@@ -164,7 +164,7 @@ class _Sketcher(TemplateMaker):
         return self._sketch(replace(tasks, counted=counted))
 
     def _sketch(self, tasks: _Tasks) -> _Sketch:
-        """A sketch of all atoms that were added since the last one."""
+        """Return a sketch of all atoms added since the last sketch."""
         sketch = _Sketch(tasks=tasks, sizes=self._sizes, atoms=self._atoms)
         self._sizes, self._atoms = [], []
         return sketch

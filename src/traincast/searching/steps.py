@@ -1,4 +1,4 @@
-"""The compiled loops of a search: seconds of a step from its slots, and what each stage holds at its fullest.
+"""The compiled loops of a search: seconds of a step from its slots, and the peak of activations of each stage.
 
 A step is run slot by slot with one time per lane and stage, exactly as the tasks of
 :class:`traincast.strategy.template.PlanBuilder` would run in :mod:`traincast.simulate.executor`: no plan is laid out.
@@ -66,9 +66,9 @@ def slots_of(name: str, stages: int, microbatches: int, chunks: int) -> tuple[Sk
 
 
 def repeats(growth: Floats, busy: Floats) -> bool:
-    """Whether a step grows from one round to the next by what its busiest lane does in it, at least.
+    """Whether a step grows from one round to the next by at least the work of its busiest lane in a round.
 
-    One that grows by less has slack left, and will grow by more once that is used up: it does not repeat itself yet.
+    A step that grows by less still has slack and will grow faster later, so it cannot be extrapolated yet.
     """
     return bool(growth.min() >= busy.max() * (1.0 - 1e-9))
 
