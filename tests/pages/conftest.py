@@ -103,3 +103,11 @@ def opened(browser: Any) -> Iterator[Callable[..., Opened]]:
     yield open_one
     for made in pages:
         made.page.context.close()
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Any, written: tuple[Path, Any]) -> Iterator[Opened]:
+    """The page that the test module has ``written``, on a desk, for tests that leave it as it is."""
+    made = open_page(browser, written[0])
+    yield made
+    made.page.context.close()

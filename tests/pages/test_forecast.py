@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pages.conftest import Opened, open_page
+from tests.pages.conftest import Opened
 from tests.pages.samples import data_in, forecast_page, servers_page
 
 Open = Callable[..., Opened]
@@ -18,14 +18,6 @@ Open = Callable[..., Opened]
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path = forecast_page(tmp_path_factory.mktemp("page"))
     return path, data_in(path)
-
-
-@pytest.fixture(scope="module")
-def shown(browser: Any, written: tuple[Path, Any]) -> Iterator[Opened]:
-    """The page on a desk, for tests that leave it as it is."""
-    made = open_page(browser, written[0])
-    yield made
-    made.page.context.close()
 
 
 def test_it_draws_without_errors_and_without_the_network(shown: Opened, written: tuple[Path, Any]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pages.conftest import Opened, open_page
+from tests.pages.conftest import Opened
 from tests.pages.samples import answer, data_in, search_page
 from traincast.cli.main import main
 from traincast.searching.page import command_of, write_page
@@ -25,14 +25,6 @@ BEST = "section:has(h2:text('The best strategies'))"
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     path = search_page(tmp_path_factory.mktemp("page"))
     return path, data_in(path)
-
-
-@pytest.fixture(scope="module")
-def shown(browser: Any, written: tuple[Path, Any]) -> Iterator[Opened]:
-    """The page on a desk, for tests that leave it as it is."""
-    made = open_page(browser, written[0])
-    yield made
-    made.page.context.close()
 
 
 def strategies(made: Opened) -> list[str]:

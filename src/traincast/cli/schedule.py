@@ -175,8 +175,7 @@ def schedule(
     """Replay the jobs of a trace on a shared cluster; report waiting times, completion times and utilization.
 
     JOBS is a table of your own (job_id, submit_s, num_gpus, duration_s, …), or a published log of Philly, Helios or
-    Alibaba, or one in the Standard Workload Format. A time is 90s, 30min, 2h or 14d; a number alone is
-    seconds.
+    Alibaba, or one in the Standard Workload Format. A time is 90s, 30min, 2h or 14d; without a unit, seconds.
     """
     from traincast.scheduling.schedule import prepare, read_trace
 
