@@ -12,7 +12,7 @@ import numpy as np
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
-from traincast.estimate import CostModel, Estimates, LearnedCostModel, learned_cost_model
+from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
@@ -179,6 +179,8 @@ def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostMod
 
 def _model_for(request: Request, cost_model: CostModel | None) -> CostModel:
     model = cost_model or default_cost_model(request.runtime.kernels)
+    if isinstance(model, EventsCostModel):
+        return model.with_fallback(lambda fallback: _model_for(request, fallback))
     if isinstance(model, LearnedCostModel) and not model.framework:
         return replace(model, framework=request.runtime.kernels)
     return model
@@ -218,6 +220,8 @@ def forecast(
     to the report and, for a strategy that does not fit, a change that makes it fit. ``num_steps`` adds the job.
     """
     model = _model_for(request, cost_model)
+    if isinstance(model, EventsCostModel):
+        request = replace(request, cluster=model.on(request.cluster))
     simulated = _simulate_servers if request.strategy.servers else _simulate_ranks
     made = simulated(request, model, grain=grain, conditions=conditions)
     lowered = made.lowered

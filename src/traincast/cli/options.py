@@ -8,13 +8,16 @@ the current name (:data:`RENAMED`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 
 from traincast.errors import RequestError
 from traincast.units import parse_count, parse_seconds
+
+if TYPE_CHECKING:
+    from traincast.estimate import CostModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -211,6 +214,29 @@ def bundle() -> Decorator:
         metavar="FOLDER",
         help="Estimate times with this bundle before the shipped ones. May be given several times.",
     )
+
+
+def events() -> Decorator:
+    """``--events``."""
+    return click.option(
+        "--events",
+        metavar="FOLDER",
+        help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have.",
+    )
+
+
+def events_cost_model(events: str | None, bundles: Sequence[str]) -> CostModel | None:
+    """Return the cost model of ``--events`` and ``--bundle``, or ``None`` for the default one."""
+    from pathlib import Path
+
+    from traincast.estimate import learned_cost_model
+
+    learned = learned_cost_model([Path(path) for path in bundles]) if bundles or events else None
+    if events is None or learned is None:
+        return learned
+    from traincast.estimate.events import EventsCostModel, read_events
+
+    return EventsCostModel(read_events(events), learned)
 
 
 def no_cache() -> Decorator:

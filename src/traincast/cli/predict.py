@@ -80,6 +80,7 @@ _READABLE_SPANS = 150_000
 @options.html()
 @options.export("The forecast uses the framework's runtime unless --runtime names another.")
 @options.bundle()
+@options.events()
 @options.no_cache()
 @options.json()
 @options.renamed("predict")
@@ -106,6 +107,7 @@ def predict(
     html: str | None,
     export: str | None,
     bundle: tuple[str, ...],
+    events: str | None,
     no_cache: bool,
     as_json: bool,
 ) -> None:
@@ -116,7 +118,6 @@ def predict(
     package.module:factory.
     """
     from traincast.cluster import load_cluster
-    from traincast.estimate import learned_cost_model
     from traincast.forecast import predict as forecast_step
 
     inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
@@ -135,7 +136,7 @@ def predict(
         tokens=tokens,
         samples=samples,
         steps=steps,
-        cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
+        cost_model=options.events_cost_model(events, bundle),
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
     text = exported(result.request, export, chosen=strategy is None)

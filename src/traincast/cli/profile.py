@@ -13,6 +13,7 @@ import click
 from traincast import files
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table
+from traincast.cli.profile_events import events
 from traincast.cli.profile_output import (
     facts_of,
     only_rank_0_speaks,
@@ -319,6 +320,9 @@ def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str
     print_table(f"{len(every)} distinct operators", columns, rows, right=range(2, 6))
     if output is not None:
         console().print(f"operator set: {output}")
+
+
+profile.add_command(events)
 
 
 def _phases(chosen: Sequence[Operator]) -> list[str]:

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
 @click.option("--all-out", metavar="FILE.parquet", help="Write every strategy that was evaluated.")
 @options.html()
 @options.bundle()
+@options.events()
 @options.no_cache()
 @options.json()
 @click.pass_context
@@ -134,6 +135,7 @@ def search(
     all_out: str | None,
     html: str | None,
     bundle: tuple[str, ...],
+    events: str | None,
     no_cache: bool,
     as_json: bool,
 ) -> None:
@@ -143,7 +145,6 @@ def search(
     """
     from traincast.cluster import load_cluster
     from traincast.engines import load_engine
-    from traincast.estimate import learned_cost_model
     from traincast.searching.choices import parse_nodes
     from traincast.searching.search import search as find_best
 
@@ -175,7 +176,7 @@ def search(
             engine_name=engine,
             resume=None if resume is None else Path(resume),
             progress=progress,
-            cost_model=learned_cost_model([Path(path) for path in bundle]) if bundle else None,
+            cost_model=options.events_cost_model(events, bundle),
             accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
         )

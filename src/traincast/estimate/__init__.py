@@ -1,7 +1,17 @@
 """How long one piece takes: cost models of operators, collectives and transfers."""
 
 from traincast.estimate.analytical import AnalyticalCostModel
+from traincast.estimate.events import EventsCostModel, read_events
 from traincast.estimate.learned import LearnedCostModel, learned_cost_model
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 
-__all__ = ["SOURCES", "AnalyticalCostModel", "CostModel", "Estimates", "LearnedCostModel", "learned_cost_model"]
+__all__ = [
+    "SOURCES",
+    "AnalyticalCostModel",
+    "CostModel",
+    "Estimates",
+    "EventsCostModel",
+    "LearnedCostModel",
+    "learned_cost_model",
+    "read_events",
+]

@@ -10,6 +10,7 @@ import copy
 import math
 import time
 from collections import defaultdict
+from collections.abc import Container
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -43,7 +44,7 @@ _DTYPES: Final = {
     torch.uint8: DType.INT8,
     torch.bool: DType.BOOL,
 }
-_HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 _INIT: Final = 0.02
 _UNSET: Final = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
@@ -68,7 +69,7 @@ def run_model(
 
     One more step warms up. If all steps would take longer than ``seconds``, fewer are run, but at least one.
     """
-    traceable = _traceable(spec, seq=seq)
+    traceable = traceable_of(spec, seq=seq)
     activations = _check_size(spec, seq=seq, batch=batch, device=device, memory=memory, seconds=seconds)
     failure: Exception | None = None
     for fold in (True, False):  # repeated blocks may be indexed by number
@@ -92,7 +93,8 @@ def run_model(
     raise CannotRunModelError(f"{type(failure).__name__}: {reason}") from failure
 
 
-def _traceable(spec: str, *, seq: int | None) -> Traceable:
+def traceable_of(spec: str, *, seq: int | None) -> Traceable:
+    """Return the module of a model of the zoo or of a user's factory; refuse a saved graph."""
     if spec.endswith(".json"):
         raise CannotRunModelError("a saved graph has no module to run")
     if ":" in spec and spec.partition(":")[0] not in zoo.FAMILIES:
@@ -138,10 +140,10 @@ def _run(
         raise CannotRunModelError(
             f"needs {format_bytes(need)} for weights, gradients and optimizer, but {format_bytes(memory)} are free"
         )
-    dtype = _HALF.get(precision, torch.float32)
-    _materialize(module, device=device, dtype=dtype)
+    dtype = HALF.get(precision, torch.float32)
+    materialize(module, device=device, dtype=dtype)
     module.train()
-    inputs = _inputs(traceable, module, batch=batch, device=device, dtype=dtype)
+    inputs = inputs_of(traceable, module, batch=batch, device=device, dtype=dtype)
     watch = _Watch(device)
     start = time.monotonic()
     for step in range(steps + 1):
@@ -153,7 +155,7 @@ def _run(
     return watch.timings()
 
 
-def _materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) -> None:
+def materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) -> None:
     """Give ``module`` real tensors with harmless values; shared tensors stay shared."""
     made: dict[int, torch.Tensor] = {}
 
@@ -178,7 +180,7 @@ def _materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) ->
                     tensors[name] = real(tensor)
 
 
-def _inputs(
+def inputs_of(
     traceable: Traceable, module: torch.nn.Module, *, batch: int, device: str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     """Random inputs; integers stay below the number of rows of every embedding table."""
@@ -264,7 +266,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         """Record that ``func`` runs next; return the key of its operator, or an empty text if it is no operator."""
         if func._schema.name in _UNSET:
             out.zero_()  # a loss leaves labels unset: give it valid ones
-        operator = None if func.namespace == "prim" else self._operator(func, args, kwargs, out)
+        operator = operator_run(func, args, kwargs, out, phase=self.phase, parameters=self.parameters)
         key = ""
         if operator is not None:
             key = key_of(operator)
@@ -274,28 +276,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         if self._position - 1 == len(self._script):
             self._script.append((func, key))
         return key
-
-    def _operator(self, func: Any, args: Any, kwargs: Any, out: Any) -> Operator | None:
-        """The operator that ran, as a capture would describe it; ``None`` for views and for gradients passed on."""
-        name = func._schema.name.split("::")[-1]
-        outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        if name in FREE or name.startswith("sym_") or not outputs:
-            return None
-        if self.phase is Phase.BACKWARD:
-            node = torch._C._current_autograd_node()
-            if node is not None and node.name().endswith("AccumulateGrad"):
-                return None
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        kind, ordered, attributes = describe(name, args, inputs, outputs)
-        return Operator(
-            name=name,
-            kind=kind,
-            phase=self.phase,
-            inputs=tuple(_without_scratch(_spec(t), kind) for t in ordered),
-            outputs=tuple(_without_scratch(_spec(t), kind) for t in outputs),
-            parameters=tuple(_spec(t) for t in inputs if t.untyped_storage().data_ptr() in self.parameters),
-            attributes=attributes,
-        )
 
     def update(self, parameter: torch.Tensor, optimizer: str) -> None:
         """Run and time the update of one parameter, right after the backward pass."""
@@ -335,6 +315,34 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         for key, start, end in self._taken:
             samples[key].append(start.elapsed_time(end) * 1e-3 if self._cuda else end - start)
         return [(self._operators[key], Timing.of(times)) for key, times in samples.items()]
+
+
+def operator_run(
+    func: Any, args: Any, kwargs: Any, out: Any, *, phase: Phase, parameters: Container[int] = ()
+) -> Operator | None:
+    """Return the operator that ran, as a capture would describe it; ``None`` for views and for gradients passed on.
+
+    ``parameters`` are the addresses of the storages of the model's parameters.
+    """
+    name = func._schema.name.split("::")[-1]
+    outputs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+    if func.namespace == "prim" or name in FREE or name.startswith("sym_") or not outputs:
+        return None
+    if phase is Phase.BACKWARD:
+        node = torch._C._current_autograd_node()
+        if node is not None and node.name().endswith("AccumulateGrad"):
+            return None
+    inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    kind, ordered, attributes = describe(name, args, inputs, outputs)
+    return Operator(
+        name=name,
+        kind=kind,
+        phase=phase,
+        inputs=tuple(_without_scratch(_spec(t), kind) for t in ordered),
+        outputs=tuple(_without_scratch(_spec(t), kind) for t in outputs),
+        parameters=tuple(_spec(t) for t in inputs if t.untyped_storage().data_ptr() in parameters),
+        attributes=attributes,
+    )
 
 
 def _spec(tensor: torch.Tensor) -> TensorSpec:

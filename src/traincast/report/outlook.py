@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
-from traincast.estimate import Estimates
+from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import breakdowns, mean_breakdown
@@ -133,7 +133,7 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     if calibration is None:
         step = timeline.step_s
         low_s, high_s = interval(plan, estimates)
-        low, high = UNCALIBRATED
+        low, high = _unmeasured(plan, estimates)
         return Outlook(step_s=step, low_s=min(step * low, low_s), high_s=max(step * high, high_s))
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
@@ -143,6 +143,16 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
         slow = calibration.step(simulate(plan, estimates.stalled).step_s, nodes=look.nodes)
         slow += calibration.stall.seconds * look.messages
     return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
+
+
+def _unmeasured(plan: Plan, estimates: Estimates) -> tuple[float, float]:
+    """Return :data:`UNCALIBRATED`, drawn towards 1 by the share of the step's works that were measured."""
+    measured = estimates.source == SOURCES.index("measured")
+    if not measured.any():
+        return UNCALIBRATED
+    spent = estimates.seconds * plan.work_counts()
+    rest = float(spent[~measured].sum()) / (float(spent.sum()) or 1.0)
+    return 1.0 + (UNCALIBRATED[0] - 1.0) * rest, 1.0 + (UNCALIBRATED[1] - 1.0) * rest
 
 
 def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:

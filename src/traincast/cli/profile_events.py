@@ -1,0 +1,215 @@
+"""``traincast profile events``: measure the distinct works of one plan."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from traincast.cli import options
+from traincast.cli.output import console, print_json
+from traincast.cli.profile_output import only_rank_0_speaks
+from traincast.errors import RequestError
+from traincast.units import format_seconds
+
+if TYPE_CHECKING:
+    from traincast.profiling.events import EventsPlan, EventsProfile
+    from traincast.profiling.events_request import EventsRequest
+
+_STEPS = 100
+
+
+@click.command(
+    name="events",
+    epilog=options.example(
+        "profile events resnet18 --cluster cpu-server:2x1 --strategy dp=2 --global-batch 8 -o events"
+    ),
+)
+@click.argument("model")
+@options.cluster(options.CATALOG_CLUSTER)
+@click.option("--strategy", required=True, metavar="dp=8,tp=4,…", help="How the work is distributed over the devices.")
+@options.global_batch()
+@options.seq()
+@options.precision(options.PRECISIONS, default="fp32")
+@options.runtime()
+@click.option(
+    "--compute",
+    default="real",
+    show_default=True,
+    metavar="real|DEVICE",
+    help="Run the operators, or take the estimated times of the cluster's device DEVICE for them.",
+)
+@click.option("--network", default="", metavar="TEXT", help="A note about the network for the card of the folder.")
+@options.threads()
+@options.repeats()
+@click.option(
+    "--timed-steps", default=12, show_default=True, type=options.COUNT, metavar="N", help="Timed steps of the model."
+)
+@options.output("a folder of events; a folder that exists is extended.")
+@click.option("--plan", "only_plan", is_flag=True, help="Only say what would be measured and how long it takes.")
+@click.option("--quiet", is_flag=True, hidden=True, help="Print nothing.")
+@options.json()
+def events(
+    model: str,
+    cluster: str,
+    strategy: str,
+    global_batch: int,
+    seq: int | None,
+    precision: str,
+    runtime: str | None,
+    compute: str,
+    network: str,
+    threads: int,
+    repeats: int,
+    timed_steps: int,
+    output: str,
+    only_plan: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Measure the distinct works of one plan of MODEL: operators, collectives and messages, and nothing else.
+
+    `traincast predict --events FOLDER` uses them. On this machine, two processes measure. On GPUs or on several nodes,
+    start this command with torchrun or Slurm on one or two nodes; it prints the line.
+    """
+    from traincast.profiling.collectives import is_launched
+    from traincast.profiling.events import measure_events, plan_events, take_part
+    from traincast.profiling.events_request import EventsRequest
+    from traincast.strategy.runtime import runtime_names
+
+    with only_rank_0_speaks():
+        request = EventsRequest(
+            model=model,
+            cluster=cluster,
+            strategy=strategy,
+            global_batch=global_batch,
+            seq=seq,
+            precision=precision,
+            runtime=runtime or ("gloo" if "gloo" in runtime_names() else "pytorch"),
+            compute=compute,
+            network=network,
+            threads=threads,
+            repeats=repeats,
+            steps=timed_steps,
+        )
+        folder = Path(output)
+        if is_launched():
+            say = (lambda text: None) if quiet else (lambda text: click.echo(text, err=True))
+            found = take_part(request, folder, say=say if os.environ.get("RANK") == "0" else lambda text: None)
+            if found is not None and not quiet:
+                _show(request, found, as_json=as_json)
+            return
+        plan = plan_events(request, folder)
+        if not as_json:
+            _announce(plan)
+        lines = _lines(request, folder)
+        if lines and not as_json:
+            for line in lines:
+                console().print(line, markup=False, soft_wrap=True)
+        if only_plan or _needs_gpus(request):
+            if as_json:
+                print_json(_facts(plan) | {"commands": lines})
+            return
+        _show(request, measure_events(request, folder), as_json=as_json)
+
+
+def _facts(plan: EventsPlan) -> dict[str, object]:
+    return {
+        "works": plan.works,
+        "known": plan.known,
+        "operators": len(plan.operators),
+        "messages": len(plan.messages),
+        "seconds": plan.seconds,
+    }
+
+
+def _announce(plan: EventsPlan) -> None:
+    left = plan.works - plan.known
+    console().print(
+        f"{plan.works} distinct works, {plan.known} of them measured before; {left} to measure "
+        f"({len(plan.operators)} operators, {len(plan.messages)} messages): about {format_seconds(plan.seconds)}"
+    )
+
+
+def _needs_gpus(request: EventsRequest) -> bool:
+    """Whether only processes with GPUs can measure; refuses nothing, because the command to paste is the answer."""
+    from traincast.cluster import load_cluster
+    from traincast.profiling.events_request import backend_of
+
+    return backend_of(load_cluster(request.cluster, hosts=True), request.compute) == "nccl"
+
+
+def _lines(request: EventsRequest, folder: Path) -> list[str]:
+    """Return the commands that measure on the nodes of the cluster, if it has GPUs or several nodes."""
+    from traincast.cluster import load_cluster
+
+    place = load_cluster(request.cluster, hosts=True)
+    if request.compute != "real" or (place.num_nodes == 1 and not _needs_gpus(request)):
+        return []
+    words = shlex.join(request.words(folder))
+    nodes, each = min(2, place.num_nodes), place.devices_per_node
+    where = f"--nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint $HOST:29500"
+    return [
+        f"on {nodes} node{'s' if nodes > 1 else ''}, run on each:",
+        f"  torchrun {where if nodes > 1 else f'--nproc-per-node {each}'} -m traincast {words}",
+        "with Slurm:",
+        f"  srun --nodes {nodes} --ntasks-per-node 1 torchrun --nnodes {nodes} --nproc-per-node {each} "
+        f'--rdzv-backend c10d --rdzv-endpoint "$(scontrol show hostnames | head -1):29500" -m traincast {words}',
+    ]
+
+
+def _show(request: EventsRequest, found: EventsProfile, *, as_json: bool) -> None:
+    step_s, ranks = _step_of(request, found.output)
+    cost = found.seconds * max(1, found.processes)
+    run = step_s * _STEPS * ranks
+    if as_json:
+        print_json(
+            {
+                "folder": str(found.output),
+                "works": found.works,
+                "known": found.known,
+                "measured": found.measured,
+                "seconds": found.seconds,
+                "processes": found.processes,
+                "step_s": step_s,
+                "rank_seconds_of_100_steps": run,
+                "failures": list(found.failures),
+                "warnings": list(found.warnings),
+            }
+        )
+        return
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if found.failures:
+        console().print(f"not measured, estimated instead: {', '.join(found.failures)}", markup=False)
+    console().print(
+        f"{found.measured} works measured in {format_seconds(found.seconds)} by {found.processes} processes "
+        f"({cost:.3g} process-seconds); {_STEPS} steps on all {ranks} ranks would take {run:.3g} rank-seconds"
+    )
+    console().print(f"events: {found.output}", markup=False)
+
+
+def _step_of(request: EventsRequest, folder: Path) -> tuple[float, int]:
+    """Return the forecast seconds of a step with the events in ``folder``, and its number of ranks."""
+    from traincast.cli.options import events_cost_model
+    from traincast.forecast import predict
+
+    try:
+        result = predict(
+            request.model,
+            cluster=request.cluster,
+            global_batch=request.global_batch,
+            strategy=request.strategy,
+            seq=request.seq,
+            precision=request.precision,
+            runtime=request.runtime,
+            cost_model=events_cost_model(str(folder), ()),
+            use_cache=True,
+        )
+    except RequestError as error:
+        click.echo(f"warning: no forecast with these events: {error}", err=True)
+        return 0.0, 0
+    return result.report.step_s, result.request.cluster.num_devices

@@ -1,0 +1,313 @@
+"""Times the operators of a model inside whole training steps.
+
+On a processor the host and the device are one core. What autograd, Python, the allocator and page faults take between
+two operators therefore belongs to the step. So the time of an operator is the time from its start to the start of the
+next operator of the plan, less what watching costs. Watched and plain steps take turns, and the times of the operators
+are scaled so that they add up to the mean plain step.
+
+On a GPU an operator is the time between two CUDA events around it, and launches are measured on their own.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from traincast.collector import without_collector
+from traincast.estimate.events_keys import operator_key
+from traincast.graph import Operator, Phase
+from traincast.graph.capture import sum_of
+from traincast.graph.recorder import gpu_kernels
+from traincast.graph.repeats import Repeat, folded
+from traincast.graph.zoo import Traceable
+from traincast.profiling.contention import quiet, run_queue_delay_s
+from traincast.profiling.in_model import HALF, inputs_of, materialize, operator_run, traceable_of
+
+_WARMUP: Final = 2
+_LEAST_STEPS: Final = 3
+_FLOOR: Final = 0.05
+"""An operator keeps at least this share of its watched time, however much the watching seems to have cost."""
+_TRAINED: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": lambda parameters, **how: torch.optim.SGD(parameters, momentum=0.9, **how),
+    "sgd-plain": torch.optim.SGD,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingStep:
+    """A model with real weights, random inputs and its optimizer; calling it runs one training step.
+
+    ``update_s`` has the seconds of each update so far.
+    """
+
+    module: Any
+    inputs: tuple[torch.Tensor, ...]
+    loss: Callable[[Any], torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    parameter_bytes: float
+    repeats: Sequence[Repeat] = ()
+    update_s: list[float] = field(default_factory=list)
+
+    def __call__(self, watch: OperatorWatch | None = None) -> float:
+        """Run one step; return its seconds. With ``watch``, the operators of forward and backward are timed."""
+        with without_collector():
+            start = time.perf_counter()
+            self.optimizer.zero_grad(set_to_none=True)
+            if watch is None:
+                self._loss().backward()
+            else:
+                with gpu_kernels(), watch.step():
+                    loss = self._loss()
+                    watch.phase = Phase.BACKWARD
+                    loss.backward()
+            middle = time.perf_counter()
+            self.optimizer.step()
+            end = time.perf_counter()
+        self.update_s.append(end - middle)
+        return end - start
+
+    def _loss(self) -> torch.Tensor:
+        output = self.module(*self.inputs)
+        with valid_labels():
+            return self.loss(output)
+
+
+@contextmanager
+def valid_labels() -> Iterator[None]:
+    """Give zeros where a loss of the zoo asks for memory that is not set: it takes it for labels."""
+    with mock.patch.object(torch, "empty", torch.zeros), mock.patch.object(torch, "empty_like", torch.zeros_like):
+        yield
+
+
+def training_step(
+    spec: str, *, batch: int, seq: int | None = None, precision: str = "fp32", device: str = "cpu", fold: bool = False
+) -> TrainingStep:
+    """Return the training step of a model: random weights and inputs, and PyTorch's fused optimizer.
+
+    With ``fold``, runs of equal layers are cut to two.
+    """
+    traceable = traceable_of(spec, seq=seq)
+    cut: AbstractContextManager[Any] = folded(traceable.module) if fold else nullcontext([])
+    with cut as repeats:
+        module = copy.deepcopy(traceable.module)
+        found = list(repeats)
+    dtype = HALF.get(precision, torch.float32)
+    materialize(module, device=device, dtype=dtype)
+    module.train()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return TrainingStep(
+        module=module,
+        inputs=inputs_of(traceable, module, batch=batch, device=device, dtype=dtype),
+        loss=traceable.loss or sum_of,
+        optimizer=_optimizer(traceable, trained),
+        parameter_bytes=float(sum(p.numel() for p in trained)) * 4.0,
+        repeats=found,
+    )
+
+
+def _optimizer(traceable: Traceable, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the fused optimizer of a model; AdamW stands in for those that PyTorch does not have."""
+    make = _TRAINED.get(traceable.optimizer, torch.optim.AdamW)
+    return make(trained, lr=1e-5, fused=True)
+
+
+class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
+    """Notes when each operator starts. The first step learns which operators run, in which order and how often.
+
+    ``weights`` has, for each dispatched call, how many calls of the whole model it stands for.
+    """
+
+    def __init__(self, repeats: Sequence[Repeat], module: Any) -> None:
+        super().__init__()
+        self.phase = Phase.FORWARD
+        self.operators: list[Operator | None] = []
+        self.weights: list[float] = []
+        self.learning = True
+        self.starts: list[float] = []
+        self._inside: list[tuple[int, int, float]] = []
+        self._repeats = repeats
+        self._module = module
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A context in which the operators of one step are timed; the end of the step follows the last start."""
+        self.phase = Phase.FORWARD
+        self.starts = []
+        handles = self._marks() if self.learning else []
+        try:
+            with self:
+                yield
+        finally:
+            self.starts.append(time.perf_counter())
+            for handle in handles:
+                handle.remove()
+            if self.learning:
+                self.weights = [1.0 if seq < 0 else self._weight(seq) for seq in self._numbers]
+                self.learning = False
+
+    def _marks(self) -> list[Any]:
+        """Note the range of autograd's sequence numbers that each repeated layer takes."""
+        self._numbers: list[int] = []
+        self.operators = []
+        entered: list[int] = []
+        handles = []
+        for repeat in self._repeats:
+            weight = repeat.count / 2.0
+            for scope in (*repeat.scopes[0], *repeat.scopes[1]):
+                child = self._module.get_submodule(scope)
+
+                def enter(*_: object) -> None:
+                    entered.append(torch._C._autograd._get_sequence_nr())
+
+                def leave(*_: object, weight: float = weight) -> None:
+                    self._inside.append((entered.pop(), torch._C._autograd._get_sequence_nr(), weight))
+
+                handles += [child.register_forward_pre_hook(enter), child.register_forward_hook(leave)]
+        self._entered = entered
+        return handles
+
+    def _weight(self, number: int) -> float:
+        weight = 1.0
+        for first, last, times in self._inside:
+            if first <= number < last:
+                weight *= times
+        return weight
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.starts.append(time.perf_counter())
+        if not self.learning:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.phase is Phase.FORWARD:
+            number = torch._C._autograd._get_sequence_nr() - 1 if not self._entered else self._current()
+        else:
+            node = torch._C._current_autograd_node()
+            number = node._sequence_nr() if node is not None else -1
+        self.operators.append(operator_run(func, args, kwargs, out, phase=self.phase))
+        self._numbers.append(number)
+        return out
+
+    def _current(self) -> int:
+        """Return a number inside the layer that runs now."""
+        return max(self._entered[-1], torch._C._autograd._get_sequence_nr() - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What steps of one model took.
+
+    ``operators`` has, for each key, the mean seconds of one call in the whole model. ``update_s`` is the mean of the
+    update of all ``parameter_bytes``. ``spread`` is the (least, greatest) plain step over the mean one, 90 % interval.
+    ``watching_s`` is what watching cost for each dispatched call.
+    """
+
+    operators: dict[str, tuple[Operator, float]]
+    plain_s: tuple[float, ...]
+    update_s: float
+    parameter_bytes: float
+    spread: tuple[float, float]
+    watching_s: float
+    missing: tuple[Operator, ...]
+
+    @property
+    def mean_s(self) -> float:
+        """Mean seconds of a plain step."""
+        return sum(self.plain_s) / len(self.plain_s)
+
+
+def time_steps(
+    step: TrainingStep,
+    wanted: Sequence[Operator],
+    *,
+    steps: int,
+    seconds: float,
+    ready: Callable[[int], int] = lambda count: count,
+) -> StepTimes:
+    """Run ``step`` up to ``steps`` times, plain and watched in turns, for about ``seconds``, but at least three times.
+
+    ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. ``ready`` is
+    called before the timed steps with their number, and returns the number that all ranks agreed on.
+    """
+    watch = OperatorWatch(step.repeats, step.module)
+    step(watch)
+    for _ in range(_WARMUP):
+        once = step()
+    count = ready(max(_LEAST_STEPS, min(steps, int(seconds / (2.2 * once)))))
+    step(watch)
+    plain: list[tuple[float, float]] = []
+    watched: list[tuple[float, float]] = []
+    taken: list[list[float]] = []
+    step.update_s.clear()
+    for number in range(2 * count):
+        waited = run_queue_delay_s()
+        if number % 2:
+            whole = step(watch)
+            if len(watch.starts) == len(watch.operators) + 1:
+                watched.append((whole, run_queue_delay_s() - waited))
+                taken.append(watch.starts)
+        else:
+            whole = step()
+            plain.append((whole, run_queue_delay_s() - waited))
+    good = [whole for whole, _ in quiet(plain)]
+    rows = [taken[i] for i in quiet_indices(watched)] or taken
+    update = sum(step.update_s) / len(step.update_s)
+    return _composed(watch, wanted, good, rows, update_s=update, parameter_bytes=step.parameter_bytes)
+
+
+def quiet_indices(samples: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the positions of the samples that :func:`quiet` keeps."""
+    kept = quiet(samples)
+    return [i for i, sample in enumerate(samples) if sample in kept]
+
+
+def _composed(
+    watch: OperatorWatch,
+    wanted: Sequence[Operator],
+    plain: Sequence[float],
+    taken: Sequence[Sequence[float]],
+    *,
+    update_s: float,
+    parameter_bytes: float,
+) -> StepTimes:
+    """Divide the mean plain step among the operators of the plan."""
+    known = {operator_key(op): op for op in wanted}
+    keys = ["" if op is None else operator_key(op) for op in watch.operators]
+    raw = [sum(row[i + 1] - row[i] for row in taken) / len(taken) for i in range(len(keys))]
+    mean_plain = sum(plain) / len(plain)
+    passes = mean_plain - update_s
+    watching = max(0.0, (sum(raw) - passes) / max(1, len(raw)))
+    total: defaultdict[str, float] = defaultdict(float)
+    calls: defaultdict[str, float] = defaultdict(float)
+    first = next((key for key in keys if key in known), "")
+    current, weight, covered = first, 1.0, 0.0
+    for key, seconds, times in zip(keys, raw, watch.weights, strict=True):
+        if key in known:
+            current, weight = key, times
+            calls[key] += times
+        own = max(seconds - watching, _FLOOR * seconds)
+        covered += own
+        total[current] += own * (weight if key in known else times)
+    scale = passes / covered if covered else 1.0
+    ordered = sorted(plain)
+    low, high = ordered[int(0.05 * len(ordered))], ordered[int(0.95 * (len(ordered) - 1))]
+    return StepTimes(
+        operators={key: (known[key], scale * total[key] / calls[key]) for key in calls},
+        plain_s=tuple(plain),
+        update_s=update_s,
+        parameter_bytes=parameter_bytes,
+        spread=(low / mean_plain, high / mean_plain),
+        watching_s=watching,
+        missing=tuple(op for key, op in known.items() if key not in calls),
+    )
