@@ -44,7 +44,7 @@ _DTYPES: Final = {
     torch.bool: DType.BOOL,
 }
 _HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
+STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 _INIT: Final = 0.02
 _UNSET: Final = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
 
@@ -68,7 +68,7 @@ def run_model(
 
     One more step warms up. If all steps would take longer than ``seconds``, fewer are run, but at least one.
     """
-    traceable = _traceable(spec, seq=seq)
+    traceable = traceable_of(spec, seq=seq)
     activations = _check_size(spec, seq=seq, batch=batch, device=device, memory=memory, seconds=seconds)
     failure: Exception | None = None
     for fold in (True, False):  # repeated blocks may be indexed by number
@@ -92,7 +92,7 @@ def run_model(
     raise CannotRunModelError(f"{type(failure).__name__}: {reason}") from failure
 
 
-def _traceable(spec: str, *, seq: int | None) -> Traceable:
+def traceable_of(spec: str, *, seq: int | None) -> Traceable:
     if spec.endswith(".json"):
         raise CannotRunModelError("a saved graph has no module to run")
     if ":" in spec and spec.partition(":")[0] not in zoo.FAMILIES:
@@ -133,15 +133,15 @@ def _run(
     with cut:
         module = copy.deepcopy(traceable.module)
     weights = sum(p.numel() for p in module.parameters()) * 4.0
-    need = weights * (2 + _STATES.get(traceable.optimizer, 2)) * 1.2
+    need = weights * (2 + STATES.get(traceable.optimizer, 2)) * 1.2
     if need > memory:
         raise CannotRunModelError(
             f"needs {format_bytes(need)} for weights, gradients and optimizer, but {format_bytes(memory)} are free"
         )
     dtype = _HALF.get(precision, torch.float32)
-    _materialize(module, device=device, dtype=dtype)
+    materialize(module, device=device, dtype=dtype)
     module.train()
-    inputs = _inputs(traceable, module, batch=batch, device=device, dtype=dtype)
+    inputs = inputs_of(traceable, module, batch=batch, device=device, dtype=dtype)
     watch = _Watch(device)
     start = time.monotonic()
     for step in range(steps + 1):
@@ -153,7 +153,7 @@ def _run(
     return watch.timings()
 
 
-def _materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) -> None:
+def materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) -> None:
     """Give ``module`` real tensors with harmless values; shared tensors stay shared."""
     made: dict[int, torch.Tensor] = {}
 
@@ -178,7 +178,7 @@ def _materialize(module: torch.nn.Module, *, device: str, dtype: torch.dtype) ->
                     tensors[name] = real(tensor)
 
 
-def _inputs(
+def inputs_of(
     traceable: Traceable, module: torch.nn.Module, *, batch: int, device: str, dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
     """Random inputs; integers stay below the number of rows of every embedding table."""
@@ -291,9 +291,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             name=name,
             kind=kind,
             phase=self.phase,
-            inputs=tuple(_without_scratch(_spec(t), kind) for t in ordered),
-            outputs=tuple(_without_scratch(_spec(t), kind) for t in outputs),
-            parameters=tuple(_spec(t) for t in inputs if t.untyped_storage().data_ptr() in self.parameters),
+            inputs=tuple(without_scratch(spec_of(t), kind) for t in ordered),
+            outputs=tuple(without_scratch(spec_of(t), kind) for t in outputs),
+            parameters=tuple(spec_of(t) for t in inputs if t.untyped_storage().data_ptr() in self.parameters),
             attributes=attributes,
         )
 
@@ -310,7 +310,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _build_update(self, optimizer: str, shape: tuple[int, ...]) -> tuple[str, Any]:
         spec = TensorSpec(shape, DType.FP32)
-        states = _STATES.get(optimizer, 2)
+        states = STATES.get(optimizer, 2)
         operator = Operator(
             name=optimizer,
             kind=OpKind.OPTIMIZER,
@@ -337,10 +337,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         return [(self._operators[key], Timing.of(times)) for key, times in samples.items()]
 
 
-def _spec(tensor: torch.Tensor) -> TensorSpec:
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), _DTYPES.get(tensor.dtype, DType.FP32))
 
 
-def _without_scratch(spec: TensorSpec, kind: OpKind) -> TensorSpec:
+def without_scratch(spec: TensorSpec, kind: OpKind) -> TensorSpec:
     """Drop the size of a recurrent layer's scratch memory, which a capture does not have."""
     return TensorSpec((0,), spec.dtype) if kind is OpKind.RNN and spec.dtype is DType.INT8 else spec

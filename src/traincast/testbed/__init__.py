@@ -1,0 +1,1 @@
+"""The testbed: real distributed training on this machine, beside its forecast."""
