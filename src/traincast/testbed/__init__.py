@@ -1,1 +1,1 @@
-"""The testbed: real distributed training on this machine, beside its forecast."""
+"""The testbed: training that really runs on this machine, over networks whose speed is chosen."""
