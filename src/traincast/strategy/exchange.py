@@ -60,11 +60,11 @@ class Exchange:
                 rest -= part
         return items
 
-    def gather(self, program: BlockProgram) -> list[Issue]:
-        """ZeRO-3: gathers a block's parameters, trained and frozen, in the dtype of the computation."""
+    def gather(self, *programs: BlockProgram) -> list[Issue]:
+        """ZeRO-3: gathers the parameters of blocks, trained and frozen, in the dtype of the computation."""
         size = self.precision.activations.nbytes
-        dense = program.dense_parameters * size + program.frozen.gathered
-        experts = program.expert_parameters * size + program.frozen_experts.gathered
+        dense = sum(p.dense_parameters * size + p.frozen.gathered for p in programs)
+        experts = sum(p.expert_parameters * size + p.frozen_experts.gathered for p in programs)
         found = self._over(dense, experts, "all_gather", 1.0)
         return [Issue(work=work, label=f"dp {work.kind}", group=group, gather=True) for work, group in found]
 
