@@ -102,11 +102,17 @@ class Exchange:
             Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label=work.name.replace("_", " "))
         ]
 
-    def between_copies(self, nbytes: float) -> list[Item]:
-        """Sums the gradients of two copies of a stage on different ranks of the same pipeline."""
-        far = self.mesh.rank(pp=self.mesh.pp - 1) // self.mesh.devices_per_node > 0
-        per_node = self.mesh.devices_per_node // self.mesh.domain_nodes
-        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(per_node, self.mesh.num_ranks))
+    def between_copies(self, nbytes: float, stage: int) -> list[Item]:
+        """Sums the gradients of two copies of a piece: on ``stage``, and on the stage as far from the other end."""
+        mesh = self.mesh
+        far = mesh.node_of(mesh.rank(pp=mesh.pp - 1)) > 0
+        per_node = mesh.devices_per_node // mesh.domain_nodes
+        work = Transfer(
+            nbytes=nbytes,
+            crosses_nodes=far,
+            sharing=min(per_node, mesh.num_ranks),
+            to_stage=mesh.pp - 1 - stage if mesh.mixed else -1,
+        )
         return [
             Item(
                 work=work,

@@ -26,6 +26,7 @@ from traincast.strategy.rendezvous import timetable
 from traincast.strategy.schedules import Pass
 from traincast.strategy.shards import BlockingShards
 from traincast.strategy.template import Issue, Piece, WorkRun
+from traincast.strategy.variants import Variants
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 
@@ -33,7 +34,8 @@ from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 class Lowered:
     """A plan, with the request and the intermediate results that it was made from.
 
-    ``memory`` has the memory of one rank of each stage; ``need`` compares it with devices and hosts.
+    ``memory`` has the memory of one rank of each stage; ``need`` compares it with devices and hosts. ``variants`` are
+    the works of ranks that differ, if they do.
     """
 
     request: Request
@@ -41,6 +43,7 @@ class Lowered:
     plan: Plan
     memory: tuple[Memory, ...]
     need: MemoryNeed
+    variants: Variants | None = None
 
 
 def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
@@ -132,16 +135,17 @@ class Layout:
         return [(stage, pieces) for stage in range(self.request.strategy.pp) if (pieces := self.finish(stage))]
 
     def _send(self, out: PlanBuilder, way: int, piece: int, backward: int) -> int:
-        return out.send(self.transfer(way, piece), backward=bool(backward))
+        return out.send(self.transfer(way, piece, backward=bool(backward)), backward=bool(backward))
 
-    def transfer(self, way: int, piece: int) -> Transfer:
+    def transfer(self, way: int, piece: int, *, backward: bool = False) -> Transfer:
         """The message between ``piece`` and the next one; activations and their gradients have the same size."""
         mesh, route = self.prepared.mesh, self.prepared.slots.routes[way]
-        here, there = (mesh.rank(pp=route[p][0]) // mesh.devices_per_node for p in (piece, piece + 1))
+        here, there = (mesh.node_of(mesh.rank(pp=route[p][0])) for p in (piece, piece + 1))
         per_node = mesh.devices_per_node // mesh.domain_nodes
         sharing = min(per_node, mesh.num_ranks // mesh.pp) if here != there else 1
         nbytes = self.prepared.programs[self.prepared.pieces[piece].blocks[-1]].boundary_bytes
-        return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing)
+        to_stage = (route[piece][0] if backward else route[piece + 1][0]) if mesh.mixed else -1
+        return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing, to_stage=to_stage)
 
     def slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
         """The works of a slot in order; ``sync``: it exchanges gradients; ``first``: it is the first microbatch."""
@@ -325,7 +329,8 @@ class Layout:
         if not self.syncs_always:
             items += exchange.squeeze(dense + experts, back=True)
         if len(self.prepared.slots.routes) > 1:
-            items += exchange.between_copies(self.prepared.precision.gradient_bytes(exchange.owned(dense, experts)))
+            owned = exchange.owned(dense, experts)
+            items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
         if request.optimizer:
             items += self._update(programs, dense, experts)
         return [WorkRun(parts=[tuple(items)])] if items else []
