@@ -11,14 +11,13 @@ import pytest
 from traincast.testbed.activity import (
     ActivitySpans,
     activities,
-    aligned,
     busy_seconds,
     class_of,
     compared_figures,
 )
 
 
-def spans(rows: Sequence[tuple[int, int, str, int, float, float]]) -> ActivitySpans:
+def spans_of(rows: Sequence[tuple[int, int, str, int, float, float]]) -> ActivitySpans:
     """Spans from rows of rank, step, class, microbatch, start and end."""
     classes = tuple(sorted({row[2] for row in rows}))
     return ActivitySpans(
@@ -26,6 +25,8 @@ def spans(rows: Sequence[tuple[int, int, str, int, float, float]]) -> ActivitySp
         rank=np.array([row[0] for row in rows], dtype=np.int64),
         step=np.array([row[1] for row in rows], dtype=np.int64),
         kind=np.array([classes.index(row[2]) for row in rows], dtype=np.int64),
+        labels=("",),
+        label=np.zeros(len(rows), dtype=np.int64),
         microbatch=np.array([row[3] for row in rows], dtype=np.int64),
         start=np.array([row[4] for row in rows]),
         end=np.array([row[5] for row in rows]),
@@ -55,8 +56,8 @@ def test_busy_time_is_the_length_of_the_union() -> None:
 
 
 def test_errors_are_shares_of_the_measured_step() -> None:
-    measured = spans([(0, 0, "forward", -1, 1.0, 3.0), (0, 1, "forward", -1, 1.0, 5.0)])
-    predicted = spans([(0, 0, "forward", -1, 2.0, 4.0)])
+    measured = spans_of([(0, 0, "forward", -1, 1.0, 3.0), (0, 1, "forward", -1, 1.0, 5.0)])
+    predicted = spans_of([(0, 0, "forward", -1, 2.0, 4.0)])
     ((device,),) = (activities(measured, predicted, step_s=10.0),)
     (only,) = device.classes
     assert only.measured is not None
@@ -66,14 +67,14 @@ def test_errors_are_shares_of_the_measured_step() -> None:
 
 
 def test_noise_is_the_error_of_one_step_against_the_mean_of_all() -> None:
-    measured = spans([(0, 0, "forward", -1, 1.0, 3.0), (0, 1, "forward", -1, 1.0, 5.0)])
+    measured = spans_of([(0, 0, "forward", -1, 1.0, 3.0), (0, 1, "forward", -1, 1.0, 5.0)])
     (device,) = activities(measured, measured.taken(measured.step == 0), step_s=10.0)
     assert device.noise == pytest.approx((0.0 + 0.1 + 0.1) / 3)
 
 
 def test_a_class_of_one_side_counts_with_its_busy_share() -> None:
-    measured = spans([(0, 0, "forward", -1, 0.0, 4.0), (0, 0, "dp gradients", -1, 4.0, 7.0)])
-    predicted = spans([(0, 0, "forward", -1, 0.0, 4.0), (0, 0, "optimizer", -1, 4.0, 5.0)])
+    measured = spans_of([(0, 0, "forward", -1, 0.0, 4.0), (0, 0, "dp gradients", -1, 4.0, 7.0)])
+    predicted = spans_of([(0, 0, "forward", -1, 0.0, 4.0), (0, 0, "optimizer", -1, 4.0, 5.0)])
     (device,) = activities(measured, predicted, step_s=10.0)
     by_name = {each.name: each for each in device.classes}
     assert by_name["dp gradients"].errors == pytest.approx({"missing": -0.3})
@@ -83,7 +84,7 @@ def test_a_class_of_one_side_counts_with_its_busy_share() -> None:
 
 def test_passes_are_matched_by_order_if_their_numbers_agree() -> None:
     rows = [(0, 0, "forward", m, 2.0 * m + part, 2.0 * m + part + 1.0) for m in range(3) for part in (0, 1)]
-    predicted = spans(rows)
+    predicted = spans_of(rows)
     late = replace(predicted, start=predicted.start + 0.5, end=predicted.end + 0.5)
     (device,) = activities(late, predicted, step_s=10.0)
     assert device.classes[0].measured is not None
@@ -91,24 +92,6 @@ def test_passes_are_matched_by_order_if_their_numbers_agree() -> None:
     assert device.span_shift == pytest.approx(0.05)
     (fewer,) = activities(late.taken(late.microbatch < 2), predicted, step_s=10.0)
     assert fewer.span_shift is None
-
-
-def test_a_collective_begins_when_its_last_rank_calls_it() -> None:
-    measured = spans([
-        (0, 0, "dp gradients", -1, 1.0, 6.0), (1, 0, "dp gradients", -1, 4.0, 6.0),
-        (0, 0, "dp gradients", -1, 6.0, 8.0), (1, 0, "dp gradients", -1, 6.5, 8.0),
-        (2, 0, "dp gradients", -1, 0.0, 8.0), (0, 0, "forward", -1, 0.0, 1.0),
-    ])  # fmt: skip
-    found = aligned(measured, {("dp gradients", rank): (0, 1) for rank in (0, 1)})
-    assert found.start.tolist() == [4.0, 4.0, 6.5, 6.5, 0.0, 0.0]
-    assert found.end is measured.end
-
-
-def test_collectives_that_ranks_counted_differently_stay_as_they_are() -> None:
-    measured = spans([(0, 0, "dp gradients", -1, 1.0, 6.0), (0, 0, "dp gradients", -1, 6.0, 7.0),
-                      (1, 0, "dp gradients", -1, 4.0, 6.0)])  # fmt: skip
-    found = aligned(measured, {("dp gradients", rank): (0, 1) for rank in (0, 1)})
-    assert found.start.tolist() == measured.start.tolist()
 
 
 def test_traffic_of_servers_is_compared_by_its_busy_time() -> None:

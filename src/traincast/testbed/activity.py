@@ -20,13 +20,15 @@ import numpy.typing as npt
 
 from traincast.report.trace import lanes_by_row
 from traincast.simulate import Timeline
-from traincast.strategy.plan import NUM_STREAMS, Category, Plan
+from traincast.strategy.plan import Category, Plan
 from traincast.testbed.outcome import ClassActivity, ClassFigures, DeviceActivity
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Figure = Literal["start", "end", "busy"]
 
+COLUMNS: Final = ("rank", "step", "kind", "label", "microbatch", "start", "end")
+"""The columns of :class:`ActivitySpans`."""
 COMPUTE_CLASSES: Final = ("forward", "backward", "optimizer")
 SERVER_CLASSES: Final = ("push", "pull")
 _CLASS: Final = re.compile(
@@ -44,15 +46,18 @@ def class_of(label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivitySpans:
-    """Spans as columns, of one step or of many; ``classes[kind[i]]`` is the class of span i.
+    """Spans as columns, of one step or of many.
 
-    Times are in seconds from the start of the step. ``microbatch`` is −1 for spans of no microbatch.
+    ``classes[kind[i]]`` is the class of span i, and ``labels[label[i]]`` its name. Times are in
+    seconds from the start of the step. ``microbatch`` is −1 for spans of no microbatch.
     """
 
     classes: tuple[str, ...]
+    labels: tuple[str, ...]
     rank: Ints
     step: Ints
     kind: Ints
+    label: Ints
     microbatch: Ints
     start: Floats
     end: Floats
@@ -62,15 +67,7 @@ class ActivitySpans:
 
     def taken(self, chosen: npt.NDArray[np.bool_] | Ints) -> ActivitySpans:
         """Return the chosen spans."""
-        return ActivitySpans(
-            classes=self.classes,
-            rank=self.rank[chosen],
-            step=self.step[chosen],
-            kind=self.kind[chosen],
-            microbatch=self.microbatch[chosen],
-            start=self.start[chosen],
-            end=self.end[chosen],
-        )
+        return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +110,8 @@ def predicted_spans(timeline: Timeline) -> ActivitySpans:
         rank=rank.astype(np.int64),
         step=np.zeros(len(task), dtype=np.int64),
         kind=kind.astype(np.int64),
+        labels=plan.labels,
+        label=plan.label[task].astype(np.int64),
         microbatch=plan.microbatch[task].astype(np.int64),
         start=timeline.start[task],
         end=timeline.end[task],
@@ -128,41 +127,7 @@ def _class_names(plan: Plan, task: Ints) -> npt.NDArray[np.str_]:
     return np.array(names, dtype=np.str_)
 
 
-def groups_of(timeline: Timeline) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Return the ranks that take part in a collective, by its class and one of its ranks."""
-    plan, found = timeline.plan, {}
-    for task in np.flatnonzero(plan.category == Category.COMMUNICATION).tolist():
-        rows = np.unique(plan.lanes[plan.lane_start[task] : plan.lane_start[task + 1]] // NUM_STREAMS)
-        name = class_of(plan.labels[plan.label[task]])
-        if len(rows) > 1 and name not in SERVER_CLASSES:
-            ranks = tuple(int(rank) for rank in plan.ranks[rows])
-            found.update({(name, rank): ranks for rank in ranks})
-    return found
-
-
-def aligned(spans: ActivitySpans, groups: Mapping[tuple[str, int], tuple[int, ...]]) -> ActivitySpans:
-    """Return measured spans in which a collective begins when the last of its ranks has called it.
-
-    Before that, a rank that called it earlier only waits. The n-th spans of a class on the ranks of a group are one
-    collective; where their numbers differ, the spans stay as they are.
-    """
-    start = spans.start.copy()
-    where = _places(spans)
-    for (name, rank), ranks in groups.items():
-        if rank != ranks[0] or name not in spans.classes:
-            continue
-        kind = spans.classes.index(name)
-        for step in np.unique(spans.step).tolist():
-            found = [where.get((member, kind, step)) for member in ranks]
-            members = [places for places in found if places is not None]
-            if len(members) < len(ranks) or len({len(places) for places in members}) > 1:
-                continue
-            rows = np.stack(members)
-            start[rows] = np.minimum(spans.start[rows].max(axis=0), spans.end[rows])
-    return replace(spans, start=start)
-
-
-def _places(spans: ActivitySpans) -> dict[tuple[int, int, int], Ints]:
+def places_of(spans: ActivitySpans) -> dict[tuple[int, int, int], Ints]:
     """Return the spans of every rank, class and step, in order of their start."""
     order = np.lexsort((spans.end, spans.start, spans.step, spans.kind, spans.rank))
     keys = np.stack([spans.rank[order], spans.kind[order], spans.step[order]])
@@ -183,7 +148,7 @@ def busy_seconds(start: Floats, end: Floats) -> float:
 
 def _by_class(spans: ActivitySpans) -> dict[tuple[int, str], _Class]:
     steps: dict[tuple[int, str], list[Ints]] = {}
-    for (rank, kind, _), places in _places(spans).items():
+    for (rank, kind, _), places in places_of(spans).items():
         steps.setdefault((rank, spans.classes[kind]), []).append(places)
     found = {}
     for (rank, name), parts in steps.items():

@@ -14,7 +14,8 @@ from traincast.estimate import CostModel
 from traincast.forecast import Forecast, default_cost_model, predict
 from traincast.simulate import Conditions
 from traincast.strategy import load_runtime
-from traincast.testbed.activity import ActivitySpans, activities, aligned, groups_of, predicted_spans
+from traincast.testbed.activity import ActivitySpans, activities, predicted_spans
+from traincast.testbed.cutting import aligned, blocking_classes, groups_of, without_waiting
 from traincast.testbed.folder import RunFolder, measured_spans, read_run_folder, read_spans
 from traincast.testbed.outcome import ClassActivity, Comparison, DeviceActivity
 
@@ -41,7 +42,7 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
     default from the folder ``events`` of the run. If there is none, they come from bundles and physics, with a warning.
     """
     record = read_run_folder(run)
-    measured = measured_spans(read_spans(run), str(run / "spans.parquet"))
+    measured, waits = measured_spans(read_spans(run), str(run / "spans.parquet"))
     if not len(measured):
         raise FileFormatError(f"{run / 'spans.parquet'} has no spans: run `traincast testbed run` again")
     chosen = events if events is not None else run / EVENTS if (run / EVENTS).is_dir() else None
@@ -49,6 +50,7 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
     timeline = forecast.detailed(all_ranks=True)
     predicted = predicted_spans(timeline)
     strategy = forecast.request.strategy
+    measured = without_waiting(measured, waits, blocking_classes(predicted))
     real = aligned(measured, groups_of(timeline))
     scale: dict[int, float] = {}
     if strategy.servers:

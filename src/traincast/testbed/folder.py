@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,10 @@ class RunFolder:
     torch: str = ""
     warnings: tuple[str, ...] = ()
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the description as JSON shows it."""
+        return {"format": FORMAT, **asdict(self)}
+
 
 def read_run_folder(path: Path) -> RunFolder:
     """Return what ``run.json`` in the folder ``path`` says; refuse a folder that is missing, damaged or too new."""
@@ -90,8 +94,8 @@ def read_spans(path: Path) -> pa.Table:
     return read_arrow(path / "spans.parquet", needs=SPAN_COLUMNS)
 
 
-def measured_spans(table: pa.Table, where: str) -> ActivitySpans:
-    """Return the spans of a table as activities; waits are left out, and ``where`` names the table in errors."""
+def measured_spans(table: pa.Table, where: str) -> tuple[ActivitySpans, ActivitySpans]:
+    """Return the activities of a table of spans, and its waits; ``where`` names the table in errors."""
     category = np.array(table.column("category").to_pylist(), dtype=np.str_)
     unknown = sorted(set(category.tolist()) - _CATEGORIES)
     if unknown:
@@ -100,18 +104,21 @@ def measured_spans(table: pa.Table, where: str) -> ActivitySpans:
     start, end = _numbers(table, "start_s", where), _numbers(table, "end_s", where)
     if np.any(end < start):
         raise FileFormatError(f"{where}: a span ends before it starts")
-    keep = (category != "wait") & (end > start)
-    names = np.where(category == "communication", label, category)[keep]
-    classes, kind = np.unique(names, return_inverse=True)
-    return ActivitySpans(
+    classes, kind = np.unique(np.where(category == "communication", label, category), return_inverse=True)
+    labels, name = np.unique(np.array(table.column("name").to_pylist(), dtype=np.str_), return_inverse=True)
+    spans = ActivitySpans(
         classes=tuple(str(name) for name in classes),
-        rank=_numbers(table, "rank", where).astype(np.int64)[keep],
-        step=_numbers(table, "step", where).astype(np.int64)[keep],
+        rank=_numbers(table, "rank", where).astype(np.int64),
+        step=_numbers(table, "step", where).astype(np.int64),
         kind=kind.astype(np.int64),
-        microbatch=_numbers(table, "microbatch", where).astype(np.int64)[keep],
-        start=start[keep],
-        end=end[keep],
+        labels=tuple(str(text) for text in labels),
+        label=name.astype(np.int64),
+        microbatch=_numbers(table, "microbatch", where).astype(np.int64),
+        start=start,
+        end=end,
     )
+    waits = category == "wait"
+    return spans.taken(~waits & (end > start)), spans.taken(waits & (end > start))
 
 
 def _numbers(table: pa.Table, name: str, where: str) -> npt.NDArray[np.float64]:
