@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from traincast.report.trace import lanes_by_row
 from traincast.simulate import Timeline
-from traincast.strategy.plan import Category, Plan
+from traincast.strategy.plan import Category, Plan, Stream
 from traincast.testbed.outcome import ClassActivity, ClassFigures, DeviceActivity
 
 Ints = npt.NDArray[np.int64]
@@ -31,6 +31,13 @@ COLUMNS: Final = ("rank", "step", "kind", "label", "microbatch", "start", "end")
 """The columns of :class:`ActivitySpans`."""
 COMPUTE_CLASSES: Final = ("forward", "backward", "optimizer")
 SERVER_CLASSES: Final = ("push", "pull")
+_STREAMS: Final = {
+    **dict.fromkeys(COMPUTE_CLASSES, Stream.COMPUTE),
+    "pp send activations": Stream.SEND_FORWARD,
+    "pp send gradients": Stream.SEND_BACKWARD,
+    "push": Stream.PUSH,
+    "pull": Stream.PULL,
+}
 _CLASS: Final = re.compile(
     r"pp send activations|pp send gradients|push\b|pull\b|[a-z]+ [a-z_]+?(?=(?:_into)?_tensor\b|[^a-z_]|$)"
 )
@@ -42,6 +49,11 @@ def class_of(label: str) -> str:
     """Return the class of a communication from its label: ``tp all_reduce layers.*.mlp`` is ``tp all_reduce``."""
     found = _CLASS.match(label)
     return found[0] if found else label
+
+
+def stream_of(name: str) -> Stream:
+    """Return the lane of a worker on which a class of spans is drawn."""
+    return _STREAMS.get(name, Stream.DATA if name.startswith("dp ") else Stream.COMMUNICATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,22 +13,13 @@ from traincast.pages import page_text
 from traincast.report.drawn_spans import MAX_SPANS, DrawnSpans, columns_of
 from traincast.report.trace import STREAM_NAMES
 from traincast.strategy.plan import NUM_STREAMS, Category, Stream
-from traincast.testbed.activity import COMPUTE_CLASSES, ActivitySpans
+from traincast.testbed.activity import COMPUTE_CLASSES, ActivitySpans, stream_of
 from traincast.testbed.compare import Compared
 
 Ints = npt.NDArray[np.int64]
 
 MAX_DEVICES: Final = 32
 """Most devices that a page shows."""
-_STREAMS: Final = {
-    "forward": Stream.COMPUTE,
-    "backward": Stream.COMPUTE,
-    "optimizer": Stream.COMPUTE,
-    "pp send activations": Stream.SEND_FORWARD,
-    "pp send gradients": Stream.SEND_BACKWARD,
-    "push": Stream.PUSH,
-    "pull": Stream.PULL,
-}
 _SIDES: Final = ("run", "forecast")
 
 
@@ -86,11 +77,6 @@ def _lane(lane: int) -> dict[str, Any]:
     row, rest = divmod(lane, NUM_STREAMS * len(_SIDES))
     stream, side = divmod(rest, len(_SIDES))
     return {"row": row, "stream": STREAM_NAMES[Stream(stream)], "side": _SIDES[side]}
-
-
-def stream_of(name: str) -> Stream:
-    """Return the lane of a worker on which a class of spans is drawn."""
-    return _STREAMS.get(name, Stream.DATA if name.startswith("dp ") else Stream.COMMUNICATION)
 
 
 def _drawn(spans: ActivitySpans, side: int, ranks: Ints, labels: tuple[str, ...], *, workers: int) -> DrawnSpans:
