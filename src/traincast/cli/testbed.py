@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +15,6 @@ from traincast.files import check_folder, check_outputs
 
 if TYPE_CHECKING:
     from traincast.testbed.request import TestbedRequest
-
-_RATE: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([kmg]?)bit", re.IGNORECASE | re.ASCII)
-_SCALE: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 @click.group(
@@ -98,6 +94,8 @@ def run_command(
     as_json: bool,
 ) -> None:
     """Train MODEL on this machine with N processes, and record every span of every rank."""
+    from traincast.testbed.request import rate_of
+
     check_folder(Path(output))
     rates = tuple(_pair(text, "--link", "RANK:RATE, such as 3:200Mbit") for text in links)
     factors = tuple(_pair(text, "--slow", "RANK:FACTOR, such as 3:1.5") for text in slow)
@@ -134,15 +132,6 @@ def _pair(text: str, option: str, form: str) -> tuple[int, str]:
     if not colon or not (rank.isascii() and rank.isdigit()) or not value:
         raise RequestError(f"{option} {text!r}: expected {form}")
     return int(rank), value
-
-
-def rate_of(text: str, option: str) -> float:
-    """Return a rate in bytes per second from text such as ``1Gbit`` or ``200Mbit``."""
-    found = _RATE.fullmatch(text.strip())
-    rate = float(found[1]) * _SCALE[found[2].lower()] / 8.0 if found else 0.0
-    if not 0.0 < rate < 1e15:
-        raise RequestError(f"{option} {text!r}: expected a rate such as 1Gbit or 200Mbit")
-    return rate
 
 
 def _factor(text: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -10,7 +11,20 @@ from traincast.errors import RequestError
 
 REAL: Final = "real"
 """Compute that really runs on this machine's processor."""
+LOOPBACK: Final = "loopback"
+"""The network of processes that share a machine, without shaping."""
 MOST_RANKS: Final = 16
+_RATE: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([kmg]?)bit(?:/s)?", re.IGNORECASE | re.ASCII)
+_SCALE: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+
+
+def rate_of(text: str, what: str = "network") -> float:
+    """Return a rate in bytes per second from text such as ``1Gbit`` or ``200Mbit``."""
+    found = _RATE.fullmatch(text.strip())
+    rate = float(found[1]) * _SCALE[found[2].lower()] / 8.0 if found else 0.0
+    if not 0.0 < rate < 1e15:
+        raise RequestError(f"{what} {text!r}: expected a rate such as 1Gbit or 200Mbit")
+    return rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +43,7 @@ class TestbedRequest:
     global_batch: int
     seq: int | None = None
     compute: str = REAL
-    network: str = "loopback"
+    network: str = LOOPBACK
     link_rates: tuple[tuple[int, float], ...] = ()
     slow: tuple[tuple[int, float], ...] = ()
     steps: int = 10
@@ -47,6 +61,11 @@ class TestbedRequest:
                     raise RequestError(f"{what} of rank {rank}: ranks go from 0 to {self.ranks - 1}")
                 if not value > 0.0:
                     raise RequestError(f"{what} of rank {rank} is {value:g}: expected a positive number")
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s of the links that have no rate of their own."""
+        return rate_of(self.network)
 
     @property
     def emulated(self) -> bool:

@@ -54,6 +54,7 @@ class Worker:
         self.strategy = lowered.request.strategy
         mesh = lowered.prepared.mesh
         self.at = {axis: mesh.coordinate(rank, axis) for axis in ("dp", "tp", "pp")}
+        self.behind_s = 0.0
         self.bed = self._bed(lowered.request.cluster)
         self.traceable = traceable_of(request.model, seq=request.seq)
         self.micro = request.global_batch // (self.strategy.dp * self.strategy.num_microbatches)
@@ -187,6 +188,8 @@ class Worker:
         with gpu_kernels(), self.bed.computing():
             self.run()
         self.bed.device_done()
+        if self.bed.clock is not None and number >= self.request.warmup:
+            self.behind_s = max(self.behind_s, now() - self.bed.clock.free) if self.strategy.dp == 1 else self.behind_s
         self.bed.device_waited()
         self.bed.recorder.microbatch = -1
         self.optimize()
@@ -240,7 +243,7 @@ def main(request_path: str, output: str) -> None:
     times = [worker.step(number) for number in range(request.warmup + request.steps)]
     rows = [row for row in worker.bed.recorder.rows if row.step >= request.warmup]
     late = worker.bed.emulation.ran if worker.bed.emulation is not None else set()
-    facts = {"rank": rank, "times": times, "rows": rows, "ran": sorted(late)}
+    facts = {"rank": rank, "times": times, "rows": rows, "ran": sorted(late), "behind_s": worker.behind_s}
     (Path(output) / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

@@ -45,6 +45,7 @@ def schedule_of(
     ]
     for stage in stages:
         _record_microbatches(stage, bed)
+        _record_contents(stage)
     loss_fn = lambda output, target: loss(output)  # noqa: E731
     first = stages if name == "interleaved" else stages[0]
     schedule = SCHEDULES[name](first, microbatches, loss_fn=loss_fn, scale_grads=False)
@@ -77,6 +78,20 @@ def _record_microbatches(stage: Any, bed: Bed) -> None:
         setattr(stage, name, call)
 
 
+def _record_contents(stage: Any) -> None:
+    """Let messages know what they carry."""
+    for name, label in (("get_fwd_send_ops", "pp send activations"), ("get_bwd_send_ops", "pp send gradients")):
+        original = getattr(stage, name)
+
+        def call(chunk: int, _original: Any = original, _label: str = label) -> list[Any]:
+            operations: list[Any] = _original(chunk)
+            for operation in operations:
+                operation.carries = _label
+            return operations
+
+        setattr(stage, name, call)
+
+
 class _Message:
     """A send or a receive under way; the span ends when it has been waited for."""
 
@@ -88,8 +103,9 @@ class _Message:
         self._work.wait()
         operation, sends = self._operation, self._operation.op is torch.distributed.isend
         nbytes = float(operation.tensor.numel() * operation.tensor.element_size())
+        label = getattr(operation, "carries", "pp send activations")
         self._bed.recorder.add_at(
-            self._step, -1, "communication", "message", "send" if sends else "receive", "message",
+            self._step, -1, "communication", "message", label, "send" if sends else "receive",
             self._start, now(), nbytes=nbytes, peer=operation.peer,
         )  # fmt: skip
 
