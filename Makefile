@@ -7,6 +7,7 @@ PLAIN := $(VENV)/.installed-plain
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
 BROWSER := $(VENV)/.browser
+TOOLS := $(VENV)/.network-tools
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint types unit unit-forecasts unit-searches docs bench graphs format clean
@@ -40,12 +41,25 @@ $(BROWSER): $(STAMP)
 	fi
 	@touch $@
 
+# The tests of shaped networks need ip, tc and nsenter, and root. Without them they are skipped and say so.
+$(TOOLS): $(STAMP)
+	@if [ "$$(id -u)" = 0 ] && ! { command -v ip && command -v tc && command -v nsenter; } >/dev/null; then \
+		if command -v apt-get >/dev/null; then \
+			echo "installing iproute2 and util-linux for the tests of shaped networks"; \
+			(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 util-linux) >/dev/null 2>&1 \
+				|| echo "iproute2 could not be installed: the tests of shaped networks are skipped"; \
+		else \
+			echo "no ip, tc or nsenter here: the tests of shaped networks are skipped; install iproute2 and util-linux to run them"; \
+		fi; \
+	fi
+	@touch $@
+
 demo: $(PLAIN)
 	mkdir -p demo
 	$(BIN)/traincast predict llama3-8b --cluster dgx-h100:4 --strategy dp=8,tp=4 --global-batch 256 --tokens 1e12 --trace demo/llama3-8b.trace.json --html demo/llama3-8b.html
 
 # The types are checked beside the tests: forecasts in one process, types and then searches in the other.
-test: lint $(BROWSER)
+test: lint $(BROWSER) $(TOOLS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts types unit-searches
 
 lint: $(STAMP)
@@ -57,15 +71,15 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 # Two processes of about the same length; tests that start processes themselves are in the second.
-SEARCHES := tests/engines tests/searching tests/scheduling tests/cli tests/profiling
+SEARCHES := tests/engines tests/searching tests/scheduling tests/cli tests/profiling tests/testbed
 
-unit: $(STAMP) $(BROWSER)
+unit: $(STAMP) $(BROWSER) $(TOOLS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
 
 unit-forecasts: $(STAMP) $(BROWSER)
 	$(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
 
-unit-searches: $(STAMP)
+unit-searches: $(STAMP) $(TOOLS)
 	$(BIN)/python -m pytest $(SEARCHES)
 
 # The documents as a site, in build/site. It is built and read without network; a warning is an error.

@@ -47,8 +47,11 @@ def test_a_joined_cluster_has_what_every_part_has() -> None:
     assert [kind.device.name for kind in both.kinds()] == [h100.device.name, a100.device.name]
     assert both.kind_of_device() == [0] * 24 + [1] * 8
     assert h100.kind_of_device() == [0] * 8
-    with pytest.raises(RequestError, match="cannot be joined"):
-        load_cluster("dgx-h100:1+dgx-h100:1x4")
+    uneven = load_cluster("dgx-h100:1+dgx-h100:2x4")
+    assert (uneven.num_nodes, uneven.num_devices, uneven.size_text) == (3, 16, "1 × 8 + 2 × 4")
+    assert (uneven.devices_per_node, uneven.most_devices_per_node) == (4, 8)
+    with pytest.raises(RequestError, match="lists its 3 nodes one by one"):
+        uneven.with_nodes(4)
 
 
 def test_nothing_but_conditions_that_change_nothing_changes_nothing() -> None:

@@ -19,7 +19,7 @@ from traincast.estimate.limits import above_limits
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
 from traincast.report import JobForecast, JobSettings, Report, make_report
-from traincast.report.assemble import bundle_uses
+from traincast.report.by_rank import estimates_by_rank
 from traincast.report.job import job_of_steps
 from traincast.report.report import BundleUse
 from traincast.simulate import Conditions, Timeline, expand, simulate, under
@@ -42,6 +42,8 @@ from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail, need_only
 from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
+from traincast.strategy.uneven import with_variants
+from traincast.strategy.variants import plain
 from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9
@@ -272,36 +274,27 @@ def _simulate_ranks(
     request: Request, model: CostModel, *, grain: Grain, conditions: Conditions | None = None
 ) -> _Simulated:
     """Simulate a step whose ranks exchange gradients among themselves."""
-    alike = conditions is None and not request.cluster.parts
+    differ = bool(request.cluster.parts or request.strategy.shares)
+    alike = conditions is None and not differ
     lowered = lower(request, grain=grain if alike else "operator")
+    if differ:
+        lowered = with_variants(lowered)
     plan = lowered.plan
-    estimates = above_limits(_estimate(model, plan.works, request.cluster), plan.works, request.cluster)
+    works = plain(plan.works) if request.cluster.parts else plan.works
+    estimates = above_limits(_estimate(model, works, request.cluster), works, request.cluster)
     timeline = simulate(plan, estimates.seconds)
     if alike:
         return _Simulated(request=request, lowered=lowered, estimates=estimates, timeline=timeline)
-    kinds, kind_of = request.cluster.kinds(), request.cluster.kind_of_device()
-    by_kind = [_estimate(model, plan.works, kind) for kind in kinds]
-    seconds = np.stack([each.seconds for each in by_kind])
+    ranks = estimates_by_rank(lowered, estimates, lambda works, cluster: _estimate(model, works, cluster))
     return _Simulated(
         request=request,
         lowered=lowered,
         estimates=estimates,
-        timeline=under(plan, seconds, conditions or Conditions(), kind_of_rank=np.array(kind_of)),
+        timeline=under(
+            plan, ranks.seconds, conditions or Conditions(), kind_of_rank=ranks.of_rank, crossing=ranks.crossing
+        ),
         folded=timeline,
-        bundles=_mean_uses([bundle_uses(plan, each) for each in by_kind], kind_of),
-    )
-
-
-def _mean_uses(uses: Sequence[Sequence[BundleUse]], kind_of: Sequence[int]) -> tuple[BundleUse, ...]:
-    """Return the mean use of each bundle over devices, given its use on each kind and the kind of each device."""
-    weights = [kind_of.count(number) / len(kind_of) for number in range(len(uses))]
-
-    def mean(of: Sequence[BundleUse], name: str) -> float:
-        return sum(weight * float(getattr(use, name)) for weight, use in zip(weights, of, strict=True))
-
-    return tuple(
-        replace(of[0], **{name: mean(of, name) for name in ("covered", "operators", "collectives")})
-        for of in zip(*uses, strict=True)
+        bundles=ranks.bundles,
     )
 
 

@@ -39,12 +39,27 @@ _BYTE_UNITS: Final = {
     "tib": 1024 * GIB,
 }  # fmt: skip
 _TIME_UNITS: Final = {"": 1.0, "s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR, "d": DAY, "w": 7 * DAY, "y": 365 * DAY}
+_BITS: Final = ("bit", "b")
+_RATE: Final = re.compile(
+    r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(?:([kKMGT]?)(bit|byte|b|B)(?:/s|ps)?)?\s*$", re.ASCII
+)
 _AMOUNT: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*$", re.ASCII)
 
 
 def parse_bytes(text: str, *, what: str) -> float:
     """Read a size above zero such as ``70GB``, ``64GiB`` or ``8e10``, in bytes; a number without a unit is bytes."""
     return _amount(text, _BYTE_UNITS, what=what, kind="a size", example="70GB or 64GiB", least="above zero")
+
+
+def parse_rate(text: str, *, what: str) -> float:
+    """Read a data rate above zero such as ``1 Gbit/s``, ``200Mbps`` or ``25 GB/s``, in bytes/s.
+
+    A number without a unit is bytes/s. ``b`` alone is bytes only in capitals: ``Gb`` are bits, ``GB`` bytes.
+    """
+    match = _RATE.match(text)
+    if match is None or not 0.0 < float(match[1]) < math.inf:
+        raise RequestError(f"{what} is {text!r}: expected a data rate above zero, such as 1Gbit/s or 25GB/s")
+    return float(match[1]) * _SUFFIX[(match[2] or "").lower()] / (8.0 if match[3] in _BITS else 1.0)
 
 
 def parse_seconds(text: str, *, what: str, zero: bool = True) -> float:

@@ -20,7 +20,8 @@ class Collective:
 
     ``nbytes`` is counted as in nccl-tests: the buffer of an all_reduce or a broadcast, the whole output of an
     all_gather, the whole input of a reduce_scatter, the send buffer of one rank of an all_to_all. ``sharing`` is the
-    number of equal groups that use a node's NICs at the same time.
+    number of equal groups that use a node's NICs at the same time. ``axes`` are the axes of the mesh along which the
+    group lies; they are set only in plans of mixed clusters, where each group of those axes has links of its own.
     """
 
     kind: CollectiveKind
@@ -28,6 +29,7 @@ class Collective:
     num_ranks: int
     num_nodes: int = 1
     sharing: int = 1
+    axes: tuple[str, ...] = ()
 
     @property
     def ranks_per_node(self) -> int:
@@ -37,11 +39,15 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A message from one rank to another; ``sharing`` is the number of pairs that use a node's NICs at once."""
+    """A message from one rank to another; ``sharing`` is the number of pairs that use a node's NICs at once.
+
+    ``to_stage`` is the pipeline stage that receives it; it is set only in plans of mixed clusters, else it is −1.
+    """
 
     nbytes: float
     crosses_nodes: bool = False
     sharing: int = 1
+    to_stage: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,10 @@ def test_no_framework_is_claimed_twice(name: str) -> None:
 
 def test_launches_and_buffers_are_of_a_sane_size(name: str) -> None:
     runtime = load_runtime(name)
-    assert 0 < runtime.operator_launches <= 50
-    assert 0 < runtime.backward_launches <= runtime.operator_launches
+    apart = name != "gloo"  # on the CPU the host is the device
+    assert apart == (runtime.operator_launches > 0) == (runtime.backward_launches > 0)
+    assert runtime.operator_launches <= 50
+    assert runtime.backward_launches <= runtime.operator_launches
     assert runtime.operator_launches <= runtime.collective_launches <= 100
     assert runtime.bucket_bytes >= 1e6  # one may hold all gradients
     assert 0 <= runtime.wait_launches <= 100
@@ -66,7 +68,7 @@ def test_more_expensive_launches_never_shorten_a_step(name: str) -> None:
         collective_launches=2 * runtime.collective_launches,
     )
     before, after = (run(request_of("dp=2,tp=2", runtime=r))[1].step_s for r in (runtime, slow))
-    assert after > before
+    assert after > before or (after == before and not runtime.operator_launches)
 
 
 def test_it_holds_context_and_fragmentation_on_top_of_its_tensors(name: str) -> None:

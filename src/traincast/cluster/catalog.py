@@ -1,9 +1,9 @@
 """The catalog of known hardware, and the user's own files.
 
 A request names a cluster as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (four nodes of a type), ``dgx-h100:1x2`` (two
-devices of one node), ``dgx-a100:2+dgx-h100:2`` (nodes of two kinds), ``selene`` (a known cluster), ``my.toml`` or
-``my.toml:8`` (the user's own file). Catalog files and users' files have the same schema. Units are SI (bytes, bytes/s,
-FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
+devices of one node), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and sizes), ``selene`` (a known cluster),
+``my.toml`` or ``my.toml:8`` (the user's own file). Catalog files and users' files have the same schema. Units are SI
+(bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
 
 ::
 
@@ -39,6 +39,11 @@ FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
     node = "dgx-h100"                 # default: the node above
     num_nodes = 16                    # default 1
     oversubscription = 2.0            # also name, inter_topology, group_nodes, source
+    link_rates = ["1 Gbit/s", 25e6]   # one for each node, in the order of ranks; replaces inter_node.bandwidth
+
+    [[parts]]                         # nodes that differ, in the order of ranks; one table for each kind
+    num_nodes = 2                     # default 1
+    device = "v100-sxm2-32gb"         # also link_rates, and all keys of [node]; the rest comes from [node] above
 
     [calibration]                     # as ``traincast calibrate`` writes it
     gemm = 1.08                       # see Calibration; keys that are left out change nothing
@@ -60,11 +65,12 @@ from pathlib import Path
 from typing import Final
 
 from traincast.cluster.calibration import FEATURES, Calibration
-from traincast.cluster.hardware import MAX_NODES, PROCESSOR, Cluster, Device, joined
-from traincast.cluster.schema import Table, read_file
+from traincast.cluster.hardware import MAX_NODES, PROCESSOR, Bandwidth, Cluster, Device, joined
+from traincast.cluster.schema import Document, Table, read_file
 from traincast.cluster.topology import part_of_node
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.schema import convert
+from traincast.units import parse_rate
 
 DATA: Final = Path(__file__).parent / "data"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)
@@ -86,6 +92,7 @@ class _Layers:
     node: Table
     cluster: Table
     calibration: Table
+    parts: tuple[_Layers, ...] = ()
 
 
 def device_names() -> tuple[str, ...]:
@@ -111,25 +118,64 @@ def load_device(name: str) -> Device:
 def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
     """Returns the cluster that ``spec`` names as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, node type or TOML file.
 
-    Names joined by ``+`` make one cluster of unlike nodes: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them may
-    have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes:
+    Names joined by ``+`` make one cluster of nodes that differ: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
+    may have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes:
     ``cpu-server:1x2``. Raises ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and
     ``FileFormatError`` for a bad file.
     """
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
-    return joined([_one_cluster(part) for part in parts], hosts=hosts)
+    named = [_parts(part) for part in parts]
+    cluster = joined([part for _, own in named for part in own], hosts=hosts)
+    return replace(cluster, name="+".join(dict.fromkeys(name for name, _ in named))) if cluster.parts else cluster
 
 
-def _one_cluster(spec: str) -> Cluster:
+def _parts(spec: str) -> tuple[str, list[Cluster]]:
+    """The name of the cluster that ``spec`` describes, and its parts: one for each run of equal nodes."""
     name, nodes, devices = _split_spec(spec)
-    cluster = _build_cluster(_resolve(name, "cluster", Path(), _MAX_DEPTH), name)
+    layers = _resolve(name, "cluster", Path(), _MAX_DEPTH)
+    if layers.parts or "link_rates" in layers.cluster:
+        if nodes is not None:
+            raise RequestError(
+                f"cluster {spec!r}: {name} lists its nodes one by one; leave out :{spec.rpartition(':')[2]}"
+            )
+        parts = [one for part in layers.parts or (layers,) for one in _listed(part, name)]
+        return str(layers.cluster.get("name", name)), _with_rates(parts, layers, name) if layers.parts else parts
+    cluster = _build_cluster(layers, name)
     if devices is not None:
         if devices > cluster.devices_per_node and cluster.device.architecture != PROCESSOR:
             raise RequestError(
                 f"cluster {spec!r} asks for {devices} devices in a node: {name} has {cluster.devices_per_node}"
             )
         cluster = part_of_node(cluster, cluster.device, devices)
-    return cluster if nodes is None else cluster.with_nodes(nodes)
+    return cluster.name, [cluster if nodes is None else cluster.with_nodes(nodes)]
+
+
+def _listed(layers: _Layers, where: str) -> list[Cluster]:
+    """The nodes that ``layers`` describe: equal nodes as one cluster, or one cluster for each of its link rates."""
+    rates = layers.cluster.get("link_rates", ())
+    cluster = _build_cluster(layers, where)
+    if rates and cluster.num_nodes == 1 and "num_nodes" not in layers.cluster:
+        cluster = cluster.with_nodes(len(rates))
+    return _with_rates([cluster], layers, where)
+
+
+def _with_rates(parts: list[Cluster], layers: _Layers, where: str) -> list[Cluster]:
+    """``parts`` with the link rates that ``layers`` list, one for each node."""
+    rates = layers.cluster.get("link_rates", ())
+    if not rates:
+        return parts
+    nodes = [part.with_nodes(1) for part in parts for _ in range(part.num_nodes)]
+    if len(rates) != len(nodes):
+        raise FileFormatError(f"{where}: link_rates lists {len(rates)} rates for {len(nodes)} nodes: list one for each")
+    found = []
+    for number, (node, rate) in enumerate(zip(nodes, rates, strict=True)):
+        what = f"{where}: link_rates[{number}]"
+        try:
+            read = parse_rate(rate, what=what) if isinstance(rate, str) else rate
+        except RequestError as error:
+            raise FileFormatError(str(error)) from None
+        found.append(replace(node, inter_node=replace(node.inter_node, bandwidth=convert(read, Bandwidth, what))))
+    return found
 
 
 def load_node(name: str) -> tuple[Cluster, tuple[str, ...]]:
@@ -205,14 +251,19 @@ def _from_catalog(name: str, kind: str) -> _Layers:
     raise UnknownNameError(kind, name[:80], choices, hint=hint)
 
 
-def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers:
-    """Merge the tables of one file into those of the files that it extends."""
+def _layers(document: Document, path: Path, depth: int, below: _Layers | None = None) -> _Layers:
+    """Merge the tables of one file into those of the files that it extends, or into ``below``."""
     folder, stem = path.parent, path.name.removesuffix(".toml")
-    layers = _Layers({}, {}, {}, {})
+    layers = below or _Layers({}, {}, {}, {})
     cluster, node, device = (_as_table(document.get(key)) for key in ("cluster", "node", "device"))
     for base in (document.get("extends"), cluster.get("extends")):
         if isinstance(base, str):
             layers = _resolve(base, "cluster", folder, depth - 1)
+            if layers.parts or "link_rates" in layers.cluster:
+                raise FileFormatError(
+                    f"{path.name} extends {base}, which lists its nodes one by one: extend a file without parts and "
+                    "link_rates"
+                )
     for base in (cluster.get("node"), node.get("extends")):
         if isinstance(base, str):
             named = _resolve(base, "node", folder, depth - 1)
@@ -229,13 +280,24 @@ def _layers(document: dict[str, str | Table], path: Path, depth: int) -> _Layers
         changed["name"] = stem
     elif "name" not in changed and not changed.keys() <= _KEEPS_NAME:
         changed["name"] = f"{layers.device['name']}~{stem}"
-    named_here = {"name": stem} if cluster or node or "extends" in document else {}
-    return _Layers(
+    named_here = {"name": stem} if (cluster or node or "extends" in document) and below is None else {}
+    whole = _Layers(
         _overlay(layers.device, changed),
         _overlay(base_node, node),
         _overlay(layers.cluster, {**named_here, **({"name": node["name"]} if "name" in node else {}), **cluster}),
         _as_table(document.get("calibration")) or ({} if _other_device(layers.device, changed) else layers.calibration),
     )
+    parts = document.get("parts", [])
+    return replace(whole, parts=tuple(_part(part, whole, path, depth) for part in parts if isinstance(part, dict)))
+
+
+def _part(part: Table, whole: _Layers, path: Path, depth: int) -> _Layers:
+    """One table of ``[[parts]]``, as the file's other tables with the changes that the part makes."""
+    own = ("num_nodes", "link_rates")
+    node = {key: value for key, value in part.items() if key not in own}
+    cluster = {key: part[key] for key in own if key in part}
+    below = replace(whole, cluster={key: value for key, value in whole.cluster.items() if key not in own})
+    return _layers({"node": node, "cluster": cluster}, path, depth, below)
 
 
 def _other_device(base: Table, changed: Table) -> bool:
@@ -243,7 +305,9 @@ def _other_device(base: Table, changed: Table) -> bool:
     return bool(changed) and not changed.keys() <= _KEEPS_NAME and changed.get("name") != base.get("name")
 
 
-def _as_table(value: str | Table | None) -> Table:
+def _as_table(value: str | Table | list[Table] | None) -> Table:
+    """A table; a text stands for a table that extends what the text names."""
+    assert not isinstance(value, list), "only parts are a list of tables"
     return {"extends": value} if isinstance(value, str) else dict(value or {})
 
 

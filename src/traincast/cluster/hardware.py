@@ -104,7 +104,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes of one kind, joined by a network.
+    """Nodes joined by a network: all of one kind, or several kinds listed in ``parts``.
 
     ``launch_s`` is the host's time to launch one kernel. ``host_memory_bytes`` is the memory of a node's host (0:
     unknown), ``host_bandwidth`` the bytes/s between it and each device, ``host_memory_bandwidth`` its own bytes/s,
@@ -117,10 +117,12 @@ class Cluster:
     ``subset_bandwidth`` lists the bytes/s per direction that each of the first 2, 3, … devices of a node can send to
     the others. For more devices than it lists, ``intra_node.bandwidth`` holds.
 
-    ``calibration`` holds parameters fitted to measured runs; without it, a forecast assumes those of other clusters. A
-    cluster of unlike nodes lists them in ``parts``, in the order of ranks. Its own fields are then those of the slowest
-    part, which bounds a step that waits for everyone (see :func:`joined`). ``hosts`` are further nodes without
-    accelerators: parameter servers may run there, ranks may not, and no count includes them.
+    ``calibration`` holds parameters fitted to measured runs; without it, a forecast assumes those of other clusters.
+
+    ``parts`` lists the nodes of a mixed cluster, in the order of ranks: nodes of one part are equal, and parts may
+    differ in device, in size and in links. The other fields are then those of the slowest part (see :func:`joined`);
+    they bound a step that waits for everyone. ``hosts`` are further nodes without accelerators: parameter servers may
+    run there, ranks may not, and no count includes them.
     """
 
     name: Text
@@ -151,7 +153,25 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         """Devices in all nodes."""
+        if self.parts:
+            return sum(part.num_devices for part in self.parts)
         return self.num_nodes * self.devices_per_node
+
+    @property
+    def most_devices_per_node(self) -> int:
+        """Devices of the largest node; ``devices_per_node`` of a mixed cluster are those of the smallest."""
+        return max(part.devices_per_node for part in self.parts or (self,))
+
+    @property
+    def size_text(self) -> str:
+        """Nodes times devices, as in ``2 × 8`` or ``1 × 8 + 2 × 4``."""
+        runs: list[list[int]] = []
+        for part in self.parts or (self,):
+            if runs and runs[-1][1] == part.devices_per_node:
+                runs[-1][0] += part.num_nodes
+            else:
+                runs.append([part.num_nodes, part.devices_per_node])
+        return " + ".join(f"{nodes} × {devices}" for nodes, devices in runs)
 
     @property
     def domain_devices(self) -> int:
@@ -164,7 +184,12 @@ class Cluster:
         return self.device.interference * (self.calibration.interference if self.calibration else 1.0)
 
     def with_nodes(self, num_nodes: int) -> Cluster:
-        """The same cluster with another number of nodes."""
+        """The same cluster with another number of nodes; refuses a mixed cluster, whose nodes are listed."""
+        if self.parts and num_nodes != self.num_nodes:
+            raise RequestError(
+                f"{self.name} lists its {self.num_nodes} nodes one by one, so their number cannot be changed to "
+                f"{num_nodes}"
+            )
         return replace(self, num_nodes=num_nodes)
 
     def split(self, last: int) -> tuple[Cluster, tuple[Cluster, ...]]:
@@ -187,17 +212,15 @@ class Cluster:
         return joined(stay), (*leave, *self.hosts)
 
     def kinds(self) -> tuple[Cluster, ...]:
-        """One cluster for each kind of node, each as large as this cluster and on its network."""
+        """One cluster for each part: equal nodes of that part, as many as this cluster has, on this topology."""
         return tuple(
             replace(
-                self,
-                name=part.name,
-                device=part.device,
-                intra_node=part.intra_node,
-                intra_topology=part.intra_topology,
-                launch_s=part.launch_s,
-                calibration=part.calibration,
-                parts=(),
+                part,
+                num_nodes=self.num_nodes,
+                inter_topology=self.inter_topology,
+                oversubscription=self.oversubscription,
+                group_nodes=self.group_nodes,
+                domain_nodes=self.domain_nodes,
             )
             for part in self.parts
         ) or (self,)
@@ -217,27 +240,23 @@ class Cluster:
 def joined(parts: Sequence[Cluster], *, hosts: bool = False) -> Cluster:
     """Returns one cluster with the nodes of all ``parts``, in this order.
 
-    Raises ``RequestError`` if nodes differ in their number of devices. With ``hosts``, nodes without accelerators
-    become the ``hosts`` of the others.
+    Neighbouring parts with equal nodes become one part; if only one part remains, it is the result. With ``hosts``,
+    nodes without accelerators become the ``hosts`` of the others.
     """
-    aside = [part for part in parts if part.device.architecture == "cpu"] if hosts else []
+    aside = [part for part in parts if part.device.architecture == PROCESSOR] if hosts else []
     if 0 < len(aside) < len(parts):
         return replace(joined([part for part in parts if part not in aside]), hosts=tuple(aside))
+    parts = _merged(parts)
     if len(parts) == 1:
         return parts[0]
-    sizes = sorted({part.devices_per_node for part in parts})
-    if len(sizes) > 1:
-        raise RequestError(
-            f"nodes with {' and '.join(map(str, sizes))} devices cannot be joined, because groups of ranks would span "
-            f"them unevenly; use the same number of devices in each node, such as {parts[0].name}:1x{sizes[0]}"
-        )
     slowest = min(parts, key=lambda part: part.device.peak("bf16"))
     device = replace(slowest.device, memory_bytes=min(part.device.memory_bytes for part in parts))
     return replace(
         slowest,
-        name="+".join(part.name for part in parts),
+        name="+".join(dict.fromkeys(part.name for part in parts)),
         device=device,
         num_nodes=sum(part.num_nodes for part in parts),
+        devices_per_node=min(part.devices_per_node for part in parts),
         intra_node=min((part.intra_node for part in parts), key=lambda link: link.bandwidth),
         inter_node=min((part.inter_node for part in parts), key=lambda link: link.bandwidth),
         nics_per_node=min(part.nics_per_node for part in parts),
@@ -251,3 +270,14 @@ def joined(parts: Sequence[Cluster], *, hosts: bool = False) -> Cluster:
         subset_bandwidth=min((part.subset_bandwidth for part in parts), key=sum),
         parts=tuple(parts),
     )
+
+
+def _merged(parts: Sequence[Cluster]) -> list[Cluster]:
+    """``parts`` with neighbours of equal nodes as one part; the parts of mixed clusters are listed one by one."""
+    found: list[Cluster] = []
+    for part in (inner for given in parts for inner in given.parts or (given,)):
+        if found and replace(found[-1], num_nodes=part.num_nodes) == part:
+            found[-1] = part.with_nodes(found[-1].num_nodes + part.num_nodes)
+        else:
+            found.append(part)
+    return found

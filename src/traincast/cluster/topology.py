@@ -51,6 +51,17 @@ def effective_inter_bandwidth(cluster: Cluster, num_nodes_spanned: int) -> float
     return cluster.inter_node.bandwidth * inter_bandwidth_factor(cluster, num_nodes_spanned)
 
 
+def nics_of_group(nics: int, devices: int, *, ranks_per_node: int, sharing: int) -> float:
+    """NICs that one of ``sharing`` groups can use on a node, if ``ranks_per_node`` of its ranks are there.
+
+    The node has ``nics`` NICs and ``devices`` devices.
+
+    A rank drives the NICs next to it: max(1, NICs · ranks / devices) of them; beyond that, groups share all evenly.
+    """
+    driven = max(1.0, nics * ranks_per_node / devices)
+    return min(driven, nics / max(1, sharing), nics)
+
+
 def hops(cluster: Cluster, nodes: int) -> float:
     """The factor on ``inter_node.latency_s`` between two distant nodes out of ``nodes``; 1 within a group.
 

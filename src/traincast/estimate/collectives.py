@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
-from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops
+from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops, nics_of_group
 from traincast.work import Collective, CollectiveKind, Transfer
 
 Column: TypeAlias = npt.NDArray[np.float64]
@@ -199,14 +199,11 @@ def _path(work: Collective, cluster: Cluster, link_share: float, nic_share: floa
 
 
 def nic_bandwidth(cluster: Cluster, nodes: int, *, ranks_per_node: int, sharing: int) -> float:
-    """Bytes/s of a node's NICs that one of ``sharing`` groups has, if its ranks can drive as many.
-
-    A rank drives the NICs next to it: max(1, NICs · ranks / devices) of them; beyond that, groups share
-    all NICs evenly.
-    """
-    driven = max(1.0, cluster.nics_per_node * ranks_per_node / cluster.devices_per_node)
-    fair = cluster.nics_per_node / max(1, sharing)
-    return min(driven, fair, cluster.nics_per_node) * effective_inter_bandwidth(cluster, nodes)
+    """Bytes/s of the NICs of a node that one of ``sharing`` groups has, if its ranks can drive as many."""
+    whole = cluster.nics_per_node, cluster.devices_per_node
+    return nics_of_group(*whole, ranks_per_node=ranks_per_node, sharing=sharing) * effective_inter_bandwidth(
+        cluster, nodes
+    )
 
 
 def _filling(p: Paths, sent: Column, bandwidth: Column) -> Column:

@@ -188,7 +188,7 @@ class EventsCostModel:
             source[rest] = told.source
             if told.unmeasured is not None:
                 unmeasured[rest] = told.unmeasured
-            if bundle is not None:
+            if bundle is not None and told.bundle is not None:
                 bundle[rest] = told.bundle
         return Estimates(
             seconds=columns[:, 0].copy(),

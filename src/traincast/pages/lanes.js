@@ -61,6 +61,7 @@ export class Lanes {
     const { line } = this, row = line.rows[item.lane.row], first = item.block ? item.block.from : item.span, list = [];
     const category = line.categories[line.category[first]], microbatch = line.microbatch[first];
     list.push(["on", (row.server !== undefined ? "server " + row.server : "stage " + row.stage + ", rank " + row.rank) + ", " + item.lane.stream]);
+    if (item.lane.side) list.push(["side", item.lane.side]);
     list.push(["kind", category + (microbatch >= 0 ? ", microbatch " + microbatch : "")]);
     list.push(["start", seconds(item.begin / 1e9)], ["duration", seconds((item.finish - item.begin) / 1e9)]);
     const tasks = item.block ? item.block.tasks : this.many ? line.count[item.span] : 1;
@@ -76,7 +77,7 @@ export class Lanes {
   profile(columns) {
     const sums = this.line.categories.map(() => new Float64Array(columns)), scale = columns / this.whole;
     for (const lane of this.lanes) {
-      if (lane.stream !== "compute") continue;
+      if (lane.stream !== "compute" || lane.side === "forecast") continue;
       for (let i = lane.from; i < lane.to; i += 1) {
         const a = this.begin[i] * scale, b = Math.min(columns, this.finish[i] * scale), sum = sums[this.line.category[i]], busy = this.busy(i);
         for (let x = Math.floor(a); x < b; x += 1) sum[x] += (Math.min(b, x + 1) - Math.max(a, x)) * busy;

@@ -45,6 +45,7 @@ export class Painter {
     pen.beginPath(); pen.rect(0, AXIS, this.width, height - AXIS); pen.clip();
     pen.translate(0, AXIS - view.top);
     for (const lane of owner.shown) if (lane.top + lane.height > view.top && lane.top < view.top + height - AXIS) this.lane(lane);
+    this.marks();
     this.names();
     this.outline(owner.hover, colours.ink); this.outline(owner.pinned, colours.accent);
     pen.restore();
@@ -146,7 +147,19 @@ export class Painter {
         if (factor) pen.fillText(three(factor) + "× slow", 0, lane.top + 38, wide ? 58 : 50);
       }
       pen.textAlign = "right"; pen.fillStyle = colours.soft; pen.font = (lane.height < 12 ? 10 : 11.5) + FONT;
-      pen.fillText(wide ? lane.stream : BRIEF[lane.stream] || lane.stream, gutter - 8, lane.top + lane.height / 2 + 0.5);
+      const name = wide ? lane.stream : BRIEF[lane.stream] || lane.stream;
+      pen.fillText(lane.side === "forecast" ? lane.side : name, gutter - 8, lane.top + lane.height / 2 + 0.5);
+    }
+  }
+  /* Dashed lines at times that the data names. */
+  marks() {
+    const { pen, colours, line, gutter, width, scale, owner } = this;
+    for (const { at, name } of line.marks || []) {
+      const x = gutter + (at - owner.view.from) * scale;
+      if (x < gutter || x > width + 1) continue;
+      pen.strokeStyle = name === "forecast" ? colours.accent : colours.ink; pen.lineWidth = 1.5; pen.setLineDash([5, 4]);
+      pen.beginPath(); pen.moveTo(Math.min(x, width - 1), owner.view.top); pen.lineTo(Math.min(x, width - 1), owner.view.top + owner.height); pen.stroke();
+      pen.setLineDash([]);
     }
   }
   outline(item, ink) {

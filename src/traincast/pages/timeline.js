@@ -43,7 +43,7 @@ class Timeline {
       switches.append(this.box(stream, true, (on) => { if (on) this.hiddenStreams.delete(stream); else this.hiddenStreams.add(stream); this.layout(); }));
     }
     for (const row of line.rows.filter((r) => this.slow.has(r.rank)).slice(0, 3)) switches.append(button("Go to slow rank " + row.rank, () => this.go(row)));
-    switches.append(this.box("mark the critical path", false, (on) => { this.showPath = on; this.draw(); }));
+    if (line.critical.length) switches.append(this.box("mark the critical path", false, (on) => { this.showPath = on; this.draw(); }));
     this.map = make("canvas", "map");
     this.map.setAttribute("aria-hidden", "true");
     this.canvas = make("canvas", "lanes");
@@ -76,7 +76,7 @@ class Timeline {
     for (const lane of this.shown) {
       if (lane.row !== row) { y += row < 0 ? 0 : 9; row = lane.row; }
       lane.top = y;
-      y += lane.height + 3;
+      y += lane.height + (lane.side === "run" ? 1 : lane.side ? 6 : 3); // a run and its forecast stand together
     }
     this.total = y + 2;
     const most = this.full ? 12000 / (window.devicePixelRatio || 1) : ROOM; // beyond that browsers draw no canvas

@@ -201,7 +201,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
 
     def _current(self) -> int:
         """Return a number inside the layer that runs now."""
-        return max(self._entered[-1], torch._C._autograd._get_sequence_nr() - 1)
+        return max(self._entered[-1], int(torch._C._autograd._get_sequence_nr()) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

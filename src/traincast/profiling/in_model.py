@@ -45,7 +45,7 @@ _DTYPES: Final = {
     torch.bool: DType.BOOL,
 }
 HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
+STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 _INIT: Final = 0.02
 _UNSET: Final = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
 
@@ -135,7 +135,7 @@ def _run(
     with cut:
         module = copy.deepcopy(traceable.module)
     weights = sum(p.numel() for p in module.parameters()) * 4.0
-    need = weights * (2 + _STATES.get(traceable.optimizer, 2)) * 1.2
+    need = weights * (2 + STATES.get(traceable.optimizer, 2)) * 1.2
     if need > memory:
         raise CannotRunModelError(
             f"needs {format_bytes(need)} for weights, gradients and optimizer, but {format_bytes(memory)} are free"
@@ -290,7 +290,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def _build_update(self, optimizer: str, shape: tuple[int, ...]) -> tuple[str, Any]:
         spec = TensorSpec(shape, DType.FP32)
-        states = _STATES.get(optimizer, 2)
+        states = STATES.get(optimizer, 2)
         operator = Operator(
             name=optimizer,
             kind=OpKind.OPTIMIZER,
@@ -338,17 +338,18 @@ def operator_run(
         name=name,
         kind=kind,
         phase=phase,
-        inputs=tuple(_without_scratch(_spec(t), kind) for t in ordered),
-        outputs=tuple(_without_scratch(_spec(t), kind) for t in outputs),
-        parameters=tuple(_spec(t) for t in inputs if t.untyped_storage().data_ptr() in parameters),
+        inputs=tuple(without_scratch(spec_of(t), kind) for t in ordered),
+        outputs=tuple(without_scratch(spec_of(t), kind) for t in outputs),
+        parameters=tuple(spec_of(t) for t in inputs if t.untyped_storage().data_ptr() in parameters),
         attributes=attributes,
     )
 
 
-def _spec(tensor: torch.Tensor) -> TensorSpec:
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Return the shape and dtype of a tensor."""
     return TensorSpec(tuple(tensor.shape), _DTYPES.get(tensor.dtype, DType.FP32))
 
 
-def _without_scratch(spec: TensorSpec, kind: OpKind) -> TensorSpec:
+def without_scratch(spec: TensorSpec, kind: OpKind) -> TensorSpec:
     """Drop the size of a recurrent layer's scratch memory, which a capture does not have."""
     return TensorSpec((0,), spec.dtype) if kind is OpKind.RNN and spec.dtype is DType.INT8 else spec

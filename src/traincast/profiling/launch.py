@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, Final
 
 from traincast.graph.capture import require_torch
+from traincast.processes import end, environment_of, wait_for
 from traincast.profiling.collective_cases import CollectiveRequest
-
-_POLL_S: Final = 0.05
-_PATIENCE_S: Final = 10.0
-
 
 _OPTIONS: Final = {
     "collectives": "--ops",
@@ -73,47 +68,19 @@ def run_locally(arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | Non
         for rank in range(ranks)
     ]
     try:
-        return _wait(processes)
+        failed = wait_for(processes)
+        code = processes[failed[0]].returncode if failed else 0
+        return code if code >= 0 else 128 - code
     finally:
-        _stop(processes)
+        end(processes)
 
 
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {
         **os.environ,
-        "RANK": str(rank),
+        **environment_of(rank, ranks, address="127.0.0.1", port=port),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all processes have ended, or one has failed."""
-    while True:
-        codes = [process.poll() for process in processes]
-        failed = [code for code in codes if code]
-        if failed:
-            return codes[0] or (failed[0] if failed[0] > 0 else 128 - failed[0])
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(_POLL_S)
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End the processes that still run: terminate, then kill."""
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    end = time.monotonic() + _PATIENCE_S
-    for process in processes:
-        try:
-            process.wait(timeout=max(0.1, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -78,7 +78,7 @@ def pace_of(lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folde
     expected = outlook(request, lowered.plan, estimates, folded or timeline)
     if folded is not None and folded.step_s:
         expected = expected.scaled(timeline.step_s / folded.step_s)
-    floor_s = floor_of(lowered.plan, request.cluster)
+    floor_s = floor_of(lowered.plan, request.cluster, lowered.variants)
     expected = expected.above(floor_s)
     step_s, graph = expected.step_s, request.graph
     samples = request.global_batch / step_s if step_s else 0.0

@@ -163,7 +163,7 @@ class _Source:
 
     def _header(self, name: str, ranks: list[int], backend: str) -> str:
         mesh = self.plan.mesh
-        devices = sorted({rank % mesh.devices_per_node for rank in ranks})
+        devices = sorted({mesh.device_of(rank) for rank in ranks})
         values = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": device, "name": "predicted by Traincast"} for device in devices],
@@ -247,7 +247,7 @@ class _Source:
 
     def _kernel_events(self, rank: int, task: Ints, stream: list[int], first: int, unit_ns: int) -> Iterator[str]:
         kinds = self._kinds
-        device = rank % self.plan.mesh.devices_per_node
+        device = self.plan.mesh.device_of(rank)
         starts, durations = self._spans(task, unit_ns)
         columns = zip(
             range(first, first + len(task)),

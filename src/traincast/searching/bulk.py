@@ -24,6 +24,7 @@ from traincast.searching.outline import Outline, Outliner, stand_ins
 from traincast.searching.rounds import slots_of_way, stages_of, step_of
 from traincast.searching.space import OFFLOADS, Axes, Family, Way, ways
 from traincast.searching.steps import step_seconds, timed
+from traincast.searching.whole import needs_whole_plans, run_whole
 from traincast.searching.works import Works
 from traincast.strategy import Request
 from traincast.strategy.lower import Layout
@@ -196,6 +197,17 @@ class Bulk:
 
     def run(self, entries: Sequence[EvaluatedFamily]) -> None:
         """Simulate all members that fit."""
+        if needs_whole_plans(self.request.runtime):
+            for entry in entries:
+                run_whole(entry, self.works, self._precision)
+        else:
+            self._run_outlines(entries)
+        for entry in entries:
+            for batch in entry.batches:
+                batch.seconds[batch.load > 1.0] = NOT_RUN
+
+    def _run_outlines(self, entries: Sequence[EvaluatedFamily]) -> None:
+        """Simulate all members that fit, from outlines of their steps."""
         todo: list[tuple[EvaluatedFamily, list[Batch], int, Outline, Ints]] = []
         for entry in entries:
             groups: dict[tuple[int, bool, int], list[Batch]] = {}
@@ -215,9 +227,6 @@ class Bulk:
             for batch in batches:
                 found = step_of(simulate, batch.way, entry.family)
                 batch.seconds[at : at + len(found)] = found
-        for entry in entries:
-            for batch in entry.batches:
-                batch.seconds[batch.load > 1.0] = NOT_RUN
 
     def _least(self, entry: EvaluatedFamily, pieces: Blocks, group: Sequence[Way]) -> list[float]:
         """Return a lower bound of the step in seconds, for each way of a group.

@@ -107,7 +107,7 @@ class MemberMemory:
             passes = np.stack([np.maximum(kept, 0.0), np.zeros_like(kept), kept], axis=-1)
             hosts = hosts + extrapolated(partial(activations, passes=passes), way, entry.family)
         found = fullest_node(
-            hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.devices_per_node
+            hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.most_devices_per_node
         )
         return found / (HOST_SHARE * cluster.host_memory_bytes)
 

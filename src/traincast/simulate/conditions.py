@@ -8,6 +8,7 @@ that run at the same time need the event engine.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -112,17 +113,25 @@ class Conditions:
         return factors
 
 
-def under(plan: Plan, seconds: Floats, conditions: Conditions, *, kind_of_rank: Ints | None = None) -> Timeline:
+def under(
+    plan: Plan,
+    seconds: Floats,
+    conditions: Conditions,
+    *,
+    kind_of_rank: Ints | None = None,
+    crossing: Bools | None = None,
+) -> Timeline:
     """Executes a folded ``plan`` for every rank of its mesh, under ``conditions``.
 
-    ``seconds`` are the times of the works or, if nodes differ, [kinds of devices, works] with ``kind_of_rank``. A task
-    of one rank takes the seconds of its own device, a collective those of its slowest member.
+    ``seconds`` are the times of the works or, if ranks differ, [kinds of ranks, works] with ``kind_of_rank``. A task
+    of one rank takes the seconds of its own kind, a collective those of its slowest member. ``crossing`` has the shape
+    of ``seconds`` and says which works leave their node; by default, the works themselves say so.
     """
     num_ranks = plan.mesh.num_ranks
     by_kind = np.atleast_2d(seconds)
     kinds = np.zeros(num_ranks, dtype=np.int64) if kind_of_rank is None else np.asarray(kind_of_rank, dtype=np.int64)
     _check(plan, by_kind, kinds)
-    crossing = np.array([_crosses_nodes(work) for work in plan.works], dtype=bool)
+    crossing = crossing_nodes(plan.works) if crossing is None else crossing
     by_kind = np.where(crossing, by_kind / (1.0 - conditions.busy_network), by_kind)
     factors = conditions.compute_factors(num_ranks)
     unlike = bool((factors != factors[0]).any() or (kinds != kinds[0]).any())
@@ -153,6 +162,11 @@ def _check(plan: Plan, by_kind: Floats, kinds: Ints) -> None:
         raise RequestError(
             f"kind_of_rank has kinds {kinds.min()} to {kinds.max()}, but there are seconds for {len(by_kind)} kinds"
         )
+
+
+def crossing_nodes(works: Sequence[Work]) -> Bools:
+    """Whether each of ``works`` leaves its node."""
+    return np.array([_crosses_nodes(work) for work in works], dtype=bool)
 
 
 def _crosses_nodes(work: Work | None) -> bool:
@@ -232,10 +246,7 @@ def _durations(full: Plan, by_kind: Floats, *, kinds: Ints, factors: Floats, mee
 
 def _slowest_member(mesh: Mesh, axes: tuple[Axis, ...], seconds: Floats) -> Ints:
     """For every rank, the slowest member of its group along ``axes``."""
-    rank = np.arange(mesh.num_ranks)
-    leader = rank.copy()
-    for axis in axes:
-        leader -= rank // mesh.stride(axis) % mesh.degree(axis) * mesh.stride(axis)
+    leader = mesh.groups(axes)
     slowest = np.zeros(mesh.num_ranks, dtype=np.int64)
     order = np.argsort(seconds, kind="stable")
     slowest[leader[order]] = order  # the slowest is written last, and stays

@@ -128,11 +128,16 @@ def _powers(number: int) -> list[int]:
 
 def _with_largest_micro_batch(request: Request, strategy: Strategy) -> tuple[Strategy, float]:
     """The largest micro batch that fits, else the smallest; with the memory needed divided by the memory available."""
-    if request.global_batch % strategy.dp:
-        strategy.micro_batch(request.global_batch)
-    per_replica = request.global_batch // strategy.dp
+    if strategy.shares:
+        samples = replace(strategy, num_microbatches=1).samples(request.global_batch)
+        per_replica, each = max(samples), math.gcd(*samples)
+    else:
+        if request.global_batch % strategy.dp:
+            strategy.micro_batch(request.global_batch)
+        per_replica = each = request.global_batch // strategy.dp
     last: tuple[Strategy, float] | None = None
-    for size in _micro_batches(request, strategy, per_replica):
+    sizes = [size for size in _micro_batches(request, strategy, per_replica) if each % (per_replica // size) == 0]
+    for size in sizes or ([per_replica // each] if strategy.shares else []):
         chosen = replace(strategy, num_microbatches=per_replica // size)
         last = chosen, need_only(replace(request, strategy=chosen)).load
         if last[1] <= 1.0:

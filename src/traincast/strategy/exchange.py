@@ -60,11 +60,11 @@ class Exchange:
                 rest -= part
         return items
 
-    def gather(self, program: BlockProgram) -> list[Issue]:
-        """ZeRO-3: gathers a block's parameters, trained and frozen, in the dtype of the computation."""
+    def gather(self, *programs: BlockProgram) -> list[Issue]:
+        """ZeRO-3: gathers the parameters of blocks, trained and frozen, in the dtype of the computation."""
         size = self.precision.activations.nbytes
-        dense = program.dense_parameters * size + program.frozen.gathered
-        experts = program.expert_parameters * size + program.frozen_experts.gathered
+        dense = sum(p.dense_parameters * size + p.frozen.gathered for p in programs)
+        experts = sum(p.expert_parameters * size + p.frozen_experts.gathered for p in programs)
         found = self._over(dense, experts, "all_gather", 1.0)
         return [Issue(work=work, label=f"dp {work.kind}", group=group, gather=True) for work, group in found]
 
@@ -102,11 +102,17 @@ class Exchange:
             Item(work=work, launches=Launch(kernels=self.runtime.operator_launches), label=work.name.replace("_", " "))
         ]
 
-    def between_copies(self, nbytes: float) -> list[Item]:
-        """Sums the gradients of two copies of a stage on different ranks of the same pipeline."""
-        far = self.mesh.rank(pp=self.mesh.pp - 1) // self.mesh.devices_per_node > 0
-        per_node = self.mesh.devices_per_node // self.mesh.domain_nodes
-        work = Transfer(nbytes=nbytes, crosses_nodes=far, sharing=min(per_node, self.mesh.num_ranks))
+    def between_copies(self, nbytes: float, stage: int) -> list[Item]:
+        """Sums the gradients of two copies of a piece: on ``stage``, and on the stage as far from the other end."""
+        mesh = self.mesh
+        far = mesh.node_of(mesh.rank(pp=mesh.pp - 1)) > 0
+        per_node = mesh.devices_per_node // mesh.domain_nodes
+        work = Transfer(
+            nbytes=nbytes,
+            crosses_nodes=far,
+            sharing=min(per_node, mesh.num_ranks),
+            to_stage=mesh.pp - 1 - stage if mesh.mixed else -1,
+        )
         return [
             Item(
                 work=work,

@@ -200,7 +200,7 @@ def need_of(memories: Sequence[Memory], *, strategy: Strategy, runtime: Runtime,
         capacity=capacity,
         host=float(
             fullest_node(
-                hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.devices_per_node
+                hosts, ranks_per_stage=strategy.num_ranks // strategy.pp, devices_per_node=cluster.most_devices_per_node
             )
         ),
         host_capacity=cluster.host_memory_bytes,

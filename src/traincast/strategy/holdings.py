@@ -8,7 +8,7 @@ parameters in the same way as trained ones; every rank holds whole buffers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -66,14 +66,7 @@ class Holdings:
 def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]) -> Holdings:
     """What one rank holds of ``block``; ``regions`` are its experts that are divided among ranks."""
     strategy, graph = builder.strategy, builder.graph
-    cut = {graph.operators[i].scope for i in block.forward if builder.sharding.roles[i] in _CUT}
-
-    def share(spec: TensorSpec, scope: str) -> tuple[float, bool]:
-        """Elements that a rank holds of a parameter, and whether it belongs to the experts."""
-        if any(region.owns(spec, scope) for region in regions):
-            return spec.numel / (strategy.ep * strategy.expert_tp), True
-        return spec.numel / (strategy.tp if scope in cut and len(spec.shape) > 1 else 1), False
-
+    share = share_of(builder, block, regions=regions)
     trained, frozen, fixed = [0.0, 0.0], [Frozen(), Frozen()], []
     for i in block.optimizer:
         op = graph.operators[i]
@@ -97,6 +90,21 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
     return Holdings(
         dense=trained[0], experts=trained[1], frozen=frozen[0], frozen_experts=frozen[1], fixed=tuple(fixed)
     )
+
+
+def share_of(
+    builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]
+) -> Callable[[TensorSpec, str], tuple[float, bool]]:
+    """A function of a parameter and its scope that returns the elements a rank holds, and whether experts own it."""
+    strategy = builder.strategy
+    cut = {builder.graph.operators[i].scope for i in block.forward if builder.sharding.roles[i] in _CUT}
+
+    def share(spec: TensorSpec, scope: str) -> tuple[float, bool]:
+        if any(region.owns(spec, scope) for region in regions):
+            return spec.numel / (strategy.ep * strategy.expert_tp), True
+        return spec.numel / (strategy.tp if scope in cut and len(spec.shape) > 1 else 1), False
+
+    return share
 
 
 def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: float) -> Frozen:

@@ -14,15 +14,19 @@ from typing import Final
 import numpy as np
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.strategy.buckets import cut_buckets
 from traincast.strategy.exchange import Exchange
 from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.memory import Memory
-from traincast.strategy.plan import Category, Plan
+from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
-from traincast.strategy.prepare import Prepared, Request, memory_by_stage, prepare
+from traincast.strategy.prepare import Prepared, Request, chunks_of, memory_by_stage, prepare
 from traincast.strategy.program import Behind, BlockProgram, Item
+from traincast.strategy.rendezvous import timetable
 from traincast.strategy.schedules import Pass
+from traincast.strategy.shards import BlockingShards
 from traincast.strategy.template import Issue, Piece, WorkRun
+from traincast.strategy.variants import Variants
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 
 
@@ -30,7 +34,8 @@ from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work
 class Lowered:
     """A plan, with the request and the intermediate results that it was made from.
 
-    ``memory`` has the memory of one rank of each stage; ``need`` compares it with devices and hosts.
+    ``memory`` has the memory of one rank of each stage; ``need`` compares it with devices and hosts. ``variants`` are
+    the works of ranks that differ, if they do.
     """
 
     request: Request
@@ -38,6 +43,7 @@ class Lowered:
     plan: Plan
     memory: tuple[Memory, ...]
     need: MemoryNeed
+    variants: Variants | None = None
 
 
 def lower(request: Request, *, grain: Grain = "segment") -> Lowered:
@@ -67,27 +73,50 @@ class Layout:
         codes = ((slots.piece * len(Pass) + slots.what) * 2 + syncs) * 2 + slots.first
         used, number = np.unique(codes, return_inverse=True)
         templates = np.array([self._template(out, int(code)) for code in used], dtype=np.int64)
-        # The order of tasks: a slot, the transfer of its result if it sends one, the next slot.
-        sends = slots.link >= 0
-        at = np.arange(len(codes)) + np.concatenate([[0], np.cumsum(sends)[:-1]])
         finishing = {stage: out.template(pieces, Category.OPTIMIZER, "optimizer") for stage, pieces in self._ends()}
-        count = len(codes) + int(sends.sum())
-        template, row, microbatch = (np.full(count + len(finishing), -1, dtype=np.int64) for _ in range(3))
-        wait = np.full(count + len(finishing), -1, dtype=np.int64)
-        template[at], row[at], microbatch[at] = templates[number], slots.stage, slots.microbatch
-        wait[at] = np.where(slots.source >= 0, at[slots.source] + sends[slots.source], -1)
+        sends = slots.link >= 0
         links, which = np.unique(
             np.stack([slots.way, slots.link, slots.what != Pass.FORWARD])[:, sends], axis=1, return_inverse=True
         )
         transfers = np.array([self._send(out, *map(int, link)) for link in links.T], dtype=np.int64)
+        message = np.full(len(codes), -1, dtype=np.int64)  # the template of the transfer of each slot's result
+        if len(transfers):
+            message[sends] = transfers[which.ravel()]
+        placed = self._by_rendezvous if self.request.runtime.rendezvous else self._in_turn
+        return out.finish(placed(templates[number], message, finishing))
+
+    def _in_turn(self, runs: Ints, message: Ints, finishing: dict[int, int]) -> PlacedTemplates:
+        """Places a slot, the transfer of its result if it sends one, then the next slot."""
+        slots, sends = self.prepared.slots, message >= 0
+        at = np.arange(len(runs)) + np.concatenate([[0], np.cumsum(sends)[:-1]])
+        count = len(runs) + int(sends.sum())
+        template, row, microbatch = (np.full(count + len(finishing), -1, dtype=np.int64) for _ in range(3))
+        wait = np.full(count + len(finishing), -1, dtype=np.int64)
+        template[at], row[at], microbatch[at] = runs, slots.stage, slots.microbatch
+        wait[at] = np.where(slots.source >= 0, at[slots.source] + sends[slots.source], -1)
         after = at[sends] + 1
         row[after], microbatch[after], wait[after] = slots.stage[sends], slots.microbatch[sends], at[sends]
-        if len(transfers):
-            template[after] = transfers[which.ravel()]
+        template[after] = message[sends]
         for n, (stage, ending) in enumerate(finishing.items()):
             template[count + n], row[count + n] = ending, stage
             wait[count + n] = at[np.flatnonzero(slots.makes & (slots.stage == stage))[-1]]
-        return out.finish(PlacedTemplates(template=template, row=row, microbatch=microbatch, wait=wait, collects=count))
+        return PlacedTemplates(template=template, row=row, microbatch=microbatch, wait=wait, collects=count)
+
+    def _by_rendezvous(self, runs: Ints, message: Ints, finishing: dict[int, int]) -> PlacedTemplates:
+        """Places slots and transfers in the order in which stages post them and wait for them."""
+        strategy, slots = self.request.strategy, self.prepared.slots
+        table = timetable(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy))
+        count, ends = len(table.slot), np.array(list(finishing.values()), dtype=np.int64)
+        stages = np.array(list(finishing), dtype=np.int64)
+        joins = [(count + n, place) for n, stage in enumerate(finishing) for place in table.last[stage]]
+        return PlacedTemplates(
+            template=np.concatenate([np.where(table.sends, message[table.slot], runs[table.slot]), ends]),
+            row=np.concatenate([slots.stage[table.slot], stages]),
+            microbatch=np.concatenate([slots.microbatch[table.slot], np.full(len(ends), -1)]),
+            wait=np.full(count + len(ends), -1, dtype=np.int64),
+            joins=np.concatenate([table.joins, np.array(joins, dtype=np.int64).reshape(-1, 2)]),
+            collects=count,
+        )
 
     def _template(self, out: PlanBuilder, code: int) -> int:
         """The template of one kind of slot; ``code`` holds piece, pass, whether it syncs, whether it is the first."""
@@ -106,16 +135,17 @@ class Layout:
         return [(stage, pieces) for stage in range(self.request.strategy.pp) if (pieces := self.finish(stage))]
 
     def _send(self, out: PlanBuilder, way: int, piece: int, backward: int) -> int:
-        return out.send(self.transfer(way, piece), backward=bool(backward))
+        return out.send(self.transfer(way, piece, backward=bool(backward)), backward=bool(backward))
 
-    def transfer(self, way: int, piece: int) -> Transfer:
+    def transfer(self, way: int, piece: int, *, backward: bool = False) -> Transfer:
         """The message between ``piece`` and the next one; activations and their gradients have the same size."""
         mesh, route = self.prepared.mesh, self.prepared.slots.routes[way]
-        here, there = (mesh.rank(pp=route[p][0]) // mesh.devices_per_node for p in (piece, piece + 1))
+        here, there = (mesh.node_of(mesh.rank(pp=route[p][0])) for p in (piece, piece + 1))
         per_node = mesh.devices_per_node // mesh.domain_nodes
         sharing = min(per_node, mesh.num_ranks // mesh.pp) if here != there else 1
         nbytes = self.prepared.programs[self.prepared.pieces[piece].blocks[-1]].boundary_bytes
-        return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing)
+        to_stage = (route[piece][0] if backward else route[piece + 1][0]) if mesh.mixed else -1
+        return Transfer(nbytes=nbytes, crosses_nodes=here != there, sharing=sharing, to_stage=to_stage)
 
     def slot(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
         """The works of a slot in order; ``sync``: it exchanges gradients; ``first``: it is the first microbatch."""
@@ -123,11 +153,10 @@ class Layout:
 
     def _pieces(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
         """The works of a slot, and the parameters and gradients that are sent meanwhile."""
-        blocks = self.prepared.pieces[piece].blocks
-        order = blocks if what is Pass.FORWARD else tuple(reversed(blocks))
-        programs = [self.prepared.programs[b] for b in order]
+        programs = [self.prepared.programs[b] for b in self._blocks(piece, what)]
         if self.request.strategy.zero == 3 and self.exchange.needed:
-            return self._slowed(self._sharded(programs, what, sync=sync, first=first))
+            sharded = self._sharded if self.request.runtime.overlap_shards else self._sharded_in_line
+            return self._slowed(sharded(piece, what, sync=sync, first=first))
         exchange = self.exchange
         overlapped = sync and exchange.needed and self.request.runtime.overlap_gradients
         if not overlapped:
@@ -136,6 +165,8 @@ class Layout:
                 dense, experts = _parameters(programs)
                 parts.append((*exchange.squeezed(dense + experts), *exchange.at_the_end(dense, experts)))
             return [WorkRun(parts=parts)]
+        if self.request.runtime.bucket_cut == "parameter":
+            return self._slowed(self._by_parameter(programs, what))
         pieces: list[Piece] = []
         pending: list[tuple[Item, ...]] = []
         dense = experts = 0.0
@@ -154,6 +185,29 @@ class Layout:
         if any(pending):
             pieces.append(WorkRun(parts=pending))
         return self._slowed(pieces)
+
+    def _blocks(self, piece: int, what: Pass) -> tuple[int, ...]:
+        """The blocks of a piece in the order in which a pass runs them."""
+        blocks = self.prepared.pieces[piece].blocks
+        return blocks if what is Pass.FORWARD else tuple(reversed(blocks))
+
+    def _by_parameter(self, programs: list[BlockProgram], what: Pass) -> list[Piece]:
+        """A backward pass whose buckets close between two parameters."""
+        runtime, exchange = self.request.runtime, self.exchange
+        buckets = cut_buckets(
+            programs,
+            what,
+            nbytes=self.prepared.precision.gradient_bytes,
+            first=runtime.first_bucket_bytes or runtime.bucket_bytes,
+            others=runtime.bucket_bytes,
+        )
+        pieces: list[Piece] = []
+        for bucket in buckets:
+            squeezed = tuple(self._squeezed(bucket.share.total)) if bucket.share.total else ()
+            pieces.append(WorkRun(parts=[*bucket.parts, squeezed] if squeezed else bucket.parts))
+            if bucket.share.total:
+                pieces += exchange.gradients(*bucket.share)
+        return pieces
 
     @property
     def exchange(self) -> Exchange:
@@ -205,12 +259,24 @@ class Layout:
                 return [*pieces[:n], replace(piece, parts=[begun, *piece.parts[1:]]), *pieces[n + 1 :]]
         return pieces
 
-    def _sharded(self, programs: list[BlockProgram], what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+    def _sharded_in_line(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
+        """ZeRO-3 / FSDP whose compute waits for every gather and every reduction."""
+        request, graph = self.request, self.request.graph
+        blocks = self._blocks(piece, what)
+        layers = {n for n, block in enumerate(graph.blocks) if block.repeated or not request.runtime.root_shard}
+        shards = BlockingShards(
+            exchange=self.exchange,
+            programs=[self.prepared.programs[b] for b in blocks],
+            root=[b not in layers and b < len(graph.blocks) for b in blocks],
+            prefetch=self._prefetch,
+            squeeze=self._squeezed,
+        )
+        return [shards.run(what, gathers=self._gathers(what, first=first), reduces=sync)]
+
+    def _sharded(self, piece: int, what: Pass, *, sync: bool, first: bool) -> list[Piece]:
         """ZeRO-3 / FSDP: gathers a block's parameters ahead of its use, and reduces its gradients afterwards."""
-        strategy = self.request.strategy
-        kept = not strategy.reshard and not (what is Pass.FORWARD and first)
-        needed = what is not Pass.WEIGHT and not kept
-        prefetch = self.request.runtime.prefetch_blocks if strategy.prefetch < 0 else strategy.prefetch
+        programs = [self.prepared.programs[b] for b in self._blocks(piece, what)]
+        needed, prefetch = self._gathers(what, first=first), self._prefetch
         exchange = self.exchange
         distinct = {id(p): p for p in programs}  # all repetitions of a block are the same object
         runs = {key for key, p in distinct.items() if what is Pass.FORWARD or p.backward}
@@ -232,6 +298,17 @@ class Layout:
                 pieces += reduced[id(program)]
         return pieces
 
+    def _gathers(self, what: Pass, *, first: bool) -> bool:
+        """Whether a pass gathers sharded parameters; without resharding, only the first forward does."""
+        kept = not self.request.strategy.reshard and not (what is Pass.FORWARD and first)
+        return what is not Pass.WEIGHT and not kept
+
+    @property
+    def _prefetch(self) -> int:
+        """The number of blocks whose parameters are gathered ahead."""
+        chosen = self.request.strategy.prefetch
+        return self.request.runtime.prefetch_blocks if chosen < 0 else chosen
+
     def _squeezed(self, parameters: float) -> list[Item]:
         """Compresses gradients before their exchange. They are expanded after each exchange, or once at the end."""
         return self.exchange.squeezed(parameters) if self.syncs_always else self.exchange.squeeze(parameters)
@@ -252,7 +329,8 @@ class Layout:
         if not self.syncs_always:
             items += exchange.squeeze(dense + experts, back=True)
         if len(self.prepared.slots.routes) > 1:
-            items += exchange.between_copies(self.prepared.precision.gradient_bytes(exchange.owned(dense, experts)))
+            owned = exchange.owned(dense, experts)
+            items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
         if request.optimizer:
             items += self._update(programs, dense, experts)
         return [WorkRun(parts=[tuple(items)])] if items else []
@@ -271,7 +349,8 @@ class Layout:
         )
         update = replace(self.prepared.precision.apply(update), parameters=())
         label = f"optimizer {first.optimizer_name}"
-        items = [Item(work=update, launches=Launch(kernels=float(len(programs))), label=label)]
+        apart = self.request.runtime.operator_launches > 0  # whether a host launches what the device runs
+        items = [Item(work=update, launches=Launch(kernels=float(len(programs) * apart)), label=label)]
         if "optimizer" in self.request.strategy.offload:
             precision = self.prepared.precision
             moved = precision.gradient_bytes(owned), update.nbytes, precision.weight_bytes(owned)

@@ -9,6 +9,7 @@ if possible (the order of Megatron-LM). The ranks of a stage are also divided fo
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, Self, TypeAlias
@@ -21,6 +22,7 @@ from traincast.errors import StrategyError
 from traincast.strategy.strategy import Strategy
 from traincast.work import Collective, CollectiveKind
 
+Ints: TypeAlias = npt.NDArray[np.int64]
 Axis: TypeAlias = Literal["tp", "cp", "dp", "pp", "etp", "ep", "edp", "shard", "copies"]
 AXES: Final[tuple[Axis, ...]] = ("tp", "cp", "dp", "pp")  # fastest first
 
@@ -56,16 +58,25 @@ class Group(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How the groups along some axes are placed: ranks and nodes of each, and how many groups share a node's NICs."""
+    """How the groups along some axes are placed: ranks and nodes of each, and how many groups share a node's NICs.
+
+    ``axes`` are set only if the mesh is mixed. The other figures are then those of the worst group.
+    """
 
     num_ranks: int
     num_nodes: int
     sharing: int
+    axes: tuple[Axis, ...] = ()
 
     def collective(self, kind: CollectiveKind, nbytes: float) -> Collective:
         """A collective of one of these groups."""
         return Collective(
-            kind=kind, nbytes=nbytes, num_ranks=self.num_ranks, num_nodes=self.num_nodes, sharing=self.sharing
+            kind=kind,
+            nbytes=nbytes,
+            num_ranks=self.num_ranks,
+            num_nodes=self.num_nodes,
+            sharing=self.sharing,
+            axes=self.axes,
         )
 
 
@@ -73,7 +84,8 @@ class Span:
 class Mesh:
     """Ranks of a strategy placed on a cluster, packed node by node.
 
-    ``devices_per_node`` is the number of devices in one domain of fast links, which spans ``domain_nodes`` nodes.
+    ``devices_per_node`` is the number of devices in one domain of fast links, which spans ``domain_nodes`` nodes. The
+    mesh of a mixed cluster has ``sizes``: pairs of (nodes, devices in each of them), in the order of ranks.
     """
 
     dp: int
@@ -85,6 +97,7 @@ class Mesh:
     ep: int = 1
     etp: int = 1
     shard: int = 1
+    sizes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, strategy: Strategy, cluster: Cluster) -> Mesh:
@@ -103,8 +116,8 @@ class Mesh:
             )
             beside = f" beside server_nodes={strategy.server_nodes}" if strategy.server_nodes else ""
             raise StrategyError(
-                f"{product} ranks, but {whole.name} has {cluster.num_nodes} × {cluster.devices_per_node} = "
-                f"{cluster.num_devices} devices{beside}; {remedy}, or another number of nodes"
+                f"{product} ranks, but {whole.name} has {cluster.size_text} = {cluster.num_devices} devices{beside}; "
+                f"{remedy}, or another number of nodes"
             )
         return cls(
             dp=strategy.dp,
@@ -116,6 +129,7 @@ class Mesh:
             ep=strategy.ep,
             etp=strategy.expert_tp,
             shard=strategy.shard or strategy.dp * strategy.cp,
+            sizes=tuple((part.num_nodes, part.devices_per_node) for part in cluster.parts),
         )
 
     def degree(self, axis: Axis) -> int:
@@ -168,8 +182,40 @@ class Mesh:
             members = (base[:, None] + np.arange(self.degree(axis)) * self.stride(axis)).ravel()
         return np.sort(members)
 
+    @property
+    def mixed(self) -> bool:
+        """Whether nodes differ, so that groups along the same axes may have links of different speeds."""
+        return bool(self.sizes)
+
+    def node_of(self, rank: int) -> int:
+        """The node of ``rank``; nodes of one domain of fast links count as one."""
+        if not self.sizes:
+            return rank // self.devices_per_node
+        return int(np.searchsorted(_first_ranks(self.sizes), rank, side="right")) - 1
+
+    def device_of(self, rank: int) -> int:
+        """The number of the device of ``rank`` within its node."""
+        if not self.sizes:
+            return rank % self.devices_per_node
+        return rank - int(_first_ranks(self.sizes)[self.node_of(rank)])
+
+    def nodes(self) -> Ints:
+        """The node of every rank."""
+        rank = np.arange(self.num_ranks)
+        if not self.sizes:
+            return rank // self.devices_per_node
+        return np.searchsorted(_first_ranks(self.sizes), rank, side="right") - 1
+
+    def groups(self, axes: tuple[Axis, ...]) -> Ints:
+        """For every rank, the first rank of its group along ``axes``."""
+        rank = np.arange(self.num_ranks)
+        first = rank.copy()
+        for axis in axes:
+            first -= rank // self.stride(axis) % self.degree(axis) * self.stride(axis)
+        return first
+
     def span(self, *axes: Axis) -> Span:
-        """How the groups along ``axes`` are placed; the group of rank 0 represents all.
+        """How the groups along ``axes`` are placed; the group of rank 0 represents all, unless the mesh is mixed.
 
         ``sharing`` is the number of these groups that have members on one node and so share its NICs.
         """
@@ -193,8 +239,47 @@ def workers_of(cluster: Cluster, strategy: Strategy) -> Cluster:
     return cluster.split(strategy.server_nodes)[0]
 
 
+@lru_cache(maxsize=256)
+def _first_ranks(sizes: tuple[tuple[int, int], ...]) -> Ints:
+    """The first rank of every node."""
+    devices = np.repeat([size for _, size in sizes], [nodes for nodes, _ in sizes])
+    return np.asarray(np.cumsum(devices) - devices, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlaces:
+    """Where groups are, as columns: one entry for each pair of a group and a node that has members of it.
+
+    ``leader`` is the first rank of the group and ``members`` the number of its ranks on ``node``. The group has members
+    on ``nodes`` nodes. ``sharing`` groups send through the NICs of the node; it is 1 for a group on a single node.
+    """
+
+    leader: Ints
+    node: Ints
+    members: Ints
+    nodes: Ints
+    sharing: Ints
+
+
+@lru_cache(maxsize=1024)
+def group_places(mesh: Mesh, axes: tuple[Axis, ...]) -> GroupPlaces:
+    """Where the groups of ``mesh`` along ``axes`` are."""
+    leader, node = mesh.groups(axes), mesh.nodes()
+    pairs, members = np.unique(np.stack([leader, node]), axis=1, return_counts=True)
+    nodes = np.bincount(pairs[0], minlength=mesh.num_ranks)[pairs[0]]
+    crossing = np.bincount(pairs[1], weights=nodes > 1)
+    sharing = np.where(nodes > 1, crossing[pairs[1]], 1).astype(np.int64)
+    return GroupPlaces(leader=pairs[0], node=pairs[1], members=members, nodes=nodes, sharing=sharing)
+
+
 @lru_cache(maxsize=4096)
 def _span(mesh: Mesh, axes: tuple[Axis, ...]) -> Span:
+    if mesh.mixed:
+        places = group_places(mesh, axes)
+        num_ranks = math.prod(mesh.degree(axis) for axis in axes)
+        return Span(
+            num_ranks=num_ranks, num_nodes=int(places.nodes.max()), sharing=int(places.sharing.max()), axes=axes
+        )
     members = mesh.group(0, *axes)
     nodes, counts = np.unique(members // mesh.devices_per_node, return_counts=True)
     on_node = min(mesh.devices_per_node, mesh.num_ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +27,8 @@ class PlacedTemplates:
     """Where templates run, in program order: each placement's template, row and microbatch.
 
     The first task of a placement waits for the last task of placement ``wait`` (−1: for none). Placements from number
-    ``collects`` on also wait for everything issued on their row.
+    ``collects`` on also wait for everything issued on their row. Each row (a, b) of ``joins`` says that placement a
+    waits for the last task of placement b, and for the last task that b has issued.
     """
 
     template: Ints
@@ -35,6 +36,7 @@ class PlacedTemplates:
     microbatch: Ints
     wait: Ints
     collects: int
+    joins: Ints = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
 
 class PlanBuilder(TemplateMaker):
@@ -144,8 +146,9 @@ class PlanBuilder(TemplateMaker):
         first, last = (np.array([getattr(t, end) for t in templates])[placed.template] for end in ("first", "last"))
         within = edges.copied([edge for t in templates for edge in t.edges], 2) + edges.each(offset)[:, None]
         waits = np.flatnonzero(placed.wait >= 0)
-        before = placed.wait[waits]
-        joins = np.stack([offset[waits] + first[waits], offset[before] + last[before]], axis=1)
+        joins = self._joins(
+            placed, np.concatenate([np.stack([waits, placed.wait[waits]], axis=1), placed.joins]), offset
+        )
         done = issued.copied([task for t in templates for task in t.issued]) + issued.each(offset)
         ends = np.arange(placed.collects, len(placed.row))
         joined = np.zeros(len(self._mesh_rows), dtype=np.int64)
@@ -183,6 +186,17 @@ class PlanBuilder(TemplateMaker):
             microbatch=tasks.each(placed.microbatch).astype(np.int32),
             labels=tuple(self._labels),
         )
+
+    def _joins(self, placed: PlacedTemplates, pairs: Ints, offset: Ints) -> Ints:
+        """Edges between tasks from ``pairs`` of placements; those of ``placed.joins`` also wait for what was issued."""
+        templates, (target, source) = self.templates, pairs.T
+        first, last = (np.array([getattr(t, end) for t in templates])[placed.template] for end in ("first", "last"))
+        edges = np.stack([(offset + first)[target], (offset + last)[source]], axis=1)
+        if not len(placed.joins):
+            return edges
+        issued = np.array([t.issued[-1] if t.issued else -1 for t in templates])[placed.template]
+        target, source = placed.joins[issued[placed.joins[:, 1]] >= 0].T
+        return np.concatenate([edges, np.stack([(offset + first)[target], (offset + issued)[source]], axis=1)])
 
     @property
     def _mesh_rows(self) -> Ints:

@@ -56,7 +56,7 @@ def for_workers(request: Request) -> Request:
         return request
     Mesh.of(request.strategy, request.cluster)  # if this refuses, its message counts all nodes
     cluster = workers_of(request.cluster, request.strategy)
-    return replace(request, cluster=cluster, strategy=replace(request.strategy, server_nodes=0))
+    return replace(request, cluster=cluster, strategy=replace(request.strategy, server_nodes=0, placement=()))
 
 
 @lru_cache(maxsize=64)
@@ -213,7 +213,9 @@ def _of_programs(strategy: Strategy) -> Strategy:
         sync_each=False,
         servers=0,
         server_nodes=0,
+        placement=(),
         asynchronous=False,
+        shares=(),
     )
 
 

@@ -7,12 +7,25 @@ A program is the same for every repetition of the block and every microbatch, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from traincast.strategy.activations import Footprint
 from traincast.strategy.holdings import Fixed, Frozen
 from traincast.strategy.mesh import Group
 from traincast.strategy.schedules.slots import Pass
 from traincast.work import Launch, Work
+
+
+class Share(NamedTuple):
+    """The elements of one or more parameters that a rank trains, outside and inside experts."""
+
+    dense: float
+    experts: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.dense + self.experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +44,8 @@ class Item:
 
     ``core`` marks the core of attention, which selective recomputation runs again. ``weight`` marks works that only
     make gradients of weights; they may run later than the rest of backward. With ``behind``, only the part of the work
-    that does not overlap counts.
+    that does not overlap counts. ``completes`` has the parameters whose gradients are complete after the work, in
+    order; it is filled only for runtimes that cut buckets between parameters.
     """
 
     work: Work
@@ -41,6 +55,7 @@ class Item:
     core: bool = False
     weight: bool = False
     behind: Behind | None = None
+    completes: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,10 @@ from traincast.strategy.block_traffic import (
 )
 from traincast.strategy.cut import cut_operator
 from traincast.strategy.experts import Region, cut_expert
-from traincast.strategy.holdings import holdings_of
+from traincast.strategy.holdings import holdings_of, share_of
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
-from traincast.strategy.program import Behind, BlockProgram, Item
+from traincast.strategy.program import Behind, BlockProgram, Item, Share
 from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.sharding import LINEAR, Role, Sharding
@@ -38,6 +38,7 @@ from traincast.work import HostCopy, Launch
 
 T = TypeVar("T")
 
+_NONE: Final[Mapping[int, tuple[Share, ...]]] = {}
 _STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 
 
@@ -207,8 +208,31 @@ class ProgramBuilder:
                 label = f"attention {scope}:{_short(work.name)}"
                 yield Item(work=work, launches=launches, label=label, core=True)
             else:
-                weight = self.makes_weight_gradients(index)
-                yield Item(work=work, launches=launches, label=self._label(index, block), weight=weight)
+                yield Item(
+                    work=work,
+                    launches=launches,
+                    label=self._label(index, block),
+                    weight=self.makes_weight_gradients(index),
+                    completes=self._completed(block).get(index, ()),
+                )
+
+    def _completed(self, block: Block) -> Mapping[int, tuple[Share, ...]]:
+        """Maps each backward operator to the parameters whose gradients it completes: the last one of their module."""
+        if self.runtime.bucket_cut != "parameter":
+            return _NONE
+
+        def find() -> dict[int, tuple[Share, ...]]:
+            share = share_of(self, block, regions=self._regions(block))
+            last = {self.graph.operators[i].scope: i for i in block.backward}
+            found: dict[int, tuple[Share, ...]] = {}
+            for op in (self.graph.operators[i] for i in block.optimizer):
+                if op.scope in last:
+                    numel, of_experts = share(op.parameters[0], op.scope)
+                    part = Share(0.0, numel) if of_experts else Share(numel, 0.0)
+                    found[last[op.scope]] = (*found.get(last[op.scope], ()), part)
+            return found
+
+        return self.once(("completed", block.forward, block.backward), find)
 
     def place(self, index: int, block: Block) -> str:
         """The scope of an operator, with a star for the number of a repeated block: ``layers.*.mlp.up``."""

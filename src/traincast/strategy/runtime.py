@@ -22,6 +22,7 @@ GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
 Counter: TypeAlias = Literal["allocated", "reserved"]
 StageCut: TypeAlias = Literal["layers", "weights"]
+BucketCut: TypeAlias = Literal["block", "parameter"]
 GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
 Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
@@ -50,6 +51,17 @@ class Runtime:
     ``overlap_tensor`` and ``overlap_experts`` are the shares of the neighbouring products that tensor-parallel and
     expert traffic can overlap with. Gradients are sent in ``reduce_dtype``. If it is empty, they are sent in the dtype
     in which they are stored or, with sharded parameters, in the dtype in which parameters are gathered.
+
+    Gradients leave in buckets of ``bucket_bytes``. The first bucket may be smaller: ``first_bucket_bytes``, where 0
+    means the size of the others. With ``bucket_cut`` = ``block``, a bucket closes at the end of the block that fills
+    it. With ``parameter``, it closes inside a block, as soon as the gradient that fills it is complete.
+
+    Without ``overlap_shards``, compute waits for every gather of sharded parameters and every reduction of their
+    gradients. With ``root_shard``, all parameters outside the repeated layers are one group: gathered at the start of
+    forward, kept until backward ends, and reduced once.
+
+    With ``rendezvous``, the bytes of a pipeline's message move only once both sides have asked for it, and each stage
+    posts and awaits its messages as PyTorch's schedules do (:mod:`traincast.strategy.rendezvous`).
 
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
     ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs.
@@ -80,8 +92,13 @@ class Runtime:
     microbatch_launches: Amount = 0.0
     sync_passes: bool = False
     bucket_bytes: Amount = 25e6
+    first_bucket_bytes: Amount = 0.0
+    bucket_cut: BucketCut = "block"
     overlap_gradients: bool = True
+    overlap_shards: bool = True
+    root_shard: bool = False
     overlap_sends: bool = False
+    rendezvous: bool = False
     send_launches: Amount = 0.0
     overlap_tensor: Amount = 0.0
     overlap_experts: Amount = 0.0

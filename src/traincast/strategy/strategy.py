@@ -22,7 +22,8 @@ _COUNTS: Final = ("etp", "shard", "servers", "server_nodes")
 class Strategy:
     """Degrees of parallelism and the choices that go with them; raises :class:`StrategyError` if they contradict.
 
-    **Ranks.** ``dp·cp·tp·pp`` ranks take part. The batch of a replica is cut into ``num_microbatches``.
+    **Ranks.** ``dp·cp·tp·pp`` ranks take part. The batch of a replica is cut into ``num_microbatches``. Replicas have
+    equal batches, or batches in the ratio of ``shares``: with ``shares=(2, 1, 1)``, the first of three has one half.
 
     **Pipeline.** Each stage holds ``virtual_stages`` chunks of layers. ``layers`` is the number of layers of each
     chunk; if it is empty, the layers are divided automatically.
@@ -36,7 +37,8 @@ class Strategy:
     (−1: the runtime's default). ``compression`` is the fraction of the gradients' bytes that is sent.
 
     **Parameter servers.** ``servers`` servers hold the weights and replace the all-reduce. They run on the nodes of the
-    workers, or on the last ``server_nodes`` nodes of the cluster, which then have no workers.
+    workers, or on the last ``server_nodes`` nodes of the cluster, which then have no workers. ``placement`` lists the
+    nodes that have servers instead: node 0 is that of rank 0. Servers are divided evenly among the listed nodes.
 
     ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs. They override the sharding of linear
     layers that is found automatically.
@@ -67,7 +69,9 @@ class Strategy:
     sync_each: bool = False
     servers: int = 0
     server_nodes: int = 0
+    placement: tuple[int, ...] = ()
     asynchronous: bool = False
+    shares: tuple[int, ...] = ()
     shard_rules: tuple[ShardRule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,7 +94,9 @@ class Strategy:
             raise StrategyError(f"prefetch={self.prefetch}: expected a number of blocks from 0 to 1000")
         self._check_pipeline()
         self._check_replicas()
+        self._check_servers()
         self._check_experts()
+        self._check_shares()
         for rule in self.shard_rules:
             if rule[1] not in ("column", "row", "replicate"):
                 raise StrategyError(f"shard rule {rule[0]}={rule[1]}: expected column, row or replicate")
@@ -119,6 +125,8 @@ class Strategy:
             )
         if not self.reshard and self.zero != 3:
             raise StrategyError(f"reshard=false with zero={self.zero}: only zero=3 gathers parameters; set zero=3")
+
+    def _check_servers(self) -> None:
         if self.asynchronous and not self.servers:
             raise StrategyError("asynchronous without parameter servers: set servers=1 or more")
         if self.server_nodes > self.servers:
@@ -130,6 +138,32 @@ class Strategy:
             raise StrategyError(
                 f"servers={self.servers} with {self}: parameter servers support only data parallelism; leave out tp, "
                 "pp, cp, ep and zero"
+            )
+        if self.placement and not 1 <= len(self.placement) <= self.servers:
+            raise StrategyError(
+                f"{_written('placement', self.placement)} with servers={self.servers}: every listed node needs a "
+                f"server; list from 1 to {self.servers} nodes"
+                if self.servers
+                else f"{_written('placement', self.placement)} without parameter servers: set servers"
+            )
+        wrong = any(not isinstance(node, int) or node < 0 for node in self.placement)
+        if wrong or len(set(self.placement)) < len(self.placement):
+            raise StrategyError(
+                f"{_written('placement', self.placement)}: expected different nodes from 0, as in placement=0/3"
+            )
+
+    def _check_shares(self) -> None:
+        if not self.shares:
+            return
+        text = _written("shares", self.shares)
+        if len(self.shares) != self.dp or any(
+            not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= _MAX_DEGREE for n in self.shares
+        ):
+            raise StrategyError(f"{text} with dp={self.dp}: expected {self.dp} whole numbers from 1, one per replica")
+        if self.servers or self.ep > 1:
+            other = f"servers={self.servers}" if self.servers else f"ep={self.ep}"
+            raise StrategyError(
+                f"{text} with {other}: uneven shares need replicas that all-reduce; leave out one of them"
             )
 
     def _check_experts(self) -> None:
@@ -166,7 +200,12 @@ class Strategy:
         return min(self.imbalance, self.capacity or self.imbalance, float(self.ep))
 
     def micro_batch(self, global_batch: int) -> int:
-        """Samples per microbatch of one replica; raises :class:`StrategyError` if ``global_batch`` does not divide."""
+        """Samples per microbatch of one replica, or of that with the largest share.
+
+        Raises :class:`StrategyError` if ``global_batch`` does not divide.
+        """
+        if self.shares:
+            return max(self.samples(global_batch)) // self.num_microbatches
         whole = self.dp * self.num_microbatches
         if global_batch % whole:
             raise StrategyError(
@@ -175,6 +214,20 @@ class Strategy:
                 f"{max(whole, global_batch // whole * whole)} and {(global_batch // whole + 1) * whole}"
             )
         return global_batch // whole
+
+    def samples(self, global_batch: int) -> tuple[int, ...]:
+        """Samples of each replica; raises :class:`StrategyError` if ``global_batch`` does not divide."""
+        if not self.shares:
+            return (self.micro_batch(global_batch) * self.num_microbatches,) * self.dp
+        divisor = math.gcd(*self.shares)
+        whole = sum(self.shares) // divisor * self.num_microbatches
+        if global_batch % whole:
+            raise StrategyError(
+                f"global batch {global_batch} cannot be divided as {_written('shares', self.shares)} in "
+                f"{self.num_microbatches} microbatches of whole samples; the nearest batches that can: "
+                f"{max(whole, global_batch // whole * whole)} and {(global_batch // whole + 1) * whole}"
+            )
+        return tuple(share * global_batch // sum(self.shares) for share in self.shares)
 
     def __str__(self) -> str:
         shown = [f"{n}={getattr(self, n)}" for n in ("dp", "tp", "pp", "cp", "ep") if getattr(self, n) > 1]
@@ -214,10 +267,12 @@ def _written(name: str, value: object) -> str:
     if isinstance(value, bool):
         return f"{name}=false"
     if isinstance(value, tuple):
-        return f"{name}={('/' if name == 'layers' else '+').join(map(str, value))}"
+        return f"{name}={_BETWEEN.get(name, '+').join(map(str, value))}"
     return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
+_BETWEEN: Final = {"layers": "/", "placement": "/", "shares": ":"}
+"""What separates the whole numbers of settings that are lists of them."""
 _SHORT: Final = {
     "vp": "virtual_stages",
     "microbatches": "num_microbatches",
@@ -265,8 +320,8 @@ def _parsed(name: str, key: str, value: str, default: object) -> Any:
                 return float(value)
             except ValueError:
                 raise StrategyError(f"{key}={value!r}: expected a number, as in {key}=0.5") from None
-        case tuple() if name == "layers":
-            return tuple(_degree(key, part) for part in value.split("/"))
+        case tuple() if name in _BETWEEN:
+            return tuple(_degree(key, part) for part in value.split(_BETWEEN[name]))
         case tuple():
             return tuple(dict.fromkeys(value.split("+")))
         case _:
@@ -280,11 +335,21 @@ def says_micro_batch(text: str) -> bool:
 
 
 def with_micro_batch(strategy: Strategy, micro_batch: int, global_batch: int) -> Strategy:
-    """``strategy`` with as many microbatches as give each ``micro_batch`` samples.
+    """``strategy`` with as many microbatches as give each ``micro_batch`` samples, or those of the largest share.
 
     Raises :class:`StrategyError` if ``dp·micro_batch`` does not divide ``global_batch``.
     """
     _check_count("micro_batch", micro_batch, 1)
+    if strategy.shares:
+        samples = replace(strategy, num_microbatches=1).samples(global_batch)
+        if max(samples) % micro_batch:
+            raise StrategyError(
+                f"micro_batch={micro_batch} does not divide the {max(samples)} samples of the replica with the largest "
+                "share; choose a divisor"
+            )
+        found = replace(strategy, num_microbatches=max(samples) // micro_batch)
+        found.samples(global_batch)  # refuses microbatches that divide another replica's samples unevenly
+        return found
     whole = strategy.dp * micro_batch
     if global_batch % whole:
         raise StrategyError(

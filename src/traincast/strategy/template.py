@@ -131,10 +131,13 @@ class TemplateMaker(ABC):
         handshake = self._runtime.send_launches
         launches, cost = self.launched(replace(self._launch, sends=handshake), work)
         host = self._host(template, launches)
-        side = Stream.SEND_BACKWARD if backward else Stream.SEND_FORWARD
+        side, other = Stream.SEND_FORWARD, Stream.SEND_BACKWARD
+        if backward:
+            side, other = other, side
+        streams = (side,) if self._runtime.overlap_sends else (Stream.COMPUTE, side)
         task = template.add(
             cost=cost,
-            streams=(side,) if self._runtime.overlap_sends else (Stream.COMPUTE, side),
+            streams=(side, other) if self._runtime.rendezvous else streams,
             category=Category.COMMUNICATION,
             group=Group.RANK,
             label=self.label("pp send gradients" if backward else "pp send activations"),

@@ -1,0 +1,176 @@
+"""``traincast testbed run | compare | study``: train on this machine, and compare with the forecast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from traincast.cli import options
+from traincast.cli.output import console, print_json, progress_bar
+from traincast.cli.testbed_tables import show_comparison, show_run
+from traincast.errors import RequestError
+from traincast.files import check_folder, check_outputs
+
+if TYPE_CHECKING:
+    from traincast.testbed.request import TestbedRequest
+
+
+@click.group(
+    short_help="Train on this machine, and compare with the forecast.",
+    epilog=options.example(
+        "testbed run gpt2 --ranks 2 --strategy dp=2 --global-batch 8 --compute h100-sxm5-80gb -o run"
+    ),
+)
+def testbed() -> None:
+    """Train a model on this machine with several processes, and compare what was measured with the forecast.
+
+    Compute is real or emulated; communication is always real.
+    """
+
+
+@testbed.command(
+    name="run",
+    epilog=options.example(
+        "testbed run gpt2 --ranks 4 --strategy dp=2,pp=2,mb=4 --global-batch 16 --compute h100-sxm5-80gb "
+        "--network 1Gbit -o run"
+    ),
+)
+@click.argument("model")
+@click.option("--ranks", required=True, type=options.COUNT, metavar="N", help="Number of processes that train.")
+@click.option("--strategy", required=True, metavar="dp=2,pp=2,…", help="How to distribute the work over the ranks.")
+@options.global_batch()
+@options.seq()
+@click.option(
+    "--compute",
+    default="real",
+    show_default=True,
+    metavar="real|DEVICE",
+    help="real: operators run on this machine's processor. DEVICE (see `traincast devices`): they take the time that "
+    "DEVICE would need.",
+)
+@click.option(
+    "--network",
+    default="loopback",
+    show_default=True,
+    metavar="RATE|loopback",
+    help="Rate of every rank's link, such as 1Gbit (needs root); loopback: the links are not shaped.",
+)
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="RANK:RATE",
+    help="3:200Mbit: the link of rank 3 has that rate. May be given several times.",
+)
+@click.option(
+    "--slow",
+    multiple=True,
+    metavar="RANK:FACTOR",
+    help="3:1.5: rank 3 computes 1.5 times slower. May be given several times.",
+)
+@click.option("--steps", default=10, show_default=True, type=options.COUNT, metavar="N", help="Steps that count.")
+@click.option(
+    "--warmup", default=3, show_default=True, type=options.COUNT, metavar="N", help="Steps before those that count."
+)
+@options.threads()
+@options.output("a folder with the run: its step times, spans, trace and cluster file.")
+@options.json()
+def run_command(
+    model: str,
+    ranks: int,
+    strategy: str,
+    global_batch: int,
+    seq: int | None,
+    compute: str,
+    network: str,
+    links: tuple[str, ...],
+    slow: tuple[str, ...],
+    steps: int,
+    warmup: int,
+    threads: int,
+    output: str,
+    as_json: bool,
+) -> None:
+    """Train MODEL on this machine with N processes, and record every span of every rank."""
+    from traincast.testbed.request import rate_of
+
+    check_folder(Path(output))
+    rates = tuple(_pair(text, "--link", "RANK:RATE, such as 3:200Mbit") for text in links)
+    factors = tuple(_pair(text, "--slow", "RANK:FACTOR, such as 3:1.5") for text in slow)
+    if network == "loopback" and rates:
+        raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
+    request = _request(
+        model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
+        network=network, link_rates=tuple((rank, rate_of(text, "--link")) for rank, text in rates),
+        slow=tuple((rank, _factor(text)) for rank, text in factors), steps=steps, warmup=warmup, threads=threads,
+    )  # fmt: skip
+    from traincast.testbed.run import run
+
+    with progress_bar("steps") as progress:
+        run(request, Path(output), progress=progress)
+    from traincast.testbed.folder import read_run_folder
+
+    done = read_run_folder(Path(output))
+    if as_json:
+        print_json(done.as_dict())
+        return
+    show_run(done)
+    console().print(f"run: {output}")
+    console().print(f"[dim]compare it with its forecast: traincast testbed compare {output}[/dim]")
+
+
+def _request(**values: object) -> TestbedRequest:
+    from traincast.testbed.request import TestbedRequest
+
+    return TestbedRequest(**values)  # type: ignore[arg-type]
+
+
+def _pair(text: str, option: str, form: str) -> tuple[int, str]:
+    rank, colon, value = text.partition(":")
+    if not colon or not (rank.isascii() and rank.isdigit()) or not value:
+        raise RequestError(f"{option} {text!r}: expected {form}")
+    return int(rank), value
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0.0 < factor < 1e6:
+        raise RequestError(f"--slow factor {text!r}: expected a number above 0, such as 1.5")
+    return factor
+
+
+@testbed.command(name="compare", epilog=options.example("testbed compare run --html compare.html"))
+@click.argument("run")
+@click.option(
+    "--events",
+    metavar="FOLDER",
+    help="Take the times of the forecast from these events (`traincast profile events`). "
+    "If omitted, from RUN/events if it exists, else from bundles and physics.",
+)
+@options.html()
+@options.json()
+def compare_command(run: str, events: str | None, html: str | None, as_json: bool) -> None:
+    """Forecast the run in the folder RUN, and compare step time and activities device by device."""
+    from traincast.testbed.compare import compare
+
+    if html is not None:
+        inputs = {name: Path(run) / name for name in ("run.json", "spans.parquet", "cluster.toml")}
+        check_outputs({"--html": Path(html)}, inputs=inputs)
+    if events is not None and not Path(events).is_dir():
+        raise RequestError(f"--events {events}: there is no such folder; `traincast profile events -o` writes one")
+    found = compare(Path(run), events=None if events is None else Path(events))
+    if html is not None:
+        from traincast.testbed.page import write_comparison
+
+        write_comparison(found, Path(html))
+    if as_json:
+        print_json(found.comparison.as_dict())
+        return
+    show_comparison(found.comparison)
+    if html is not None:
+        console().print(f"page: {html}")

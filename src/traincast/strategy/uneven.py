@@ -1,0 +1,75 @@
+"""Ranks that do not all run the same works: replicas with other shares of the batch, nodes with other links.
+
+Replicas with shares of different sizes run the same tasks on tensors of different sizes. The plan of each size is laid
+out, and the plans are joined task by task into one, whose works have one form for each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.strategy.lower import Layout, Lowered
+from traincast.strategy.plan import Overlap, Plan
+from traincast.strategy.prepare import prepare
+from traincast.strategy.variants import variants_of
+from traincast.work import Work
+
+Ints = npt.NDArray[np.int64]
+
+
+def with_variants(lowered: Lowered) -> Lowered:
+    """``lowered`` with the works of each rank; its plan has the grain of operators."""
+    request, mesh = lowered.request, lowered.plan.mesh
+    samples = request.strategy.samples(request.global_batch)
+    sizes = sorted(set(samples), reverse=True)
+    plan, works = joined_plans([lowered.plan, *(_plan_with(lowered, size) for size in sizes[1:])])
+    of_replica = np.array([sizes.index(size) for size in samples], dtype=np.int64)
+    class_of_rank = of_replica[np.arange(mesh.num_ranks) // mesh.stride("dp") % mesh.dp]
+    variants = variants_of(works, mesh, request.cluster, class_of_rank=class_of_rank)
+    return replace(lowered, plan=plan, variants=variants)
+
+
+def _plan_with(lowered: Lowered, samples: int) -> Plan:
+    """The plan of a step in which every replica has ``samples`` samples, with the same stages."""
+    strategy = replace(lowered.request.strategy, shares=())
+    request = replace(lowered.request, strategy=strategy, global_batch=samples * strategy.dp)
+    prepared = replace(prepare(request), pieces=lowered.prepared.pieces)
+    return Layout(request=request, prepared=prepared).plan("operator")
+
+
+def joined_plans(plans: Sequence[Plan]) -> tuple[Plan, list[tuple[Work, ...]]]:
+    """One plan for several that have the same tasks with other works.
+
+    Returns the plan, with the works of the first, and for each of ``plans`` its works in the order of the plan. Two
+    works that are equal in one plan and differ in another stay apart.
+    """
+    first = plans[0]
+    if len(plans) == 1:
+        return first, [first.works]
+    for other in plans[1:]:
+        for name in ("lane_start", "lanes", "predecessor_start", "predecessors", "category", "group"):
+            assert np.array_equal(getattr(first, name), getattr(other, name)), f"plans of one step differ in {name}"
+    tuples, cost = np.unique(np.stack([plan.cost for plan in plans]), axis=1, return_inverse=True)
+    numbers: dict[tuple[int, ...], int] = {}
+
+    def number(works: Sequence[int]) -> int:
+        return numbers.setdefault(tuple(works), len(numbers))
+
+    found: dict[Overlap, int] = {}
+    leaves: list[tuple[bool, int]] = []  # of every distinct tuple of costs: whether it is a work, and its number
+    for costs in tuples.T.tolist():
+        if costs[0] < len(first.works):
+            leaves.append((True, number(costs)))
+            continue
+        each = [plan.overlaps[c - len(plan.works)] for plan, c in zip(plans, costs, strict=True)]
+        behind = tuple(number(works) for works in zip(*(o.behind for o in each), strict=True))
+        overlap = replace(each[0], work=number([o.work for o in each]), behind=behind)
+        leaves.append((False, found.setdefault(overlap, len(found))))
+    leaf = np.array([n if is_work else len(numbers) + n for is_work, n in leaves], dtype=np.int32)
+    works = [tuple(plan.works[row[p]] for row in numbers) for p, plan in enumerate(plans)]
+    joint = replace(first, works=works[0], overlaps=tuple(found), cost=leaf[cost.reshape(-1)])
+    return joint, works

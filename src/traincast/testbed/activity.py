@@ -1,0 +1,258 @@
+"""Activity error: how far the forecast of each device's activities is from what was measured.
+
+The spans of a device are sorted into classes: forward, backward, optimizer, and one class for each kind of
+communication. Three figures describe a class within a step: its *start* (when its first span begins), its *end* (when
+its last span ends) and its *busy* time (the length of the union of its spans). Measured figures are means over the
+counted steps. The error of a figure is |forecast − measured| divided by the measured step. The error of a class is the
+mean over its figures, that of a device the mean over its classes, and that of a run the mean over its devices. DistSim
+(Lu et al., 2023) calls the last one the activity error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.report.trace import lanes_by_row
+from traincast.simulate import Timeline
+from traincast.strategy.plan import Category, Plan, Stream
+from traincast.testbed.outcome import ClassActivity, ClassFigures, DeviceActivity
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Figure = Literal["start", "end", "busy"]
+
+COLUMNS: Final = ("rank", "step", "kind", "label", "microbatch", "start", "end")
+"""The columns of :class:`ActivitySpans`."""
+COMPUTE_CLASSES: Final = ("forward", "backward", "optimizer")
+SERVER_CLASSES: Final = ("push", "pull")
+_STREAMS: Final = {
+    **dict.fromkeys(COMPUTE_CLASSES, Stream.COMPUTE),
+    "pp send activations": Stream.SEND_FORWARD,
+    "pp send gradients": Stream.SEND_BACKWARD,
+    "push": Stream.PUSH,
+    "pull": Stream.PULL,
+}
+_CLASS: Final = re.compile(
+    r"pp send activations|pp send gradients|push\b|pull\b|[a-z]+ [a-z_]+?(?=(?:_into)?_tensor\b|[^a-z_]|$)"
+)
+_ALL: Final[tuple[Figure, ...]] = ("start", "end", "busy")
+_COMPUTE_OF: Final = {Category.FORWARD: "forward", Category.BACKWARD: "backward", Category.OPTIMIZER: "optimizer"}
+
+
+def class_of(label: str) -> str:
+    """Return the class of a communication from its label: ``tp all_reduce layers.*.mlp`` is ``tp all_reduce``."""
+    found = _CLASS.match(label)
+    return found[0] if found else label
+
+
+def stream_of(name: str) -> Stream:
+    """Return the lane of a worker on which a class of spans is drawn."""
+    return _STREAMS.get(name, Stream.DATA if name.startswith("dp ") else Stream.COMMUNICATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivitySpans:
+    """Spans as columns, of one step or of many.
+
+    ``classes[kind[i]]`` is the class of span i, and ``labels[label[i]]`` its name. Times are in
+    seconds from the start of the step. ``microbatch`` is −1 for spans of no microbatch.
+    """
+
+    classes: tuple[str, ...]
+    labels: tuple[str, ...]
+    rank: Ints
+    step: Ints
+    kind: Ints
+    label: Ints
+    microbatch: Ints
+    start: Floats
+    end: Floats
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def taken(self, chosen: npt.NDArray[np.bool_] | Ints) -> ActivitySpans:
+        """Return the chosen spans."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Class:
+    """One class on one device: its figures in every step, and its spans in every step."""
+
+    start: Floats
+    end: Floats
+    busy: Floats
+    spans: tuple[Floats, ...]
+    """For each step, [spans, 2]: start and end; spans of one pass of a microbatch are one."""
+
+    @property
+    def figures(self) -> ClassFigures:
+        """The means over the steps."""
+        return ClassFigures(
+            start_s=float(self.start.mean()),
+            end_s=float(self.end.mean()),
+            busy_s=float(self.busy.mean()),
+            spans=float(np.mean([len(spans) for spans in self.spans])),
+        )
+
+
+def predicted_spans(timeline: Timeline) -> ActivitySpans:
+    """Return the spans of a forecast; launches of the host, waits, and tasks that take no time have none.
+
+    A message belongs to the rank that sends it; a push or a pull belongs to the worker, not to the server.
+    """
+    plan = timeline.plan
+    task, _, row_start = lanes_by_row(plan)
+    rank = plan.ranks[np.repeat(np.arange(len(plan.ranks)), np.diff(row_start))]
+    category = plan.category[task]
+    keep = (category != Category.HOST) & (category != Category.WAIT) & (timeline.end > timeline.start)[task]
+    keep &= (category != Category.COMMUNICATION) | (rank < plan.mesh.num_ranks)
+    task, rank = task[keep], rank[keep]
+    names = _class_names(plan, task)
+    classes, kind = np.unique(names, return_inverse=True)
+    return ActivitySpans(
+        classes=tuple(str(name) for name in classes),
+        rank=rank.astype(np.int64),
+        step=np.zeros(len(task), dtype=np.int64),
+        kind=kind.astype(np.int64),
+        labels=plan.labels,
+        label=plan.label[task].astype(np.int64),
+        microbatch=plan.microbatch[task].astype(np.int64),
+        start=timeline.start[task],
+        end=timeline.end[task],
+    )
+
+
+def _class_names(plan: Plan, task: Ints) -> npt.NDArray[np.str_]:
+    by_label = [class_of(label) for label in plan.labels]
+    names = [
+        by_label[label] if category == Category.COMMUNICATION else _COMPUTE_OF[Category(category)]
+        for category, label in zip(plan.category[task].tolist(), plan.label[task].tolist(), strict=True)
+    ]
+    return np.array(names, dtype=np.str_)
+
+
+def places_of(spans: ActivitySpans) -> dict[tuple[int, int, int], Ints]:
+    """Return the spans of every rank, class and step, in order of their start."""
+    order = np.lexsort((spans.end, spans.start, spans.step, spans.kind, spans.rank))
+    keys = np.stack([spans.rank[order], spans.kind[order], spans.step[order]])
+    opens = np.flatnonzero(np.any(np.diff(keys, axis=1, prepend=-2), axis=0))
+    parts = np.split(order, opens[1:]) if len(order) else []
+    return {(int(r), int(k), int(s)): part for (r, k, s), part in zip(keys[:, opens].T, parts, strict=True)}
+
+
+def busy_seconds(start: Floats, end: Floats) -> float:
+    """Return the length of the union of intervals, which must be sorted by start."""
+    if not len(start):
+        return 0.0
+    reached = np.maximum.accumulate(end)
+    begins = start.copy()
+    begins[1:] = np.maximum(start[1:], reached[:-1])
+    return float(np.maximum(end - begins, 0.0).sum())
+
+
+def _by_class(spans: ActivitySpans) -> dict[tuple[int, str], _Class]:
+    steps: dict[tuple[int, str], list[Ints]] = {}
+    for (rank, kind, _), places in places_of(spans).items():
+        steps.setdefault((rank, spans.classes[kind]), []).append(places)
+    found = {}
+    for (rank, name), parts in steps.items():
+        found[rank, name] = _Class(
+            start=np.array([spans.start[part].min() for part in parts]),
+            end=np.array([spans.end[part].max() for part in parts]),
+            busy=np.array([busy_seconds(spans.start[part], spans.end[part]) for part in parts]),
+            spans=tuple(_passes(spans, part, name) for part in parts),
+        )
+    return found
+
+
+def _passes(spans: ActivitySpans, places: Ints, name: str) -> Floats:
+    """Return start and end of each span; for compute, of each run of spans of the same microbatch."""
+    first = np.arange(len(places))
+    if name in COMPUTE_CLASSES:
+        first = np.flatnonzero(np.diff(spans.microbatch[places], prepend=-2))
+    return np.stack([spans.start[places][first], np.maximum.reduceat(spans.end[places], first)], axis=1)
+
+
+def compared_figures(name: str, *, servers: bool, synchronous: bool = True) -> tuple[Figure, ...]:
+    """Return the figures of a class that are compared.
+
+    With parameter servers, pushes, pulls and updates may straddle the border of two steps, so only their busy time is
+    compared. Asynchronous workers have no common start, so only busy times are compared.
+    """
+    if servers and (not synchronous or name in (*SERVER_CLASSES, "optimizer")):
+        return ("busy",)
+    return _ALL
+
+
+def activities(
+    measured: ActivitySpans,
+    predicted: ActivitySpans,
+    *,
+    step_s: float,
+    servers: bool = False,
+    synchronous: bool = True,
+    scale: Mapping[int, float] | None = None,
+) -> tuple[DeviceActivity, ...]:
+    """Return the activity error of every device; ``step_s`` is the measured step.
+
+    A class that only one side has counts with its busy time as a share of the step. ``scale`` has a factor on the
+    predicted busy times of a rank.
+    """
+    real, forecast = _by_class(measured), _by_class(predicted)
+    for (rank, name), found in forecast.items():
+        forecast[rank, name] = replace(found, busy=found.busy * (scale or {}).get(rank, 1.0))
+    devices = []
+    for rank in sorted({rank for rank, _ in (*real, *forecast)}):
+        names = {name for of, name in (*real, *forecast) if of == rank}
+        classes = tuple(
+            _compare(
+                name, real.get((rank, name)), forecast.get((rank, name)), step_s,
+                compared_figures(name, servers=servers, synchronous=synchronous),
+            )
+            for name in sorted(names, key=_order)
+        )  # fmt: skip
+        devices.append(DeviceActivity(rank=rank, classes=classes))
+    return tuple(devices)
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (COMPUTE_CLASSES.index(name) if name in COMPUTE_CLASSES else len(COMPUTE_CLASSES), name)
+
+
+def _compare(
+    name: str, real: _Class | None, forecast: _Class | None, step_s: float, figures: Sequence[Figure]
+) -> ClassActivity:
+    measured = real.figures if real else None
+    predicted = forecast.figures if forecast else None
+    return ClassActivity(
+        name=name,
+        measured=measured,
+        predicted=predicted,
+        step_s=step_s,
+        compared=tuple(figures),
+        noise=_noise(real, step_s, figures) if real else 0.0,
+        span_shift=_shift(real, forecast, step_s) if real and forecast and len(figures) > 1 else None,
+    )
+
+
+def _noise(real: _Class, step_s: float, figures: Sequence[Figure]) -> float:
+    """Return the error that one measured step has against the mean of all: the mean over steps and figures."""
+    columns = [getattr(real, figure) for figure in figures]
+    return float(np.mean([np.abs(column - column.mean()).mean() for column in columns])) / step_s
+
+
+def _shift(real: _Class, forecast: _Class, step_s: float) -> float | None:
+    """Return the mean shift of the start and end of each span, matched by order; ``None`` if the numbers differ."""
+    (expected,) = forecast.spans
+    same = [spans for spans in real.spans if len(spans) == len(expected)]
+    if len(same) < len(real.spans):
+        return None
+    return float(np.abs(np.mean(same, axis=0) - expected).mean()) / step_s

@@ -1,0 +1,48 @@
+"""Becomes a program in a network namespace, on chosen cores, that dies with its parent.
+
+This file is run as a program: ``enter.py PARENT NAMESPACE CORES WORD…``. ``NAMESPACE`` is the path of a network
+namespace or ``-``, ``CORES`` is a list such as ``0,1`` or ``-``. It imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_CLONE_NEWNET: Final = 0x40000000
+
+
+def command_in(words: list[str], *, namespace: Path | None, cores: tuple[int, ...]) -> list[str]:
+    """Returns the command that runs ``words`` in ``namespace`` and on ``cores``, until this process ends.
+
+    Without a namespace it runs in that of this process, without cores on all of them.
+    """
+    place = "-" if namespace is None else str(namespace)
+    pins = ",".join(map(str, cores)) or "-"
+    return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), place, pins, *words]
+
+
+def _become(parent: int, place: str, pins: str, words: list[str]) -> None:
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the request above
+            os._exit(1)
+        if place != "-":
+            inside = os.open(place, os.O_RDONLY)
+            if libc.setns(inside, _CLONE_NEWNET):
+                number = ctypes.get_errno()
+                sys.exit(f"cannot enter the network namespace {place}: {os.strerror(number)}")
+            os.close(inside)
+        if pins != "-":
+            os.sched_setaffinity(0, {int(core) for core in pins.split(",")})
+    os.execvp(words[0], words)  # noqa: S606
+
+
+if __name__ == "__main__":
+    _become(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -1,0 +1,78 @@
+"""A model as the testbed runs it: its module with real tensors, or the part of it that one pipeline stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from traincast.errors import RequestError
+from traincast.graph.zoo.stack import Transformer
+from traincast.strategy import Lowered
+
+
+class Part(nn.Module):  # type: ignore[misc]
+    """Consecutive parts of a transformer: perhaps its embedding, some layers, perhaps its head."""
+
+    def __init__(self, embedding: nn.Module | None, layers: Sequence[nn.Module], head: nn.Module | None) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layers = nn.ModuleList(layers)
+        self.head = head
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """The activations after the last part."""
+        x = self.embedding(*inputs) if self.embedding is not None else inputs[0]
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.head is None else self.head(x, self.embedding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The modules of one rank, in the order of their stages, and the numbers of these stages."""
+
+    modules: tuple[nn.Module, ...]
+    indices: tuple[int, ...]
+    num_stages: int
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """The equal layers of a module: those that FSDP shards one by one and tensor parallelism splits."""
+    layers = getattr(module, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise RequestError("the testbed shards and splits models with a list of layers: choose one, or use dp alone")
+    return list(layers)
+
+
+def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> Parts:
+    """The parts of ``module`` that the rank of pipeline ``stage`` holds: those that the forecast gives it."""
+    graph, slots = lowered.request.graph, lowered.prepared.slots
+    pieces, routes = lowered.prepared.pieces, slots.routes
+    if len(pieces) == 1:
+        return Parts(modules=(module,), indices=(0,), num_stages=1)
+    if not isinstance(module, Transformer):
+        raise RequestError("the testbed cuts only transformers of the zoo into pipeline stages: use dp instead of pp")
+    if getattr(module.head, "logits", True) is None or module.config.head == "mlm":
+        raise RequestError("the first and the last stage would share an embedding: use a model without a tied head")
+    if len(routes) > 1:
+        raise RequestError(f"schedule {lowered.request.strategy.schedule}: the testbed runs pipelines of one direction")
+    layers = [sum(graph.blocks[b].repeated for b in piece.blocks) for piece in pieces]
+    modules, indices = [], []
+    at = 0
+    for number, count in enumerate(layers):
+        if routes[0][number][0] == stage:
+            first, last = number == 0, number == len(pieces) - 1
+            modules.append(
+                Part(
+                    module.embedding if first else None,
+                    list(module.layers)[at : at + count],
+                    module.head if last else None,
+                )
+            )
+            indices.append(number)
+        at += count
+    return Parts(modules=tuple(modules), indices=tuple(indices), num_stages=len(pieces))

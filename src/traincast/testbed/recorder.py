@@ -1,0 +1,69 @@
+"""What a rank did, and when: its spans, in the clock that all processes of a machine share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final, NamedTuple
+
+now: Final = time.monotonic
+
+
+class SpanRow(NamedTuple):
+    """One span of one rank; ``microbatch`` and ``peer`` are −1 if there is none. Times are seconds of the clock."""
+
+    step: int
+    microbatch: int
+    stream: str
+    category: str
+    label: str
+    name: str
+    start_s: float
+    end_s: float
+    nbytes: float
+    peer: int
+
+
+class Recorder:
+    """Collects the spans of one rank. Threads of the communication library add theirs as well."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.microbatch = -1
+        self.rows: list[SpanRow] = []
+        self._lock = threading.Lock()
+
+    def add(  # noqa: PLR0917  (the columns of a span)
+        self,
+        stream: str,
+        category: str,
+        label: str,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        nbytes: float = 0.0,
+        peer: int = -1,
+    ) -> None:
+        """Record a span of the current step."""
+        self.add_at(
+            self.step, self.microbatch, stream, category, label, name, start, end, nbytes=nbytes, peer=peer
+        )  # fmt: skip
+
+    def add_at(  # noqa: PLR0917  (the columns of a span)
+        self,
+        step: int,
+        microbatch: int,
+        stream: str,
+        category: str,
+        label: str,
+        name: str,
+        start: float,
+        end: float,
+        *,
+        nbytes: float = 0.0,
+        peer: int = -1,
+    ) -> None:
+        """Record a span of a given step, for communication that ends when another step may have begun."""
+        with self._lock:
+            self.rows.append(SpanRow(step, microbatch, stream, category, label, name, start, end, nbytes, peer))

@@ -1,0 +1,208 @@
+"""``traincast testbed run``: train on this machine, and keep what every rank did."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from traincast.cluster.catalog import load_device
+from traincast.errors import RequestError
+from traincast.files import check_folder, make_folder, write_json, write_text, writing
+from traincast.graph.capture import require_torch
+from traincast.testbed.folder import RankPlace, RunFolder, read_run_folder, read_spans
+from traincast.testbed.launch import launch
+from traincast.testbed.network import NodeNetwork, loopback, shaped
+from traincast.testbed.recorder import SpanRow
+from traincast.testbed.request import LOOPBACK, TestbedRequest
+from traincast.testbed.row import ROW, write_row
+from traincast.testbed.setup import RUNTIME, lowered_of
+from traincast.testbed.trace import write_measured_trace
+
+CLUSTER: Final = "cluster.toml"
+_LOOPBACK_RATE: Final = 1.2e9
+"""Bytes/s that a forecast without measured events assumes of the loopback interface."""
+_LATENCY_S: Final = 60e-6
+_START_S: Final = 120.0
+"""Seconds that the ranks may take to start."""
+_SLOWEST_STEP_S: Final = 120.0
+Progress = Callable[[int, int], None]
+
+
+def run(request: TestbedRequest, output: Path, *, progress: Progress | None = None) -> RunFolder:
+    """Train as ``request`` says and write the folder ``output``; returns what its ``run.json`` says.
+
+    Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
+    """
+    require_torch()
+    check_folder(output)
+    with tempfile.TemporaryDirectory(prefix="traincast-testbed-") as scratch:
+        place = Path(scratch)
+        write_text(place / CLUSTER, cluster_text(request))
+        lowered_of(request, place / CLUSTER)
+        write_text(place / "request.json", request.to_json())
+        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with network_of(request) as network:
+            command = [sys.executable, "-m", "traincast.testbed.worker", str(place / "request.json"), str(place)]
+            total = request.warmup + request.steps
+            launch(
+                [command] * request.ranks,
+                network,
+                environment={"OMP_NUM_THREADS": str(request.threads)},
+                timeout_s=_START_S + _SLOWEST_STEP_S * total,
+            )
+            warnings = list(network.warnings)
+        if progress is not None:
+            progress(total, total)
+        ranks = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(request.ranks)]
+        folder = _described(request, ranks, started=started, warnings=warnings)
+        make_folder(output)
+        write_text(output / CLUSTER, cluster_text(request))
+        _write_spans(ranks, request, output / "spans.parquet")
+        write_row(folder, output / ROW)
+        about = {"model": request.model, "strategy": request.strategy, "compute": request.compute}
+        write_measured_trace(read_spans(output), output / "trace.json.gz", steps_s=folder.steps_s, about=about)
+        write_json(output / "run.json", folder.as_dict())  # last: a folder with it is complete
+    return read_run_folder(output)
+
+
+@contextmanager
+def network_of(request: TestbedRequest) -> Iterator[NodeNetwork]:
+    """The network of a request, one node for each rank."""
+    rates = rates_of(request)
+    with loopback(request.ranks) if rates is None else shaped(rates) as network:
+        yield network
+
+
+def rates_of(request: TestbedRequest) -> list[float] | None:
+    """The rate of each rank's link in bytes/s, or ``None`` on loopback."""
+    if request.network == LOOPBACK:
+        if request.link_rates:
+            raise RequestError("link rates on loopback: give the rate of the other links as the network")
+        return None
+    given = dict(request.link_rates)
+    return [given.get(rank, request.rate) for rank in range(request.ranks)]
+
+
+def cluster_text(request: TestbedRequest) -> str:
+    """The cluster file of a request: one node for each rank."""
+    device = "cpu" if not request.emulated else load_device(request.compute).name
+    rates = rates_of(request) or [_LOOPBACK_RATE] * request.ranks
+    lines = [
+        "[node]",
+        f'device = "{device}"',
+        "devices_per_node = 1",
+        'intra_topology = "none"',
+        f'intra_node = {{ name = "memory", bandwidth = {_LOOPBACK_RATE}, latency_s = {_LATENCY_S} }}',
+        "nics_per_node = 1",
+        f'inter_node = {{ name = "{request.network}", bandwidth = {min(rates)}, latency_s = {_LATENCY_S} }}',
+        'inter_topology = "none"',
+        "launch_s = 0.0",
+        "",
+        "[cluster]",
+        'name = "testbed"',
+        f"num_nodes = {request.ranks}",
+    ]
+    if len(set(rates)) > 1:
+        lines.append(f"link_rates = {rates}")
+    return "\n".join(lines) + "\n"
+
+
+def _described(
+    request: TestbedRequest, ranks: Sequence[Mapping[str, Any]], *, started: str, warnings: list[str]
+) -> RunFolder:
+    import torch
+
+    seconds = [
+        max(rank["times"][step][1] for rank in ranks) - ranks[0]["times"][step][0]
+        for step in range(request.warmup, request.warmup + request.steps)
+    ]
+    mean = statistics.fmean(seconds)
+    ran = sorted({name for rank in ranks for name in rank["ran"]})
+    if ran:
+        warnings.append(f"{', '.join(ran)} really ran: the testbed cannot emulate them")
+    behind = max(rank["behind_s"] for rank in ranks) / mean
+    if behind > 0.01:
+        warnings.append(
+            f"processes were {behind:.1%} of a step behind their emulated devices: this machine is too slow or too busy "
+            "for steps that short; use a larger batch or a slower device"
+        )
+    rates = rates_of(request)
+    return RunFolder(
+        model=request.model,
+        strategy=request.strategy,
+        ranks=tuple(
+            RankPlace(
+                rank=rank,
+                node=rank,
+                device=request.compute if request.emulated else "cpu",
+                factor=request.factor(rank),
+                rate=None if rates is None else rates[rank],
+            )
+            for rank in range(request.ranks)
+        ),
+        num_ranks=request.ranks,
+        global_batch=request.global_batch,
+        precision="fp32",
+        compute=request.compute,
+        network=request.network,
+        runtime=RUNTIME,
+        step_s=mean,
+        steps_s=tuple(seconds),
+        repeat_cv=statistics.stdev(seconds) / mean if len(seconds) > 1 else 0.0,
+        seq=request.seq,
+        cluster=CLUSTER,
+        started=started,
+        torch=str(torch.__version__),
+        warnings=tuple(warnings),
+    )
+
+
+def _write_spans(ranks: Sequence[Mapping[str, Any]], request: TestbedRequest, path: Path) -> None:
+    """Write the spans of all ranks, with times since the common start of their step."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows: list[tuple[Any, ...]] = []
+    messages: defaultdict[tuple[int, int, int], dict[str, list[SpanRow]]] = defaultdict(
+        lambda: {"send": [], "receive": []}
+    )
+    starts = [time[0] for time in ranks[0]["times"]]
+    for rank in ranks:
+        number = rank["rank"]
+        for values in rank["rows"]:
+            row = SpanRow(*values)
+            if row.category != "message":
+                rows.append(_columns(number, row, starts, request.warmup))
+                continue
+            pair = (number, row.peer) if row.name == "send" else (row.peer, number)
+            messages[row.step, *pair][row.name].append(row)
+    for (_, sender, _), sides in messages.items():
+        for sent, received in zip(sides["send"], sides["receive"], strict=True):
+            begin = max(sent.start_s, received.start_s)  # bytes move once the receive is posted
+            moved = sent._replace(
+                category="communication", start_s=begin, end_s=max(begin, received.end_s), name=sent.label
+            )
+            rows.append(_columns(sender, moved, starts, request.warmup))
+    rows.sort(key=lambda row: (row[0], row[1], row[7]))
+    types = [pa.int32(), pa.int32(), pa.int32(), *[pa.string()] * 4, *[pa.float64()] * 3]
+    names = ("rank", "step", "microbatch", "stream", "category", "label", "name", "start_s", "end_s", "nbytes")
+    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in names]
+    table = pa.table({n: pa.array(list(c), t) for n, c, t in zip(names, columns, types, strict=True)})
+    with writing(path) as out:
+        pq.write_table(table, out)
+
+
+def _columns(rank: int, row: SpanRow, starts: Sequence[float], warmup: int) -> tuple[Any, ...]:
+    start = starts[row.step]
+    return (
+        rank, row.step - warmup, row.microbatch, row.stream, row.category, row.label, row.name,
+        row.start_s - start, row.end_s - start, row.nbytes,
+    )  # fmt: skip

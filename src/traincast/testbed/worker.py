@@ -1,0 +1,253 @@
+"""One rank of the testbed: builds its part of the model, trains some steps, and writes the spans it recorded.
+
+Started by :mod:`traincast.testbed.run`, one process per rank, with the environment that ``torch.distributed`` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from traincast.cluster import Cluster
+from traincast.errors import RequestError
+from traincast.forecast import default_cost_model
+from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph.capture import sum_of
+from traincast.graph.recorder import gpu_kernels
+from traincast.graph.zoo import Traceable
+from traincast.profiling.in_model import STATES, inputs_of, materialize, traceable_of
+from traincast.strategy import Lowered
+from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
+from traincast.testbed.parallel import data, tensor
+from traincast.testbed.parallel.bed import Bed
+from traincast.testbed.parallel.model import Parts, layers_of, parts_of
+from traincast.testbed.recorder import Recorder, now
+from traincast.testbed.request import TestbedRequest
+from traincast.testbed.setup import lowered_of
+
+_LEAD_S: Final = 0.02
+"""All ranks start a step this long after they have agreed on it."""
+
+
+class _Targets(TorchFunctionMode):  # type: ignore[misc]
+    """Makes the targets that a loss leaves unset valid ones."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out.zero_() if func in (torch.empty, torch.Tensor.new_empty, torch.empty_like) else out
+
+
+class Worker:
+    """A rank that is ready to train: :meth:`step` runs one step."""
+
+    def __init__(self, request: TestbedRequest, lowered: Lowered, rank: int) -> None:
+        self.request, self.lowered, self.rank = request, lowered, rank
+        self.strategy = lowered.request.strategy
+        mesh = lowered.prepared.mesh
+        self.at = {axis: mesh.coordinate(rank, axis) for axis in ("dp", "tp", "pp")}
+        self.behind_s = 0.0
+        self.bed = self._bed(lowered.request.cluster)
+        self.traceable = traceable_of(request.model, seq=request.seq)
+        self.micro = request.global_batch // (self.strategy.dp * self.strategy.num_microbatches)
+        materialize(self.traceable.module, device="cpu", dtype=torch.float32)
+        self.traceable.module.train()
+        self.parts = self._parts()
+        self.inputs = self._inputs()
+        self.run = self._pipelined() if self.strategy.pp > 1 else self._plain()
+        self.optimize = self._optimizer()
+
+    def _bed(self, cluster: Cluster) -> Bed:
+        recorder = Recorder()
+        if not self.request.emulated:
+            return Bed(recorder=recorder)
+        clock = DeviceClock()
+        kinds, kind = cluster.kinds(), cluster.kind_of_device()[self.rank]
+        seconds = SecondsOfOperators(default_cost_model(), kinds[kind], factor=self.request.factor(self.rank))
+        return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
+
+    def _group(self, axis: str) -> Any:
+        """The process group of this rank along ``axis``; every rank makes all groups, in the same order."""
+        mesh = self.lowered.prepared.mesh
+        mine = None
+        done: set[tuple[int, ...]] = set()
+        for rank in range(mesh.num_ranks):
+            members = tuple(int(r) for r in mesh.group(rank, axis))
+            if members not in done:
+                done.add(members)
+                group = dist.new_group(list(members))
+                if self.rank in members:
+                    mine = group
+        return mine
+
+    def _parts(self) -> Parts:
+        module, strategy = self.traceable.module, self.strategy
+        if strategy.tp > 1:
+            tensor.split(layers_of(module), self._mesh("tp"))
+        parts = parts_of(module, self.lowered, self.at["pp"])
+        if strategy.dp == 1:
+            return parts
+        if strategy.zero == 3:
+            mesh = self._mesh("dp")
+            wrapped = tuple(data.sharded(part, layers_of(part), self.bed, mesh) for part in parts.modules)
+        else:
+            group = self._group("dp")
+            wrapped = tuple(data.replicated(part, self.bed, group) for part in parts.modules)
+        return Parts(modules=wrapped, indices=parts.indices, num_stages=parts.num_stages)
+
+    def _mesh(self, axis: str) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = self.lowered.prepared.mesh
+        order = sorted(("pp", "dp", "tp"), key=lambda a: -mesh.stride(a))
+        whole = init_device_mesh("cpu", tuple(mesh.degree(a) for a in order), mesh_dim_names=tuple(order))
+        return whole[axis]
+
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        """One microbatch of inputs."""
+        return inputs_of(self.traceable, self.traceable.module, batch=self.micro, device="cpu", dtype=torch.float32)
+
+    def _loss(self, output: Any) -> torch.Tensor:
+        if self.traceable.loss is None:
+            return sum_of(output)
+        with _Targets():
+            return self.traceable.loss(output)
+
+    def _plain(self) -> Callable[[], None]:
+        """Forward and backward of every microbatch, one after the other."""
+        module, count = self.parts.modules[0], self.strategy.num_microbatches
+
+        def run() -> None:
+            for number in range(count):
+                self.bed.recorder.microbatch = number
+                with data.no_sync(module, syncs=number == count - 1):
+                    with self.bed.span("forward"):
+                        loss = self._loss(module(*self.inputs))
+                    with self.bed.span("backward"):
+                        loss.backward()
+
+        return run
+
+    def _pipelined(self) -> Callable[[], None]:
+        from torch.distributed.tensor import DTensor
+
+        from traincast.testbed.parallel.pipeline import schedule_of
+
+        count, parts = self.strategy.num_microbatches, self.parts
+        schedule = schedule_of(
+            self.strategy.schedule,
+            parts.modules,
+            parts.indices,
+            num_stages=parts.num_stages,
+            microbatches=count,
+            group=self._group("pp"),
+            loss=self._loss,
+            bed=self.bed,
+        )
+        del DTensor
+        whole = tuple(torch.cat([t] * count) for t in self.inputs)
+        first, last = 0 in parts.indices, parts.num_stages - 1 in parts.indices
+        target = torch.zeros(self.micro * count)
+
+        def run() -> None:
+            schedule.step(*(whole if first else ()), **({"target": target, "losses": []} if last else {}))
+
+        return run
+
+    def _optimizer(self) -> Callable[[], None]:
+        """The update of this rank's parameters."""
+        parameters = [p for part in self.parts.modules for p in part.parameters() if p.requires_grad]
+        local = [getattr(p, "to_local", lambda p=p: p)() for p in parameters]
+        name = self.traceable.optimizer
+        if self.bed.emulation is not None:
+            update = update_of(name, sum(t.numel() for t in local))
+            emulation = self.bed.emulation
+            return lambda: emulation.update(update)
+        made = real_optimizer(name, parameters)
+
+        def optimize() -> None:
+            with self.bed.span("optimizer"):
+                made.step()
+
+        return optimize
+
+    def step(self, number: int) -> tuple[float, float]:
+        """Run step ``number``; returns its start, common to all ranks, and this rank's end."""
+        self.bed.recorder.step, self.bed.recorder.microbatch = number, -1
+        for part in self.parts.modules:
+            part.zero_grad(set_to_none=True)
+        start = self._start()
+        with gpu_kernels(), self.bed.computing():
+            self.run()
+        self.bed.device_done()
+        if self.bed.clock is not None and number >= self.request.warmup:
+            self.behind_s = max(self.behind_s, now() - self.bed.clock.free) if self.strategy.dp == 1 else self.behind_s
+        self.bed.device_waited()
+        self.bed.recorder.microbatch = -1
+        self.optimize()
+        return start, now()
+
+    def _start(self) -> float:
+        """Agree with all ranks on a time, and wait for it."""
+        when = torch.zeros(1, dtype=torch.float64)
+        dist.barrier()
+        if self.rank == 0:
+            when[0] = now() + _LEAD_S
+        dist.broadcast(when, 0)
+        start = float(when[0])
+        if start < now():
+            raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
+        clock = DeviceClock()
+        clock.free = start
+        clock.finish()
+        if self.bed.clock is not None:
+            self.bed.clock.free = start
+        return start
+
+
+def update_of(optimizer: str, parameters: int) -> Operator:
+    """The update of all ``parameters`` of a rank, as a plan has it."""
+    spec = TensorSpec((max(1, parameters),), DType.FP32)
+    states = STATES.get(optimizer, 2)
+    return Operator(
+        name=optimizer,
+        kind=OpKind.OPTIMIZER,
+        phase=Phase.OPTIMIZER,
+        inputs=(spec,) * (2 + states),
+        outputs=(spec,) * (1 + states),
+    )
+
+
+def real_optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """PyTorch's optimizer of that name."""
+    if name.startswith("sgd"):
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9 if name == "sgd" else 0.0, fused=True)
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+
+
+def main(request_path: str, output: str) -> None:
+    """Train the steps of a request as the rank that the environment names."""
+    request = TestbedRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
+    torch.set_num_threads(request.threads)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    worker = Worker(request, lowered_of(request, Path(output) / "cluster.toml"), rank)
+    times = [worker.step(number) for number in range(request.warmup + request.steps)]
+    rows = [row for row in worker.bed.recorder.rows if row.step >= request.warmup]
+    late = worker.bed.emulation.ran if worker.bed.emulation is not None else set()
+    facts = {"rank": rank, "times": times, "rows": rows, "ran": sorted(late), "behind_s": worker.behind_s}
+    (Path(output) / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
