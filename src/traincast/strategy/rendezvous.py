@@ -73,12 +73,16 @@ class Timetable:
 def timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timetable:
     """The order of slots and messages of the schedule ``name``."""
     slots = skeleton(name, stages, microbatches, chunks)
+    return _Table(slots).run(moves_of(slots, name))
+
+
+def moves_of(slots: Skeleton, name: str) -> list[list[Move]]:
+    """What each stage does in turn, as PyTorch's schedule ``name`` does it."""
+    messages, stages = _Messages(slots), len(slots.order)
     held = [np.flatnonzero(slots.stage == stage).tolist() for stage in range(stages)]
-    if chunks == 1 and name in _ALONE:
-        moves = [list(_ALONE[name](_Messages(slots), own, stages - stage)) for stage, own in enumerate(held)]
-    else:
-        moves = _posted_early(_Messages(slots), held, slots)
-    return _Table(slots).run(moves)
+    if len(slots.routes[0]) == stages and name in _ALONE:
+        return [list(_ALONE[name](messages, own, stages - stage)) for stage, own in enumerate(held)]
+    return _posted_early(messages, held, slots)
 
 
 class _Messages:
@@ -159,8 +163,8 @@ _ALONE: Final = {"gpipe": _gpipe, "1f1b": _one_f_one_b}
 def _posted_early(messages: _Messages, held: list[list[int]], slots: Skeleton) -> list[list[Move]]:
     """Stages take turns; the slot that sends also posts the receive on the other stage, at the place it has reached.
 
-    A slot whose receive is not posted yet passes its turn. After the last gradient of a chunk, a turn goes to the
-    reduction of its gradients.
+    A slot whose receive is not posted yet passes its turn. After the last gradient of a chunk, two turns go to the
+    reduction of its gradients and to the release of its parameters.
     """
     to = {source: int(slots.stage[slot]) for slot, source in enumerate(messages.received) if source >= 0}
     moves: list[list[Move]] = [[] for _ in held]
@@ -170,7 +174,7 @@ def _posted_early(messages: _Messages, held: list[list[int]], slots: Skeleton) -
     while any(at[stage] < len(own) for stage, own in enumerate(held)):
         for stage, own in enumerate(held):
             if idle[stage] or at[stage] == len(own):
-                idle[stage] = 0
+                idle[stage] = max(0, idle[stage] - 1)
                 continue
             slot = own[at[stage]]
             received = messages.receive(slot)
@@ -178,7 +182,7 @@ def _posted_early(messages: _Messages, held: list[list[int]], slots: Skeleton) -
                 continue
             moves[stage] += [Wait(tuple(received)), Run(slot)]
             at[stage] += 1
-            idle[stage] = int(slots.last[slot])
+            idle[stage] = 2 * int(slots.last[slot])
             for message in messages.send(slot):
                 moves[stage].append(Post(message, True))
                 moves[to[message]].append(Post(message, False))
