@@ -60,7 +60,15 @@ nitpick_ignore_regex = [("py:.*", r"(?!traincast\.\w+$).*")]
 
 NAVIGATION: Final = {
     "Start": ["quickstart", "concepts", "project/examples"],
-    "Forecast and search": ["strategies", "project/search", "export", "your-models", "your-hardware", "runtimes"],
+    "Forecast and search": [
+        "strategies",
+        "project/search",
+        "export",
+        "your-models",
+        "your-hardware",
+        "mixed",
+        "runtimes",
+    ],
     "Fit it to your machine": ["profile", "learned-times", "calibration"],
     "Job queues": ["scheduling", "traces"],
     "How accurate it is": ["accuracy", "operators"],

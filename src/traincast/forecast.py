@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import RequestError
@@ -42,11 +43,16 @@ from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail, need_only
 from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
-from traincast.strategy.uneven import with_variants
+from traincast.strategy.uneven import balanced_shares, with_variants
 from traincast.strategy.variants import plain
+from traincast.units import format_seconds
 from traincast.work import Work
 
 _MAX_BATCH: Final = 10**9
+_WORTH: Final = 0.99
+"""Uneven shares are proposed if they shorten the step at least to this share."""
+_MOST_ADVISED: Final = 64
+"""Greatest number of ranks for which uneven shares are tried."""
 _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
@@ -195,7 +201,7 @@ def _estimate(model: CostModel, works: Sequence[Work], cluster: Cluster) -> Esti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Simulated:
-    """A simulated request; the fields are arguments of :func:`make_report`."""
+    """A simulated request: arguments of :func:`make_report`, and the computing time of each rank if ranks differ."""
 
     request: Request
     lowered: Lowered
@@ -204,6 +210,7 @@ class _Simulated:
     folded: Timeline | None = None
     servers: ServerJob | None = None
     bundles: tuple[BundleUse, ...] | None = None
+    computing_s: npt.NDArray[np.float64] | None = None
 
 
 def forecast(
@@ -241,6 +248,8 @@ def forecast(
         num_steps=num_steps,
         job=job,
     )
+    if in_detail:
+        report = replace(report, warnings=(*report.warnings, *_advice(made, report, model, conditions)))
     return Forecast(
         report=report,
         request=made.request,
@@ -250,6 +259,24 @@ def forecast(
         cost_model=model,
         servers=made.servers,
     )
+
+
+def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Conditions | None) -> tuple[str, ...]:
+    """Return a line with shares of the batch that shorten the step, if replicas differ in speed."""
+    request, mesh = made.request, made.lowered.plan.mesh
+    strategy, seconds = request.strategy, made.computing_s
+    if seconds is None or strategy.dp == 1 or strategy.ep > 1 or strategy.shares or mesh.num_ranks > _MOST_ADVISED:
+        return ()
+    shares = balanced_shares(strategy, mesh, request.global_batch, seconds)
+    if not shares:
+        return ()
+    chosen = replace(request, strategy=replace(strategy, shares=shares))
+    balanced = forecast(chosen, cost_model=model, conditions=conditions).report
+    if not balanced.fits or balanced.step_s > _WORTH * report.step_s:
+        return ()
+    text, now = ":".join(map(str, shares)), format_seconds(report.step_s)
+    would = format_seconds(balanced.step_s)
+    return (f"replicas differ in speed: with shares={text}, a step would take {would} instead of {now}",)
 
 
 def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
@@ -295,6 +322,8 @@ def _simulate_ranks(
         ),
         folded=timeline,
         bundles=ranks.bundles,
+        computing_s=ranks.computing_s(plan)
+        * replace(conditions or Conditions(), jitter=0.0).compute_factors(plan.mesh.num_ranks),
     )
 
 

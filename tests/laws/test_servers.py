@@ -180,6 +180,32 @@ def test_every_node_sends_at_its_own_rate() -> None:
     assert simulate_servers(replace(unlike, asynchronous=False), HUGE).step_s == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(("rate", "expected"), [(0.2e9, 10.0), (0.25e9, 8.0), (0.5e9, 8.0), (1e9, 8.0)])
+def test_a_worker_on_a_slow_link_is_not_slowed_by_those_that_share_the_server_with_it(
+    rate: float, expected: float
+) -> None:
+    """Four workers push 1 GB to a server of 1 GB/s: a worker whose link has less than a quarter keeps all of it."""
+    base = setup(workers=4)
+    slow = Link(name="slow", bandwidth=rate, latency_s=0.0)
+    mixed = replace(base, nodes=nodes_of(base, GIGABYTE, GIGABYTE, slow, GIGABYTE, GIGABYTE))
+    assert simulate_servers(mixed, HUGE).step_s == pytest.approx(expected, rel=1e-6)
+
+
+@BOTH
+def test_listed_nodes_of_workers_and_servers_are_used_as_they_are(asynchronous: bool) -> None:
+    """Servers beside the workers of node 0 and of node 2, in a cluster of nodes with 1, 2 and 1 workers."""
+    base = setup(2, 4, asynchronous=asynchronous)
+    listed = replace(base, nodes_of_workers=(0, 1, 1, 2), nodes_of_servers=(0, 2), own_nodes=False)
+    assert (listed.worker_nodes, listed.num_nodes) == (3, 3)
+    assert simulate_servers(listed, PIECES).nodes == (0, 2)
+    # Written as a list, the usual places change nothing.
+    usual = setup(2, 4, asynchronous=asynchronous, workers_per_node=2)
+    told = replace(usual, nodes_of_workers=(0, 0, 1, 1), nodes_of_servers=(2, 3))
+    assert simulate_servers(told, PIECES) == simulate_servers(usual, PIECES)
+    with pytest.raises(RequestError, match="3 nodes of workers are given for 4 workers"):
+        replace(base, nodes_of_workers=(0, 1, 2))
+
+
 def test_a_server_on_slower_memory_updates_more_slowly() -> None:
     base = setup(2, 1, link=FREE, own_nodes=True)
     nodes = [replace(nodes_of(base, FREE, FREE, FREE)[0], update_s_per_byte=s) for s in (0.0, 1e-9, 3e-9)]

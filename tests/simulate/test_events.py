@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +33,7 @@ class Tasks:
     capacity: list[float] | None = None
     release: list[float] | None = None
     by_arrival: list[bool] | None = None
+    fair: list[bool] | None = None
 
     def run(self) -> tuple[list[float], list[float]]:
         lane_start, lanes = ragged(self.lanes)
@@ -55,7 +56,9 @@ class Tasks:
             return None
         start, resource = ragged([[r for r, _ in parts] for parts in self.uses])
         weight = np.array([w for parts in self.uses for _, w in parts], dtype=np.float64)
-        return Uses(start=start, resource=resource, weight=weight, capacity=np.array(self.capacity, dtype=np.float64))
+        capacity = np.array(self.capacity, dtype=np.float64)
+        fair = None if self.fair is None else np.array(self.fair)
+        return Uses(start=start, resource=resource, weight=weight, capacity=capacity, fair=fair)
 
     def by_executor(self) -> tuple[list[float], list[float]]:
         lane_start, lanes = ragged(self.lanes)
@@ -213,6 +216,50 @@ def test_a_task_goes_at_the_pace_of_its_slowest_resource() -> None:
     assert tasks.run()[1] == pytest.approx([3.0, 2.0, 3.0, 3.0])
 
 
+def fair_link(durations: list[float], weights: list[float]) -> Tasks:
+    """Independent tasks on one fair resource of capacity 1."""
+    count = len(durations)
+    return Tasks(
+        durations, [[n] for n in range(count)], [[]] * count, count, uses=[[(0, w)] for w in weights], capacity=[1.0],
+        fair=[True],
+    )  # fmt: skip
+
+
+def test_a_fair_resource_does_not_slow_tasks_that_need_less_than_their_part() -> None:
+    """Weights 1, 1, 1 and 0.2 on a capacity of 1: the last has its 0.2, the others 0.8 / 3 each."""
+    assert fair_link([1.0, 1.0, 1.0, 5.0], [1.0, 1.0, 1.0, 0.2]).run()[1] == pytest.approx([3.75, 3.75, 3.75, 5.0])
+
+
+def test_a_fair_resource_shares_what_the_small_leave_again_and_again() -> None:
+    """Weights 0.1, 0.3, 1, 1: levels 0.25, then 0.3 for the second, then 0.3 for the last two."""
+    ends = fair_link([1.0] * 4, [0.1, 0.3, 1.0, 1.0]).run()[1]
+    # 0.1 + 0.3 + 0.3 + 0.3 = 1 until t = 1; then the last two have 0.5 each for what is left, 0.7.
+    assert ends == pytest.approx([1.0, 1.0, 1.0 + 0.7 / 0.5, 1.0 + 0.7 / 0.5])
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(
+    durations=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=6),
+    weights=st.lists(st.floats(0.05, 1.0), min_size=6, max_size=6),
+)
+def test_fair_sharing_is_within_its_bounds_and_never_hurts_the_smallest_weight(
+    durations: list[float], weights: list[float]
+) -> None:
+    own = weights[: len(durations)]
+    tasks = fair_link(durations, own)
+    ends, proportional = tasks.run()[1], replace(tasks, fair=[False]).run()[1]
+    work = sum(d * w for d, w in zip(durations, own, strict=True))
+    assert max(ends) >= max(*durations, work) * (1 - 1e-9)
+    assert all(end >= duration * (1 - 1e-9) for end, duration in zip(ends, durations, strict=True))
+    smallest = own.index(min(own))
+    assert ends[smallest] <= proportional[smallest] * (1 + 1e-9)
+
+
+def test_equal_weights_share_a_fair_resource_as_any_other_to_the_last_digit() -> None:
+    tasks = fair_link([0.7, 1.9, 0.3, 1.1, 2.3], [0.3] * 5)
+    assert tasks.run() == replace(tasks, fair=[False]).run()
+
+
 def test_capacity_for_all_slows_none() -> None:
     assert sharing([1.0, 2.0, 3.0], capacity=3.0) == [1.0, 2.0, 3.0]
 
@@ -296,8 +343,9 @@ def random_plan(size: int, seed: int) -> Tasks:
 
 
 def test_the_compiled_form_agrees_with_the_plain_one_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = random_plan(500, seed=7)
-    plain = plan.run()
+    plan, fair = random_plan(500, seed=7), fair_link([0.7, 1.9, 0.3, 1.1, 2.3], [0.1, 0.9, 0.5, 1.0, 0.2])
+    plain, fairly = plan.run(), fair.run()
     monkeypatch.setattr(events.run_compiled, "pays_from", 1)
     assert plan.run() == plain
+    assert fair.run() == fairly
     assert Tasks([], [], [], 0).run() == ([], [])

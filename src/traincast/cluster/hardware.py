@@ -212,24 +212,31 @@ class Cluster:
         return joined(stay), (*leave, *self.hosts)
 
     def kinds(self) -> tuple[Cluster, ...]:
-        """One cluster for each part: equal nodes of that part, as many as this cluster has, on this topology."""
-        return tuple(
+        """One cluster for each distinct kind of node, as large as this cluster and on its network."""
+        return tuple(dict.fromkeys(self._kinds_of_parts())) or (self,)
+
+    def _kinds_of_parts(self) -> list[Cluster]:
+        return [
             replace(
                 part,
                 num_nodes=self.num_nodes,
+                inter_node=self.inter_node,
+                nics_per_node=self.nics_per_node,
                 inter_topology=self.inter_topology,
                 oversubscription=self.oversubscription,
                 group_nodes=self.group_nodes,
                 domain_nodes=self.domain_nodes,
             )
             for part in self.parts
-        ) or (self,)
+        ]
 
     def kind_of_device(self) -> list[int]:
         """For every device, in the order of ranks, the index of its kind in :meth:`kinds`."""
         if not self.parts:
             return [0] * self.num_devices
-        return [number for number, part in enumerate(self.parts) for _ in range(part.num_devices)]
+        number = {kind: n for n, kind in enumerate(self.kinds())}
+        kinds = zip(self.parts, self._kinds_of_parts(), strict=True)
+        return [number[kind] for part, kind in kinds for _ in range(part.num_devices)]
 
     @property
     def nic_bandwidth_per_device(self) -> float:

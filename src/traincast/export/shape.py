@@ -134,6 +134,9 @@ def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[s
         raise refuse(framework, f"recompute={strategy.recompute}", f"it does not support it; choose one of {choices}")
     if strategy.servers:
         raise refuse(framework, f"servers={strategy.servers}", "it has no parameter servers; leave servers out")
+    if strategy.shares:
+        asked = f"shares={':'.join(map(str, strategy.shares))}"
+        raise refuse(framework, asked, "its replicas have equal batches; leave shares out")
     if strategy.compression != 1.0:
         asked = f"compression={strategy.compression:g}"
         raise refuse(framework, asked, "it exchanges whole gradients; leave compression out")

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.estimate import Estimates
+from traincast.graph import Operator
 from traincast.report.assemble import bundle_uses
 from traincast.report.report import BundleUse
 from traincast.simulate.conditions import crossing_nodes
-from traincast.strategy import Lowered
+from traincast.strategy import Lowered, Plan
 from traincast.work import Work
 
 
@@ -28,6 +29,12 @@ class EstimatesByRank:
     crossing: npt.NDArray[np.bool_]
     of_rank: npt.NDArray[np.int64]
     bundles: tuple[BundleUse, ...]
+
+    def computing_s(self, plan: Plan) -> npt.NDArray[np.float64]:
+        """Return the seconds of all operators of ``plan`` on each rank, for a comparison of ranks."""
+        computes = np.array([isinstance(work, Operator) for work in plan.works], dtype=bool)
+        seconds = self.seconds[:, computes] @ plan.work_counts()[computes]
+        return np.asarray(seconds[self.of_rank])
 
 
 def estimates_by_rank(

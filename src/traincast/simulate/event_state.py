@@ -12,6 +12,7 @@ from traincast.errors import SimulationError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 WAITING: Final = 0  # phases of a task
 RELEASED: Final = 1
@@ -24,12 +25,14 @@ class Uses:
     """The resources that tasks use while they run: task i has entries ``start[i]:start[i+1]``.
 
     Each entry puts ``weight`` on ``resource``; ``capacity`` has one value per resource, in the unit of weights.
+    ``fair`` marks resources that are shared max-min fairly, as a link shares its bandwidth; by default none is.
     """
 
     start: Ints
     resource: Ints
     weight: Floats
     capacity: Floats
+    fair: Bools | None = None
 
 
 class EventInput(NamedTuple):
@@ -47,6 +50,7 @@ class EventInput(NamedTuple):
     use_weight: Any
     use_task: Any
     capacity: Any
+    fair: Any
 
 
 class EventHeap(NamedTuple):
@@ -78,6 +82,7 @@ class EventState(NamedTuple):
     before: Any  # per use: its neighbours in the list of its resource
     after: Any
     stretch: Any  # per resource: max(1, load / capacity)
+    crowding: Any  # per resource that is shared fairly by unequal weights: 1 / the largest weight it serves; else 0
     is_touched: Any
     touched: Any
 
@@ -131,6 +136,7 @@ def scratch(given: EventInput) -> tuple[EventHeap, EventState]:
         before=none(uses),
         after=none(uses),
         stretch=np.ones(resources),
+        crowding=np.zeros(resources),
         is_touched=np.zeros(resources, dtype=np.int8),
         touched=zeros(resources),
     )

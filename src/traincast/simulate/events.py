@@ -3,8 +3,10 @@
 Tasks hold lanes and wait for predecessors exactly as in the executor. Three things are added, each optional:
 
 - **Resources are shared.** While a task runs, it puts a weight on some resources. A resource whose load exceeds its
-  capacity slows every task on it by load / capacity (processor sharing). A task that uses several resources runs at
-  the pace of the slowest.
+  capacity slows every task on it by load / capacity (processor sharing). A resource may also be shared *fairly*: it
+  serves each weight up to one level, the highest at which the capacity suffices, so that tasks with weights below the
+  level are not slowed (max-min fairness). For equal weights both rules are the same. A task that uses several
+  resources runs at the pace of the slowest.
 - **A task may be released late**: it does not start before its release time.
 - **A lane may serve by arrival**: its tasks run in the order in which they become ready, not in program order. A task
   arrives there when its predecessors have ended, it is released, and it is its turn on all its other lanes.
@@ -138,6 +140,23 @@ def _detach(head: Any, before: Any, after: Any, resource: Any, at: Any) -> None:
         before[after[at]] = before[at]
 
 
+def _crowding(weight: Any, after: Any, first: Any, capacity: Any) -> Any:
+    """1 / the level up to which a full resource serves the weights of its uses, the first of which is ``first``."""
+    level = 0.0
+    while True:  # weights below the level leave the rest to the others, which raises the level
+        rest, above, at = capacity, 0, first
+        while at >= 0:
+            if weight[at] <= level:
+                rest -= weight[at]
+            else:
+                above += 1
+            at = after[at]
+        raised = rest / above if above else level
+        if raised <= level:
+            return 1.0 / level
+        level = raised
+
+
 def _change_paces(  # noqa: PLR0917  (Numba takes positional arguments)
     given: Any, heap: Any, size: Any, state: Any, num_changed: Any, num_touched: Any, now: Any
 ) -> Any:
@@ -148,12 +167,25 @@ def _change_paces(  # noqa: PLR0917  (Numba takes positional arguments)
     for number in range(num_touched):
         resource = state.touched[number]
         state.is_touched[resource] = 0
-        load = 0.0
+        load = least = most = 0.0
         at = state.head[resource]
+        if at >= 0:
+            least = most = given.use_weight[at]
         while at >= 0:
             load += given.use_weight[at]
+            least, most = min(least, given.use_weight[at]), max(most, given.use_weight[at])
             at = after[at]
         before, new = stretch[resource], max(1.0, load / given.capacity[resource])
+        crowding = 0.0
+        if given.fair[resource] and new > 1.0 and least < most:
+            crowding = _crowding(given.use_weight, after, state.head[resource], given.capacity[resource])
+        if crowding + state.crowding[resource] > 0.0:  # weights differ, or did: slowness is that of each use
+            state.crowding[resource], stretch[resource] = crowding, new
+            at = state.head[resource]
+            while at >= 0:
+                num_changed = _note(is_changed, changed, num_changed, given.use_task[at])
+                at = after[at]
+            continue
         if new == before:
             continue
         stretch[resource] = new
@@ -168,7 +200,8 @@ def _change_paces(  # noqa: PLR0917  (Numba takes positional arguments)
         is_changed[task] = 0
         before, new = slowness[task], 1.0
         for at in range(use_start[task], use_start[task + 1]):
-            new = max(new, stretch[use_resource[at]])
+            crowding = state.crowding[use_resource[at]]
+            new = max(new, stretch[use_resource[at]] if crowding == 0.0 else crowding * given.use_weight[at])
         if new == before:
             continue
         slowness[task] = new
@@ -304,6 +337,7 @@ def execute_events(
         use_weight=shared.weight,
         use_task=np.repeat(np.arange(size), np.diff(shared.start)),
         capacity=shared.capacity,
+        fair=np.zeros(len(shared.capacity), dtype=np.bool_) if shared.fair is None else shared.fair,
     )
     check_input(given)
     heap, state = scratch(given)

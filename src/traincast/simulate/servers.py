@@ -71,6 +71,7 @@ def run_servers(setup: ServerSetup, pieces: Sequence[Piece], *, steps: int) -> S
         resource=tasks.use_resource,
         weight=tasks.use_weight,
         capacity=np.ones(tasks.num_resources),
+        fair=np.arange(tasks.num_resources) < tasks.num_links,
     )
     start, end = execute_events(
         tasks.duration,

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from traincast.cluster import Cluster, Link
-from traincast.errors import RequestError
+from traincast.errors import RequestError, StrategyError
 from traincast.strategy.mesh import workers_of
 from traincast.strategy.strategy import Strategy
 
@@ -61,7 +61,7 @@ class ServerSetup:
     workers from the first node on. A node with workers has a ``worker_nic``, a node with only servers a ``server_nic``;
     messages inside a node use ``local``. A server applies gradients in ``update_s_per_byte``. If nodes differ,
     ``nodes`` has these figures for every node. With ``server_nodes``, servers are spread evenly over that many nodes
-    instead of filling them.
+    instead of filling them. ``nodes_of_workers`` and ``nodes_of_servers`` list the node of each instead.
 
     ``sharding``: ``greedy`` gives each piece to the server that holds least so far (TensorFlow's greedy strategy),
     ``even`` divides every piece equally among all servers. ``kind_of_worker`` is the kind of device of each worker.
@@ -85,6 +85,8 @@ class ServerSetup:
     local: Link
     update_s_per_byte: float = 0.0
     nodes: tuple[ServerNode, ...] = ()
+    nodes_of_workers: tuple[int, ...] = ()
+    nodes_of_servers: tuple[int, ...] = ()
     kind_of_worker: tuple[int, ...] = ()
     worker_factors: tuple[float, ...] = ()
     interference: float = 0.0
@@ -97,6 +99,8 @@ class ServerSetup:
         for name, given, count, whose in (
             ("worker factors", len(self.worker_factors), self.workers, "workers"),
             ("kinds of devices", len(self.kind_of_worker), self.workers, "workers"),
+            ("nodes of workers", len(self.nodes_of_workers), self.workers, "workers"),
+            ("nodes of servers", len(self.nodes_of_servers), self.servers, "servers"),
             ("descriptions of nodes", len(self.nodes), self.num_nodes, "nodes"),
         ):
             if given not in (0, count):
@@ -115,20 +119,28 @@ class ServerSetup:
     @property
     def worker_nodes(self) -> int:
         """Nodes that have workers."""
+        if self.nodes_of_workers:
+            return max(self.nodes_of_workers) + 1
         return -(-self.workers // self.workers_per_node)
 
     @property
     def num_nodes(self) -> int:
         """All nodes."""
+        if self.nodes_of_servers:
+            return max(self.worker_nodes, max(self.nodes_of_servers) + 1)
         server_nodes = self.server_nodes or -(-self.servers // self.servers_per_node)
         return self.worker_nodes + server_nodes if self.own_nodes else max(self.worker_nodes, server_nodes)
 
     def node_of_worker(self, worker: int) -> int:
         """The node of a worker."""
+        if self.nodes_of_workers:
+            return self.nodes_of_workers[worker]
         return worker // self.workers_per_node
 
     def node_of_server(self, server: int) -> int:
         """The node of a server."""
+        if self.nodes_of_servers:
+            return self.nodes_of_servers[server]
         first = self.worker_nodes if self.own_nodes else 0
         if self.server_nodes:
             return first + server * self.server_nodes // self.servers
@@ -151,8 +163,9 @@ class ServerSetup:
 
     @property
     def alike(self) -> bool:
-        """Whether all workers compute at the same speed."""
-        return len(set(self.worker_factors)) <= 1 and len(set(self.kind_of_worker)) <= 1
+        """Whether all workers compute at the same speed, on nodes with the same links."""
+        same_speed = len(set(self.worker_factors)) <= 1 and len(set(self.kind_of_worker)) <= 1
+        return same_speed and len({self.node(self.node_of_worker(worker)) for worker in range(self.workers)}) == 1
 
 
 def shards(pieces: Sequence[Piece], setup: ServerSetup) -> list[list[tuple[int, float]]]:
@@ -183,7 +196,9 @@ def setup_on(
     """Workers and servers of ``strategy`` on ``cluster``, every node with its own links and its own host memory.
 
     A server reads and writes ``update_bytes`` bytes of host memory for each byte of gradients. ``factors`` multiply the
-    computing time of each worker. Other jobs use the share ``busy_network`` of every NIC.
+    computing time of each worker. Other jobs use the share ``busy_network`` of every NIC. Raises
+    :class:`StrategyError` if servers are placed on nodes that the cluster does not have, or if a node has neither
+    workers nor servers.
     """
     workers = workers_of(cluster, strategy)
     nodes = []
@@ -195,6 +210,9 @@ def setup_on(
             update_s_per_byte=update_bytes / part.host_memory_bandwidth,
         )
         nodes += [node] * part.num_nodes
+    sizes = [part.devices_per_node for part in workers.parts or (workers,) for _ in range(part.num_nodes)]
+    uneven = len(set(sizes)) > 1
+    placed = _placed(strategy, cluster, num_nodes=len(nodes), worker_nodes=len(sizes))
     return ServerSetup(
         servers=strategy.servers,
         workers=strategy.dp,
@@ -202,12 +220,31 @@ def setup_on(
         workers_per_node=workers.devices_per_node,
         servers_per_node=-(-strategy.servers // cluster.num_nodes),
         server_nodes=strategy.server_nodes,
-        own_nodes=strategy.server_nodes > 0,
+        own_nodes=min(placed) >= len(sizes) if placed else strategy.server_nodes > 0,
         worker_nic=nodes[0].nic,
         server_nic=nodes[-1].nic,
         local=nodes[0].local,
         nodes=tuple(nodes),
+        nodes_of_workers=tuple(node for node, size in enumerate(sizes) for _ in range(size)) if uneven else (),
+        nodes_of_servers=placed,
         kind_of_worker=tuple(workers.kind_of_device()),
         worker_factors=factors,
         interference=interference,
     )
+
+
+def _placed(strategy: Strategy, cluster: Cluster, *, num_nodes: int, worker_nodes: int) -> tuple[int, ...]:
+    """The node of each server, if the strategy lists the nodes of servers; else empty."""
+    chosen = strategy.placement
+    if not chosen:
+        return ()
+    text = f"placement={'/'.join(map(str, chosen))}"
+    if max(chosen) >= num_nodes:
+        raise StrategyError(f"{text}: {cluster.name} has nodes 0 to {num_nodes - 1}; list some of these")
+    idle = [node for node in range(worker_nodes, num_nodes) if node not in chosen]
+    if idle:
+        raise StrategyError(
+            f"{text} with server_nodes={strategy.server_nodes}: node {idle[0]} has neither workers nor servers; "
+            "list it as well, or use fewer server_nodes"
+        )
+    return tuple(chosen[server * len(chosen) // strategy.servers] for server in range(strategy.servers))

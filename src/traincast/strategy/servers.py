@@ -6,7 +6,8 @@ have arrived, and then all workers pull it. Asynchronous: a server applies every
 pulls at once. The next forward of a piece needs the pull of its parameters.
 
 Messages between a worker and a server go one after the other, in the order in which they are ready. Messages that are
-on a link at the same time share it. Links send and receive at the same time. A push and its pull have the same size.
+on a link at the same time share it; a message that another link limits leaves the rest to the others. Links send and
+receive at the same time. A push and its pull have the same size.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ServerTasks:
 
     ``worker`` is -1 for the updates of synchronous training; ``shard`` and ``server`` are -1 for computation. Resources
     are, in this order: the sending and the receiving side of every node's NIC, the same two sides of every process
-    (workers, then servers) inside its node, and the devices of the workers.
+    (workers, then servers) inside its node, and the devices of the workers. The first ``num_links`` are links, which
+    messages share max-min fairly.
     """
 
     duration: Floats
@@ -58,6 +60,7 @@ class ServerTasks:
     use_resource: Ints
     use_weight: Floats
     num_resources: int
+    num_links: int
     role: npt.NDArray[np.int8]
     worker: Ints
     piece: Ints
@@ -277,6 +280,7 @@ def _repeat(one: _Step, layout: _Layout, steps: int) -> ServerTasks:
         use_resource=np.tile(np.array([resource for _, resource, _ in uses], dtype=np.int64), steps),
         use_weight=np.tile(np.array([weight for _, _, weight in uses], dtype=np.float64), steps),
         num_resources=layout.device(setup.workers),
+        num_links=layout.device(0),
         role=np.tile(np.array(one.role, dtype=np.int8), steps),
         worker=np.tile(np.array(one.worker, dtype=np.int64), steps),
         piece=np.tile(np.array(one.piece, dtype=np.int64), steps),

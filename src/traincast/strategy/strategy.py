@@ -223,8 +223,8 @@ class Strategy:
         whole = sum(self.shares) // divisor * self.num_microbatches
         if global_batch % whole:
             raise StrategyError(
-                f"global batch {global_batch} cannot be divided as {_written('shares', self.shares)} in "
-                f"{self.num_microbatches} microbatches of whole samples; the nearest batches that can: "
+                f"global batch {global_batch} cannot be divided as {_written('shares', self.shares)} into whole "
+                f"samples with num_microbatches={self.num_microbatches}; the nearest batches that can: "
                 f"{max(whole, global_batch // whole * whole)} and {(global_batch // whole + 1) * whole}"
             )
         return tuple(share * global_batch // sum(self.shares) for share in self.shares)

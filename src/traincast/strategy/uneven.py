@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.strategy.lower import Layout, Lowered
+from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import Overlap, Plan
 from traincast.strategy.prepare import prepare
+from traincast.strategy.strategy import Strategy
 from traincast.strategy.variants import variants_of
 from traincast.work import Work
 
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
@@ -28,9 +31,37 @@ def with_variants(lowered: Lowered) -> Lowered:
     sizes = sorted(set(samples), reverse=True)
     plan, works = joined_plans([lowered.plan, *(_plan_with(lowered, size) for size in sizes[1:])])
     of_replica = np.array([sizes.index(size) for size in samples], dtype=np.int64)
-    class_of_rank = of_replica[np.arange(mesh.num_ranks) // mesh.stride("dp") % mesh.dp]
-    variants = variants_of(works, mesh, request.cluster, class_of_rank=class_of_rank)
+    variants = variants_of(works, mesh, request.cluster, class_of_rank=of_replica[_replicas(mesh)])
     return replace(lowered, plan=plan, variants=variants)
+
+
+def _replicas(mesh: Mesh) -> Ints:
+    """The replica that every rank belongs to."""
+    return np.arange(mesh.num_ranks) // mesh.stride("dp") % mesh.dp
+
+
+def balanced_shares(strategy: Strategy, mesh: Mesh, global_batch: int, seconds: Floats) -> tuple[int, ...]:
+    """Shares with which all replicas compute for about the same time, as the smallest whole numbers.
+
+    ``seconds`` are those that each rank computes with equal shares; the slowest rank of a replica counts. Every
+    microbatch has whole samples. Returns an empty tuple if equal shares are the best, or if there are too few samples
+    to divide.
+    """
+    units = global_batch // strategy.num_microbatches  # samples in one microbatch of all replicas
+    longest = np.zeros(mesh.dp)
+    np.maximum.at(longest, _replicas(mesh), seconds)
+    if units < strategy.dp or longest.min() <= 0.0:
+        return ()
+    speeds = 1.0 / longest
+    wanted = speeds / speeds.sum() * units
+    shares = np.maximum(1, np.floor(wanted)).astype(np.int64)
+    while shares.sum() > units:
+        shares[np.argmax(np.where(shares > 1, shares / speeds, 0.0))] -= 1
+    while shares.sum() < units:  # the replica that would be done first takes one more
+        shares[np.argmin((shares + 1) / speeds)] += 1
+    if len(set(shares.tolist())) == 1:
+        return ()
+    return tuple((shares // np.gcd.reduce(shares)).tolist())
 
 
 def _plan_with(lowered: Lowered, samples: int) -> Plan:

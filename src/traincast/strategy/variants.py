@@ -83,7 +83,7 @@ def variants_of(
     class of every rank (all 0 if it is not given).
     """
     classes = np.zeros(mesh.num_ranks, dtype=np.int64) if class_of_rank is None else class_of_rank
-    kinds, kind_of = _computing(cluster)
+    kinds, kind_of = cluster.kinds(), np.array(cluster.kind_of_device(), dtype=np.int64)
     ends = _ends_of_nodes(cluster)
     marked = [(number, mark) for number, work in enumerate(works[0]) if (mark := _mark(work)) is not None]
     links: dict[_Mark, list[_Links]] = {}
@@ -141,16 +141,6 @@ class _Entries:
             entry=place[rows],
             of_rank=of_rank,
         )
-
-
-def _computing(cluster: Cluster) -> tuple[list[Cluster], Ints]:
-    """The distinct nodes of ``cluster`` apart from their NICs, and which of them each rank is on."""
-    same = [
-        replace(kind, inter_node=cluster.inter_node, nics_per_node=cluster.nics_per_node) for kind in cluster.kinds()
-    ]
-    number = {kind: n for n, kind in enumerate(dict.fromkeys(same))}
-    of_part = np.array([number[kind] for kind in same], dtype=np.int64)
-    return list(number), of_part[cluster.kind_of_device()]
 
 
 def _ends_of_nodes(cluster: Cluster) -> list[_End]:
