@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json, progress_bar
-from traincast.cli.testbed_tables import show_comparison, show_run
+from traincast.cli.testbed_tables import show_comparison, show_run, show_study
 from traincast.errors import RequestError
 from traincast.files import check_folder, check_outputs
-
-if TYPE_CHECKING:
-    from traincast.testbed.request import TestbedRequest
-
-_RATE: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([kmg]?)bit", re.IGNORECASE | re.ASCII)
-_SCALE: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+from traincast.units import parse_count
 
 
 @click.group(
@@ -37,7 +30,7 @@ def testbed() -> None:
 @testbed.command(
     name="run",
     epilog=options.example(
-        "testbed run gpt2 --ranks 4 --strategy dp=2,pp=2,mb=4 --global-batch 16 --compute h100-sxm5-80gb "
+        "testbed run gpt2 --ranks 4 --strategy dp=2,pp=2,microbatches=4 --global-batch 16 --compute h100-sxm5-80gb "
         "--network 1Gbit -o run"
     ),
 )
@@ -103,7 +96,10 @@ def run_command(
     factors = tuple(_pair(text, "--slow", "RANK:FACTOR, such as 3:1.5") for text in slow)
     if network == "loopback" and rates:
         raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
-    request = _request(
+    from traincast.testbed.request import TestbedRequest
+    from traincast.testbed.study_grid import rate_of
+
+    request = TestbedRequest(
         model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
         network=network, link_rates=tuple((rank, rate_of(text, "--link")) for rank, text in rates),
         slow=tuple((rank, _factor(text)) for rank, text in factors), steps=steps, warmup=warmup, threads=threads,
@@ -123,26 +119,11 @@ def run_command(
     console().print(f"[dim]compare it with its forecast: traincast testbed compare {output}[/dim]")
 
 
-def _request(**values: object) -> TestbedRequest:
-    from traincast.testbed.request import TestbedRequest
-
-    return TestbedRequest(**values)  # type: ignore[arg-type]
-
-
 def _pair(text: str, option: str, form: str) -> tuple[int, str]:
     rank, colon, value = text.partition(":")
     if not colon or not (rank.isascii() and rank.isdigit()) or not value:
         raise RequestError(f"{option} {text!r}: expected {form}")
     return int(rank), value
-
-
-def rate_of(text: str, option: str) -> float:
-    """Return a rate in bytes per second from text such as ``1Gbit`` or ``200Mbit``."""
-    found = _RATE.fullmatch(text.strip())
-    rate = float(found[1]) * _SCALE[found[2].lower()] / 8.0 if found else 0.0
-    if not 0.0 < rate < 1e15:
-        raise RequestError(f"{option} {text!r}: expected a rate such as 1Gbit or 200Mbit")
-    return rate
 
 
 def _factor(text: str) -> float:
@@ -185,3 +166,49 @@ def compare_command(run: str, events: str | None, html: str | None, as_json: boo
     show_comparison(found.comparison)
     if html is not None:
         console().print(f"page: {html}")
+
+
+@testbed.command(name="study", epilog=options.example("testbed study --quick -o study"))
+@click.option("--quick", is_flag=True, help="Run five strategies of one model on one network.")
+@click.option("--models", metavar="MODEL,…", help="Models of the study, such as gpt or resnet, or one spec.")
+@click.option("--strategies", metavar="'S S …'", help="Strategies, separated by spaces: 'dp=2 pp=2,microbatches=4'.")
+@click.option("--networks", metavar="RATE,…", help="Rates of all links, such as 200Mbit,1Gbit, or loopback.")
+@click.option("--ranks", metavar="N,…", help="Only cells with these numbers of ranks.")
+@options.output("a folder for runs, events, tables and plots; a study in the same folder resumes.", required=False)
+@options.json()
+def study_command(
+    quick: bool,
+    models: str | None,
+    strategies: str | None,
+    networks: str | None,
+    ranks: str | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Run models, strategies and networks on the testbed, forecast each from events of two ranks, and compare."""
+    from traincast.testbed.study import study
+    from traincast.testbed.study_grid import cells_of
+    from traincast.testbed.study_output import write_study
+
+    cells = cells_of(
+        models=[models] if models and ":" in models else _list(models),
+        strategies=(strategies or "").split(),
+        networks=_list(networks),
+        ranks=[parse_count(text, what="--ranks") for text in _list(ranks)],
+        quick=quick,
+    )
+    folder = Path(output or "testbed-study")
+    check_folder(folder)
+    with progress_bar("cells") as progress:
+        quiet = as_json or progress is not None
+        found = study(cells, folder, progress=progress, say=None if quiet else lambda line: click.echo(line, err=True))
+    paths = write_study(found, folder)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    show_study(found)
+    console().print(f"study: {', '.join(str(path) for path in paths)}")
+
+
+def _list(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
