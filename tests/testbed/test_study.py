@@ -13,15 +13,15 @@ from tests.testbed.runs import Span, write_run
 from traincast.errors import RequestError, UnknownNameError
 from traincast.strategy import parse_strategy
 from traincast.testbed.study import study
-from traincast.testbed.study_grid import MODELS, NETWORKS, SINGLE, StudyCell, cells_of, rate_of
+from traincast.testbed.study_grid import MODELS, NETWORKS, SINGLE, Kind, StudyCell, cells_of, rate_of
 from traincast.testbed.study_output import markdown, write_study
 
 
-def cell(strategy: str, kind: str = "emulated", **more: object) -> StudyCell:
+def cell(strategy: str, kind: Kind = "emulated", *, steps: int = 8) -> StudyCell:
     return StudyCell(
         kind=kind, model="tiny", spec="gpt:layers=2,hidden=128,heads=4,vocab=512,seq=64", strategy=strategy,
-        global_batch=8, network="500Mbit", **more,
-    )  # type: ignore[arg-type]  # fmt: skip
+        global_batch=8, network="500Mbit", steps=steps,
+    )  # fmt: skip
 
 
 class Pretended:
@@ -143,7 +143,7 @@ def test_every_cell_has_a_plan() -> None:
 
 
 def test_choices_narrow_the_grid() -> None:
-    chosen = cells_of(models=["gpt"], networks=["1Gbit"], ranks=[4])
+    chosen = cells_of(models=["gpt"], networks=["1Gbit"], ranks=4)
     assert {(one.model, one.network, one.ranks) for one in chosen} == {("gpt", "1Gbit", 4)}
     own = cells_of(models=["gpt:layers=2,hidden=64,heads=2"], strategies=["dp=2"], networks=["10Mbit"])
     assert [one.strategy for one in own] == ["dp=2"] and own[0].spec.startswith("gpt:layers=2")
@@ -151,8 +151,8 @@ def test_choices_narrow_the_grid() -> None:
     with pytest.raises(UnknownNameError, match="unknown model of the study 'gtp': did you mean gpt"):
         cells_of(models=["gtp"])
     with pytest.raises(RequestError, match="no cell of the study is left"):
-        cells_of(ranks=[99])
-    with pytest.raises(RequestError, match="--networks 'fast': expected a rate such as 1Gbit"):
+        cells_of(ranks=99)
+    with pytest.raises(RequestError, match="--rates 'fast': expected a rate such as 1Gbit"):
         cells_of(networks=["fast"])
 
 

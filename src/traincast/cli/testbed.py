@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -11,7 +12,8 @@ from traincast.cli.output import console, print_json, progress_bar
 from traincast.cli.testbed_tables import show_comparison, show_run, show_study
 from traincast.errors import RequestError
 from traincast.files import check_folder, check_outputs
-from traincast.units import parse_count
+
+_RANKS: Final = "Number of processes that train."
 
 
 @click.group(
@@ -35,8 +37,13 @@ def testbed() -> None:
     ),
 )
 @click.argument("model")
-@click.option("--ranks", required=True, type=options.COUNT, metavar="N", help="Number of processes that train.")
-@click.option("--strategy", required=True, metavar="dp=2,pp=2,…", help="How to distribute the work over the ranks.")
+@click.option("--ranks", required=True, type=options.COUNT, metavar="N", help=f"{_RANKS} The strategy fills them.")
+@click.option(
+    "--strategy",
+    required=True,
+    metavar="dp=8,tp=4,…",
+    help="How to distribute the work over the devices. There is one for each rank.",
+)
 @options.global_batch()
 @options.seq()
 @click.option(
@@ -44,8 +51,8 @@ def testbed() -> None:
     default="real",
     show_default=True,
     metavar="real|DEVICE",
-    help="real: operators run on this machine's processor. DEVICE (see `traincast devices`): they take the time that "
-    "DEVICE would need.",
+    help="Run the operators on this machine's processor (real), or let each take the time that DEVICE would need "
+    "(see `traincast devices`).",
 )
 @click.option(
     "--network",
@@ -58,18 +65,30 @@ def testbed() -> None:
     "--link",
     "links",
     multiple=True,
-    metavar="RANK:RATE",
-    help="3:200Mbit: the link of rank 3 has that rate. May be given several times.",
+    metavar="RANK=RATE",
+    help="3=200Mbit: the link of rank 3 has that rate. May be given several times.",
 )
 @click.option(
     "--slow",
     multiple=True,
-    metavar="RANK:FACTOR",
-    help="3:1.5: rank 3 computes 1.5 times slower. May be given several times.",
+    metavar="RANK=FACTOR",
+    help="3=1.5: rank 3 computes 1.5 times slower. May be given several times.",
 )
-@click.option("--steps", default=10, show_default=True, type=options.COUNT, metavar="N", help="Steps that count.")
 @click.option(
-    "--warmup", default=3, show_default=True, type=options.COUNT, metavar="N", help="Steps before those that count."
+    "--steps",
+    default=10,
+    show_default=True,
+    type=options.COUNT,
+    metavar="N",
+    help="Length of the job in steps.",
+)
+@click.option(
+    "--warmup",
+    default=3,
+    show_default=True,
+    type=options.COUNT,
+    metavar="N",
+    help="Steps that run first and do not count.",
 )
 @options.threads()
 @options.output("a folder with the run: its step times, spans, trace and cluster file.")
@@ -92,8 +111,8 @@ def run_command(
 ) -> None:
     """Train MODEL on this machine with N processes, and record every span of every rank."""
     check_folder(Path(output))
-    rates = tuple(_pair(text, "--link", "RANK:RATE, such as 3:200Mbit") for text in links)
-    factors = tuple(_pair(text, "--slow", "RANK:FACTOR, such as 3:1.5") for text in slow)
+    rates = tuple(_pair(text, "--link", "RANK=RATE, such as 3=200Mbit") for text in links)
+    factors = tuple(_pair(text, "--slow", "RANK=FACTOR, such as 3=1.5") for text in slow)
     if network == "loopback" and rates:
         raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
     from traincast.testbed.request import TestbedRequest
@@ -120,8 +139,8 @@ def run_command(
 
 
 def _pair(text: str, option: str, form: str) -> tuple[int, str]:
-    rank, colon, value = text.partition(":")
-    if not colon or not (rank.isascii() and rank.isdigit()) or not value:
+    rank, equals, value = text.partition("=")
+    if not equals or not (rank.isascii() and rank.isdigit()) or not value:
         raise RequestError(f"{option} {text!r}: expected {form}")
     return int(rank), value
 
@@ -141,8 +160,8 @@ def _factor(text: str) -> float:
 @click.option(
     "--events",
     metavar="FOLDER",
-    help="Take the times of the forecast from these events (`traincast profile events`). "
-    "If omitted, from RUN/events if it exists, else from bundles and physics.",
+    help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have. If omitted, "
+    "RUN/events is used if it exists.",
 )
 @options.html()
 @options.json()
@@ -172,16 +191,16 @@ def compare_command(run: str, events: str | None, html: str | None, as_json: boo
 @click.option("--quick", is_flag=True, help="Run five strategies of one model on one network.")
 @click.option("--models", metavar="MODEL,…", help="Models of the study, such as gpt or resnet, or one spec.")
 @click.option("--strategies", metavar="'S S …'", help="Strategies, separated by spaces: 'dp=2 pp=2,microbatches=4'.")
-@click.option("--networks", metavar="RATE,…", help="Rates of all links, such as 200Mbit,1Gbit, or loopback.")
-@click.option("--ranks", metavar="N,…", help="Only cells with these numbers of ranks.")
+@click.option("--rates", metavar="RATE,…", help="Networks: the rates of all links, such as 200Mbit,1Gbit, or loopback.")
+@click.option("--ranks", type=options.COUNT, metavar="N", help=f"{_RANKS} Other cells are left out.")
 @options.output("a folder for runs, events, tables and plots; a study in the same folder resumes.", required=False)
 @options.json()
 def study_command(
     quick: bool,
     models: str | None,
     strategies: str | None,
-    networks: str | None,
-    ranks: str | None,
+    rates: str | None,
+    ranks: int | None,
     output: str | None,
     as_json: bool,
 ) -> None:
@@ -193,8 +212,8 @@ def study_command(
     cells = cells_of(
         models=[models] if models and ":" in models else _list(models),
         strategies=(strategies or "").split(),
-        networks=_list(networks),
-        ranks=[parse_count(text, what="--ranks") for text in _list(ranks)],
+        networks=_list(rates),
+        ranks=ranks,
         quick=quick,
     )
     folder = Path(output or "testbed-study")

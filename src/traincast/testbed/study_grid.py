@@ -28,7 +28,7 @@ class StudyModel:
     strategies: tuple[str, ...]
 
 
-_PIPELINE: Final = "num_microbatches=4"
+_PIPELINE: Final = "microbatches=4"
 MODELS: Final[dict[str, StudyModel]] = {
     "gpt": StudyModel(
         spec="gpt:layers=8,hidden=128,heads=4,vocab=1024,seq=128",
@@ -40,8 +40,8 @@ MODELS: Final[dict[str, StudyModel]] = {
             "dp=4,zero=3",
             f"pp=2,{_PIPELINE},schedule=gpipe",
             f"pp=2,{_PIPELINE},schedule=1f1b",
-            f"pp=2,{_PIPELINE},schedule=interleaved,virtual_stages=2",
-            "pp=4,num_microbatches=8,schedule=1f1b",
+            f"pp=2,{_PIPELINE},schedule=interleaved,vp=2",
+            "pp=4,microbatches=8,schedule=1f1b",
             "tp=2",
             f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
             "dp=2,tp=2",
@@ -166,7 +166,7 @@ def cells_of(
     models: Sequence[str] = (),
     strategies: Sequence[str] = (),
     networks: Sequence[str] = (),
-    ranks: Sequence[int] = (),
+    ranks: int | None = None,
     quick: bool = False,
 ) -> list[StudyCell]:
     """Return the chosen cells: of the grid and, if nothing but ``ranks`` is chosen, the single ones too.
@@ -176,7 +176,7 @@ def cells_of(
     wanted = tuple(models) or (QUICK["models"] if quick else tuple(MODELS))
     rates = tuple(networks) or (QUICK["networks"] if quick else NETWORKS)
     for rate in rates:
-        rate_of(rate, "--networks")
+        rate_of(rate, "--rates")
     cells = []
     for name in wanted:
         model = _model(name)
@@ -191,7 +191,7 @@ def cells_of(
         ]  # fmt: skip
     if not (models or strategies or networks or quick):
         cells += SINGLE
-    found = [cell for cell in cells if not ranks or cell.ranks in ranks]
+    found = [cell for cell in cells if ranks in (None, cell.ranks)]
     if not found:
         raise RequestError("no cell of the study is left: choose other models, strategies, networks or ranks")
     return found

@@ -73,10 +73,10 @@ def bars(title: str, rows: Sequence[tuple[str, Mapping[str, float], float]]) -> 
         parts += _entry(_NAMES + 140 * number, _TOP + 4, _COLOURS[number], f"{name} error")
     parts.append(f'<text x="{_NAMES + 140 * len(names)}" y="{_TOP + 4}">│ noise of steps</text>')
     under = _TOP + 18
-    for value in range(round(top / step) + 1):
-        x = _NAMES + value * step / top * _SIDE
+    for tick in range(round(top / step) + 1):
+        x = _NAMES + tick * step / top * _SIDE
         parts.append(f'<path class="grid" d="M{x:.1f} {under}v{height}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{under + height + 16}" text-anchor="middle">{value * step:.0%}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{under + height + 16}" text-anchor="middle">{tick * step:.0%}</text>')
     for number, (name, errors, noise) in enumerate(rows):
         y = under + _ROW * number
         parts.append(f'<text x="{_NAMES - 8}" y="{y + 15}" text-anchor="end">{escape(_short(name))}</text>')
@@ -119,4 +119,4 @@ def _seconds(value: float) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 66 else name[:65] + "…"
+    return name if len(name) <= 60 else name[:59] + "…"
