@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
 import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json, progress_bar
-from traincast.cli.testbed_tables import show_comparison, show_run
+from traincast.cli.testbed_tables import show_comparison, show_run, show_study
 from traincast.errors import RequestError
 from traincast.files import check_folder, check_outputs
 
-if TYPE_CHECKING:
-    from traincast.testbed.request import TestbedRequest
+_RANKS: Final = "Number of processes that train."
 
 
 @click.group(
@@ -33,13 +32,18 @@ def testbed() -> None:
 @testbed.command(
     name="run",
     epilog=options.example(
-        "testbed run gpt2 --ranks 4 --strategy dp=2,pp=2,mb=4 --global-batch 16 --compute h100-sxm5-80gb "
+        "testbed run gpt2 --ranks 4 --strategy dp=2,pp=2,microbatches=4 --global-batch 16 --compute h100-sxm5-80gb "
         "--network 1Gbit -o run"
     ),
 )
 @click.argument("model")
-@click.option("--ranks", required=True, type=options.COUNT, metavar="N", help="Number of processes that train.")
-@click.option("--strategy", required=True, metavar="dp=2,pp=2,…", help="How to distribute the work over the ranks.")
+@click.option("--ranks", required=True, type=options.COUNT, metavar="N", help=f"{_RANKS} The strategy fills them.")
+@click.option(
+    "--strategy",
+    required=True,
+    metavar="dp=8,tp=4,…",
+    help="How to distribute the work over the devices. There is one for each rank.",
+)
 @options.global_batch()
 @options.seq()
 @click.option(
@@ -47,8 +51,8 @@ def testbed() -> None:
     default="real",
     show_default=True,
     metavar="real|DEVICE",
-    help="real: operators run on this machine's processor. DEVICE (see `traincast devices`): they take the time that "
-    "DEVICE would need.",
+    help="Run the operators on this machine's processor (real), or let each take the time that DEVICE would need "
+    "(see `traincast devices`).",
 )
 @click.option(
     "--network",
@@ -61,18 +65,30 @@ def testbed() -> None:
     "--link",
     "links",
     multiple=True,
-    metavar="RANK:RATE",
-    help="3:200Mbit: the link of rank 3 has that rate. May be given several times.",
+    metavar="RANK=RATE",
+    help="3=200Mbit: the link of rank 3 has that rate. May be given several times.",
 )
 @click.option(
     "--slow",
     multiple=True,
-    metavar="RANK:FACTOR",
-    help="3:1.5: rank 3 computes 1.5 times slower. May be given several times.",
+    metavar="RANK=FACTOR",
+    help="3=1.5: rank 3 computes 1.5 times slower. May be given several times.",
 )
-@click.option("--steps", default=10, show_default=True, type=options.COUNT, metavar="N", help="Steps that count.")
 @click.option(
-    "--warmup", default=3, show_default=True, type=options.COUNT, metavar="N", help="Steps before those that count."
+    "--steps",
+    default=10,
+    show_default=True,
+    type=options.COUNT,
+    metavar="N",
+    help="Length of the job in steps.",
+)
+@click.option(
+    "--warmup",
+    default=3,
+    show_default=True,
+    type=options.COUNT,
+    metavar="N",
+    help="Steps that run first and do not count.",
 )
 @options.threads()
 @options.output("a folder with the run: its step times, spans, trace and cluster file.")
@@ -94,14 +110,15 @@ def run_command(
     as_json: bool,
 ) -> None:
     """Train MODEL on this machine with N processes, and record every span of every rank."""
-    from traincast.testbed.request import rate_of
-
     check_folder(Path(output))
-    rates = tuple(_pair(text, "--link", "RANK:RATE, such as 3:200Mbit") for text in links)
-    factors = tuple(_pair(text, "--slow", "RANK:FACTOR, such as 3:1.5") for text in slow)
+    rates = tuple(_pair(text, "--link", "RANK=RATE, such as 3=200Mbit") for text in links)
+    factors = tuple(_pair(text, "--slow", "RANK=FACTOR, such as 3=1.5") for text in slow)
     if network == "loopback" and rates:
         raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
-    request = _request(
+    from traincast.testbed.request import TestbedRequest
+    from traincast.testbed.request import rate_of
+
+    request = TestbedRequest(
         model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
         network=network, link_rates=tuple((rank, rate_of(text, "--link")) for rank, text in rates),
         slow=tuple((rank, _factor(text)) for rank, text in factors), steps=steps, warmup=warmup, threads=threads,
@@ -121,15 +138,9 @@ def run_command(
     console().print(f"[dim]compare it with its forecast: traincast testbed compare {output}[/dim]")
 
 
-def _request(**values: object) -> TestbedRequest:
-    from traincast.testbed.request import TestbedRequest
-
-    return TestbedRequest(**values)  # type: ignore[arg-type]
-
-
 def _pair(text: str, option: str, form: str) -> tuple[int, str]:
-    rank, colon, value = text.partition(":")
-    if not colon or not (rank.isascii() and rank.isdigit()) or not value:
+    rank, equals, value = text.partition("=")
+    if not equals or not (rank.isascii() and rank.isdigit()) or not value:
         raise RequestError(f"{option} {text!r}: expected {form}")
     return int(rank), value
 
@@ -149,8 +160,8 @@ def _factor(text: str) -> float:
 @click.option(
     "--events",
     metavar="FOLDER",
-    help="Take the times of the forecast from these events (`traincast profile events`). "
-    "If omitted, from RUN/events if it exists, else from bundles and physics.",
+    help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have. If omitted, "
+    "RUN/events is used if it exists.",
 )
 @options.html()
 @options.json()
@@ -174,3 +185,49 @@ def compare_command(run: str, events: str | None, html: str | None, as_json: boo
     show_comparison(found.comparison)
     if html is not None:
         console().print(f"page: {html}")
+
+
+@testbed.command(name="study", epilog=options.example("testbed study --quick -o study"))
+@click.option("--quick", is_flag=True, help="Run five strategies of one model on one network.")
+@click.option("--models", metavar="MODEL,…", help="Models of the study, such as gpt or resnet, or one spec.")
+@click.option("--strategies", metavar="'S S …'", help="Strategies, separated by spaces: 'dp=2 pp=2,microbatches=4'.")
+@click.option("--rates", metavar="RATE,…", help="Networks: the rates of all links, such as 200Mbit,1Gbit, or loopback.")
+@click.option("--ranks", type=options.COUNT, metavar="N", help=f"{_RANKS} Other cells are left out.")
+@options.output("a folder for runs, events, tables and plots; a study in the same folder resumes.", required=False)
+@options.json()
+def study_command(
+    quick: bool,
+    models: str | None,
+    strategies: str | None,
+    rates: str | None,
+    ranks: int | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Run models, strategies and networks on the testbed, forecast each from events of two ranks, and compare."""
+    from traincast.testbed.study import study
+    from traincast.testbed.study_grid import cells_of
+    from traincast.testbed.study_output import write_study
+
+    cells = cells_of(
+        models=[models] if models and ":" in models else _list(models),
+        strategies=(strategies or "").split(),
+        networks=_list(rates),
+        ranks=ranks,
+        quick=quick,
+    )
+    folder = Path(output or "testbed-study")
+    check_folder(folder)
+    with progress_bar("cells") as progress:
+        quiet = as_json or progress is not None
+        found = study(cells, folder, progress=progress, say=None if quiet else lambda line: click.echo(line, err=True))
+    paths = write_study(found, folder)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    show_study(found)
+    console().print(f"study: {', '.join(str(path) for path in paths)}")
+
+
+def _list(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _MOST_DEVICES = 16
 _WORST = 5
+_SHOWN = 1e-3
 
 
 def signed(error: float) -> str:
@@ -52,9 +53,10 @@ def show_comparison(found: Comparison) -> None:
         rows.append(["shift of single spans", percent(found.span_shift), "start and end, matched by order"])
     _show_figures(rows)
     _show_devices(found)
-    out.print("worst disagreements (share of the step):")
-    for one in found.worst[:_WORST]:
-        out.print(f"  {sentence_of(one)}", highlight=False)
+    worst = [one for one in found.worst if abs(one.error) >= _SHOWN][:_WORST]
+    out.print("worst disagreements (share of the step):" if worst else "no figure differs by 0.1 % of the step or more")
+    for one in worst:
+        out.print(f"  {plain(sentence_of(one))}", highlight=False)
     _show_warnings(found.warnings)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +108,8 @@ def without_waiting(spans: ActivitySpans, waits: ActivitySpans, blocking: Collec
     rows = np.array([place for place, _, _ in pieces], dtype=np.int64)
     kept, cut = spans.taken(~gone), spans.taken(rows)
     cut = replace(cut, start=np.array([a for _, a, _ in pieces]), end=np.array([b for _, _, b in pieces]))
-    return replace(kept, **{name: np.concatenate([getattr(kept, name), getattr(cut, name)]) for name in COLUMNS})
+    joined: dict[str, Any] = {n: np.concatenate([getattr(kept, n), getattr(cut, n)]) for n in COLUMNS}
+    return replace(kept, **joined)
 
 
 def _union(start: Floats, end: Floats) -> Floats:

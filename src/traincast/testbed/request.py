@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -18,8 +19,10 @@ _RATE: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([kmg]?)bit(?:/
 _SCALE: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
-def rate_of(text: str, what: str = "network") -> float:
-    """Return a rate in bytes per second from text such as ``1Gbit`` or ``200Mbit``."""
+def rate_of(text: str, what: str = "rate") -> float:
+    """Return a rate in bytes per second from text such as ``1Gbit`` or ``200Mbit``; loopback is infinitely fast."""
+    if text == LOOPBACK:
+        return math.inf
     found = _RATE.fullmatch(text.strip())
     rate = float(found[1]) * _SCALE[found[2].lower()] / 8.0 if found else 0.0
     if not 0.0 < rate < 1e15:

@@ -1,0 +1,191 @@
+"""The grid of ``traincast testbed study``: models × strategies × networks, and single cells beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from traincast.errors import RequestError, UnknownNameError
+from traincast.strategy import parse_strategy
+
+Kind = Literal["emulated", "mixed", "servers", "real", "job"]
+
+DEVICE: Final = "k80"
+"""The emulated device: a slow one, so that compute and communication take similar times on these networks."""
+NETWORKS: Final = ("200Mbit", "500Mbit", "1Gbit")
+STEPS: Final = 8
+JOB_STEPS: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyModel:
+    """A model of the study: its spec and the samples of a step."""
+
+    spec: str
+    global_batch: int
+    strategies: tuple[str, ...]
+
+
+_PIPELINE: Final = "microbatches=4"
+MODELS: Final[dict[str, StudyModel]] = {
+    "gpt": StudyModel(
+        spec="gpt:layers=8,hidden=128,heads=4,vocab=1024,seq=128",
+        global_batch=32,
+        strategies=(
+            "dp=2",
+            "dp=4",
+            "dp=2,zero=3",
+            "dp=4,zero=3",
+            f"pp=2,{_PIPELINE},schedule=gpipe",
+            f"pp=2,{_PIPELINE},schedule=1f1b",
+            f"pp=2,{_PIPELINE},schedule=interleaved,vp=2",
+            "pp=4,microbatches=8,schedule=1f1b",
+            "tp=2",
+            f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
+            "dp=2,tp=2",
+        ),
+    ),
+    "llama": StudyModel(
+        spec="llama:layers=8,hidden=128,heads=4,kv_heads=2,vocab=1024,seq=128",
+        global_batch=32,
+        strategies=("dp=4", "dp=2,zero=3", f"pp=2,{_PIPELINE},schedule=1f1b", f"dp=2,pp=2,{_PIPELINE},schedule=gpipe"),
+    ),
+    "resnet": StudyModel(spec="resnet-cifar:layers=20", global_batch=128, strategies=("dp=2", "dp=4")),
+}
+"""Every model, with the strategies that it runs on every network."""
+
+_QUICK_STRATEGIES: Final = (
+    "dp=2",
+    "dp=2,zero=3",
+    f"pp=2,{_PIPELINE},schedule=1f1b",
+    "tp=2",
+    f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
+)
+QUICK: Final = {"models": ("gpt",), "strategies": _QUICK_STRATEGIES, "networks": ("500Mbit",)}
+"""The part of the grid that ``--quick`` runs, without the single cells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyCell:
+    """One run of the study. ``links`` and ``slow`` are rates in text and factors of single ranks."""
+
+    kind: Kind
+    model: str
+    spec: str
+    strategy: str
+    global_batch: int
+    network: str
+    compute: str = DEVICE
+    steps: int = STEPS
+    links: tuple[tuple[int, str], ...] = ()
+    slow: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that train, without parameter servers."""
+        return parse_strategy(self.strategy, global_batch=self.global_batch).num_ranks
+
+    @property
+    def name(self) -> str:
+        """What tables call the cell."""
+        parts = [self.model, self.strategy, self.network]
+        parts += [f"link {rank}: {rate}" for rank, rate in self.links]
+        parts += [f"rank {rank} × {factor:g}" for rank, factor in self.slow]
+        if self.kind in ("real", "job"):
+            parts.append("real compute" if self.kind == "real" else f"{self.steps} steps")
+        return " · ".join(parts)
+
+    @property
+    def folder(self) -> str:
+        """The name of the cell's folder."""
+        return re.sub(r"[^A-Za-z0-9=.]+", "-", f"{self.kind} {self.name}").strip("-")
+
+    @property
+    def events_folder(self) -> str:
+        """The name of the folder of events, which all strategies of a model on a network share."""
+        return re.sub(r"[^A-Za-z0-9=.]+", "-", f"{self.model} {self.compute} {self.events_network}").strip("-")
+
+    @property
+    def events_network(self) -> str:
+        """The network on which events are measured: that of the slowest link."""
+        return min([self.network, *(rate for _, rate in self.links)], key=rate_of)
+
+
+
+
+def _gpt(kind: Kind, strategy: str, network: str = "500Mbit", **more: object) -> StudyCell:
+    model = MODELS["gpt"]
+    cell = StudyCell(
+        kind=kind, model="gpt", spec=model.spec, strategy=strategy, global_batch=model.global_batch, network=network
+    )
+    return replace(cell, **more)  # type: ignore[arg-type]
+
+
+def _real(model: str, spec: str, batch: int) -> StudyCell:
+    return StudyCell(
+        kind="real", model=model, spec=spec, strategy="dp=2", global_batch=batch, network="1Gbit", compute="real"
+    )
+
+
+SINGLE: Final[tuple[StudyCell, ...]] = (
+    _gpt("mixed", "dp=4", slow=((3, 1.5),)),
+    _gpt("mixed", "dp=2,zero=3", slow=((1, 2.0),)),
+    _gpt("mixed", "dp=4", links=((2, "200Mbit"),)),
+    _gpt("mixed", f"pp=2,{_PIPELINE},schedule=1f1b", slow=((0, 1.5),)),
+    _gpt("mixed", "dp=2", "1Gbit", slow=((1, 1.5),), links=((1, "200Mbit"),)),
+    _gpt("servers", "dp=2,servers=1"),
+    _gpt("servers", "dp=2,servers=2", "200Mbit"),
+    _gpt("servers", "dp=2,servers=1,async"),
+    _gpt("servers", "dp=2,servers=1,async", slow=((1, 1.5),)),
+    _real("gpt-real", "gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128", 8),
+    _real("llama-real", "llama:layers=4,hidden=256,heads=4,kv_heads=2,vocab=1024,seq=128", 8),
+    _real("resnet-real", "resnet-cifar:layers=20", 32),
+    _gpt("job", "dp=2", "1Gbit", steps=JOB_STEPS),
+    _gpt("job", f"dp=2,pp=2,{_PIPELINE},schedule=1f1b", "1Gbit", steps=JOB_STEPS),
+)
+"""Cells beside the grid: unlike workers and links, parameter servers, real compute, and long jobs."""
+
+
+def cells_of(
+    *,
+    models: Sequence[str] = (),
+    strategies: Sequence[str] = (),
+    networks: Sequence[str] = (),
+    ranks: int | None = None,
+    quick: bool = False,
+) -> list[StudyCell]:
+    """Return the chosen cells: of the grid and, if nothing but ``ranks`` is chosen, the single ones too.
+
+    ``models`` are names of :data:`MODELS` or specs; ``strategies`` replace those of the grid.
+    """
+    wanted = tuple(models) or (QUICK["models"] if quick else tuple(MODELS))
+    rates = tuple(networks) or (QUICK["networks"] if quick else NETWORKS)
+    for rate in rates:
+        rate_of(rate, "--rates")
+    cells = []
+    for name in wanted:
+        model = _model(name)
+        chosen = tuple(strategies) or (QUICK["strategies"] if quick else model.strategies)
+        cells += [
+            StudyCell(
+                kind="emulated", model=name, spec=model.spec, strategy=strategy, global_batch=model.global_batch,
+                network=network,
+            )
+            for network in rates
+            for strategy in chosen
+        ]  # fmt: skip
+    if not (models or strategies or networks or quick):
+        cells += SINGLE
+    found = [cell for cell in cells if ranks in (None, cell.ranks)]
+    if not found:
+        raise RequestError("no cell of the study is left: choose other models, strategies, networks or ranks")
+    return found
+
+
+def _model(name: str) -> StudyModel:
+    if name in MODELS:
+        return MODELS[name]
+    if ":" in name:
+        return StudyModel(spec=name, global_batch=32, strategies=MODELS["gpt"].strategies)
+    raise UnknownNameError("model of the study", name, MODELS, hint="or give a spec such as gpt:layers=4,hidden=128")
