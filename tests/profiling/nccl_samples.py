@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-FACTORS = {
+FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -58,9 +58,9 @@ def header(*, root: bool = True, redop: bool = True) -> list[str]:
 
 def device_list(ranks: int, nodes: int, device: str = "NVIDIA H100 80GB HBM3") -> list[str]:
     each = ranks // nodes
+    line = "#  Rank {:2d} Group  0 Pid {:6d} on {:>10} device {:2d} [0x{:02x}] {}"
     return ["# Using devices"] + [
-        f"#  Rank {r:2d} Group  0 Pid {100 + r:6d} on {f'node{r // each}':>10} device {r % each:2d} [0x{r % each:02x}] {device}"
-        for r in range(ranks)
+        line.format(r, 100 + r, f"node{r // each}", r % each, r % each, device) for r in range(ranks)
     ]
 
 

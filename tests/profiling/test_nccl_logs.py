@@ -47,8 +47,13 @@ def test_a_device_listed_twice_on_one_host_name_means_two_hosts(tmp_path: Path) 
     assert read(tmp_path, lines).rows[0]["n_nodes"] == 2
 
 
-@pytest.mark.parametrize("prefix", ["0: ", " 3: ", "node1: ", "[1,0]<stdout>:", "(head, rank=0, pid=38) [1,0]<stdout>:",
-                                    "2024-05-01T10:11:12.345Z ", "run(), common.cu:967, ", "> ", "\x1b[32m", "| "])  # fmt: skip
+PREFIXES = (
+    "0: ", " 3: ", "node1: ", "[1,0]<stdout>:", "(head, rank=0, pid=38) [1,0]<stdout>:", "2024-05-01T10:11:12.345Z ",
+    "run(), common.cu:967, ", "> ", "\x1b[32m", "| ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
 def test_prefixes_of_launchers_do_not_matter(prefix: str, tmp_path: Path) -> None:
     found = read(tmp_path, [prefix + line for line in samples.log()])
     check(found)
@@ -108,7 +113,12 @@ def test_utf16_and_windows_line_ends_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("test", "root", "redop"),
-    [("all_reduce", False, True), ("all_gather", False, False), ("broadcast", True, False), ("reduce_scatter", False, True)],
+    [
+        ("all_reduce", False, True),
+        ("all_gather", False, False),
+        ("broadcast", True, False),
+        ("reduce_scatter", False, True),
+    ],
 )
 def test_old_versions_without_redop_or_root_are_read(test: str, root: bool, redop: bool, tmp_path: Path) -> None:
     lines = [*samples.header(root=root, redop=redop)]
@@ -127,7 +137,7 @@ def test_a_log_without_bandwidths_in_place_is_read(tmp_path: Path) -> None:
 
 def test_columns_of_single_iterations_and_timestamps_are_passed_over(tmp_path: Path) -> None:
     extra = "    19.10    22.30    21.00     3.10"
-    lines = samples.device_list(4, 1) + ["# out-of-place (+ per-iteration)  in-place (+ per-iteration)"]
+    lines = [*samples.device_list(4, 1), "# out-of-place (+ per-iteration)  in-place (+ per-iteration)"]
     half = " time algbw busbw #wrong i_min i_max i_p99 i_cv%"
     lines += [f"# size count type redop root{half}{half} timestamp"]
     for size in samples.SIZES:
@@ -140,7 +150,7 @@ def test_columns_of_single_iterations_and_timestamps_are_passed_over(tmp_path: P
 
 
 def test_times_in_milliseconds_are_converted(tmp_path: Path) -> None:
-    line = "  1073741824     268435456     float     sum      -1    10.76   99.81  187.15      0    10.76   99.81  187.15 0"
+    line = "  1073741824     268435456     float     sum      -1    10.76   99.81  187.15      0"
     head = [samples.header()[1], samples.header()[2].replace("(us)", "(ms)")]
     assert read(tmp_path, [*head, line], ranks=16).rows[0]["time_us"] == pytest.approx(10760)
 
@@ -211,6 +221,22 @@ def test_the_name_of_the_file_is_the_last_resort(tmp_path: Path) -> None:
     assert "1 nodes, from the name of the file" in said
 
 
+def test_an_incomplete_list_of_ranks_counts_if_the_bandwidths_agree(tmp_path: Path) -> None:
+    rows = [samples.row("all_reduce", size, 1440) for size in samples.SIZES]
+    last = "#  Rank {} Group  0 Pid  21082 on slurm-73 device  3 [0x01] NVIDIA GB200"
+    found = read(tmp_path, [last.format(1439), *rows])
+    assert {(row["n_ranks"], row["device"]) for row in found.rows} == {(1440, "NVIDIA GB200")}
+    assert found.assumed[1]["what"] == "1440 ranks, with rank 1439 as the last one of an incomplete list"
+    assert {row["n_ranks"] for row in read(tmp_path, [last.format(63), *rows]).rows} != {64}
+
+
+def test_transfers_between_unstated_ranks_get_one_usual_node(tmp_path: Path) -> None:
+    rows = [samples.row("sendrecv", size, 8) for size in samples.SIZES]
+    found = read(tmp_path, [*samples.header(), *rows], device="a100-sxm4-80gb")
+    assert {(row["collective"], row["n_ranks"], row["n_nodes"]) for row in found.rows} == {("p2p", 8, 1)}
+    assert found.assumed[1]["what"] == "8 ranks, one node of the 8 devices that are usual for a100-sxm4-80gb"
+
+
 def test_unknown_ranks_are_asked_for(tmp_path: Path) -> None:
     line = "     8        2     float     sum      -1    20.00    0.00    0.00      0"
     with pytest.raises(FileFormatError, match="the number of ranks is not stated: give --ranks"):
@@ -219,7 +245,9 @@ def test_unknown_ranks_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_file_without_rows_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"run.txt has no row of nccl-tests or rccl-tests: no line looks like one"):
+    with pytest.raises(
+        FileFormatError, match=r"run.txt has no row of nccl-tests or rccl-tests: no line looks like one"
+    ):
         read(tmp_path, ["hello", "world 1 2 3"])
     with pytest.raises(FileFormatError, match="is not text"):
         (tmp_path / "b.txt").write_bytes(b"\x00\x01\x02")
@@ -232,7 +260,7 @@ def test_a_file_without_rows_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_more_nodes_than_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="--nodes 32: .* has only 16 ranks"):
+    with pytest.raises(FileFormatError, match=r"--nodes 32: .* has only 16 ranks"):
         read(tmp_path, samples.log(), nodes=32)
 
 

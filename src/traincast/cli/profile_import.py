@@ -24,7 +24,9 @@ _SHOWN = 12
     epilog=options.example("profile import all_reduce.log --interconnect 'NVLink, 8x400G IB' -o mine.csv"),
 )
 @click.argument("logs", nargs=-1, required=True, metavar="LOG…")
-@click.option("--system", default="", metavar="NAME", help="Value of the table's system column. Default: the first host.")
+@click.option(
+    "--system", default="", metavar="NAME", help="Value of the table's system column. Default: the first host."
+)
 @click.option("--device", default="", metavar="NAME", help="Device of all logs, such as h100-sxm5-80gb.")
 @click.option("--ranks", type=options.COUNT, metavar="N", help="Ranks of all logs.")
 @click.option("--nodes", type=options.COUNT, metavar="N", help="Nodes of all logs.")
@@ -83,7 +85,9 @@ def _show(result: ImportedLogs, output: str) -> None:
     for row in result.rows:
         key = (row["collective"], row["device"] or "unknown", row["n_ranks"], str(row["n_nodes"] or "unknown"))
         counts.setdefault(key, []).append(row["bytes"])
-    rows = [[kind, device, str(ranks), nodes, str(len(sizes))] for (kind, device, ranks, nodes), sizes in counts.items()]
+    rows = [
+        [kind, device, str(ranks), nodes, str(len(sizes))] for (kind, device, ranks, nodes), sizes in counts.items()
+    ]
     print_table("collectives read", ("collective", "device", "ranks", "nodes", "rows"), rows, right=range(2, 5))
     out = console()
     for error in result.errors:

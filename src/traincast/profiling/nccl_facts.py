@@ -19,6 +19,7 @@ _PARTS: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatte
 _LEAST_ALGBW: Final = 0.02
 """Bandwidths below this, in GB/s, have too few digits for a ratio."""
 MAX_RANKS: Final = 1_000_000
+_STEPS: Final = tuple(1 << k for k in range(20, -1, -1))
 
 
 def collectives_of(run: LogRun) -> tuple[str, ...]:
@@ -65,7 +66,10 @@ def ratio_of(rows: Sequence[LogRow]) -> tuple[float, float]:
     If the rows contradict each other, only the row with the largest bandwidth counts.
     """
     spans = [
-        ((row.busbw - row.rounding) / (row.algbw + row.rounding), (row.busbw + row.rounding) / (row.algbw - row.rounding))
+        (
+            (row.busbw - row.rounding) / (row.algbw + row.rounding),
+            (row.busbw + row.rounding) / (row.algbw - row.rounding),
+        )
         for row in rows
         if row.algbw >= _LEAST_ALGBW
     ]
@@ -93,7 +97,7 @@ def ranks_in(run: LogRun, collective: str) -> tuple[int, int]:
 
 def likely_ranks(least: int, most: int) -> int:
     """Return the roundest number in a range: a multiple of the largest power of two, near the middle of the range."""
-    for step in (2**k for k in range(20, -1, -1)):
+    for step in _STEPS:
         first = -(-least // step) * step
         if first <= most:
             middle = round((least + min(most, 4 * least)) / 2 / step) * step

@@ -52,7 +52,7 @@ class LogImport:
 
 @dataclass(slots=True)
 class ImportedLogs:
-    """The rows of all logs. ``assumed`` and ``skipped`` are lists of ``file`` and text; ``files`` has counts by file."""
+    """The rows of all logs; ``files`` has counts by file; ``assumed`` and ``skipped`` name the file they concern."""
 
     rows: list[Row] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)
@@ -126,7 +126,7 @@ def _rows(
     """The rows of one run as rows of the table."""
     collective = _collective(run, path, assumed)
     device = request.device or _device(run, path, assumed)
-    ranks = request.ranks or _ranks(run, collective, request.nodes, device, path, assumed)
+    ranks = request.ranks or _ranks(run, path, assumed, collective=collective, nodes=request.nodes, device=device)
     if ranks < 2:
         reason = "one rank: nothing is sent" if ranks else "the number of ranks is not stated: give --ranks"
         contents.problems.setdefault(reason, []).extend(row.line for row in run.rows)
@@ -150,7 +150,7 @@ def _rows(
         "n_meas": run.iterations or None,
     }
     for row in run.rows:
-        yield {name: None for name in COLLECTIVE_COLUMNS} | about | _measured(row, run)
+        yield dict.fromkeys(COLLECTIVE_COLUMNS) | about | _measured(row, run)
 
 
 def _measured(row: LogRow, run: LogRun) -> Row:
@@ -171,13 +171,17 @@ def _collective(run: LogRun, path: Path, assumed: dict[str, None]) -> str:
     if len(possible) > 1 and named in possible:
         assumed[f"collective {named}, from the name of the file"] = None
         return named
-    why = "from its columns" if len(possible) == 1 else f"which its columns allow, as they allow {', '.join(possible[1:])}"
+    why = (
+        "from its columns"
+        if len(possible) == 1
+        else f"which its columns allow, as they allow {', '.join(possible[1:])}"
+    )
     assumed[f"collective {possible[0]}, {why}"] = None
     return possible[0]
 
 
 def _ranks(
-    run: LogRun, collective: str, nodes: int | None, device: str, path: Path, assumed: dict[str, None]
+    run: LogRun, path: Path, assumed: dict[str, None], *, collective: str, nodes: int | None, device: str
 ) -> int:
     """The number of ranks; 0 if it is unknown."""
     if run.listed_ranks or run.stated_ranks:
@@ -187,12 +191,16 @@ def _ranks(
     per_node = _usual_count(device)
     if least and least == most:
         found, why = least, "from the ratio of its bandwidths or of size and count"
+    elif run.least_ranks > 1 and (not least or least <= run.least_ranks <= most):
+        found, why = run.least_ranks, f"with rank {run.least_ranks - 1} as the last one of an incomplete list"
     elif nodes and per_node and (not least or least <= nodes * per_node <= most):
         found, why = nodes * per_node, f"{nodes} nodes of the {per_node} devices that are usual for {device}"
     elif least and most <= _WIDEST * least:
         found, why = likely_ranks(least, most), f"the roundest of the {least} to {most} that its bandwidths allow"
-    else:
+    elif run.local_devices > 1 or collective != "p2p":
         found, why = run.local_devices, "from nThread × nGpus"
+    else:
+        found, why = per_node, f"one node of the {per_node} devices that are usual for {device}"
     if found:
         assumed[f"{found} ranks, {why}"] = None
     return found

@@ -57,7 +57,7 @@ class LogRow:
         return self.size // part if part and self.size % part == 0 else 0
 
 
-class Reading(NamedTuple):
+class RowReading(NamedTuple):
     """What became of a line: the row, or a kind of problem ("" if the line is no row)."""
 
     row: LogRow | None
@@ -69,25 +69,25 @@ def starts_row(text: str) -> bool:
     return bool(_ROW.search(text)) or bool(_START.search(text))
 
 
-def read_row(text: str, line: int, names: tuple[str, ...] = (), *, unit_us: float = 1.0) -> Reading:
+def read_row(text: str, line: int, names: tuple[str, ...] = (), *, unit_us: float = 1.0) -> RowReading:
     """Read a line as a row. ``names`` are the columns of the header above it, ``unit_us`` is its unit of time in µs."""
     found = _ROW.search(text) or _ROW.search(_separated(text))
     if not found:
-        return Reading(None, "")
-    size, count = int(found[1]), int(found[2])
+        return RowReading(None, "")
+    size = int(found[1])
     words = found[4].split()
     redop = words.pop(0) if words and words[0].lower() in REDUCTIONS else ""
     if not size:
-        return Reading(None, "size 0: no data was moved")
+        return RowReading(None, "size 0: no data was moved")
     for with_root in (True, False) if "root" in names or not names else (False, True):
-        row = _row(size, count, found[3], redop.lower(), words, line, names, with_root=with_root, unit_us=unit_us)
+        row = _row(found, redop.lower(), words, line=line, names=names, with_root=with_root, unit_us=unit_us)
         if row is not None:
-            return Reading(row, "")
+            return RowReading(row, "")
     if len(words) < 3:
-        return Reading(None, "the row ends before its bandwidths")
+        return RowReading(None, "the row ends before its bandwidths")
     if not all(_NUMBER.match(word) for word in words[1:3]):
-        return Reading(None, "a time or bandwidth is not a number")
-    return Reading(None, "time and bandwidth of the row disagree")
+        return RowReading(None, "a time or bandwidth is not a number")
+    return RowReading(None, "time and bandwidth of the row disagree")
 
 
 def _separated(text: str) -> str:
@@ -97,14 +97,12 @@ def _separated(text: str) -> str:
 
 
 def _row(
-    size: int,
-    count: int,
-    dtype: str,
+    found: re.Match[str],
     redop: str,
     words: list[str],
+    *,
     line: int,
     names: tuple[str, ...],
-    *,
     with_root: bool,
     unit_us: float,
 ) -> LogRow | None:
@@ -114,6 +112,7 @@ def _row(
     values = words[1:] if with_root else words
     if len(values) < 3 or not all(_NUMBER.match(word) for word in values[:3]):
         return None
+    size = int(found[1])
     time_us, algbw, busbw = (float(word) for word in values[:3])
     if time_us <= 0 or not _agree(size / unit_us, values[0], values[1]):
         return None
@@ -122,8 +121,8 @@ def _row(
     return LogRow(
         line=line,
         size=size,
-        count=count,
-        dtype=dtype,
+        count=int(found[2]),
+        dtype=found[3],
         redop=redop,
         root=int(words[0]) if with_root else None,
         time_us=time_us * unit_us,

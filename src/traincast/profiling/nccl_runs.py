@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from traincast.profiling.nccl_rows import LogRow, Reading, read_row, starts_row
+from traincast.profiling.nccl_rows import LogRow, RowReading, read_row, starts_row
 from traincast.profiling.nccl_text import Line
 from traincast.units import parse_bytes
 
@@ -89,6 +89,11 @@ class LogRun:
     def listed_ranks(self) -> int:
         """Number of ranks if all are listed, else 0."""
         return len(self.ranks) if self.ranks and max(self.ranks) == len(self.ranks) - 1 else 0
+
+    @property
+    def least_ranks(self) -> int:
+        """Number of ranks if the largest listed one is the last; 0 without a list."""
+        return max(self.ranks, default=-1) + 1
 
 
 @dataclass(slots=True)
@@ -187,14 +192,14 @@ def _note_header(run: LogRun, text: str) -> bool:
     return False
 
 
-def _row_at(lines: Sequence[Line], start: int, run: LogRun) -> tuple[Reading, int]:
+def _row_at(lines: Sequence[Line], start: int, run: LogRun) -> tuple[RowReading, int]:
     """Read the row that starts at a line, and the number of lines that it covers.
 
     A row that a terminal wrapped, or that a message of the library interrupted, continues on the next lines. It is
     taken together if that makes sense of its numbers.
     """
 
-    def read(text: str) -> Reading:
+    def read(text: str) -> RowReading:
         return read_row(text, first.number, run.names, unit_us=run.time_unit_us)
 
     first = lines[start]

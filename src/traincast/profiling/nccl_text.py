@@ -15,6 +15,8 @@ from traincast.errors import FileFormatError
 
 MAX_BYTES: Final = 200_000_000
 """Largest log that is read, in bytes."""
+_LONGEST: Final = 2000
+"""Characters of a line that are read."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LAUNCHER: Final = re.compile(r"\[\d+,\d+\]\s*<std(?:out|err)>\s*:?")
@@ -52,11 +54,12 @@ def lines_of(text: str) -> list[Line]:
     """Return the lines of a log without markup, colours and the prefixes of launchers."""
     text = _LAUNCHER.sub(" ", _COLOUR.sub("", text)).replace("\r\n", "\n").replace("\r", "\n")
     if _CELLS.search(text):  # a cell of an HTML table may stand on a line of its own
-        text = _ROW_END.sub("\n", re.sub(r"\s*\n\s*(?=</?t[dhr][\s>])", " ", text, flags=re.IGNORECASE))
+        text = _ROW_END.sub("\n", re.sub(r"[ \t]*\n[ \t]*(?=</?t[dhr][\s>])", " ", text, flags=re.IGNORECASE))
     if "<" in text or "&" in text:
         text = html.unescape(_TAG.sub(" ", _LINE_END.sub("\n", text)))
     lines = []
-    for number, raw in enumerate(text.replace("\xa0", " ").split("\n"), start=1):
+    for number, long in enumerate(text.replace("\xa0", " ").split("\n"), start=1):
+        raw = long[:_LONGEST]
         said = _MESSAGE.search(raw)
         plain = raw[: said.start()] if said else raw
         lines.append(Line(number, plain.replace("\t", " ").rstrip(), said.group() if said else ""))
