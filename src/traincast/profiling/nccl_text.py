@@ -51,7 +51,7 @@ def text_of(path: Path) -> str:
 
 
 def lines_of(text: str) -> list[Line]:
-    """Return the lines of a log without markup, colours and the prefixes of launchers."""
+    """Return the lines of a log without markup, colours and the prefixes of launchers; blank lines are left out."""
     text = _LAUNCHER.sub(" ", _COLOUR.sub("", text)).replace("\r\n", "\n").replace("\r", "\n")
     if _CELLS.search(text):  # a cell of an HTML table may stand on a line of its own
         text = _ROW_END.sub("\n", re.sub(r"[ \t]*\n[ \t]*(?=</?t[dhr][\s>])", " ", text, flags=re.IGNORECASE))
@@ -59,6 +59,8 @@ def lines_of(text: str) -> list[Line]:
         text = html.unescape(_TAG.sub(" ", _LINE_END.sub("\n", text)))
     lines = []
     for number, long in enumerate(text.replace("\xa0", " ").split("\n"), start=1):
+        if not long or long.isspace():
+            continue
         raw = long[:_LONGEST]
         said = _MESSAGE.search(raw)
         plain = raw[: said.start()] if said else raw
