@@ -14,6 +14,7 @@ from traincast import files
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table
 from traincast.cli.profile_import import import_logs
+from traincast.cli.profile_machine import machine
 from traincast.cli.profile_output import (
     facts_of,
     only_rank_0_speaks,
@@ -41,6 +42,7 @@ def profile() -> None:
 
 
 profile.add_command(import_logs)
+profile.add_command(machine)
 
 
 @profile.command(
