@@ -14,6 +14,8 @@ from traincast import files
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table
 from traincast.cli.profile_events import events
+from traincast.cli.profile_import import import_logs
+from traincast.cli.profile_machine import machine
 from traincast.cli.profile_output import (
     facts_of,
     only_rank_0_speaks,
@@ -38,6 +40,10 @@ def profile() -> None:
 
     A table that exists is extended. A run that was interrupted resumes when the same command is run again.
     """
+
+
+profile.add_command(import_logs)
+profile.add_command(machine)
 
 
 @profile.command(

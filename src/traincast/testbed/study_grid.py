@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.strategy import parse_strategy
+from traincast.testbed.request import rate_of
 
 Kind = Literal["emulated", "mixed", "servers", "real", "job"]
 
