@@ -138,6 +138,7 @@ def test_two_local_processes_measure_every_collective_and_go_on_where_a_run_stop
         "interconnect": "TCP loopback",
         "library": library_name("gloo"),
         "time_us": 123.0,
+        "concurrent_groups": 1,
     }
     with ProfileOutput(path, table="collectives", identity=collective_identity) as stopped:
         stopped.add(row)

@@ -89,7 +89,9 @@ def test_a_row_has_exactly_the_columns_of_the_table() -> None:
         "source system device collective bytes n_ranks n_nodes ranks_per_node interconnect library dtype variant stat "
         "time_us busbw_GBps suspect"
     )
-    assert list(COLLECTIVE_COLUMNS) == [*collective.split(), "dispersion", "n_meas", "time_us_min"]
+    assert list(COLLECTIVE_COLUMNS) == [
+        *collective.split(), "dispersion", "n_meas", "time_us_min", "beside_compute", "concurrent_groups", "node_set",
+    ]  # fmt: skip
 
 
 def test_a_row_has_the_dims_the_rate_and_the_spread_of_a_product() -> None:

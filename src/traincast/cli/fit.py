@@ -187,20 +187,53 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
 @fit.command(name="collectives", epilog=options.example("fit collectives mine.parquet -o mine.bundle"))
 @click.argument("file")
 @options.output("the bundle, a folder.")
+@click.option(
+    "--adapt/--no-adapt",
+    default=None,
+    help="Adapt the shipped collectives to the points of one system, or fit curves to them. Default: adapt if FILE has "
+    "at most 40 configurations of one GPU system.",
+)
+@click.option(
+    "--prior",
+    multiple=True,
+    metavar="FILE",
+    help="A table of other systems. The bundle learns from it what to expect of a system that nobody measured. May be "
+    "given several times.",
+)
 @options.rivals()
 @options.seed("The held-out configurations depend on it.")
 @options.json()
 @options.renamed("fit collectives")
-def collectives(file: str, output: str, rivals: bool, seed: int, as_json: bool) -> None:
-    """Fit the times of collectives and transfers to a table of measurements."""
+def collectives(
+    file: str, output: str, adapt: bool | None, prior: tuple[str, ...], rivals: bool, seed: int, as_json: bool
+) -> None:
+    """Fit the times of collectives and transfers to a table of measurements.
+
+    Curves of time over message size are fitted to a large table. A small table, such as ten lines of a log, corrects
+    the shipped collectives instead; the bundle then estimates all sizes, ranks and collectives over the same links.
+    """
     from traincast.fitting.fit import fit as fit_times
 
-    result = fit_times(file, output=output, kind="collectives", rivals=rivals, seed=seed, warn=_say_problems)
+    result = fit_times(
+        file,
+        output=output,
+        kind="collectives",
+        rivals=rivals,
+        seed=seed,
+        adapt=adapt,
+        prior=prior,
+        warn=_say_problems,
+    )
     if as_json:
         print_json(result.as_dict())
         return
     held = result.held_out
-    if held:
+    if result.adapted:
+        console().print(plain(result.adapted), highlight=False)
+        console().print(
+            f"each point estimated from the others: MAPE {held['mape']:.2f} %, median {held['median_ape']:.2f} %"
+        )
+    elif held:
         console().print(
             f"on {held['cells']:g} configurations held out: MAPE {held['mape']:.2f} %, "
             f"median {held['median_ape']:.2f} %"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -181,6 +181,23 @@ def operators(
     metavar="N",
     help="Start N processes on this machine. If omitted, torchrun must start them.",
 )
+@click.option("--beside-compute", is_flag=True, help="Also measure each collective while all of its ranks compute.")
+@click.option(
+    "--concurrent-groups",
+    default=1,
+    show_default=True,
+    type=options.COUNT,
+    metavar="N",
+    help="Also measure each collective while N groups of the same shape run it at once.",
+)
+@click.option(
+    "--node-sets",
+    default=1,
+    show_default=True,
+    type=options.COUNT,
+    metavar="N",
+    help="Measure each group on up to N different sets of nodes.",
+)
 @options.source()
 @click.option(
     "--system", default="", metavar="NAME", help="Value of the table's system column. Default: the name of the host."
@@ -200,6 +217,9 @@ def collectives(
     time_limit: float | None,
     threads: int,
     local: int | None,
+    beside_compute: bool,
+    concurrent_groups: int,
+    node_sets: int,
     source: str,
     system: str,
     interconnect: str,
@@ -232,6 +252,9 @@ def collectives(
             source=source,
             system=system,
             interconnect=interconnect,
+            beside_compute=beside_compute,
+            concurrent_groups=concurrent_groups,
+            node_sets=node_sets,
         )
         check_output(Path(output), table="collectives")
         if local is None and is_launched():
@@ -258,11 +281,13 @@ def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bo
     if as_json:
         print_json(facts_of(result) | {"summary": summary})
         return
+    patterns = any(_pattern(line) != "isolated" for line in summary)
     rows = [
         [
             str(line["collective"]),
             str(line["n_ranks"]),
             str(line["n_nodes"]),
+            *([_pattern(line)] if patterns else []),
             str(line["n"]),
             f"{line['median_dispersion']:.1%}",
             str(line["suspect"]),
@@ -275,14 +300,21 @@ def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bo
         "collective",
         "ranks",
         "nodes",
+        *(["pattern"] if patterns else []),
         "sizes",
         "median dispersion",
         "suspect",
         "least time",
         "best bus bandwidth",
     )
-    print_table("collectives measured", columns, rows, right=range(1, 8))
+    print_table("collectives measured", columns, rows, right=range(1, len(columns)))
     show_rest(result)
+
+
+def _pattern(line: Mapping[str, Any]) -> str:
+    """What ran at the same time, for a table."""
+    groups = f"{line['concurrent_groups']} groups" if line["concurrent_groups"] > 1 else ""
+    return ", ".join(filter(None, ("computing" if line["beside_compute"] else "", groups))) or "isolated"
 
 
 @profile.command(name="opset", epilog=options.example("profile opset --layers-per-type 10 -o opset.json"))

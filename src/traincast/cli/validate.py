@@ -97,16 +97,31 @@ def _show_cells(result: OperatorValidation) -> None:
     print_table("by operator", columns, rows, right=range(3, len(columns)))
 
 
-@validate.command(name="collectives", epilog=options.example("validate collectives collectives.parquet"))
+@validate.command(
+    name="collectives", epilog=options.example("validate collectives collectives.parquet --own-points 10")
+)
 @click.argument("file")
+@click.option(
+    "--own-points",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Adapt the estimates of each system without a fit of its own to K of its rows, chosen evenly over sizes and "
+    "ranks. These rows are skipped, the others are compared.",
+)
 @options.bundle()
 @options.json()
-def collectives(file: str, bundle: tuple[str, ...], as_json: bool) -> None:
-    """Compare estimates of single collectives and transfers with FILE."""
+def collectives(file: str, own_points: int, bundle: tuple[str, ...], as_json: bool) -> None:
+    """Compare estimates of single collectives and transfers with FILE.
+
+    The table's `system` column names the machine of a row. A system that no bundle was fitted to is estimated from what
+    is known of other systems.
+    """
     from traincast.validating.validate import validate as compare
 
     with progress_bar("collectives") as progress:
-        result = compare(file, kind="collectives", bundles=bundle, progress=progress)
+        result = compare(file, kind="collectives", bundles=bundle, own_points=own_points, progress=progress)
     _show(result, as_json=as_json)
 
 

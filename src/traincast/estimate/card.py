@@ -50,6 +50,9 @@ class _Model(TypedDict):
     routes: list[record_of(Route)]  # type: ignore[valid-type]
     conditions: list[record_of(Condition)]  # type: ignore[valid-type]
     intervals: dict[str, _Interval]
+    systems: NotRequired[dict[str, list[int]]]
+    prior: NotRequired[dict[str, Any]]
+    adapted: NotRequired[dict[str, Any]]
 
 
 class _Collectives(TypedDict):

@@ -144,7 +144,7 @@ def _tree_then_ring(curves: Sequence[Curve], size: Floats, ranks: int) -> Floats
     usable = (gain > 0) & is_tree
     if not usable.any():
         return _ring(last, size, ranks)
-    gain = _isotonic(np.interp(knots, knots[usable], gain[usable]), 1.0 / now**2)
+    gain = isotonic(np.interp(knots, knots[usable], gain[usable]), 1.0 / now**2)
     tree = now + gain * math.log2(ranks / last.ranks)
     tree_knots = 2.0**knots < ring_from * ranks
     tree[tree_knots] = np.minimum.accumulate(tree[tree_knots][::-1])[::-1]
@@ -171,7 +171,7 @@ def ring_threshold(curves: Sequence[Curve]) -> float:
     return float(2.0 ** knots[k] / last.ranks) if k < len(knots) else np.inf
 
 
-def _isotonic(values: Floats, weight: Floats) -> Floats:
+def isotonic(values: Floats, weight: Floats) -> Floats:
     """The non-decreasing column nearest to ``values`` (pool adjacent violators)."""
     blocks: list[list[float]] = []
     for value, w in zip(values.tolist(), weight.tolist(), strict=True):

@@ -85,16 +85,19 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Condition:
-    """The software of a measurement: a library family, its version, and the dtype of the elements.
+    """The software of a measurement (library family, version, dtype of the elements) and what ran at the same time.
 
     Settings of a collective library are no part of it: what a job meets is the median over them. Kernels that a
     framework brings along (``custom``) are families of their own, one for each way they are launched; frameworks that
-    bring the same kernel are versions of it.
+    bring the same kernel are versions of it. ``beside_compute`` says that the ranks computed during the collective,
+    ``concurrent_groups`` how many groups ran the same collective at once, this one included.
     """
 
     family: str
     version: str = ""
     dtype: str = ""
+    beside_compute: bool = False
+    concurrent_groups: int = 1
 
     @property
     def is_library(self) -> bool:
@@ -102,22 +105,41 @@ class Condition:
         return "custom" not in self.family
 
     @property
+    def pattern(self) -> str:
+        """What ran at the same time, as a text: empty for a collective measured in isolation.
+
+        >>> Condition(family="gloo", beside_compute=True, concurrent_groups=2).pattern
+        'beside compute, 2 groups'
+        """
+        groups = f"{self.concurrent_groups} groups" if self.concurrent_groups > 1 else ""
+        return ", ".join(filter(None, ("beside compute" if self.beside_compute else "", groups)))
+
+    @property
     def preference(self) -> tuple[object, ...]:
-        """Sorts what training most likely runs first: libraries, wide dtypes, newest versions."""
+        """Sorts isolated measurements first, then what training most likely runs: libraries, wide dtypes, newest."""
         numbers = tuple(-int(n) for n in re.findall(r"\d+", self.version)[:4])
-        return (not self.is_library, self.dtype == "int8", not numbers, numbers, self.family, self.version, self.dtype)
+        software = (not self.is_library, self.dtype == "int8", not numbers, numbers)
+        return (self.beside_compute, self.concurrent_groups, *software, self.family, self.version, self.dtype)
 
 
 @lru_cache(maxsize=4096)
-def condition_of(library: str, variant: str = "", dtype: str = "") -> Condition:
-    """The condition that a row's ``library`` (``NCCL 2.27.3``), ``variant`` and ``dtype`` describe."""
+def condition_of(
+    library: str, variant: str = "", dtype: str = "", beside_compute: bool = False, concurrent_groups: int = 1
+) -> Condition:
+    """The condition that a row's ``library`` (``NCCL 2.27.3``), ``variant``, ``dtype`` and pattern describe."""
     words = library.replace("(", " ").replace(")", " ").split() or ["unknown"]
     split = next((i for i, word in enumerate(words) if i and (word[0].isdigit() or "." in word)), len(words))
     family, version = " ".join(words[:split]), " ".join(words[split:])
     if "custom" in family and variant:
         family, version = f"custom {variant.partition('/')[0]}", f"{words[0]} {version}"
     name = dtype_in(dtype)
-    return Condition(family=family, version=version, dtype="int8" if name in _BYTES else name)
+    return Condition(
+        family=family,
+        version=version,
+        dtype="int8" if name in _BYTES else name,
+        beside_compute=beside_compute,
+        concurrent_groups=concurrent_groups,
+    )
 
 
 @lru_cache(maxsize=4096)

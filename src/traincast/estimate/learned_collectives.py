@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.errors import FileFormatError
+from traincast.estimate.adapted_collectives import AdaptedSystem, adapted_from, link_of
 from traincast.estimate.collective_curves import Curve, CurveFamily
 from traincast.estimate.collective_features import (
     KINDS,
@@ -31,6 +32,7 @@ from traincast.estimate.collective_features import (
     baseline_seconds,
     messages,
 )
+from traincast.estimate.system_prior import SystemPrior, unpacked
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -70,6 +72,9 @@ class CollectiveModel:
     ``card`` has ``routes`` and ``conditions`` (what the numbers of the curves stand for) and ``intervals`` (factors
     around the estimate that hold 90 % of held-out measurements). ``path`` is the bundle's. If the user
     named the bundle (``given``), curves far slower than their links allow are used where there are no others.
+
+    A bundle that was adapted to a few points of a system (``adapted``) estimates all collectives over the links of
+    these points.
     """
 
     weights: Mapping[str, npt.NDArray[Any]]
@@ -105,6 +110,24 @@ class CollectiveModel:
     def routes(self) -> tuple[Route, ...]:
         """The routes that were measured, by number."""
         return tuple(Route(**entry) for entry in self.card["routes"])
+
+    @cached_property
+    def prior(self) -> SystemPrior | None:
+        """What to expect of systems that were not measured, if the bundle has it."""
+        return unpacked(self.weights, self.card["prior"]) if "prior" in self.card else None
+
+    @cached_property
+    def adapted(self) -> AdaptedSystem | None:
+        """The system whose few points the bundle was adapted to, if it was."""
+        if self.prior is None or "adapted" not in self.card:
+            return None
+        return adapted_from(self.prior, self.weights, self.card["adapted"])
+
+    def has_system(self, system: str, route: Route) -> bool:
+        """Whether curves were fitted to this system on this route; without names of systems, the route decides."""
+        routes = [number for number, known in enumerate(self.routes) if known.key == route.key]
+        systems = self.card.get("systems")
+        return bool(routes) if systems is None else any(number in systems.get(system, ()) for number in routes)
 
     @cached_property
     def _families(self) -> dict[tuple[Route, str], dict[Condition, CurveFamily]]:
@@ -174,6 +197,14 @@ class CollectiveModel:
                 warnings[f"{family.kind} on {cluster.name}: {text}"] = None
             if route.key != here.key:
                 warnings[f"{family.kind} on {cluster.name}: times measured on {route.device} are used, scaled"] = None
+        if self.adapted is not None and not learned.all():
+            found_here = self.adapted.estimate(works, cluster, conditions=conditions)
+            new = found_here.known & ~learned
+            seconds, low, high = (
+                np.where(new, adapted, column)
+                for adapted, column in zip(found_here[:3], (seconds, low, high), strict=True)
+            )
+            learned |= new
         return Learned(seconds, low, high, learned, tuple(warnings))
 
     def knows(self, works: Sequence[Message], cluster: Cluster) -> Mask:
@@ -182,10 +213,16 @@ class CollectiveModel:
         known = ~((m.nbytes > 0) & (m.ranks > 1))
         for where, _ in self._groups(m, None):
             known[where] = True
+        if self.adapted is not None:
+            links = self.adapted.links
+            covered = np.array([links is None or link_of(route) in links for route in m.routes], dtype=bool)
+            known |= covered[m.route]
         return known
 
     def reaches(self, route: Route) -> bool:
-        """Whether there are curves of any collective for this route."""
+        """Whether there are curves of any collective for this route, or points over its links."""
+        if self.adapted is not None and link_of(route) in (self.adapted.links or ()):
+            return True
         return any(self._nearest_route(kind, route) is not None for kind in KINDS)
 
     def _groups(
@@ -214,7 +251,13 @@ class CollectiveModel:
         alike = {} if condition is None else {c: f for c, f in families.items() if c.family == condition.family}
         if condition is not None and alike:
             agreement = {
-                c: (f.has(ranks), c.dtype == condition.dtype, c.version == condition.version) for c, f in alike.items()
+                c: (
+                    c.pattern == condition.pattern,
+                    f.has(ranks),
+                    c.dtype == condition.dtype,
+                    c.version == condition.version,
+                )
+                for c, f in alike.items()
             }
             best = max(agreement, key=lambda c: agreement[c])
             return _Chosen(alike[best], near, away + (0.0 if all(agreement[best]) else _OTHER_VERSION))

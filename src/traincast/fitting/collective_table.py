@@ -57,7 +57,12 @@ _COPIED_ROWS: Final = 50
 
 _NEEDS: Final = ("device", "collective", "bytes", "n_ranks", "time_us")
 _TEXTS: Final = ("source", "system", "device", "collective", "interconnect", "library", "dtype", "variant")
-_NUMBERS: Final = ("bytes", "n_ranks", "n_nodes", "ranks_per_node", "time_us", "busbw_GBps", "dispersion", "n_meas")
+_NUMBERS: Final = (
+    "bytes", "n_ranks", "n_nodes", "ranks_per_node", "time_us", "busbw_GBps", "dispersion", "n_meas",
+    "concurrent_groups",
+)  # fmt: skip
+_FLAGS: Final = ("suspect", "beside_compute")
+_TRUE: Final = frozenset({"true", "1", "1.0", "yes"})
 _PER_NODE: Final = re.compile(r"\b(\d{1,3})\W*GPU", re.IGNORECASE)
 
 
@@ -67,11 +72,13 @@ class CollectiveTable:
 
     ``index`` is the row's number in the file, ``seconds`` its time, ``baseline`` what latencies and bandwidths alone
     predict, ``variance`` what the row itself says of its spread (relative, squared; 0 where nothing). ``cluster``,
-    ``route`` and ``condition`` index the tuples of those names; ``key`` is a hash of the configuration.
+    ``route`` and ``condition`` index the tuples of those names; ``key`` is a hash of the configuration. ``system`` is
+    the name of the machine, or else the source with the device.
     """
 
     index: Ints
     source: Texts
+    system: Texts
     kind: Ints
     nbytes: Floats
     ranks: Ints
@@ -110,8 +117,8 @@ class CollectiveTable:
 
 
 _ROW_COLUMNS: Final = (
-    "index", "source", "kind", "nbytes", "ranks", "nodes", "islands", "seconds", "baseline", "variance", "cluster",
-    "route", "condition", "key",
+    "index", "source", "system", "kind", "nbytes", "ranks", "nodes", "islands", "seconds", "baseline", "variance",
+    "cluster", "route", "condition", "key",
 )  # fmt: skip
 
 
@@ -132,12 +139,12 @@ def _columns(table: pa.Table) -> dict[str, list[Any]]:
     """The columns that are used, as texts and numbers; a missing or malformed number is NaN."""
     empty: list[Any] = [None] * table.num_rows
     found = {
-        name: table[name].to_pylist() if name in table.column_names else empty
-        for name in (*_TEXTS, *_NUMBERS, "suspect")
+        name: table[name].to_pylist() if name in table.column_names else empty for name in (*_TEXTS, *_NUMBERS, *_FLAGS)
     }
     texts = {name: [text_in(v) for v in found[name]] for name in _TEXTS}
     numbers = {name: [np.nan if (n := number_in(v)) is None else n for v in found[name]] for name in _NUMBERS}
-    return {**texts, **numbers, "suspect": found["suspect"]}
+    flags = {name: [str(v).lower() in _TRUE for v in found[name]] for name in _FLAGS}
+    return {**texts, **numbers, **flags}
 
 
 def _row_problem(c: dict[str, list[Any]], i: int) -> str:
@@ -159,6 +166,9 @@ def _row_problem(c: dict[str, list[Any]], i: int) -> str:
         return f"n_nodes is {c['n_nodes'][i]:g} for {ranks:g} ranks: expected a whole number from 1 to n_ranks"
     if c["suspect"][i]:
         return "marked as suspect in the table"
+    groups = c["concurrent_groups"][i]
+    if not np.isnan(groups) and not (1 <= groups <= 1e6 and groups == int(groups)):
+        return f"concurrent_groups is {groups:g}: expected a whole number of 1 or more"
     stated = c["busbw_GBps"][i]
     if np.isfinite(stated) and stated > 0:
         share = {"all_reduce": 2.0 * (ranks - 1) / ranks, "p2p": 1.0, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
@@ -218,7 +228,14 @@ def _placed(c: dict[str, list[Any]], reasons: list[str]) -> _Placed:
             continue
         cluster[i] = clusters.setdefault(found, len(clusters))
         by_cluster[int(cluster[i])].append(i)
-        software = condition_of(c["library"][i], c["variant"][i], c["dtype"][i])
+        groups = c["concurrent_groups"][i]
+        software = condition_of(
+            c["library"][i],
+            c["variant"][i],
+            c["dtype"][i],
+            c["beside_compute"][i],
+            1 if np.isnan(groups) else int(groups),
+        )
         condition[i] = conditions.setdefault(software, len(conditions))
     baseline, floor = np.zeros(count), np.zeros(count)
     routes: dict[Route, int] = {}
@@ -281,6 +298,8 @@ def _copies(c: dict[str, list[Any]], p: _Placed, sound: Sequence[bool]) -> list[
 
 def _table(c: dict[str, list[Any]], p: _Placed, reasons: Sequence[str]) -> CollectiveTable:
     source = np.array([s or "unknown" for s in c["source"]], dtype=object)
+    named = zip(c["system"], source.tolist(), c["device"], strict=True)
+    system = np.array([name or f"{origin} {device}" for name, origin, device in named], dtype=object)
     problems = tuple(RowProblem(row=i, reason=r, source=source[i]) for i, r in enumerate(reasons) if r)
     rows = np.array([i for i, r in enumerate(reasons) if not r], dtype=np.int64)
     kind = np.array([KINDS.index(c["collective"][i]) for i in rows], dtype=np.int64)
@@ -289,7 +308,7 @@ def _table(c: dict[str, list[Any]], p: _Placed, reasons: Sequence[str]) -> Colle
     spread = np.nan_to_num(np.array(c["dispersion"], dtype=np.float64)[rows], posinf=1.0)
     repeats = np.maximum(1.0, np.nan_to_num(np.array(c["n_meas"], dtype=np.float64)[rows], nan=1.0))
     key = [
-        f"{p.routes[r].key} {KINDS[k]} {b:.6g} {n} {m} {p.conditions[s].family}"
+        f"{p.routes[r].key} {KINDS[k]} {b:.6g} {n} {m} {p.conditions[s].family}{p.conditions[s].pattern}"
         for r, k, b, n, m, s in zip(
             p.route[rows].tolist(), kind.tolist(), nbytes.tolist(), ranks.tolist(), p.islands[rows].tolist(),
             p.condition[rows].tolist(), strict=True,
@@ -298,6 +317,7 @@ def _table(c: dict[str, list[Any]], p: _Placed, reasons: Sequence[str]) -> Colle
     return CollectiveTable(
         index=rows,
         source=source[rows],
+        system=system[rows],
         kind=kind,
         nbytes=nbytes,
         ranks=ranks,

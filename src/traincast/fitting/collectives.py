@@ -97,8 +97,15 @@ def _packed(table: CollectiveTable, curves: Sequence[FittedCurve], intervals: Ma
         "routes": [asdict(route) for route in table.routes],
         "conditions": [asdict(condition) for condition in table.conditions],
         "intervals": {name: list(factors) for name, factors in intervals.items()},
+        "systems": _systems(table),
     }
     return {"weights": weights, "card": card}
+
+
+def _systems(table: CollectiveTable) -> dict[str, list[int]]:
+    """The routes that each system was measured on, by number."""
+    pairs = set(zip(table.system.tolist(), table.route.tolist(), strict=True))
+    return {name: sorted(route for system, route in pairs if system == name) for name in sorted({s for s, _ in pairs})}
 
 
 def _intervals(table: CollectiveTable, measured: Floats, predicted: Floats) -> dict[str, list[float]]:

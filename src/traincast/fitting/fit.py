@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from traincast.engines import local_engine
 from traincast.errors import RequestError, UnknownNameError
+from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import check_output, save_bundle
+from traincast.fitting.adapt_collectives import adapt_collectives, should_adapt
 from traincast.fitting.collective_table import CollectiveTable, read_collectives
 from traincast.fitting.collectives import HeldOutScore, compare_collectives, fit_collectives
 from traincast.fitting.dataset import OperatorTable, filters, joined, read_operators
+from traincast.fitting.system_prior import fit_prior
 
 if TYPE_CHECKING:
     from traincast.fitting.operators import FittedCell
@@ -30,7 +33,8 @@ class Fit:
 
     Operators have ``cells``, one model per family, setting, dtype and device; collectives have ``held_out``, the
     errors on configurations that were not fitted. ``rivals`` are the scores of other models where they were asked
-    for, ``left_out`` says which rows were not used and why.
+    for, ``left_out`` says which rows were not used and why. ``adapted`` says what a bundle of collectives was adapted
+    to, if the table was too small for curves of its own.
     """
 
     kind: Kind
@@ -39,6 +43,7 @@ class Fit:
     held_out: Mapping[str, float] = field(default_factory=dict)
     rivals: Sequence[RivalScore | HeldOutScore] = ()
     left_out: Sequence[str] = ()
+    adapted: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return what ``traincast fit --json`` prints."""
@@ -53,7 +58,8 @@ class Fit:
             }
             for made in self.cells
         ]
-        result = {"cells": cells} if self.kind == "operators" else {"held_out": self.held_out}
+        learned = {"held_out": self.held_out, "adapted": self.adapted}
+        result = {"cells": cells} if self.kind == "operators" else learned
         rivals = [asdict(rival) for rival in self.rivals]
         return {"bundle": str(self.bundle), **result, "rivals": rivals, "left_out": list(self.left_out)}
 
@@ -69,6 +75,8 @@ def fit(
     where: Mapping[str, Collection[str]] | None = None,
     seed: int = 0,
     workers: int | None = None,
+    adapt: bool | None = None,
+    prior: Sequence[str | Path] = (),
     progress: Callable[[str], None] | None = None,
     warn: Callable[[Sequence[str]], None] | None = None,
 ) -> Fit:
@@ -83,6 +91,10 @@ def fit(
     (``{"device": ["A100"]}``), and ``workers`` is the number of processes. They are refused for collectives, which
     take one table.
 
+    For collectives only: ``adapt`` says whether to adapt the shipped collectives to the points of one system instead of
+    fitting curves; by default, this is done for a table of at most 40 configurations of one GPU system. ``prior`` names
+    tables of many systems, from which the bundle learns what to expect of systems that nobody measured.
+
     >>> from traincast import fit
     >>> fit("mine.parquet", output="mine.bundle", networks=()).cells[0].scores["all"].mape  # doctest: +SKIP
     4.7
@@ -95,9 +107,12 @@ def fit(
         if wrong or len(paths) != 1:
             what = ", ".join(wrong) or f"{len(paths)} tables"
             raise RequestError(f"{what}: collectives are fitted to one table, and by one process, as a whole")
-        return _fit_collectives(paths[0], target, rivals=rivals, seed=seed, warn=warn)
+        more = [Path(path) for path in prior]
+        return _fit_collectives(paths[0], target, rivals=rivals, seed=seed, adapt=adapt, prior=more, warn=warn)
     if kind != "operators":
         raise UnknownNameError("kind of measurements", kind, ("operators", "collectives"))
+    if adapt is not None or prior:
+        raise RequestError("adapt and prior apply to collectives only")
     from traincast.fitting.operator_bundle import bundle_of, shipped_base
     from traincast.fitting.operators import FitConfig, fit_operators
     from traincast.fitting.train import TrainConfig
@@ -125,15 +140,40 @@ def fit(
 
 
 def _fit_collectives(
-    path: Path, target: Path, *, rivals: bool, seed: int, warn: Callable[[Sequence[str]], None] | None
+    path: Path,
+    target: Path,
+    *,
+    rivals: bool,
+    seed: int,
+    adapt: bool | None,
+    prior: Sequence[Path],
+    warn: Callable[[Sequence[str]], None] | None,
 ) -> Fit:
+    if adapt and (rivals or prior):
+        raise RequestError("an adapted bundle has no rivals and no prior of its own: leave out rivals and prior")
     check_output(target)
     table = read_collectives(path)
     left_out = _told(table, warn)
-    weights, model = fit_collectives(table, seed=seed)
-    save_bundle(target, {"kind": "collectives", "data": _about([path], table), "seed": seed, "model": model}, weights)
+    base = None if adapt is False or rivals or prior else learned_cost_model().collectives[-1]
+    adapts = base is not None and (adapt or should_adapt(table, base))
+    if adapts and base is not None:
+        weights, model = adapt_collectives(table, base)
+    else:
+        weights, model = fit_collectives(table, seed=seed)
+    if prior:
+        arrays, model["prior"] = fit_prior([table, *(read_collectives(more) for more in prior)]).packed()
+        weights |= arrays
+    about = _about([path, *prior], table)
+    save_bundle(target, {"kind": "collectives", "data": about, "seed": seed, "model": model}, weights)
     scores = compare_collectives(table, seed=seed) if rivals else []
-    return Fit(kind="collectives", bundle=target, held_out=model["held_out"], rivals=scores, left_out=left_out)
+    return Fit(
+        kind="collectives",
+        bundle=target,
+        held_out=model["held_out"],
+        rivals=scores,
+        left_out=left_out,
+        adapted=model["adapted"]["says"] if adapts else "",
+    )
 
 
 def _read_operators(paths: Sequence[Path], where: Mapping[str, Collection[str]]) -> OperatorTable:

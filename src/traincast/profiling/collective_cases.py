@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.errors import RequestError, UnknownNameError
@@ -22,6 +22,7 @@ SIZES: Final = tuple(KIB * 4**n for n in range(9))
 _LARGEST: Final = 64 * GIB
 _MOST_REPEATS: Final = 10**6
 _MOST_THREADS: Final = 4096
+_MOST_GROUPS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,11 @@ class CollectiveRequest:
     """The collectives to profile: ``sizes`` in bytes, ``groups`` in ranks (empty: 2, 4, … up to all ranks).
 
     ``time_limit_s`` is the most seconds to take; a later run with the same output measures what is left.
+
+    Three fields ask for run-time patterns, which are measured after the isolated collectives. With ``beside_compute``,
+    every collective is also measured while its ranks compute. With ``concurrent_groups``, it is also measured while
+    this many groups of the same shape run it at once, where the ranks suffice. With ``node_sets``, a group is measured
+    on up to this many sets of nodes.
     """
 
     collectives: tuple[str, ...] = COLLECTIVES
@@ -41,6 +47,9 @@ class CollectiveRequest:
     source: str = "profile"
     system: str = ""
     interconnect: str = ""
+    beside_compute: bool = False
+    concurrent_groups: int = 1
+    node_sets: int = 1
 
     def __post_init__(self) -> None:
         for name in self.collectives:
@@ -57,6 +66,11 @@ class CollectiveRequest:
             raise RequestError(f"time_limit_s is {self.time_limit_s:g}: expected more than 0")
         if not self.sizes or not self.collectives:
             raise RequestError("nothing to profile: give at least one collective and one size")
+        if not 1 <= self.concurrent_groups <= _MOST_GROUPS or not 1 <= self.node_sets <= _MOST_GROUPS:
+            raise RequestError(
+                f"concurrent_groups is {self.concurrent_groups} and node_sets is {self.node_sets}: expected 1 to "
+                f"{_MOST_GROUPS}"
+            )
         if any(group < 2 for group in self.groups):
             raise RequestError(f"groups are {', '.join(map(str, self.groups))}: a group has 2 ranks or more")
 
@@ -76,11 +90,27 @@ class GroupPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCase:
-    """One measurement: a collective of ``nbytes`` bytes in one group."""
+    """One measurement: a collective of ``nbytes`` bytes in one group.
+
+    ``beside`` are other groups that run the same collective at the same time. If ``computing``, all ranks compute
+    meanwhile.
+    """
 
     collective: str
     nbytes: int
     placement: GroupPlacement
+    beside: tuple[GroupPlacement, ...] = ()
+    computing: bool = False
+
+    @property
+    def groups(self) -> tuple[GroupPlacement, ...]:
+        """All groups that take part."""
+        return (self.placement, *self.beside)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of all groups."""
+        return tuple(rank for group in self.groups for rank in group.ranks)
 
 
 def parse_size(text: str) -> int:
@@ -148,24 +178,56 @@ def bus_factor(collective: str, num_ranks: int) -> float:
     return (n - 1) / n if collective in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
-def placements(nodes: Sequence[str], groups: Sequence[int]) -> list[GroupPlacement]:
-    """The groups to measure; ``nodes[rank]`` is a rank's node. Groups lie on one node, or evenly on several."""
-    ranks_on: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, node in enumerate(nodes):
-        ranks_on[node].append(rank)
-    homes = sorted(ranks_on.values(), key=lambda ranks: (-len(ranks), ranks))
-    found = []
+def placements(nodes: Sequence[str], groups: Sequence[int], *, node_sets: int = 1) -> list[GroupPlacement]:
+    """The groups to measure; ``nodes[rank]`` is a rank's node. Groups lie on one node, or evenly on several.
+
+    Each group is placed on up to ``node_sets`` sets of nodes, which differ in at least one node.
+    """
+    homes = _homes(nodes)
+    found: dict[GroupPlacement, None] = {}
     for size in groups or _doubling(len(nodes)):
         for count in range(1, len(homes) + 1):
             if size % count or count > size:
                 continue
             each = size // count
-            fitting = [ranks[:each] for ranks in homes if len(ranks) >= each][:count]
+            able = [ranks for ranks in homes if len(ranks) >= each]
             power_of_two = count & (count - 1) == 0
-            if len(fitting) == count and (power_of_two or count == len(homes)):
-                ranks = tuple(sorted(rank for part in fitting for rank in part))
-                found.append(GroupPlacement(ranks=ranks, num_nodes=count))
-    return found
+            if len(able) < count or not (power_of_two or count == len(homes)):
+                continue
+            for start in range(min(node_sets, len(able) if count < len(able) else 1)):
+                chosen = (able + able)[start : start + count]
+                ranks = tuple(sorted(rank for part in chosen for rank in part[:each]))
+                found[GroupPlacement(ranks=ranks, num_nodes=count)] = None
+    return list(found)
+
+
+def _homes(nodes: Sequence[str]) -> list[list[int]]:
+    """The ranks of each node, the node with the most ranks first."""
+    ranks_on: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, node in enumerate(nodes):
+        ranks_on[node].append(rank)
+    return sorted(ranks_on.values(), key=lambda ranks: (-len(ranks), ranks))
+
+
+def companions(placement: GroupPlacement, nodes: Sequence[str], count: int) -> tuple[GroupPlacement, ...]:
+    """``count`` further groups of the same shape on the same nodes, without a common rank; fewer than that: none.
+
+    >>> companions(GroupPlacement(ranks=(0, 1), num_nodes=1), ["a"] * 4, 1)[0].ranks
+    (2, 3)
+    """
+    each = len(placement.ranks) // placement.num_nodes
+    used = {nodes[rank] for rank in placement.ranks}
+    free = {node: [rank for rank, home in enumerate(nodes) if home == node] for node in sorted(used)}
+    free = {node: [rank for rank in ranks if rank not in placement.ranks] for node, ranks in free.items()}
+    if any(len(ranks) < each * count for ranks in free.values()):
+        return ()
+    return tuple(
+        GroupPlacement(
+            ranks=tuple(sorted(rank for ranks in free.values() for rank in ranks[i * each : (i + 1) * each])),
+            num_nodes=placement.num_nodes,
+        )
+        for i in range(count)
+    )
 
 
 def _doubling(num_ranks: int) -> list[int]:
@@ -174,14 +236,24 @@ def _doubling(num_ranks: int) -> list[int]:
 
 
 def cases_of(request: CollectiveRequest, nodes: Sequence[str]) -> list[CollectiveCase]:
-    """All distinct cases of a request; ``nodes[rank]`` is the node of each rank."""
-    cases: dict[CollectiveCase, None] = {}
-    for placement in placements(nodes, request.groups):
+    """All distinct cases of a request, isolated ones first; ``nodes[rank]`` is the node of each rank."""
+    isolated: dict[CollectiveCase, None] = {}
+    for placement in placements(nodes, request.groups, node_sets=request.node_sets):
         n = len(placement.ranks)
         for collective in request.collectives:
             if collective == "p2p" and n != 2:
                 continue
             for size in request.sizes:
                 nbytes = counted_bytes(collective, elements_of(collective, size, n), n)
-                cases[CollectiveCase(collective=collective, nbytes=nbytes, placement=placement)] = None
-    return list(cases)
+                isolated[CollectiveCase(collective=collective, nbytes=nbytes, placement=placement)] = None
+    patterns = [case for case in isolated for case in _patterns(case, request, nodes)]
+    return [*isolated, *patterns]
+
+
+def _patterns(case: CollectiveCase, request: CollectiveRequest, nodes: Sequence[str]) -> list[CollectiveCase]:
+    """The same case under each run-time pattern that was asked for, and under both at once."""
+    beside = companions(case.placement, nodes, request.concurrent_groups - 1)
+    found = [replace(case, computing=True)] if request.beside_compute else []
+    if beside:
+        found += [replace(each, beside=beside) for each in (case, *found)]
+    return found

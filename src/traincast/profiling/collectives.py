@@ -12,17 +12,27 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from traincast.errors import RequestError
 from traincast.graph.capture import require_torch
-from traincast.profiling.collective_cases import CollectiveCase, CollectiveRequest, bus_factor, cases_of, elements_of
+from traincast.profiling.collective_cases import (
+    CollectiveCase,
+    CollectiveRequest,
+    GroupPlacement,
+    bus_factor,
+    cases_of,
+    elements_of,
+)
+from traincast.profiling.computing_beside import computing
 from traincast.profiling.machine import device_name
 from traincast.profiling.outcome import Profile, Progress, Unmeasured
 from traincast.profiling.output import ProfileOutput, check_output
-from traincast.profiling.rows import Row
+from traincast.profiling.rows import ISOLATED, Row
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, clock_of
 
 Run: TypeAlias = Callable[[], object]
@@ -80,7 +90,8 @@ def profile_collectives(
 def collective_identity(row: Row) -> str:
     """A text that is equal for rows of the same measurement."""
     names = ("source", "system", "device", "collective", "bytes", "n_ranks", "n_nodes", "library", "interconnect")
-    return "|".join(str(row[name]) for name in names)
+    pattern = [f"{name}={row[name]}" for name, usual in ISOLATED.items() if row[name] != usual]
+    return "|".join([*(str(row[name]) for name in names), *pattern])
 
 
 class _Ring:
@@ -108,7 +119,7 @@ class _Ring:
             raise RequestError(
                 f"no group of {', '.join(map(str, request.groups)) or 2} ranks can be formed from {self.size} ranks"
             )
-        self.groups = {p: dist.new_group(list(p.ranks)) for p in dict.fromkeys(case.placement for case in self.cases)}
+        self.groups = {p: dist.new_group(list(p.ranks)) for p in dict.fromkeys(p for c in self.cases for p in c.groups)}
 
     def lead(self, output: Path, progress: Progress) -> Profile:
         """Rank 0: say which case is next, take part in it, gather the times, keep the rows."""
@@ -147,8 +158,8 @@ class _Ring:
 
     def _lead_case(self, number: int, case: CollectiveCase) -> tuple[Row | None, str]:
         self.store.set(f"next/{self._turn}", str(number))
-        results = {0: self._take_part(case)} if 0 in case.placement.ranks else {}
-        for rank in case.placement.ranks:
+        results = {0: self._take_part(case)} if 0 in case.ranks else {}
+        for rank in case.ranks:
             if rank != 0:
                 results[rank] = json.loads(self.store.get(f"result/{self._turn}/{rank}"))
         self._turn += 1
@@ -165,7 +176,7 @@ class _Ring:
             if number < 0:
                 return
             case = self.cases[number]
-            if self.rank in case.placement.ranks:
+            if self.rank in case.ranks:
                 self.store.set(f"result/{self._turn}/{self.rank}", json.dumps(self._take_part(case)))
             self._turn += 1
 
@@ -173,10 +184,14 @@ class _Ring:
         """Run one case; return the times of this rank, or why it cannot be run."""
         import torch
 
+        mine = next(group for group in case.groups if self.rank in group.ranks)
         try:
-            run = _call_of(case, self.groups[case.placement], self.device)
-            # Every rank must make the same number of runs, so no rank may stop early or time several as one.
-            samples = _timed(run, self.request.repeats, self.device)
+            run = _call_of(replace(case, placement=mine), self.groups[mine], self.device)
+            with computing(self.device) if case.computing else nullcontext():
+                if case.beside:
+                    self._meet(len(case.ranks))
+                # Every rank must make the same number of runs, so no rank may stop early or time several as one.
+                samples = _timed(run, self.request.repeats, self.device)
         except (RuntimeError, NotImplementedError, ValueError, torch.cuda.OutOfMemoryError) as error:
             return {"error": " ".join(str(error).split())[:160]}
         share = 0.5 if case.collective == "p2p" else 1.0  # there and back is two messages
@@ -187,6 +202,13 @@ class _Ring:
             "dispersion": timing.dispersion,
             "count": timing.count,
         }
+
+    def _meet(self, count: int) -> None:
+        """Wait until ``count`` ranks are here, so that groups without a common rank start together."""
+        here = f"meet/{self._turn}"
+        if self.store.add(here, 1) == count:
+            self.store.set(f"{here}/all", "1")
+        self.store.get(f"{here}/all")
 
     def _row(self, case: CollectiveCase, timing: Timing | None) -> Row:
         n, seconds = len(case.placement.ranks), timing.median_s if timing else 1.0
@@ -212,7 +234,15 @@ class _Ring:
             "dispersion": timing.dispersion if timing else 0.0,
             "n_meas": timing.count if timing else 0,
             "time_us_min": timing.min_s * 1e6 if timing else 0.0,
+            "beside_compute": case.computing,
+            "concurrent_groups": len(case.groups),
+            "node_set": self._node_set(case.placement) if request.node_sets > 1 else "",
         }
+
+    def _node_set(self, placement: GroupPlacement) -> str:
+        """The numbers of a group's nodes, in the order in which ranks first name them: ``0+2``."""
+        numbers = {node: i for i, node in enumerate(dict.fromkeys(self.nodes))}
+        return "+".join(str(n) for n in sorted({numbers[self.nodes[rank]] for rank in placement.ranks}))
 
 
 def library_name(backend: str) -> str:
@@ -286,20 +316,23 @@ def _there_and_back(data: Any, ranks: tuple[int, ...], group: Any) -> Run:
 
 
 def summary_of_collectives(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-    """For each collective and group: number of rows, median dispersion, best bus bandwidth in bytes per second."""
-    groups: defaultdict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    """For each collective, group and pattern: number of rows, median dispersion, best bus bandwidth in bytes/s."""
+    groups: defaultdict[tuple[str, int, int, bool, int], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["collective"], row["n_ranks"], row["n_nodes"]].append(row)
+        pattern = (row["beside_compute"], row["concurrent_groups"])
+        groups[row["collective"], row["n_ranks"], row["n_nodes"], *pattern].append(row)
     return [
         {
             "collective": collective,
             "n_ranks": n_ranks,
             "n_nodes": n_nodes,
+            "beside_compute": beside_compute,
+            "concurrent_groups": concurrent_groups,
             "n": len(group),
             "suspect": sum(bool(row["suspect"]) for row in group),
             "median_dispersion": sorted(row["dispersion"] for row in group)[len(group) // 2],
             "least_s": min(row["time_us"] for row in group) * 1e-6,
             "best_bytes_per_s": max(row["busbw_GBps"] for row in group) * 1e9,
         }
-        for (collective, n_ranks, n_nodes), group in sorted(groups.items())
+        for (collective, n_ranks, n_nodes, beside_compute, concurrent_groups), group in sorted(groups.items())
     ]

@@ -25,6 +25,9 @@ _OPTIONS: Final = {
     "source": "--source",
     "system": "--system",
     "interconnect": "--interconnect",
+    "beside_compute": "--beside-compute",
+    "concurrent_groups": "--concurrent-groups",
+    "node_sets": "--node-sets",
 }
 """The option of ``traincast profile collectives`` for each field of a request."""
 
@@ -35,6 +38,9 @@ def words_of(request: CollectiveRequest, output: Path) -> list[str]:
     for field in fields(request):
         value = getattr(request, field.name)
         if value == field.default:
+            continue
+        if value is True:
+            words.append(_OPTIONS[field.name])
             continue
         if isinstance(value, tuple):
             value = ",".join(map(str, value))

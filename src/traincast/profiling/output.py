@@ -14,7 +14,7 @@ from typing import Any, Final
 from traincast import files
 from traincast.errors import FileFormatError, RequestError
 from traincast.journal import Journal
-from traincast.profiling.rows import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, Columns, Row
+from traincast.profiling.rows import COLLECTIVE_COLUMNS, ISOLATED, OPERATOR_COLUMNS, Columns, Row
 
 TABLES: Final[dict[str, Columns]] = {"operators": OPERATOR_COLUMNS, "collectives": COLLECTIVE_COLUMNS}
 
@@ -43,7 +43,8 @@ def _check_schema(output: Path, *, table: str) -> None:
         raise FileFormatError(
             f"{output} exists and is not a Parquet file: move it away, or choose another name"
         ) from error
-    if list(names) != list(TABLES[table]):
+    older = [name for name in TABLES[table] if name not in ISOLATED]
+    if list(names) not in (list(TABLES[table]), older):
         raise FileFormatError(
             f"{output} exists and is not a table of profiled {table}: its columns are {', '.join(names[:6])}"
             f"{', …' if len(names) > 6 else ''}; move it away, or choose another name"
@@ -62,7 +63,7 @@ class ProfileOutput:
         self.output = output
         self.table = table
         self._identity = identity
-        self._rows = {identity(row): row for row in _read(output)}
+        self._rows = {identity(row): row for row in _read(output, table=table)}
         self._failures: dict[str, str] = {}
         self._marks: set[str] = set()
         self.found = len(self._rows)
@@ -138,14 +139,15 @@ class ProfileOutput:
                 self._marks.add(name)
 
 
-def _read(output: Path) -> list[Row]:
-    """Return the rows of a table that exists already."""
+def _read(output: Path, *, table: str) -> list[Row]:
+    """Return the rows of a table that exists already; columns that it lacks get their usual values."""
     if not output.exists():
         return []
     import pyarrow.parquet as pq
 
     rows: list[Row] = pq.read_table(output).to_pylist()
-    return rows
+    missing = ISOLATED if table == "collectives" else {}
+    return [{**missing, **row} for row in rows]
 
 
 def write_table(rows: Iterable[Row], path: Path, *, table: str) -> None:

@@ -60,8 +60,18 @@ COLLECTIVE_COLUMNS: Final[Columns] = {
     "dispersion": "double",
     "n_meas": "int64",
     "time_us_min": "double",
+    "beside_compute": "bool",
+    "concurrent_groups": "int64",
+    "node_set": "string",
 }
-"""Columns of a table of collectives, with the Arrow type of each."""
+"""Columns of a table of collectives, with the Arrow type of each.
+
+The last three say what ran at the same time, and where: whether the ranks computed during the collective, how many
+groups ran it at once, and the nodes of the group.
+"""
+
+ISOLATED: Final[Row] = {"beside_compute": False, "concurrent_groups": 1, "node_set": ""}
+"""The values of rows of older tables, which lack these columns."""
 
 PHASES: Final[Mapping[Phase, str]] = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
 """The name of each phase in a table."""

@@ -19,7 +19,7 @@ _TAKES: Final[dict[TableKind, frozenset[str]]] = {
     "steps": frozenset({"cluster", "calibrated", "allow_code", "cost_model"}),
     "dp-steps": frozenset({"calibrated", "cost_model"}),
     "operators": frozenset({"bundles", "rows", "where"}),
-    "collectives": frozenset({"bundles"}),
+    "collectives": frozenset({"bundles", "own_points"}),
 }
 """The arguments that apply to each kind of table."""
 
@@ -35,6 +35,7 @@ def validate(
     bundles: Sequence[str | os.PathLike[str]] = (),
     rows: int | None = None,
     where: Mapping[str, Collection[str]] | None = None,
+    own_points: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Forecast every row of a table of measurements (``.csv``, ``.csv.gz`` or ``.parquet``) and compare.
@@ -49,6 +50,7 @@ def validate(
     - ``bundles`` (operators, collectives): folders of learned models that are asked before the shipped ones.
     - ``rows`` (operators): takes an even sample of this many rows.
     - ``where`` (operators): takes the rows with one of the given values in each named column.
+    - ``own_points`` (collectives): adapts the estimates of each unmeasured system to this many of its rows.
 
     ``progress`` is called with the number of rows done and the number of all rows.
     """
@@ -62,6 +64,7 @@ def validate(
         "bundles": [Path(bundle) for bundle in bundles] or None,
         "rows": rows,
         "where": where or None,
+        "own_points": own_points,
     }
     stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     wrong = sorted(set(stated) - _TAKES[kind])

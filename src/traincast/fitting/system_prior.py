@@ -1,0 +1,240 @@
+"""Learn from measured systems what to expect of one that nobody measured (see :mod:`traincast.estimate.system_prior`).
+
+Everything here is judged by leaving out one system at a time: the scales of the covariances (:data:`SHARED` and
+:data:`OWN`) minimise the error on systems left out, and the intervals are conformal over them: wide enough that 90 % of
+the points of a system left out lie inside, with none, ten or thirty of its points known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import RequestError
+from traincast.estimate.adapted_collectives import AdaptedSystem
+from traincast.estimate.collective_features import KINDS, Condition
+from traincast.estimate.system_prior import Points, Setting, SystemPart, SystemPrior, covariance, setting_of
+from traincast.fitting.collective_table import CollectiveTable
+from traincast.fitting.own_points import choose_points
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+SHARED: Final = (
+    SystemPart(("crosses",), 0.22, 12.0, 4.0),
+    SystemPart(("crosses", "kind"), 0.12, 4.0, 3.0),
+    SystemPart(("offload", "alone"), 0.1, 5.0, 3.0, 3.0),
+    SystemPart(("transport",), 0.2, 7.0, 1.5, 5.0),
+    SystemPart(("crosses", "inside", "library"), 0.18, 3.2, 3.4, 5.0),
+    SystemPart(("crosses", "inside", "era"), 0.2, 7.8, 3.0, 3.7),
+    SystemPart(("crosses", "inside", "kind"), 0.1, 1.7, 1.3),
+    SystemPart(("crosses", "inside", "pair"), 0.1, 5.0, 3.0, 3.0),
+    SystemPart(("route",), 0.05, 6.0, 3.0),
+)
+AMONG: Final = (
+    SystemPart((), 0.05, 0.0),
+    SystemPart(("crosses",), 0.23, 2.0, 2.1),
+    SystemPart(("crosses", "kind"), 0.23, 3.5, 5.4),
+    SystemPart(("crosses", "kind", "library"), 0.1, 0.6, 1.2, smooth=False),
+)
+"""The deviation of each measured system from what systems share, while the shared part is learned."""
+OWN: Final = (
+    SystemPart((), 0.3, 0.0),
+    SystemPart(("crosses",), 0.25, 9.0, 4.0),
+    SystemPart(("crosses", "pattern"), 0.17, 9.0, 4.0),
+    SystemPart(("crosses",), 0.15, 3.0, 1.5, smooth=False),
+    SystemPart(("crosses", "kind"), 0.1, 5.0, 3.0),
+    SystemPart(("crosses", "kind", "library", "pattern"), 0.06, 1.2, 0.7, smooth=False),
+)
+"""The deviation of a system from the prior; a run-time pattern deviates from the isolated collective."""
+NOISE: Final = 0.05
+PRIOR_NOISE: Final = 0.08
+UNSOUND_NOISE: Final = 3.0
+"""The noise of cells whose series is far slower than its links allow: they say nothing about other systems."""
+SOUND_ACROSS: Final = 1.8
+SOUND_INSIDE: Final = 2.5
+"""Ratios of measured time to baseline at the largest sizes, above which a series is not sound."""
+MOST_CELLS: Final = 80
+"""A system with more cells than this keeps every second, third or fourth octave of its sizes."""
+COVERAGE: Final = 0.9
+COUNTS: Final = (0, 5, 10, 20, 30)
+"""Numbers of own points for which intervals are calibrated."""
+LEAST_SYSTEMS: Final = 5
+"""Systems that a class of links needs for an interval of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemCells:
+    """Medians over the variants of one size in one setting of a system; ``value`` is log(seconds / baseline).
+
+    ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to.
+    """
+
+    systems: tuple[str, ...]
+    system: Ints
+    points: Points
+    value: Floats
+    sound: Mask
+    kept: Mask
+
+    def of(self, where: npt.NDArray[Any]) -> Points:
+        """The positions of some cells."""
+        return Points(
+            settings=self.points.settings,
+            setting=self.points.setting[where],
+            log2_bytes=self.points.log2_bytes[where],
+        )
+
+
+def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
+    """The cells of all systems in some tables; rows of frameworks' own kernels and of busy machines are left out."""
+    rows: dict[tuple[str, Setting, int], list[tuple[float, float]]] = defaultdict(list)
+    for table in tables:
+        known: dict[tuple[int, ...], Setting] = {}
+        value, size = np.log(table.seconds / table.baseline), np.log2(table.nbytes)
+        columns = (table.kind, table.route, table.ranks, table.condition)
+        for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            condition = table.conditions[key[3]]
+            if not condition.is_library or condition.pattern:
+                continue
+            if key not in known:
+                known[key] = setting_of(KINDS[key[0]], table.routes[key[1]], key[2], condition)
+            rows[str(table.system[i]), known[key], round(size[i])].append((size[i], value[i]))
+    if not rows:
+        raise RequestError("there is no row of a collective library to learn from")
+    order = sorted(rows, key=lambda k: (k[0], k[1].texts, k[1].log2_ranks, k[1].log2_rate, k[2]))
+    systems = tuple(dict.fromkeys(key[0] for key in order))
+    settings = tuple(dict.fromkeys(key[1] for key in order))
+    number = {setting: i for i, setting in enumerate(settings)}
+    middle = np.array([np.median(rows[key], axis=0) for key in order])
+    system = np.array([systems.index(key[0]) for key in order])
+    points = Points(settings=settings, setting=np.array([number[key[1]] for key in order]), log2_bytes=middle[:, 0])
+    octave = np.array([key[2] for key in order])
+    step = np.minimum(4, -(-np.bincount(system) // MOST_CELLS))[system]
+    return SystemCells(
+        systems=systems,
+        system=system,
+        points=points,
+        value=middle[:, 1],
+        sound=_sound(system, points, middle[:, 1]),
+        kept=octave % step == 0,
+    )
+
+
+def _sound(system: Ints, points: Points, value: Floats) -> Mask:
+    """Whether each cell's series is about as fast at its largest sizes as its links allow."""
+    sound = np.ones(len(value), dtype=bool)
+    for key in set(zip(system.tolist(), points.setting.tolist(), strict=True)):
+        where = np.flatnonzero((system == key[0]) & (points.setting == key[1]))
+        size = points.log2_bytes[where]
+        limit = SOUND_ACROSS if points.settings[key[1]].crosses else SOUND_INSIDE
+        sound[where] = np.median(value[where][size > size.max() - 1.5]) < math.log(limit)
+    return sound
+
+
+def fit_prior(tables: Sequence[CollectiveTable]) -> SystemPrior:
+    """Learn the prior from the systems of some tables; intervals are calibrated on systems left out."""
+    cells = system_cells(tables)
+    prior = _fitted(cells, cells.kept)
+    return SystemPrior(
+        shared=prior.shared,
+        own=prior.own,
+        noise=prior.noise,
+        points=prior.points,
+        weights=prior.weights,
+        spread=spread_of(list(left_out_systems(cells))),
+    )
+
+
+def without_system(cells: SystemCells, system: int) -> SystemPrior:
+    """The prior as it would be if one system had not been measured."""
+    return _fitted(cells, cells.kept & (cells.system != system))
+
+
+def _fitted(cells: SystemCells, where: Mask) -> SystemPrior:
+    points = cells.of(where)
+    same = cells.system[where][:, None] == cells.system[where][None, :]
+    matrix = covariance(SHARED, points, points) + same * covariance(AMONG, points, points)
+    matrix[np.diag_indices(len(points))] += np.where(cells.sound[where], PRIOR_NOISE, UNSOUND_NOISE) ** 2
+    weights = np.linalg.solve(matrix, cells.value[where])
+    return SystemPrior(shared=SHARED, own=OWN, noise=NOISE, points=points, weights=weights, spread={"all": {0: 1.645}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """The cells of a system that was left out and is judged, with some of them known.
+
+    ``missed`` is log(estimate / measured), ``deviation`` the standard deviation that the model states.
+    """
+
+    system: str
+    own_points: int
+    links: tuple[str, ...]
+    measured: Floats
+    missed: Floats
+    deviation: Floats
+
+
+def left_out_systems(cells: SystemCells, counts: Sequence[int] = COUNTS) -> Iterator[LeftOut]:
+    """Leave out one system at a time, and estimate its cells with some numbers of its own points."""
+    for number, name in enumerate(cells.systems):
+        prior = without_system(cells, number)
+        mine = np.flatnonzero(cells.system == number)
+        groups = [
+            (*cells.points.settings[i].texts, str(cells.points.settings[i].log2_ranks))
+            for i in cells.points.setting[mine].tolist()
+        ]
+        for count in counts:
+            own = choose_points(groups, cells.points.log2_bytes[mine], count)
+            known = np.isin(np.arange(len(mine)), own)
+            if known.all():
+                continue
+            system = AdaptedSystem(
+                prior=prior,
+                points=cells.of(mine[known]),
+                residual=cells.value[mine[known]],
+                condition=Condition(family=""),
+            )
+            rest = mine[~known]
+            mean, deviation = system.posterior(cells.of(rest))
+            yield LeftOut(
+                system=name,
+                own_points=count,
+                links=tuple(cells.points.settings[i].links for i in cells.points.setting[rest].tolist()),
+                measured=cells.value[rest],
+                missed=mean - cells.value[rest],
+                deviation=deviation,
+            )
+
+
+def spread_of(judged: Sequence[LeftOut]) -> dict[str, dict[int, float]]:
+    """For each class of links and number of own points: the quantile of |missed| / deviation over systems left out.
+
+    A system with n cells weighs √n: neither the largest tables nor the systems with a few points dominate.
+    """
+    result: dict[str, dict[int, float]] = defaultdict(dict)
+    for links in ("all", "switch", "inside", "across"):
+        for count in sorted({entry.own_points for entry in judged}):
+            ratio, weight, systems = [], [], 0
+            for entry in judged:
+                here = np.array([links in ("all", link) for link in entry.links])
+                if entry.own_points == count and here.any():
+                    ratio.append(np.abs(entry.missed[here]) / entry.deviation[here])
+                    weight.append(np.full(int(here.sum()), 1.0 / math.sqrt(here.sum())))
+                    systems += 1
+            if systems >= LEAST_SYSTEMS or (links == "all" and systems):
+                result[links][count] = _quantile(np.concatenate(ratio), np.concatenate(weight))
+    return dict(result)
+
+
+def _quantile(ratio: Floats, weight: Floats) -> float:
+    order = np.argsort(ratio)
+    below = np.cumsum(weight[order]) / weight.sum()
+    return float(ratio[order][min(len(ratio) - 1, int(np.searchsorted(below, COVERAGE)))])
