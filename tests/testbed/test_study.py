@@ -12,8 +12,8 @@ import pytest
 from tests.testbed.runs import Span, write_run
 from traincast.errors import RequestError, UnknownNameError
 from traincast.strategy import parse_strategy
-from traincast.testbed.study import study
 from traincast.testbed.request import rate_of
+from traincast.testbed.study import study
 from traincast.testbed.study_grid import MODELS, NETWORKS, SINGLE, Kind, StudyCell, cells_of
 from traincast.testbed.study_output import markdown, write_study
 

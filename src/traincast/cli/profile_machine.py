@@ -73,7 +73,9 @@ def _warnings(found: MachineFigures) -> list[str]:
     noisy = [figure.name for figure in found.figures if figure.spread > _NOISY]
     if not noisy:
         return []
-    return [f"repeats differ by more than {_NOISY:.0%} for {', '.join(noisy)}: does something else run on this machine?"]
+    return [
+        f"repeats differ by more than {_NOISY:.0%} for {', '.join(noisy)}: does something else run on this machine?"
+    ]
 
 
 def _shown(figure: Figure) -> str:

@@ -115,8 +115,7 @@ def run_command(
     factors = tuple(_pair(text, "--slow", "RANK=FACTOR, such as 3=1.5") for text in slow)
     if network == "loopback" and rates:
         raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
-    from traincast.testbed.request import TestbedRequest
-    from traincast.testbed.request import rate_of
+    from traincast.testbed.request import TestbedRequest, rate_of
 
     request = TestbedRequest(
         model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,

@@ -66,7 +66,9 @@ def measure_pair(device: str, *, threads: int, repeats: int) -> dict[str, Timing
                     process.wait()
         if any(codes):
             last = Path(folder, "errors").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RequestError(f"two processes could not measure the link between them: {(last or ['no reason given'])[0]}")
+            raise RequestError(
+                f"two processes could not measure the link between them: {(last or ['no reason given'])[0]}"
+            )
         found = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
     return {name: Timing(**timing) for name, timing in found.items()}
 

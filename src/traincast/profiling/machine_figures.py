@@ -206,7 +206,9 @@ def _convolutions(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
         spreads.append(timing.dispersion)
     rates.sort()
     middle = (rates[1] + rates[2]) / 2
-    yield Figure(name="convolution fp32", value=middle, unit="FLOP/s", spread=max(spreads), note="median of four shapes")
+    yield Figure(
+        name="convolution fp32", value=middle, unit="FLOP/s", spread=max(spreads), note="median of four shapes"
+    )
 
 
 def _attention(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
@@ -223,9 +225,7 @@ def _attention(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
     out = attend(q, q, q)
     grad = torch.ones_like(out)
     timing = timed(lambda: torch.autograd.grad(out, q, grad, retain_graph=True))
-    yield Figure(
-        name="attention backward", value=2.5 * flops / timing.min_s, unit="FLOP/s", spread=timing.dispersion
-    )
+    yield Figure(name="attention backward", value=2.5 * flops / timing.min_s, unit="FLOP/s", spread=timing.dispersion)
 
 
 def _copies(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
@@ -291,4 +291,3 @@ def _link(found: MachineFigures, repeats: int) -> Iterator[Figure]:
             spread=beside.dispersion,
             note="time of two processes at once over one alone; not in the file",
         )
-

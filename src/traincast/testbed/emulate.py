@@ -224,7 +224,10 @@ def _signature(value: Any) -> Any:
 def _is_free(func: Any) -> bool:
     """Whether a call makes a view or allocates memory, and no device computes."""
     name = func._schema.name.split("::")[-1]
-    return name in FREE or name.startswith("sym_") or any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+    return (
+        name in FREE
+        or name.startswith("sym_")
+        or any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
     )
 
 
@@ -236,7 +239,9 @@ def _outputs(func: Any, args: Any, kwargs: Any, inputs: Sequence[Any]) -> list[_
         if argument.alias_info is not None and argument.alias_info.is_write
         for name in argument.alias_info.before_set
     }
-    meta = tree_map_only(torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), (args, kwargs))
+    meta = tree_map_only(
+        torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), (args, kwargs)
+    )
     if "device" in meta[1]:
         meta[1]["device"] = torch.device("meta")
     try:

@@ -54,7 +54,12 @@ class TestbedRequest:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name, low, high in (("ranks", 1, MOST_RANKS), ("steps", 1, 100_000), ("warmup", 2, 1000), ("threads", 1, 64)):
+        for name, low, high in (
+            ("ranks", 1, MOST_RANKS),
+            ("steps", 1, 100_000),
+            ("warmup", 2, 1000),
+            ("threads", 1, 64),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise RequestError(f"{name} is {value!r}: expected a whole number from {low} to {high:,}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -111,8 +112,6 @@ class StudyCell:
     def events_network(self) -> str:
         """The network on which events are measured: that of the slowest link."""
         return min([self.network, *(rate for _, rate in self.links)], key=rate_of)
-
-
 
 
 def _gpt(kind: Kind, strategy: str, network: str = "500Mbit", **more: object) -> StudyCell:

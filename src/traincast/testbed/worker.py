@@ -23,7 +23,6 @@ from traincast.forecast import default_cost_model
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
-from traincast.graph.zoo import Traceable
 from traincast.profiling.in_model import STATES, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators

@@ -1,6 +1,5 @@
 """Data parallelism: PyTorch's DistributedDataParallel, and its FSDP."""
 
-
 from typing import Any
 
 import torch
@@ -13,9 +12,7 @@ from traincast.testbed.parallel.bed import Bed
 def replicated(module: nn.Module, bed: Bed, group: Any) -> nn.Module:
     """``module`` under DDP: the real reducer, with a hook that records the all-reduce of each bucket."""
     _localize(module)
-    wrapped = nn.parallel.DistributedDataParallel(
-        module, process_group=group, broadcast_buffers=False, init_sync=False
-    )
+    wrapped = nn.parallel.DistributedDataParallel(module, process_group=group, broadcast_buffers=False, init_sync=False)
 
     def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         return bed.asynchronous("dp gradients", bucket.buffer(), group)
