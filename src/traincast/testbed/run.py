@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def run(request: TestbedRequest, output: Path, *, progress: Progress | None = No
     with tempfile.TemporaryDirectory(prefix="traincast-testbed-") as scratch:
         place = Path(scratch)
         write_text(place / CLUSTER, cluster_text(request))
-        lowered_of(request, place / CLUSTER)
+        request = replace(request, strategy=lowered_of(request, place / CLUSTER).request.strategy.complete_text)
         write_text(place / "request.json", request.to_json())
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with network_of(request) as network:

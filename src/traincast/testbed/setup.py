@@ -8,7 +8,7 @@ from pathlib import Path
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError
 from traincast.forecast import make_request
-from traincast.strategy import Lowered, load_runtime, lower, parse_strategy
+from traincast.strategy import Lowered, choose_micro_batch, load_runtime, lower, parse_strategy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.testbed.request import TestbedRequest
 
@@ -16,7 +16,10 @@ RUNTIME = "gloo"
 
 
 def lowered_of(request: TestbedRequest, cluster: Path) -> Lowered:
-    """The plan of a run on the cluster in a file; refuses what the testbed cannot run."""
+    """The plan of a run on the cluster in a file; refuses what the testbed cannot run.
+
+    A strategy that states no micro batch gets the largest that fits, as in ``predict``.
+    """
     made = make_request(
         request.model,
         cluster=load_cluster(str(cluster)),
@@ -37,6 +40,5 @@ def lowered_of(request: TestbedRequest, cluster: Path) -> Lowered:
             raise RequestError(f"strategy {request.strategy}: the testbed runs dp, tp and pp, not {name}")
     if strategy.zero not in (0, 3):
         raise RequestError(f"strategy {request.strategy}: the testbed runs zero=0 (DDP) and zero=3 (FSDP)")
-    if strategy.pp > 1 and not says_micro_batch(request.strategy):
-        raise RequestError(f"strategy {request.strategy}: state the microbatches of a pipeline, such as mb=4")
-    return lower(replace(made, strategy=strategy))
+    made = replace(made, strategy=strategy)
+    return lower(made if says_micro_batch(request.strategy) else replace(made, strategy=choose_micro_batch(made)))

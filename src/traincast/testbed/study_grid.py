@@ -29,33 +29,31 @@ class StudyModel:
     strategies: tuple[str, ...]
 
 
+_LLAMA: Final = "llama:layers=4,hidden=256,heads=4,vocab=1024,seq=128"
 _PIPELINE: Final = "microbatches=4"
 MODELS: Final[dict[str, StudyModel]] = {
-    "gpt": StudyModel(
-        spec="gpt:layers=8,hidden=128,heads=4,vocab=1024,seq=128",
-        global_batch=32,
+    "llama": StudyModel(
+        spec=_LLAMA,
+        global_batch=512,
+        strategies=("dp=2", "dp=4", "dp=2,microbatches=2", "dp=2,zero=3", "dp=4,zero=3"),
+    ),
+    "llama-pp": StudyModel(
+        spec=_LLAMA,
+        global_batch=256,
         strategies=(
-            "dp=2",
-            "dp=4",
-            "dp=2,zero=3",
-            "dp=4,zero=3",
             f"pp=2,{_PIPELINE},schedule=gpipe",
             f"pp=2,{_PIPELINE},schedule=1f1b",
             f"pp=2,{_PIPELINE},schedule=interleaved,vp=2",
             "pp=4,microbatches=8,schedule=1f1b",
-            "tp=2",
             f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
-            "dp=2,tp=2",
+            f"dp=2,pp=2,{_PIPELINE},schedule=gpipe",
         ),
     ),
-    "llama": StudyModel(
-        spec="llama:layers=8,hidden=128,heads=4,kv_heads=2,vocab=1024,seq=128",
-        global_batch=32,
-        strategies=("dp=4", "dp=2,zero=3", f"pp=2,{_PIPELINE},schedule=1f1b", f"dp=2,pp=2,{_PIPELINE},schedule=gpipe"),
-    ),
-    "resnet": StudyModel(spec="resnet-cifar:layers=20", global_batch=128, strategies=("dp=2", "dp=4")),
+    "llama-tp": StudyModel(spec=_LLAMA, global_batch=64, strategies=("tp=2", "dp=2,tp=2")),
+    "gpt": StudyModel(spec="gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128", global_batch=512, strategies=("dp=2",)),
+    "resnet": StudyModel(spec="resnet-cifar:layers=56", global_batch=1024, strategies=("dp=2", "dp=4")),
 }
-"""Every model, with the strategies that it runs on every network."""
+"""Every model, with the strategies that it runs on every network. Steps are long enough for the hosts to keep up."""
 
 _QUICK_STRATEGIES: Final = (
     "dp=2",

@@ -33,8 +33,10 @@ from traincast.testbed.recorder import Recorder, now
 from traincast.testbed.request import TestbedRequest
 from traincast.testbed.setup import lowered_of
 
-_LEAD_S: Final = 0.02
+_LEAD_S: Final = 0.05
 """All ranks start a step this long after they have agreed on it."""
+_LATE_S: Final = 0.005
+"""A rank may be this late for it."""
 
 
 class _Targets(TorchFunctionMode):  # type: ignore[misc]
@@ -127,7 +129,7 @@ class Worker:
         def run() -> None:
             for number in range(count):
                 self.bed.recorder.microbatch = number
-                with data.no_sync(module, syncs=number == count - 1):
+                with data.accumulating(module, syncs=number == count - 1):
                     with self.bed.span("forward"):
                         loss = self._loss(module(*self.inputs))
                     with self.bed.span("backward"):
@@ -136,8 +138,6 @@ class Worker:
         return run
 
     def _pipelined(self) -> Callable[[], None]:
-        from torch.distributed.tensor import DTensor
-
         from traincast.testbed.parallel.pipeline import schedule_of
 
         count, parts = self.strategy.num_microbatches, self.parts
@@ -151,7 +151,6 @@ class Worker:
             loss=self._loss,
             bed=self.bed,
         )
-        del DTensor
         whole = tuple(torch.cat([t] * count) for t in self.inputs)
         first, last = 0 in parts.indices, parts.num_stages - 1 in parts.indices
         target = torch.zeros(self.micro * count)
@@ -202,7 +201,7 @@ class Worker:
             when[0] = now() + _LEAD_S
         dist.broadcast(when, 0)
         start = float(when[0])
-        if start < now():
+        if start + _LATE_S < now():
             raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
         clock = DeviceClock()
         clock.free = start

@@ -1,5 +1,6 @@
 """Data parallelism: PyTorch's DistributedDataParallel, and its FSDP."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -57,17 +58,8 @@ def _record_collectives(bed: Bed) -> None:
         getattr(collectives, kind).__call__ = call
 
 
-def no_sync(module: nn.Module, *, syncs: bool) -> Any:
-    """The context of a microbatch that exchanges gradients or only sums them."""
-    from contextlib import nullcontext
-
+def accumulating(module: nn.Module, *, syncs: bool) -> AbstractContextManager[Any]:
+    """The context of a microbatch: DDP exchanges gradients in the last one only; FSDP, whose ranks keep shards, in all."""
     if isinstance(module, nn.parallel.DistributedDataParallel) and not syncs:
         return module.no_sync()
-    if hasattr(module, "set_requires_gradient_sync"):
-        module.set_requires_gradient_sync(syncs)
     return nullcontext()
-
-
-def barrier() -> None:
-    """Wait for all ranks."""
-    dist.barrier()
