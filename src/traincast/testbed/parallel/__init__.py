@@ -1,0 +1,1 @@
+"""How each kind of parallelism runs on PyTorch: one module each."""
