@@ -49,7 +49,10 @@ _ACK: Final = 52  # bytes of a TCP acknowledgement without data
 _SUBNET: Final = "10.213.0"
 _MOST_NODES: Final = 250
 _NEEDED: Final = ("ip", "tc", "nsenter", "unshare")
-_PROBE: Final = "ip link add one type veth peer name other && tc qdisc add dev one root htb"
+_PROBE: Final = (
+    "ip link add one type veth peer name other && tc qdisc add dev one root handle 1: htb && "
+    "tc filter add dev one parent 1: protocol ip u32 match ip src 10.0.0.1/32 flowid 1:1"
+)
 _TCP: Final = {
     "tcp_congestion_control": "cubic",  # BBR sends at its own estimate of the rate, and pauses every ten seconds
     "tcp_slow_start_after_idle": "0",  # the pause between two steps does not make a connection slow
@@ -205,18 +208,19 @@ def _shape(namespace: str, device: str, *, rate: float, number: int, count: int,
     bits, burst = int(rate * 8 * _FRAME / _PAYLOAD), _quantum(rate)
     others = [other for other in range(count) if other != number]
     limits = f"ceil {bits}bit burst {burst} cburst {burst} quantum {max(2 * _FRAME, min(burst, _LARGEST_PACKET))}"
+    match = f"filter add dev {device} parent 1: protocol ip"
     lines = [
         f"qdisc add dev {device} root handle 1: htb",
         f"class add dev {device} parent 1: classid 1:1 htb rate {bits}bit {limits}",
         f"class add dev {device} parent 1:1 classid 1:2 htb prio 0 rate {bits // 20}bit {limits}",
-        f"filter add dev {device} parent 1: protocol ip prio 1 u32 match u16 {_ACK} 0xffff at 2 flowid 1:2",
+        f"{match} prio 1 u32 match u16 {_ACK} 0xffff at 2 flowid 1:2",
     ]
     for other in others:
         leaf = f"{_FIRST_LEAF + other:x}"
         lines += [
             f"class add dev {device} parent 1:1 classid 1:{leaf} htb prio 1 rate {bits // len(others)}bit {limits}",
             f"qdisc add dev {device} parent 1:{leaf} bfifo limit {_QUEUE}",
-            f"filter add dev {device} parent 1: protocol ip prio 2 u32 match ip {field} {_address(other)}/32 flowid 1:{leaf}",
+            f"{match} prio 2 u32 match ip {field} {_address(other)}/32 flowid 1:{leaf}",
         ]
     _run("tc", "-n", namespace, "-batch", "-", given="\n".join(lines) + "\n")
 
