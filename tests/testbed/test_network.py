@@ -64,7 +64,7 @@ def test_a_rate_that_cannot_be_shaped_is_refused(rate: float, said: str) -> None
 
 @needs_shaping
 def test_both_ends_of_every_link_have_its_rate() -> None:
-    rates = [12.5e6, 2e6]
+    rates = [12.5e6, 2e6, 5e6]
     with shaped(rates) as network:
         hub = next(name for name in namespaces_of(os.getpid()) if name.endswith("hub"))
         for number, (rate, node) in enumerate(zip(rates, network.nodes, strict=True)):
@@ -73,8 +73,10 @@ def test_both_ends_of_every_link_have_its_rate() -> None:
             told = shown("ip", "-n", node.namespace.name, "-4", "-brief", "address", "show", "dev", node.interface)
             assert told.split()[-1] == f"{node.address}/24"
             for place, device in ((node.namespace.name, node.interface), (hub, f"port{number}")):
-                words = shown("tc", "-n", place, "class", "show", "dev", device).split()
-                assert words[words.index("rate") + 1] == f"{rate * 8e-3 * 1514 / 1448:.0f}Kbit"
+                lines = shown("tc", "-n", place, "class", "show", "dev", device).splitlines()
+                (whole,) = (line.split() for line in lines if " root " in line)
+                assert whole[whole.index("rate") + 1] == f"{rate * 8e-3 * 1514 / 1448:.0f}Kbit"
+                assert len(lines) == 4  # the link, acknowledgements, and the two other nodes
     assert namespaces_of(os.getpid()) == []
 
 

@@ -11,6 +11,11 @@ link moves in ``_LATE_S``; a smaller one does not sustain the rate. A burst pass
 arrives up to that time earlier than on a real link. A packet that the device would cut into frames later (GSO) passes
 ``htb`` as a whole: its size is limited to a burst. Unlike ``tbf``, ``htb`` lets a packet pass that is larger than the
 burst, and waits afterwards.
+
+A link moves data in both directions at once, and the nodes that use it share it equally. TCP and a queue do not see to
+that: the connection with the larger window takes the larger share, and acknowledgements that wait behind data slow down
+the other direction. So every other node has a queue of its own on a link, the queues take turns, and acknowledgements
+without data go first.
 """
 
 from __future__ import annotations
@@ -39,10 +44,15 @@ _PAYLOAD: Final = _MTU - 52  # without the headers of IP and TCP with timestamps
 _LATE_S: Final = 150e-6
 _LARGEST_PACKET: Final = 65536
 _QUEUE: Final = 64 << 20
+_FIRST_LEAF: Final = 16
+_ACK: Final = 52  # bytes of a TCP acknowledgement without data
 _SUBNET: Final = "10.213.0"
 _MOST_NODES: Final = 250
 _NEEDED: Final = ("ip", "tc", "nsenter", "unshare")
-_PROBE: Final = "ip link add one type veth peer name other && tc qdisc add dev one root htb"
+_PROBE: Final = (
+    "ip link add one type veth peer name other && tc qdisc add dev one root handle 1: htb && "
+    "tc filter add dev one parent 1: protocol ip u32 match ip src 10.0.0.1/32 flowid 1:1"
+)
 _TCP: Final = {
     "tcp_congestion_control": "cubic",  # BBR sends at its own estimate of the rate, and pauses every ten seconds
     "tcp_slow_start_after_idle": "0",  # the pause between two steps does not make a connection slow
@@ -121,7 +131,7 @@ def shaped(rates: Sequence[float]) -> Iterator[NodeNetwork]:
             _make_hub(hub)
             packet = _quantum(min(rates))
             for number, (name, rate) in enumerate(zip(names, rates, strict=True)):
-                _join(hub, name, number, rate=rate, packet=packet)
+                _join(hub, name, number, count=len(rates), rate=rate, packet=packet)
             yield NodeNetwork(
                 nodes=tuple(
                     NetworkNode(address=_address(number), interface="eth0", namespace=NAMESPACES / name, rate=rate)
@@ -173,7 +183,7 @@ def _make_hub(hub: str) -> None:
     _run("ip", "-n", hub, "link", "set", "bridge", "up")
 
 
-def _join(hub: str, name: str, number: int, *, rate: float, packet: int) -> None:
+def _join(hub: str, name: str, number: int, *, count: int, rate: float, packet: int) -> None:
     """Makes the namespace of a node and its link to the bridge."""
     port = f"port{number}"
     _run("ip", "netns", "add", name)
@@ -185,20 +195,34 @@ def _join(hub: str, name: str, number: int, *, rate: float, packet: int) -> None
     _run("ip", "-n", name, "address", "add", f"{_address(number)}/24", "dev", "eth0")
     settings = "; ".join(f"echo {value} > /proc/sys/net/ipv4/{key}" for key, value in _TCP.items())
     _run("nsenter", f"--net={NAMESPACES / name}", "sh", "-c", settings)
-    _shape(name, "eth0", rate)
-    _shape(hub, port, rate)
+    _shape(name, "eth0", rate=rate, number=number, count=count, field="dst")
+    _shape(hub, port, rate=rate, number=number, count=count, field="src")
 
 
-def _shape(namespace: str, device: str, rate: float) -> None:
-    """Limits what leaves ``device`` to ``rate`` bytes of payload per second."""
-    bits, burst = f"{int(rate * 8 * _FRAME / _PAYLOAD)}bit", str(_quantum(rate))
-    parent = ("-n", namespace, "qdisc", "add", "dev", device)
-    _run("tc", *parent, "root", "handle", "1:", "htb", "default", "1")
-    _run(
-        *("tc", "-n", namespace, "class", "add", "dev", device, "parent", "1:", "classid", "1:1"),
-        *("htb", "rate", bits, "burst", burst, "cburst", burst, "quantum", str(_LARGEST_PACKET)),
-    )
-    _run("tc", *parent, "parent", "1:1", "bfifo", "limit", str(_QUEUE))
+def _shape(namespace: str, device: str, *, rate: float, number: int, count: int, field: str) -> None:
+    """Limits what leaves ``device`` to ``rate`` bytes of payload per second, shared equally by the other nodes.
+
+    A packet belongs to the node whose address is in its ``field``: ``src`` or ``dst``. The link is that of node
+    ``number`` of ``count``.
+    """
+    bits, burst = int(rate * 8 * _FRAME / _PAYLOAD), _quantum(rate)
+    others = [other for other in range(count) if other != number]
+    limits = f"ceil {bits}bit burst {burst} cburst {burst} quantum {max(2 * _FRAME, min(burst, _LARGEST_PACKET))}"
+    match = f"filter add dev {device} parent 1: protocol ip"
+    lines = [
+        f"qdisc add dev {device} root handle 1: htb",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {bits}bit {limits}",
+        f"class add dev {device} parent 1:1 classid 1:2 htb prio 0 rate {bits // 20}bit {limits}",
+        f"{match} prio 1 u32 match u16 {_ACK} 0xffff at 2 flowid 1:2",
+    ]
+    for other in others:
+        leaf = f"{_FIRST_LEAF + other:x}"
+        lines += [
+            f"class add dev {device} parent 1:1 classid 1:{leaf} htb prio 1 rate {bits // len(others)}bit {limits}",
+            f"qdisc add dev {device} parent 1:{leaf} bfifo limit {_QUEUE}",
+            f"{match} prio 2 u32 match ip {field} {_address(other)}/32 flowid 1:{leaf}",
+        ]
+    _run("tc", "-n", namespace, "-batch", "-", given="\n".join(lines) + "\n")
 
 
 def _search_path() -> str:
@@ -206,9 +230,12 @@ def _search_path() -> str:
     return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
-def _run(*words: str) -> None:
+def _run(*words: str, given: str = "") -> None:
+    """Runs a command that reads ``given``; raises what it says if it fails."""
     environment = {**os.environ, "PATH": _search_path()}
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        words, input=given, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise TraincastError(f"`{' '.join(words)}` failed: {said}")
