@@ -124,9 +124,7 @@ def test_one_chunk_per_stage_posts_and_waits_as_pytorch_does(
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (2, 8), (3, 6), (4, 8)])
 @pytest.mark.parametrize("virtual", [2, 3])
-def test_interleaved_receives_are_posted_where_pytorch_posts_them(
-    stages: int, microbatches: int, virtual: int
-) -> None:
+def test_interleaved_receives_are_posted_where_pytorch_posts_them(stages: int, microbatches: int, virtual: int) -> None:
     pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
     stand_ins = [
         SimpleNamespace(
