@@ -33,6 +33,7 @@ STRATEGIES = [
 RUNTIMES = ["pytorch", "megatron", "nanotron", "fsdp"]
 CASES = [(GPT, s, RUNTIMES[i % len(RUNTIMES)]) for i, s in enumerate(STRATEGIES)]
 CASES += [(LLAMA, s, RUNTIMES[(i + 1) % len(RUNTIMES)]) for i, s in enumerate(STRATEGIES)]
+CASES += [(GPT, s, "gloo") for s in STRATEGIES]
 CASES += [
     (CNN, s, "pytorch") for s in ("dp=4", "dp=4,zero=3", "pp=2,num_microbatches=4", "dp=2,pp=2,num_microbatches=2")
 ]
