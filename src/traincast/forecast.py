@@ -270,8 +270,7 @@ def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Cond
     balanced = forecast(chosen, cost_model=model, conditions=conditions).report
     if not balanced.fits or balanced.step_s > _WORTH * report.step_s:
         return ()
-    text, now = ":".join(map(str, shares)), format_seconds(report.step_s)
-    would = format_seconds(balanced.step_s)
+    text, now, would = ":".join(map(str, shares)), *map(format_seconds, (report.step_s, balanced.step_s))
     return (f"replicas differ in speed: with shares={text}, a step would take {would} instead of {now}",)
 
 
@@ -280,6 +279,8 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
     request = lowered.request
 
     def seconds(strategy: Strategy) -> float:
+        if lowered.variants is not None:
+            return forecast(replace(request, strategy=strategy), cost_model=model).report.step_s
         plan = lower(replace(request, strategy=strategy)).plan
         return simulate(plan, _estimate(model, plan.works, request.cluster).seconds).step_s
 
