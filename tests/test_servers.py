@@ -176,6 +176,23 @@ def test_servers_behind_the_slow_link_of_a_node_slow_everyone_and_behind_a_fast_
     assert waits.step_s == pytest.approx(1 / on_fast.steps_per_s_by_worker[2], rel=0.1)
 
 
+def test_workers_with_uneven_shares_compute_their_own_batch() -> None:
+    """On a free network a synchronous step is that of the largest share; asynchronous rates are those of each share."""
+    cluster = endless("dgx-a100:2x2")
+    large, small = (forecast(cluster, "dp=4,servers=2", batch=4 * n).report.step_s for n in (24, 8))
+    waits = forecast(cluster, "dp=4,servers=2,shares=3:1:1:1", batch=48).report
+    assert waits.step_s == pytest.approx(large, rel=1e-6)
+    assert waits.samples_per_s == pytest.approx(48 / large, rel=1e-6)
+    free = forecast(cluster, "dp=4,servers=2,shares=3:1:1:1,async", batch=48)
+    assert free.report.servers is not None
+    assert free.report.servers.steps_per_s_by_worker == pytest.approx([1 / large] + [1 / small] * 3, rel=1e-6)
+    assert free.report.samples_per_s == pytest.approx(24 / large + 3 * 8 / small, rel=1e-6)
+    assert free.report.floor_s <= waits.step_s
+    assert free.detailed(all_ranks=True).step_s == pytest.approx(large, rel=1e-6)
+    even = forecast(cluster, "dp=4,servers=2,shares=1:1:1:1", batch=48).report
+    assert even.servers == forecast(cluster, "dp=4,servers=2", batch=48).report.servers
+
+
 def test_workers_on_nodes_of_unequal_size_share_their_own_nic() -> None:
     cluster = joined([load_cluster("dgx-a100:1x4"), load_cluster("dgx-a100:2x2")])
     result = forecast(cluster, "dp=8,servers=2", batch=32)

@@ -51,8 +51,6 @@ from traincast.work import Work
 _MAX_BATCH: Final = 10**9
 _WORTH: Final = 0.99
 """Uneven shares are proposed if they shorten the step at least to this share."""
-_MOST_ADVISED: Final = 64
-"""Greatest number of ranks for which uneven shares are tried."""
 _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
@@ -261,7 +259,7 @@ def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Cond
     """Return a line with shares of the batch that shorten the step, if replicas differ in speed."""
     request, mesh = made.request, made.lowered.plan.mesh
     strategy, seconds = request.strategy, made.computing_s
-    if seconds is None or strategy.dp == 1 or strategy.ep > 1 or strategy.shares or mesh.num_ranks > _MOST_ADVISED:
+    if seconds is None or strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
         return ()
     shares = balanced_shares(strategy, mesh, request.global_batch, seconds)
     if not shares:
@@ -329,9 +327,11 @@ def _simulate_servers(
 ) -> _Simulated:
     """Simulate a step whose workers exchange gradients and weights through parameter servers."""
     request = replace(request, optimizer=False)  # servers make the updates
-    lowered = lower(for_workers(request), grain=grain)
+    lowered = lower(for_workers(request), grain="operator" if request.strategy.shares else grain)
+    lowered = with_variants(lowered) if request.strategy.shares else lowered
     plan, cluster = lowered.plan, lowered.request.cluster
-    estimates = above_limits(_estimate(model, plan.works, cluster), plan.works, cluster)
+    works = plain(plan.works) if cluster.parts else plan.works
+    estimates = above_limits(_estimate(model, works, cluster), works, cluster)
     job = run_job(
         request,
         lowered,

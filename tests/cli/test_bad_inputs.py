@@ -134,7 +134,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "shares that are no numbers": (_with("--strategy", "dp=8,shares=a:b"), "whole number"),
     "a share of nothing": (_with("--strategy", "dp=8,shares=1:1:1:1:1:1:1:0"), "8 whole numbers from 1"),
     "shares of broken samples": (_with("--strategy", "dp=8,shares=2:1:1:1:1:1:1:1"), "nearest batches that can"),
-    "shares with servers": (_with("--strategy", "dp=8,servers=1,shares=2:1:1:1:1:1:1:1"), "leave out one of them"),
+    "shares with experts": (_with("--strategy", "dp=8,ep=8,shares=2:1:1:1:1:1:1:1"), "leave out one of them"),
     "servers on a node that does not exist": (_with("--strategy", "dp=8,servers=1,placement=3"), "nodes 0 to 0"),
     "servers placed twice": (_with("--strategy", "dp=8,servers=2,placement=0/0"), "different nodes from 0"),
     "more nodes than servers": (_with("--strategy", "dp=8,servers=1,placement=0/1"), "list from 1 to 1 nodes"),

@@ -115,7 +115,7 @@ def test_shares_divide_the_batch_and_the_microbatches() -> None:
     assert (shared.samples(24), shared.micro_batch(24)) == ((12, 8, 4), 6)
     assert parse_strategy("dp=3,shares=12:8:4", global_batch=24).samples(24) == (12, 8, 4)
     assert parse_strategy("dp=3,num_microbatches=2", global_batch=24).samples(24) == (8, 8, 8)
-    with pytest.raises(StrategyError, match="global batch 20 cannot be divided as shares=3:2:1 .*: 18 and 24"):
+    with pytest.raises(StrategyError, match=r"global batch 20 cannot be divided as shares=3:2:1 .*: 18 and 24"):
         parse_strategy("dp=3,shares=3:2:1", global_batch=20).samples(20)
     with pytest.raises(StrategyError, match="micro_batch=5 does not divide the 12 samples"):
         parse_strategy("dp=3,shares=3:2:1,micro_batch=5", global_batch=24)
