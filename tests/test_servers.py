@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import graph_of
 from traincast import predict
 from traincast.cluster import Cluster, load_cluster
+from traincast.cluster.hardware import joined
 from traincast.errors import StrategyError
 from traincast.estimate import AnalyticalCostModel
 from traincast.forecast import Forecast
@@ -19,11 +20,15 @@ GPT = "gpt:layers=4,hidden=512,heads=8,vocab=1000,seq=256"
 
 
 def forecast(
-    cluster: str | Cluster, strategy: str, conditions: Conditions | None = None, steps: int | None = None
+    cluster: str | Cluster,
+    strategy: str,
+    conditions: Conditions | None = None,
+    steps: int | None = None,
+    batch: int = 16,
 ) -> Forecast:
     return predict(
-        graph_of(GPT), cluster=cluster, global_batch=16, strategy=strategy, runtime="pytorch", conditions=conditions,
-        cost_model=AnalyticalCostModel(), steps=steps,
+        graph_of(GPT), cluster=cluster, global_batch=batch, strategy=strategy, runtime="pytorch",
+        conditions=conditions, cost_model=AnalyticalCostModel(), steps=steps,
     )  # fmt: skip
 
 
@@ -142,9 +147,65 @@ def test_workers_of_a_mixed_cluster_whose_last_nodes_hold_servers_are_all_alike(
     assert apart.waits == ()
 
 
+def test_servers_stand_on_the_nodes_that_are_listed() -> None:
+    usual = forecast("dgx-a100:3x2", "dp=6,servers=3", batch=24).report
+    listed = forecast("dgx-a100:3x2", "dp=6,servers=3,placement=0/1/2", batch=24).report
+    assert listed.servers == usual.servers
+    assert listed.step_s == usual.step_s
+    divided = forecast("dgx-a100:3x2", "dp=6,servers=4,placement=2/0", batch=24).report.servers
+    assert divided is not None
+    assert (divided.nodes, divided.own_nodes) == ((2, 2, 0, 0), False)
+    both = forecast("dgx-a100:3x2", "dp=4,servers=2,server_nodes=1,placement=0/2").report.servers
+    apart = forecast("dgx-a100:3x2", "dp=4,servers=2,server_nodes=1,placement=2").report
+    assert both is not None
+    assert (both.nodes, both.own_nodes) == ((0, 2), False)
+    assert apart.servers == forecast("dgx-a100:3x2", "dp=4,servers=2,server_nodes=1").report.servers
+
+
+def test_servers_behind_the_slow_link_of_a_node_slow_everyone_and_behind_a_fast_one_only_its_workers() -> None:
+    fast, slow = (replace(load_cluster("dgx-a100:1x1"), nics_per_node=1) for _ in range(2))
+    slow = replace(slow, inter_node=replace(slow.inter_node, bandwidth=fast.inter_node.bandwidth / 50))
+    cluster = joined([fast, fast, slow])
+    on_slow = forecast(cluster, "dp=3,servers=1,placement=2,async", batch=24).report.servers
+    on_fast = forecast(cluster, "dp=3,servers=1,placement=0,async", batch=24).report.servers
+    assert on_slow is not None
+    assert on_fast is not None
+    assert on_fast.steps_per_s_by_worker[1] > 5 * on_fast.steps_per_s_by_worker[2]
+    assert on_fast.steps_per_s_by_worker[1] > 5 * on_slow.steps_per_s_by_worker[1]
+    waits = forecast(cluster, "dp=3,servers=1,placement=0", batch=24).report
+    assert waits.step_s == pytest.approx(1 / on_fast.steps_per_s_by_worker[2], rel=0.1)
+
+
+def test_workers_with_uneven_shares_compute_their_own_batch() -> None:
+    """On a free network a synchronous step is that of the largest share; asynchronous rates are those of each share."""
+    cluster = endless("dgx-a100:2x2")
+    large, small = (forecast(cluster, "dp=4,servers=2", batch=4 * n).report.step_s for n in (24, 8))
+    waits = forecast(cluster, "dp=4,servers=2,shares=3:1:1:1", batch=48).report
+    assert waits.step_s == pytest.approx(large, rel=1e-6)
+    assert waits.samples_per_s == pytest.approx(48 / large, rel=1e-6)
+    free = forecast(cluster, "dp=4,servers=2,shares=3:1:1:1,async", batch=48)
+    assert free.report.servers is not None
+    assert free.report.servers.steps_per_s_by_worker == pytest.approx([1 / large] + [1 / small] * 3, rel=1e-6)
+    assert free.report.samples_per_s == pytest.approx(24 / large + 3 * 8 / small, rel=1e-6)
+    assert free.report.floor_s <= waits.step_s
+    assert free.detailed(all_ranks=True).step_s == pytest.approx(large, rel=1e-6)
+    even = forecast(cluster, "dp=4,servers=2,shares=1:1:1:1", batch=48).report
+    assert even.servers == forecast(cluster, "dp=4,servers=2", batch=48).report.servers
+
+
+def test_workers_on_nodes_of_unequal_size_share_their_own_nic() -> None:
+    cluster = joined([load_cluster("dgx-a100:1x4"), load_cluster("dgx-a100:2x2")])
+    result = forecast(cluster, "dp=8,servers=2", batch=32)
+    assert result.servers is not None
+    assert [result.servers.setup.node_of_worker(worker) for worker in range(8)] == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert sum(result.report.servers.steps_per_s_by_worker) * result.report.step_s == pytest.approx(8)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("cluster", "strategy", "line"),
     [
+        ("dgx-a100:2x2", "dp=4,servers=1,placement=2", "has nodes 0 to 1; list some of these"),
+        ("dgx-a100:2x2", "dp=2,servers=1,server_nodes=1,placement=0", "node 1 has neither workers nor servers"),
         ("dgx-a100:2x2", "dp=4,servers=2,server_nodes=1", r"1 × 2 = 2 devices beside server_nodes=1; set dp=2"),
         ("dgx-a100:2x2", "dp=4,servers=2,server_nodes=2", "has 2 nodes in all and workers need at least one"),
         ("dgx-a100:2x2", "dp=4,servers=1,server_nodes=2", "each of these nodes needs a server"),

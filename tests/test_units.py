@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.errors import RequestError
-from traincast.units import format_bytes, format_count, format_flops, format_seconds, parse_seconds
+from traincast.units import format_bytes, format_count, format_flops, format_seconds, parse_rate, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,31 @@ def test_a_time_without_a_unit_is_seconds_and_zero_is_refused_if_asked() -> None
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="it is"):
         parse_seconds(text, what="it")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("1 Gbit/s", 125e6),
+        ("1Gbit", 125e6),
+        ("200 Mbps", 25e6),
+        ("10Gb/s", 1.25e9),
+        ("25 GB/s", 25e9),
+        ("64 kbit/s", 8e3),
+        ("1e9", 1e9),
+        ("8 bit/s", 1.0),
+    ],
+)
+def test_rates_are_read_in_bits_and_bytes(text: str, rate: float) -> None:
+    assert parse_rate(text, what="it") == rate
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fast", "0 Gbit/s", "-1 GB/s", "nan", "1 Gbit/h", "1 mbit/s", "1e999 GB/s", "1 G"]
+)
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="expected a data rate above zero, such as 1Gbit/s or 25GB/s"):
+        parse_rate(text, what="it")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,9 +18,11 @@ from traincast.simulate import Conditions
 GPT = "gpt:layers=4,hidden=512,heads=8,vocab=1000,seq=256"
 
 
-def forecast(cluster: str | Cluster, strategy: str = "dp=16", conditions: Conditions | None = None) -> Forecast:
+def forecast(
+    cluster: str | Cluster, strategy: str = "dp=16", conditions: Conditions | None = None, *, batch: int = 64
+) -> Forecast:
     return predict(
-        graph_of(GPT), cluster=cluster, global_batch=64, strategy=strategy, runtime="pytorch", conditions=conditions,
+        graph_of(GPT), cluster=cluster, global_batch=batch, strategy=strategy, runtime="pytorch", conditions=conditions,
         cost_model=AnalyticalCostModel(),
     )  # fmt: skip
 
@@ -52,6 +55,25 @@ def test_a_joined_cluster_has_what_every_part_has() -> None:
     assert (uneven.devices_per_node, uneven.most_devices_per_node) == (4, 8)
     with pytest.raises(RequestError, match="lists its 3 nodes one by one"):
         uneven.with_nodes(4)
+
+
+@pytest.mark.parametrize("strategy", ["dp=16", "dp=4,tp=4", "dp=2,tp=4,pp=2", "dp=16,zero=3", "dp=4,pp=4"])
+def test_groups_may_span_nodes_of_unequal_size(strategy: str) -> None:
+    """A node of eight and two of four are never faster than two of eight, and never slower than four of four."""
+    uneven = forecast("dgx-a100:1+dgx-a100:2x4", strategy).report
+    assert uneven.num_devices == 16
+    slower = forecast("dgx-a100:4x4", strategy).report.step_s
+    assert forecast("dgx-a100:2", strategy).report.step_s <= uneven.step_s * (1 + 1e-9) <= slower * (1 + 2e-9)
+
+
+def test_the_report_proposes_shares_that_shorten_the_step() -> None:
+    report = forecast("dgx-a100:1x1+dgx-1-v100:1x1", "dp=2,num_microbatches=4", batch=512).report
+    (line,) = [warning for warning in report.warnings if "shares=" in warning]
+    found = re.fullmatch(r"replicas differ in speed: with shares=(\S+), a step would take .+ instead of .+", line)
+    assert found
+    again = forecast("dgx-a100:1x1+dgx-1-v100:1x1", f"dp=2,num_microbatches=4,shares={found[1]}", batch=512).report
+    assert again.step_s < 0.9 * report.step_s
+    assert not any("shares=" in warning for warning in (*again.warnings, *forecast("dgx-a100:2").report.warnings))
 
 
 def test_nothing_but_conditions_that_change_nothing_changes_nothing() -> None:

@@ -51,8 +51,6 @@ from traincast.work import Work
 _MAX_BATCH: Final = 10**9
 _WORTH: Final = 0.99
 """Uneven shares are proposed if they shorten the step at least to this share."""
-_MOST_ADVISED: Final = 64
-"""Greatest number of ranks for which uneven shares are tried."""
 _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
@@ -265,7 +263,7 @@ def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Cond
     """Return a line with shares of the batch that shorten the step, if replicas differ in speed."""
     request, mesh = made.request, made.lowered.plan.mesh
     strategy, seconds = request.strategy, made.computing_s
-    if seconds is None or strategy.dp == 1 or strategy.ep > 1 or strategy.shares or mesh.num_ranks > _MOST_ADVISED:
+    if seconds is None or strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
         return ()
     shares = balanced_shares(strategy, mesh, request.global_batch, seconds)
     if not shares:
@@ -274,8 +272,7 @@ def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Cond
     balanced = forecast(chosen, cost_model=model, conditions=conditions).report
     if not balanced.fits or balanced.step_s > _WORTH * report.step_s:
         return ()
-    text, now = ":".join(map(str, shares)), format_seconds(report.step_s)
-    would = format_seconds(balanced.step_s)
+    text, now, would = ":".join(map(str, shares)), *map(format_seconds, (report.step_s, balanced.step_s))
     return (f"replicas differ in speed: with shares={text}, a step would take {would} instead of {now}",)
 
 
@@ -284,6 +281,8 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
     request = lowered.request
 
     def seconds(strategy: Strategy) -> float:
+        if lowered.variants is not None:
+            return forecast(replace(request, strategy=strategy), cost_model=model).report.step_s
         plan = lower(replace(request, strategy=strategy)).plan
         return simulate(plan, _estimate(model, plan.works, request.cluster).seconds).step_s
 
@@ -332,9 +331,11 @@ def _simulate_servers(
 ) -> _Simulated:
     """Simulate a step whose workers exchange gradients and weights through parameter servers."""
     request = replace(request, optimizer=False)  # servers make the updates
-    lowered = lower(for_workers(request), grain=grain)
+    lowered = lower(for_workers(request), grain="operator" if request.strategy.shares else grain)
+    lowered = with_variants(lowered) if request.strategy.shares else lowered
     plan, cluster = lowered.plan, lowered.request.cluster
-    estimates = above_limits(_estimate(model, plan.works, cluster), plan.works, cluster)
+    works = plain(plan.works) if cluster.parts else plan.works
+    estimates = above_limits(_estimate(model, works, cluster), works, cluster)
     job = run_job(
         request,
         lowered,

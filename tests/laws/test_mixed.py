@@ -140,6 +140,18 @@ def test_an_all_reduce_over_unequal_nodes_is_bound_by_the_node_with_the_lowest_r
     assert step(joined([small, big]), "dp=12") == pytest.approx(result.report.step_s, rel=1e-9)
 
 
+def test_a_group_inside_a_node_uses_no_network_where_another_crosses_it() -> None:
+    """With tp=6 on nodes of eight and four devices, the first group is inside a node and the second is not."""
+    result = predict(
+        graph_of("gpt:layers=2,hidden=768,heads=12,vocab=1200,seq=128"), cluster="dgx-a100:1+dgx-a100:1x4",
+        global_batch=16, strategy="dp=2,tp=6", runtime="pytorch", cost_model=AnalyticalCostModel(),
+    )  # fmt: skip
+    label = next(text for text in result.timeline.plan.labels if text.startswith("tp "))
+    taken = spans(result, label)
+    assert set(taken) == {tuple(range(6)), tuple(range(6, 12))}
+    assert taken[tuple(range(6, 12))] > 1.5 * taken[tuple(range(6))]
+
+
 def test_equal_shares_are_no_shares() -> None:
     for strategy in ("dp=4", "dp=2,pp=2", "dp=4,zero=3"):
         replicas = int(strategy[3])

@@ -109,6 +109,25 @@ def test_what_cannot_be_is_refused_in_one_line(text: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_shares_divide_the_batch_and_the_microbatches() -> None:
+    shared = parse_strategy("dp=3,shares=3:2:1,micro_batch=6", global_batch=24)
+    assert str(shared) == "dp=3,num_microbatches=2,shares=3:2:1"
+    assert (shared.samples(24), shared.micro_batch(24)) == ((12, 8, 4), 6)
+    assert parse_strategy("dp=3,shares=12:8:4", global_batch=24).samples(24) == (12, 8, 4)
+    assert parse_strategy("dp=3,num_microbatches=2", global_batch=24).samples(24) == (8, 8, 8)
+    with pytest.raises(StrategyError, match=r"global batch 20 cannot be divided as shares=3:2:1 .*: 18 and 24"):
+        parse_strategy("dp=3,shares=3:2:1", global_batch=20).samples(20)
+    with pytest.raises(StrategyError, match="micro_batch=5 does not divide the 12 samples"):
+        parse_strategy("dp=3,shares=3:2:1,micro_batch=5", global_batch=24)
+    with pytest.raises(StrategyError, match="num_microbatches=6"):
+        parse_strategy("dp=3,shares=3:2:1,micro_batch=2", global_batch=24)
+
+
+def test_servers_are_placed_on_a_list_of_nodes() -> None:
+    placed = parse_strategy("dp=4,servers=2,placement=0/3,async", global_batch=4)
+    assert (placed.placement, str(placed)) == ((0, 3), "dp=4,servers=2,placement=0/3,asynchronous")
+
+
 def test_an_empty_text_is_one_device() -> None:
     assert parse_strategy("", global_batch=1) == Strategy()
     assert str(Strategy()) == "dp=1"

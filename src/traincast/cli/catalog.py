@@ -11,7 +11,7 @@ import click
 from traincast.cli import options
 from traincast.cli.output import print_json, print_table
 from traincast.cluster.calibration import Calibration
-from traincast.cluster.hardware import Device, Link
+from traincast.cluster.hardware import Cluster, Device, Link
 from traincast.units import format_bytes, format_count, format_seconds
 
 _name = click.argument("name", required=False)
@@ -97,6 +97,12 @@ def devices(name: str | None, as_json: bool) -> None:
     print_table(f"{len(rows)} devices", columns, rows, right=(2, 3, 4, 5, 6))
 
 
+def _part(part: Cluster) -> str:
+    """Return the nodes and the link of a part in a few words."""
+    link = f"{part.nics_per_node} × {part.inter_node.bandwidth * 8 / 1e9:g} Gb/s"
+    return f"{part.num_nodes} × {part.devices_per_node} {part.device.name} ({link})"
+
+
 @click.command(
     short_help="List the known clusters and node types, or show one.", epilog=options.example("clusters dgx-h100:4")
 )
@@ -104,7 +110,7 @@ def devices(name: str | None, as_json: bool) -> None:
 @options.json()
 def clusters(name: str | None, as_json: bool) -> None:
     """List the clusters and node types of the catalog, or show the cluster NAME[:NODES], which may be a .toml file."""
-    from traincast.cluster import Cluster, cluster_names, load_cluster, node_names
+    from traincast.cluster import cluster_names, load_cluster, node_names
 
     def facts(cluster: Cluster) -> dict[str, Any]:
         return {**_fields(cluster), "num_devices": cluster.num_devices}
@@ -114,6 +120,8 @@ def clusters(name: str | None, as_json: bool) -> None:
         shown = facts(cluster)
         if shown["calibration"] and not as_json:  # too long for a table; --json has it
             shown["calibration"].pop("correction")
+        if not as_json:
+            shown["parts"] = [_part(part) for part in cluster.parts]
         _show_one(cluster.name, shown, as_json=as_json)
         return
     known = [load_cluster(n) for n in (*cluster_names(), *node_names())]
@@ -146,6 +154,8 @@ def _fields(value: Any) -> dict[str, Any]:
             item = asdict(item)
         elif isinstance(item, Mapping):
             item = dict(item)
+        elif field.name in ("parts", "hosts"):
+            item = [_fields(part) for part in item]
         found[field.name] = item
     return found
 

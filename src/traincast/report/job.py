@@ -121,7 +121,10 @@ def price_per_s(cluster: Cluster) -> float:
 
 def power_w(cluster: Cluster, busy: float) -> float:
     """Return the power of the whole cluster in watts; devices compute a share ``busy`` of the time."""
+    if cluster.parts:
+        beside = sum(power_w(host, 1.0) for host in cluster.hosts)
+        return sum(power_w(part, busy) for part in cluster.parts) + beside
     host = max(0.0, cluster.node_power_w - cluster.devices_per_node * cluster.device.tdp_w) * cluster.num_nodes
     # A device draws about a third of its rating when it waits.
     devices = cluster.num_devices * cluster.device.tdp_w * (0.3 + 0.7 * busy)
-    return devices + host + sum(power_w(beside, 1.0) for beside in cluster.hosts)
+    return devices + host + sum(power_w(other, 1.0) for other in cluster.hosts)

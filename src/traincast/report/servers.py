@@ -25,7 +25,7 @@ from traincast.report.report import RankReport, RankWaits
 from traincast.simulate import Timeline
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.server_waits import WorkerTimes, worker_times
-from traincast.simulate.servers import measure
+from traincast.simulate.servers import ServerRun, measure
 from traincast.strategy import Lowered, Request
 
 _EXCHANGED: Final = re.compile(r"^(push|pull|update) ")
@@ -46,7 +46,7 @@ def figures_of_servers(
     (memory,) = lowered.memory
     demand = demand_per_device(lowered.plan)
     return StepFigures(
-        pace=_pace(request, lowered, pace_of(lowered, estimates, alone).slowed(run.step_s)),
+        pace=_pace(request, lowered, pace_of(lowered, estimates, alone).slowed(run.step_s), run),
         breakdown=mean_breakdown(parts),
         calibrated_s=0.0,  # the works are calibrated; the step is taken as simulated
         demand=replace(demand, communication_bytes=2.0 * sum(piece.nbytes for piece in job.pieces)),
@@ -61,14 +61,23 @@ def figures_of_servers(
     )
 
 
-def _pace(request: Request, lowered: Lowered, pace: Pace) -> Pace:
+def _pace(request: Request, lowered: Lowered, pace: Pace, run: ServerRun) -> Pace:
     """Return the pace on the whole cluster: MFU counts nodes with only servers, and the interval starts at the floor.
 
-    Asynchronous workers may be faster than the floor of their own step; then the interval starts at the step.
+    Asynchronous workers may be faster than the floor of their own step; then the interval starts at the step. Each
+    worker counts with its own rate and its own share of the batch.
     """
     dtype = request.precision.linear.value
     own = peak_flops(lowered.request.cluster, dtype) / peak_flops(request.cluster, dtype)
-    return replace(pace, low_s=max(pace.low_s, min(pace.floor_s, pace.step_s)), mfu=pace.mfu * own)
+    low_s = max(pace.low_s, min(pace.floor_s, pace.step_s))
+    if not request.strategy.shares:
+        return replace(pace, low_s=low_s, mfu=pace.mfu * own)
+    samples = request.strategy.samples(request.global_batch)
+    rate = sum(count * steps for count, steps in zip(samples, run.steps_per_s_by_worker, strict=True))
+    more = rate / pace.samples_per_s
+    return replace(
+        pace, low_s=low_s, samples_per_s=rate, tokens_per_s=pace.tokens_per_s * more, mfu=pace.mfu * own * more
+    )
 
 
 def _breakdowns(times: WorkerTimes, step_s: float) -> list[Breakdown]:

@@ -15,6 +15,7 @@ from traincast.strategy import Lowered, Mesh, Request
 from traincast.strategy.prepare import exchanged_parts
 from traincast.strategy.program import BlockProgram, Item
 from traincast.strategy.server_setup import Piece, setup_on
+from traincast.strategy.uneven import prepared_for
 from traincast.work import Work
 
 Floats = npt.NDArray[np.float64]
@@ -30,17 +31,20 @@ def run_job(
     """Simulates some steps of ``request``, whose workers exchange gradients and weights through parameter servers.
 
     ``lowered`` is the step of the workers without any exchange. ``seconds_of`` returns the seconds of works on each
-    kind of device of the workers: [kinds, works].
+    kind of device of the workers: [kinds, works]. Workers with other shares of the batch are kinds of their own.
     """
     strategy, count = request.strategy, request.strategy.num_microbatches
-    parts = exchanged_parts(lowered.request, lowered.prepared)
-    items = [item for program, _ in parts for item in (*program.forward, *program.backward)]
+    samples = strategy.samples(request.global_batch)
+    sizes = sorted(set(samples), reverse=True)
+    by_size = [exchanged_parts(lowered.request, prepared) for prepared in prepared_for(lowered, sizes)]
+    items = [i for parts in by_size for program, _ in parts for i in (*program.forward, *program.backward)]
     works: list[Work] = list(dict.fromkeys([*(i.work for i in items), *(i.launches for i in items)]))
-    seconds = seconds_of(works)
+    seconds = np.repeat(seconds_of(works), len(sizes), axis=0)
     number = {work: n for n, work in enumerate(works)}
-    kinds = [_pieces(parts, count, number, own) for own in seconds.tolist()]
+    parts_of_kind = by_size * (len(seconds) // len(sizes))
+    kinds = [_pieces(parts, count, number, own) for parts, own in zip(parts_of_kind, seconds.tolist(), strict=True)]
     pieces = tuple(replace(first, elsewhere=tuple(others)) for first, *others in zip(*kinds, strict=True))
-    states = max((program.optimizer_states for program, _ in parts), default=0)
+    states = max((program.optimizer_states for program, _ in by_size[0]), default=0)
     factors = conditions.compute_factors(strategy.dp).tolist()
     setup = setup_on(
         request.cluster,
@@ -50,10 +54,14 @@ def run_job(
         busy_network=conditions.busy_network,
         interference=conditions.interference,
     )
+    kind_of_worker = [
+        kind * len(sizes) + sizes.index(own) for kind, own in zip(setup.kind_of_worker, samples, strict=True)
+    ]
+    setup = replace(setup, kind_of_worker=tuple(kind_of_worker))
     return ServerJob(
         setup=setup,
         pieces=pieces,
-        programs=tuple(program for program, _ in parts),
+        programs=tuple(tuple(program for program, _ in parts) for parts in parts_of_kind),
         num_microbatches=count,
         works=tuple(works),
         seconds=seconds,

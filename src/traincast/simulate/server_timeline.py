@@ -35,13 +35,13 @@ Ints = npt.NDArray[np.int64]
 class ServerJob:
     """A run with parameter servers and its inputs.
 
-    ``programs`` has the works of every piece for one microbatch. ``seconds`` has the times of the distinct ``works``
-    (and launches) on each kind of device: [kinds, works].
+    ``programs`` has the works of every piece for one microbatch, for each kind of worker. ``seconds`` has the times of
+    the distinct ``works`` (and launches) on each kind of worker: [kinds, works].
     """
 
     setup: ServerSetup
     pieces: tuple[Piece, ...]
-    programs: tuple[BlockProgram, ...]
+    programs: tuple[tuple[BlockProgram, ...], ...]
     num_microbatches: int
     works: tuple[Work, ...]
     seconds: Floats
@@ -133,7 +133,7 @@ class _Drawing:
         self.works: dict[Work, int] = {work: number for number, work in enumerate(job.works)}
         self.labels: dict[str, int] = {}
         self.segments: list[Segment] = []
-        self.names = _names(job.programs)
+        self.names = _names(job.programs[0])
 
     def label(self, text: str) -> int:
         """The number of a label, which is new if the text is."""
@@ -173,15 +173,15 @@ class _Drawing:
         shares = device_shares(job.setup, job.pieces)
         kinds = np.array([job.setup.kind(worker) for worker in range(job.setup.workers)])
         alike: dict[int, list[int]] = {}
-        for number, program in enumerate(job.programs):
+        for number, program in enumerate(job.programs[0]):
             alike.setdefault(id(program), []).append(number)
         for role, category in ((ServerRole.FORWARD, Category.FORWARD), (ServerRole.BACKWARD, Category.BACKWARD)):
             seen = self._seen(role)
             seen = seen[self.row_of[tasks.worker[seen]] >= 0]
             for numbers in alike.values():
-                program = job.programs[numbers[0]]
-                items = program.forward if role is ServerRole.FORWARD else program.backward
                 for kind in range(len(job.seconds)):
+                    program = job.programs[kind][numbers[0]]
+                    items = program.forward if role is ServerRole.FORWARD else program.backward
                     own = seen[np.isin(tasks.piece[seen], numbers) & (kinds[tasks.worker[seen]] == kind)]
                     if items and len(own):
                         share = shares[tasks.worker[own], tasks.piece[own], int(role)]

@@ -142,7 +142,7 @@ def _sharding(strategy: Strategy) -> Iterator[Change]:
 
 def _smaller_batches(strategy: Strategy, global_batch: int) -> Iterator[Change]:
     size = strategy.micro_batch(global_batch)
-    per_replica = global_batch // strategy.dp
+    per_replica = size * strategy.num_microbatches  # of the largest share, if shares differ
     for smaller in (s for s in range(size - 1, 0, -1) if size % s == 0):
         yield from _made(f"micro_batch={smaller}", strategy, num_microbatches=per_replica // smaller)
 

@@ -160,11 +160,8 @@ class Strategy:
             not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= _MAX_DEGREE for n in self.shares
         ):
             raise StrategyError(f"{text} with dp={self.dp}: expected {self.dp} whole numbers from 1, one per replica")
-        if self.servers or self.ep > 1:
-            other = f"servers={self.servers}" if self.servers else f"ep={self.ep}"
-            raise StrategyError(
-                f"{text} with {other}: uneven shares need replicas that all-reduce; leave out one of them"
-            )
+        if self.ep > 1:
+            raise StrategyError(f"{text} with ep={self.ep}: experts are shared by replicas; leave out one of them")
 
     def _check_experts(self) -> None:
         group = self.ep * self.expert_tp

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from traincast.strategy.lower import Layout, Lowered
 from traincast.strategy.mesh import Mesh
 from traincast.strategy.plan import Overlap, Plan
-from traincast.strategy.prepare import prepare
+from traincast.strategy.prepare import Prepared, prepare
 from traincast.strategy.strategy import Strategy
 from traincast.strategy.variants import variants_of
 from traincast.work import Work
@@ -23,13 +24,20 @@ from traincast.work import Work
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+_MOST_RANKS: Final = 64
+"""Greatest number of ranks for which balanced shares are sought."""
+
 
 def with_variants(lowered: Lowered) -> Lowered:
     """``lowered`` with the works of each rank; its plan has the grain of operators."""
     request, mesh = lowered.request, lowered.plan.mesh
     samples = request.strategy.samples(request.global_batch)
     sizes = sorted(set(samples), reverse=True)
-    plan, works = joined_plans([lowered.plan, *(_plan_with(lowered, size) for size in sizes[1:])])
+    plans = [
+        Layout(request=replace(request, strategy=replace(request.strategy, shares=())), prepared=each).plan("operator")
+        for each in prepared_for(lowered, sizes)[1:]
+    ]
+    plan, works = joined_plans([lowered.plan, *plans])
     of_replica = np.array([sizes.index(size) for size in samples], dtype=np.int64)
     variants = variants_of(works, mesh, request.cluster, class_of_rank=of_replica[_replicas(mesh)])
     return replace(lowered, plan=plan, variants=variants)
@@ -45,8 +53,10 @@ def balanced_shares(strategy: Strategy, mesh: Mesh, global_batch: int, seconds: 
 
     ``seconds`` are those that each rank computes with equal shares; the slowest rank of a replica counts. Every
     microbatch has whole samples. Returns an empty tuple if equal shares are the best, or if there are too few samples
-    to divide.
+    to divide or too many ranks for a list of shares.
     """
+    if mesh.num_ranks > _MOST_RANKS:
+        return ()
     units = global_batch // strategy.num_microbatches  # samples in one microbatch of all replicas
     longest = np.zeros(mesh.dp)
     np.maximum.at(longest, _replicas(mesh), seconds)
@@ -64,12 +74,17 @@ def balanced_shares(strategy: Strategy, mesh: Mesh, global_batch: int, seconds: 
     return tuple((shares // np.gcd.reduce(shares)).tolist())
 
 
-def _plan_with(lowered: Lowered, samples: int) -> Plan:
-    """The plan of a step in which every replica has ``samples`` samples, with the same stages."""
+def prepared_for(lowered: Lowered, sizes: Sequence[int]) -> list[Prepared]:
+    """The inputs of plans in which every replica has one of ``sizes`` samples, with the same stages.
+
+    The first of ``sizes`` is that of ``lowered``.
+    """
     strategy = replace(lowered.request.strategy, shares=())
-    request = replace(lowered.request, strategy=strategy, global_batch=samples * strategy.dp)
-    prepared = replace(prepare(request), pieces=lowered.prepared.pieces)
-    return Layout(request=request, prepared=prepared).plan("operator")
+    found = [lowered.prepared]
+    for size in sizes[1:]:
+        request = replace(lowered.request, strategy=strategy, global_batch=size * strategy.dp)
+        found.append(replace(prepare(request), pieces=lowered.prepared.pieces))
+    return found
 
 
 def joined_plans(plans: Sequence[Plan]) -> tuple[Plan, list[tuple[Work, ...]]]:
