@@ -31,7 +31,7 @@ class StudyModel:
 _PIPELINE: Final = "microbatches=4"
 MODELS: Final[dict[str, StudyModel]] = {
     "gpt": StudyModel(
-        spec="gpt:layers=8,hidden=128,heads=4,vocab=1024,seq=128",
+        spec="gpt:layers=8,hidden=128,heads=4,vocab=1024,seq=128,tied=false",
         global_batch=32,
         strategies=(
             "dp=2",
