@@ -19,6 +19,7 @@ from traincast.profiling.collective_cases import (
     CollectiveRequest,
     bus_factor,
     cases_of,
+    companions,
     counted_bytes,
     elements_of,
     parse_size,
@@ -102,6 +103,48 @@ def test_cases_that_come_out_the_same_are_one() -> None:
     ]
 
 
+def test_patterns_come_after_the_isolated_cases() -> None:
+    request = CollectiveRequest(
+        collectives=("all_reduce",), sizes=(1024,), groups=(2,), beside_compute=True, concurrent_groups=2
+    )
+    cases = cases_of(request, ["a"] * 4)
+    assert [(case.computing, len(case.groups)) for case in cases] == [(False, 1), (True, 1), (False, 2), (True, 2)]
+    assert cases[2].ranks == (0, 1, 2, 3)
+    assert [case.computing for case in cases_of(request, ["a"] * 3)] == [False, True]
+
+
+def test_concurrent_groups_share_the_nodes_and_no_rank() -> None:
+    (spread,) = (p for p in placements(TWO_NODES, (4,)) if p.num_nodes == 2)
+    (other,) = companions(spread, TWO_NODES, 1)
+    assert (spread.ranks, other.ranks) == ((0, 1, 4, 5), (2, 3, 6, 7))
+    assert companions(spread, TWO_NODES, 2) == ()
+
+
+def test_groups_are_placed_on_several_sets_of_nodes() -> None:
+    nodes = ["a", "b", "c"]
+    found = [p.ranks for p in placements(nodes, (2,), node_sets=2)]
+    assert found == [(0, 1), (1, 2)]
+    assert [p.ranks for p in placements(nodes, (3,), node_sets=2)] == [(0, 1, 2)]
+
+
+def test_patterns_are_measured_and_named_in_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    asked = ("--local", "4", "--groups", "2", "--ops", "all_reduce", "--sizes", "1KiB", "--repeats", "3")
+    done = run(*asked, "--beside-compute", "--concurrent-groups", "2", "-o", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = pq.read_table(path).to_pylist()
+    assert [(r["beside_compute"], r["concurrent_groups"], r["n_ranks"]) for r in rows] == [
+        (False, 1, 2),
+        (True, 1, 2),
+        (False, 2, 2),
+        (True, 2, 2),
+    ]
+    assert all(r["time_us"] > 0 for r in rows)
+    assert len(json.loads(done.stdout)["summary"]) == 4
+    again = run(*asked, "--beside-compute", "--concurrent-groups", "2", "-o", str(path), "--json")
+    assert json.loads(again.stdout)["measured"] == 0
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -109,6 +152,8 @@ def test_cases_that_come_out_the_same_are_one() -> None:
         ({"backend": "mpi"}, "unknown backend"),
         ({"repeats": -1}, "repeats is -1"),
         ({"groups": (1,)}, "2 ranks or more"),
+        ({"concurrent_groups": 0}, "concurrent_groups is 0"),
+        ({"node_sets": -1}, "node_sets is -1"),
         ({"time_limit_s": 0.0}, "time_limit_s is 0"),
         ({"sizes": ()}, "nothing to profile"),
     ],

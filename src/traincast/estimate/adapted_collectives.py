@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from traincast.cluster import Cluster
 from traincast.estimate.collective_curves import isotonic
 from traincast.estimate.collective_features import KINDS, Condition, Message, Route, baseline_seconds, messages
-from traincast.estimate.system_prior import Points, Setting, SystemPrior, covariance, setting_of
+from traincast.estimate.system_prior import Points, Setting, SystemPrior, covariance, setting_of, transport_of
 from traincast.work import Transfer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -34,25 +34,31 @@ REWEIGHTINGS: Final = 3
 
 
 class LinkKind(NamedTuple):
-    """The links that a system's own points ran over: a device, and its network or the kind of links inside a node."""
+    """The links that a system's own points ran over: a device, and its kind of network or of links inside a node."""
 
     device: str
     crosses: bool
     name: str
 
+    def __str__(self) -> str:
+        return (
+            f"{f'between nodes over {self.name}' if self.crosses else f'inside a node ({self.name})'} on {self.device}"
+        )
+
 
 def link_of(route: Route) -> LinkKind:
     """The links of a route."""
-    return LinkKind(route.device, route.crosses, route.network if route.crosses else route.inside)
+    return LinkKind(route.device, route.crosses, transport_of(route.network) if route.crosses else route.inside)
 
 
 class AdaptedEstimate(NamedTuple):
-    """Seconds and 90 % interval of each work, and whether it was estimated."""
+    """Seconds and 90 % interval of each work, whether it was estimated, and warnings for the user."""
 
     seconds: Floats
     low: Floats
     high: Floats
     known: Mask
+    warnings: tuple[str, ...]
 
 
 class _AdaptedCurve(NamedTuple):
@@ -86,6 +92,7 @@ class AdaptedSystem:
         asked = baseline_seconds(works, cluster)
         seconds, half = asked.copy(), np.zeros(len(works))
         known = np.zeros(len(works), dtype=bool)
+        warnings: dict[str, None] = {}
         groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         columns = (m.kind.tolist(), m.route.tolist(), m.ranks.tolist(), m.nbytes.tolist())
         for i, (kind, route, ranks, nbytes) in enumerate(zip(*columns, strict=True)):
@@ -103,7 +110,12 @@ class AdaptedSystem:
             seconds[where] = np.exp(np.interp(inside, curve.log2_bytes, curve.log_seconds)) * scale
             half[where] = np.interp(inside, curve.log2_bytes, curve.half_width)
             known[where] = True
-        return AdaptedEstimate(seconds, seconds * np.exp(-half), seconds * np.exp(half), known)
+            if setting not in self.points.settings:
+                text = (
+                    f"{KINDS[kind]} on {cluster.name}: {len(self.points)} points were measured, none of {ranks} ranks"
+                )
+                warnings[f"{text} like this; the time follows from them and from other systems"] = None
+        return AdaptedEstimate(seconds, seconds * np.exp(-half), seconds * np.exp(half), known, tuple(warnings))
 
     def _curve(self, work: Message, cluster: Cluster, setting: Setting, nodes: int) -> _AdaptedCurve:
         """Time over bytes in one setting; computed once."""
@@ -140,7 +152,7 @@ class AdaptedSystem:
         own = covariance(self.prior.own, self.points, self.points)
         noise, weight = self.prior.noise**2, np.ones(len(missed))
         for step in range(REWEIGHTINGS + 1):
-            inverse = np.linalg.inv(own + np.diag(noise / weight))
+            inverse: Floats = np.linalg.inv(own + np.diag(noise / weight)).astype(np.float64)
             weights: Floats = inverse @ missed
             if step < REWEIGHTINGS:
                 left = weights * noise / weight
@@ -161,7 +173,7 @@ class AdaptedSystem:
         }
         card = {
             "settings": [[*s.texts, s.log2_ranks, s.log2_rate] for s in self.points.settings],
-            "family": self.condition.family,
+            "condition": asdict(self.condition),
             "links": [list(link) for link in sorted(self.links or ())],
         }
         return arrays, card
@@ -181,6 +193,6 @@ def adapted_from(prior: SystemPrior, arrays: Mapping[str, npt.NDArray[Any]], car
             log2_bytes=arrays["own_log2_bytes"].astype(np.float64),
         ),
         residual=arrays["own_residual"].astype(np.float64),
-        condition=Condition(family=str(card["family"])),
+        condition=Condition(**card["condition"]),
         links=frozenset(LinkKind(str(device), bool(crosses), str(name)) for device, crosses, name in card["links"]),
     )

@@ -55,11 +55,15 @@ class CurveEstimate(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveFamily:
-    """The curves of one route, collective and software, sorted by number of ranks."""
+    """The curves of one route, collective and software, sorted by number of ranks.
+
+    ``groups`` is the number of groups that ran the collective at once while it was measured.
+    """
 
     kind: str
     curves: tuple[Curve, ...]
     sound: bool
+    groups: int = 1
 
     def has(self, ranks: int) -> bool:
         """Whether this number of ranks was measured."""
@@ -75,7 +79,9 @@ class CurveFamily:
         last = min(curve.log2_bytes[-1] for curve in near)
         inside = np.clip(size, first, max(first, last))
         asked = baseline_seconds(works, cluster)
-        alone = [replace(work, nbytes=float(2.0**x), sharing=1) for work, x in zip(works, inside, strict=True)]
+        alone = [
+            replace(work, nbytes=float(2.0**x), sharing=self.groups) for work, x in zip(works, inside, strict=True)
+        ]
         known = baseline_seconds(alone, measured_on)
         log_seconds = self._at(alone, measured_on, inside, ranks=ranks, islands=islands, baseline=known)
         seconds = np.exp(log_seconds) * asked / known

@@ -127,6 +127,8 @@ def _operators(families: Sequence[str], dtype: str, device: str) -> str:
 
 
 def _collectives_of(curves: CollectiveModel) -> list[str]:
+    if curves.adapted is not None:
+        return [f"collectives {link}" for link in sorted(curves.adapted.links or ())]
     groups: dict[Route, list[str]] = {}
     for route, kind in zip(curves.weights["curve_route"].tolist(), curves.weights["curve_kind"].tolist(), strict=True):
         groups.setdefault(curves.routes[route], []).append(KINDS[kind])

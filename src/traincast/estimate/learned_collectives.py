@@ -153,6 +153,7 @@ class CollectiveModel:
                     kind=key[1],
                     curves=tuple(sorted(curves, key=lambda c: (c.ranks, c.islands))),
                     sound=sound[*key, condition],
+                    groups=condition.concurrent_groups,
                 )
                 for condition, curves in sorted(by_condition.items(), key=lambda item: item[0].preference)
             }
@@ -175,7 +176,7 @@ class CollectiveModel:
         seconds[learned] = 0.0
         low, high = seconds * UNKNOWN_INTERVAL[0], seconds * UNKNOWN_INTERVAL[1]
         warnings: dict[str, None] = {}
-        for where, (family, route, away) in self._groups(m, conditions):
+        for where, (family, route, away) in self._groups(m, conditions, sharing=[work.sharing for work in works]):
             group, here = [works[i] for i in where], m.routes[int(m.route[where[0]])]
             found = family.estimate(
                 group,
@@ -205,6 +206,7 @@ class CollectiveModel:
                 for adapted, column in zip(found_here[:3], (seconds, low, high), strict=True)
             )
             learned |= new
+            warnings |= dict.fromkeys(found_here.warnings)
         return Learned(seconds, low, high, learned, tuple(warnings))
 
     def knows(self, works: Sequence[Message], cluster: Cluster) -> Mask:
@@ -226,23 +228,34 @@ class CollectiveModel:
         return any(self._nearest_route(kind, route) is not None for kind in KINDS)
 
     def _groups(
-        self, m: Messages, conditions: Sequence[Condition] | None
+        self, m: Messages, conditions: Sequence[Condition] | None, *, sharing: Sequence[int] = ()
     ) -> list[tuple[npt.NDArray[np.intp], _Chosen]]:
-        """Positions of works that share one family of curves, with that family."""
-        rows: dict[tuple[int, int, int, int, Condition | None], list[int]] = defaultdict(list)
+        """Positions of works that share one family of curves, with that family.
+
+        ``sharing`` is the number of groups that share the NICs, where curves of several groups at once were measured.
+        """
+        together = sharing if any(c.concurrent_groups > 1 for c in self.conditions) else ()
+        rows: dict[tuple[int, int, int, int, Condition | None, int], list[int]] = defaultdict(list)
         columns = (m.kind.tolist(), m.route.tolist(), m.ranks.tolist(), m.islands.tolist(), m.nbytes.tolist())
         for i, (kind, route, ranks, islands, nbytes) in enumerate(zip(*columns, strict=True)):
             if nbytes > 0 and ranks > 1:
-                rows[kind, route, ranks, islands, conditions[i] if conditions else None].append(i)
+                condition = conditions[i] if conditions else None
+                rows[kind, route, ranks, islands, condition, together[i] if together else 1].append(i)
         groups = []
-        for (kind, route, ranks, _, condition), where in rows.items():
-            chosen = self._choose(KINDS[kind], m.routes[route], ranks, condition)
+        for (kind, route, ranks, _, condition, at_once), where in rows.items():
+            chosen = self._choose(KINDS[kind], m.routes[route], ranks, condition, sharing=at_once)
             if chosen is not None:
                 groups.append((np.array(where, dtype=np.intp), chosen))
         return groups
 
-    def _choose(self, kind: str, route: Route, ranks: int, condition: Condition | None) -> _Chosen | None:
-        """The curves of the nearest route, and among these of the nearest software; ``None`` if no route is near."""
+    def _choose(
+        self, kind: str, route: Route, ranks: int, condition: Condition | None, *, sharing: int
+    ) -> _Chosen | None:
+        """The curves of the nearest route, and among these of the nearest software; ``None`` if no route is near.
+
+        Without a condition, curves of isolated collectives come first. If ``sharing`` groups share the NICs, curves of
+        at most as many groups at once are preferred, those of the most groups first.
+        """
         near = self._nearest_route(kind, route)
         if near is None:
             return None
@@ -264,6 +277,8 @@ class CollectiveModel:
         sound = [family for family in families.values() if family.sound]
         if not sound and self.given:
             sound = list(families.values())
+        if sharing > 1:
+            sound.sort(key=lambda family: (family.groups > sharing, -family.groups))
         if not sound:
             return None
         family = next((f for f in sound if f.has(ranks)), sound[0])

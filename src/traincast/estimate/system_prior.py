@@ -86,7 +86,7 @@ class Setting:
 
 def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Setting:
     """The setting of a collective among ``ranks`` ranks on ``route``, moved by the software of ``condition``."""
-    transport = _transport(route.network)
+    transport = transport_of(route.network)
     offload = "inside" if not route.crosses else "nic" if transport in _OFFLOADED else "processor"
     words = condition.family.split()
     texts = {
@@ -110,7 +110,12 @@ def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Set
     )
 
 
-def _transport(network: str) -> str:
+def transport_of(network: str) -> str:
+    """The kind of network that a link's name means: ``infiniband``, ``roce``, ``efa``, …; ``inside`` for none.
+
+    >>> transport_of("NDR InfiniBand"), transport_of("EFA 100G"), transport_of("")
+    ('infiniband', 'efa', 'inside')
+    """
     lower = network.lower()
     return next((name for pattern, name in _TRANSPORTS if re.search(pattern, lower)), lower) or "inside"
 
@@ -190,7 +195,8 @@ class SystemPrior:
 
     def residual(self, at: Points) -> Floats:
         """The expected log(seconds / baseline) at some points of a system that was not measured."""
-        return covariance(self.shared, at, self.points) @ self.weights
+        found: Floats = covariance(self.shared, at, self.points) @ self.weights
+        return found
 
     def factor(self, links: str, own_points: int) -> float:
         """Half of the interval's width over the standard deviation, for a number of own points of the system."""

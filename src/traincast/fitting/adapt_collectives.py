@@ -54,7 +54,7 @@ def adapted_system(table: CollectiveTable, prior: SystemPrior, *, covers_all: bo
     settings = tuple(dict.fromkeys(setting for setting, _ in order))
     numbers = {setting: i for i, setting in enumerate(settings)}
     software = [table.conditions[i] for i in table.condition.tolist()]
-    common = {"condition": max(set(software), key=lambda c: (software.count(c), c.family))} if software else {}
+    common = {"condition": max(set(software), key=lambda c: (not c.pattern, software.count(c), c))} if software else {}
     return AdaptedSystem(
         prior=prior,
         points=Points(
@@ -106,9 +106,7 @@ def adapt_collectives(table: CollectiveTable, base: CollectiveModel) -> tuple[We
 def described(table: CollectiveTable, points: int) -> str:
     """What the learned collectives were adapted to, as a sentence."""
     links = sorted({link_of(table.routes[i]) for i in set(table.route.tolist())})
-    where = " and ".join(
-        f"{'between' if link.crosses else 'inside'} nodes of {link.device} ({link.name})" for link in links
-    )
+    where = " and ".join(map(str, links))
     kinds = ", ".join(KINDS[i] for i in sorted(set(table.kind.tolist())))
     ranks = ", ".join(map(str, sorted(set(table.ranks.tolist()))))
     number = "1 point" if points == 1 else f"{points} points"

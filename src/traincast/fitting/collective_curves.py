@@ -116,7 +116,8 @@ def fit_curves(table: CollectiveTable, *, progress: Callable[[int, int], None] |
     sound = _sound(table, curves, cells)
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for i, c in enumerate(curves):
-        groups[c.kind, table.conditions[c.condition].family, table.routes[c.route].crosses].append(i)
+        software = table.conditions[c.condition]
+        groups[c.kind, software.family, software.pattern, table.routes[c.route].crosses].append(i)
     fitted: list[FittedCurve] = []
     for done, (_, members) in enumerate(sorted(groups.items(), key=lambda item: repr(item[0]))):
         inside = np.isin(cells.curve, members)

@@ -154,7 +154,7 @@ def _fit_collectives(
     check_output(target)
     table = read_collectives(path)
     left_out = _told(table, warn)
-    base = None if adapt is False or rivals or prior else learned_cost_model().collectives[-1]
+    base = None if adapt is False or rivals or prior else next(iter(learned_cost_model().collectives), None)
     adapts = base is not None and (adapt or should_adapt(table, base))
     if adapts and base is not None:
         weights, model = adapt_collectives(table, base)

@@ -59,5 +59,4 @@ def _evenly(sizes: Sequence[Sequence[int]], count: int) -> list[int]:
         return [rows[0] for rows in sizes] + _evenly(rest, count - len(sizes))
     if count == 1:
         return [sizes[-1 - (len(sizes) - 1) // 2][0]] if len(sizes) > 1 else [sizes[0][0]]
-    places = np.round(np.linspace(0, len(sizes) - 1, count)).astype(int) if count else []
-    return [sizes[i][0] for i in places]
+    return [sizes[round(float(i))][0] for i in np.linspace(0, len(sizes) - 1, count)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -30,10 +30,10 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 SHARED: Final = (
     SystemPart(("crosses",), 0.22, 12.0, 4.0),
     SystemPart(("crosses", "kind"), 0.12, 4.0, 3.0),
-    SystemPart(("offload", "alone"), 0.1, 5.0, 3.0, 3.0),
+    SystemPart(("offload", "alone"), 0.2, 5.0, 3.0, 3.0),
     SystemPart(("transport",), 0.2, 7.0, 1.5, 5.0),
-    SystemPart(("crosses", "inside", "library"), 0.18, 3.2, 3.4, 5.0),
-    SystemPart(("crosses", "inside", "era"), 0.2, 7.8, 3.0, 3.7),
+    SystemPart(("crosses", "inside", "library"), 0.18, 3.0, 3.0, 5.0),
+    SystemPart(("crosses", "inside", "era"), 0.3, 8.0, 3.0, 4.0),
     SystemPart(("crosses", "inside", "kind"), 0.1, 1.7, 1.3),
     SystemPart(("crosses", "inside", "pair"), 0.1, 5.0, 3.0, 3.0),
     SystemPart(("route",), 0.05, 6.0, 3.0),
@@ -56,11 +56,10 @@ OWN: Final = (
 """The deviation of a system from the prior; a run-time pattern deviates from the isolated collective."""
 NOISE: Final = 0.05
 PRIOR_NOISE: Final = 0.08
-UNSOUND_NOISE: Final = 3.0
-"""The noise of cells whose series is far slower than its links allow: they say nothing about other systems."""
-SOUND_ACROSS: Final = 1.8
-SOUND_INSIDE: Final = 2.5
-"""Ratios of measured time to baseline at the largest sizes, above which a series is not sound."""
+FAR: Final = 0.3
+DOUBT: Final = 10.0
+"""A cell whose value is more than FAR from what other systems suggest gets DOUBT times the squared excess as additional
+variance. So a system that is out of the ordinary, TCP instead of the fabric for instance, says little about others."""
 MOST_CELLS: Final = 80
 """A system with more cells than this keeps every second, third or fourth octave of its sizes."""
 COVERAGE: Final = 0.9
@@ -74,15 +73,15 @@ LEAST_SYSTEMS: Final = 5
 class SystemCells:
     """Medians over the variants of one size in one setting of a system; ``value`` is log(seconds / baseline).
 
-    ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to.
+    ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to, ``variance`` is their noise.
     """
 
     systems: tuple[str, ...]
     system: Ints
     points: Points
     value: Floats
-    sound: Mask
     kept: Mask
+    variance: Floats
 
     def of(self, where: npt.NDArray[Any]) -> Points:
         """The positions of some cells."""
@@ -118,25 +117,35 @@ def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
     points = Points(settings=settings, setting=np.array([number[key[1]] for key in order]), log2_bytes=middle[:, 0])
     octave = np.array([key[2] for key in order])
     step = np.minimum(4, -(-np.bincount(system) // MOST_CELLS))[system]
-    return SystemCells(
-        systems=systems,
-        system=system,
-        points=points,
-        value=middle[:, 1],
-        sound=_sound(system, points, middle[:, 1]),
-        kept=octave % step == 0,
+    return doubted(
+        SystemCells(
+            systems=systems,
+            system=system,
+            points=points,
+            value=middle[:, 1],
+            kept=octave % step == 0,
+            variance=np.full(len(order), PRIOR_NOISE**2),
+        )
     )
 
 
-def _sound(system: Ints, points: Points, value: Floats) -> Mask:
-    """Whether each cell's series is about as fast at its largest sizes as its links allow."""
-    sound = np.ones(len(value), dtype=bool)
-    for key in set(zip(system.tolist(), points.setting.tolist(), strict=True)):
-        where = np.flatnonzero((system == key[0]) & (points.setting == key[1]))
-        size = points.log2_bytes[where]
-        limit = SOUND_ACROSS if points.settings[key[1]].crosses else SOUND_INSIDE
-        sound[where] = np.median(value[where][size > size.max() - 1.5]) < math.log(limit)
-    return sound
+def doubted(cells: SystemCells) -> SystemCells:
+    """The cells with more variance where a system is far from what all other systems suggest.
+
+    One inverse leaves out each system in turn: the values of a block of a Gaussian process, less their mean given all
+    other values, are the inverse of the block's precision times its part of the weights.
+    """
+    where = np.flatnonzero(cells.kept)
+    matrix = _matrix(cells, where)
+    matrix[np.diag_indices(len(where))] += PRIOR_NOISE**2
+    precision = np.linalg.inv(matrix)
+    weights = precision @ cells.value[where]
+    variance = np.full(len(cells.value), PRIOR_NOISE**2)
+    for number in set(cells.system[where].tolist()):
+        block = np.flatnonzero(cells.system[where] == number)
+        missed = np.linalg.solve(precision[np.ix_(block, block)], weights[block])
+        variance[where[block]] += DOUBT * np.maximum(0.0, np.abs(missed) - FAR) ** 2
+    return replace(cells, variance=variance)
 
 
 def fit_prior(tables: Sequence[CollectiveTable]) -> SystemPrior:
@@ -155,15 +164,23 @@ def fit_prior(tables: Sequence[CollectiveTable]) -> SystemPrior:
 
 def without_system(cells: SystemCells, system: int) -> SystemPrior:
     """The prior as it would be if one system had not been measured."""
-    return _fitted(cells, cells.kept & (cells.system != system))
+    others = doubted(replace(cells, kept=cells.kept & (cells.system != system)))
+    return _fitted(others, others.kept)
+
+
+def _matrix(cells: SystemCells, where: npt.NDArray[Any]) -> Floats:
+    """The covariance of some cells, without noise."""
+    points = cells.of(where)
+    same = cells.system[where][:, None] == cells.system[where][None, :]
+    matrix: Floats = covariance(SHARED, points, points) + same * covariance(AMONG, points, points)
+    return matrix
 
 
 def _fitted(cells: SystemCells, where: Mask) -> SystemPrior:
     points = cells.of(where)
-    same = cells.system[where][:, None] == cells.system[where][None, :]
-    matrix = covariance(SHARED, points, points) + same * covariance(AMONG, points, points)
-    matrix[np.diag_indices(len(points))] += np.where(cells.sound[where], PRIOR_NOISE, UNSOUND_NOISE) ** 2
-    weights = np.linalg.solve(matrix, cells.value[where])
+    matrix = _matrix(cells, where)
+    matrix[np.diag_indices(len(points))] += cells.variance[where]
+    weights = np.linalg.solve(matrix, cells.value[where]).astype(np.float64)
     return SystemPrior(shared=SHARED, own=OWN, noise=NOISE, points=points, weights=weights, spread={"all": {0: 1.645}})
 
 

@@ -214,6 +214,7 @@ class _Ring:
         n, seconds = len(case.placement.ranks), timing.median_s if timing else 1.0
         request = self.request
         one_node = case.placement.num_nodes == 1
+        isolated = not (case.computing or case.beside)
         return {
             "source": request.source,
             "system": request.system or platform.node() or "local",
@@ -230,7 +231,8 @@ class _Ring:
             "stat": STAT,
             "time_us": seconds * 1e6,
             "busbw_GBps": case.nbytes * bus_factor(case.collective, n) / seconds / 1e9,
-            "suspect": timing is not None and timing.dispersion > SUSPECT_DISPERSION,
+            # Times that differ from run to run are a mistake in isolation, and what is measured under a pattern.
+            "suspect": isolated and timing is not None and timing.dispersion > SUSPECT_DISPERSION,
             "dispersion": timing.dispersion if timing else 0.0,
             "n_meas": timing.count if timing else 0,
             "time_us_min": timing.min_s * 1e6 if timing else 0.0,

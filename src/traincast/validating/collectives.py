@@ -117,11 +117,14 @@ def _by_curves(
         learned |= new
         if new.any():
             used.add(str(model.path))
-        own = [
-            model.given or model.prior is None or model.has_system(str(table.system[i]), table.routes[table.route[i]])
-            for i in rows.tolist()
-        ]
-        found.settled[rows] |= new & np.array(own)
+        found.settled[rows] |= new & (model.given or model.prior is None or _has_systems(model, table, rows))
+
+
+def _has_systems(model: CollectiveModel, table: CollectiveTable, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Whether the curves of ``model`` were fitted to the system of each row, on its route."""
+    pairs = list(zip(table.system[rows].tolist(), table.route[rows].tolist(), strict=True))
+    known = {pair: model.has_system(pair[0], table.routes[pair[1]]) for pair in set(pairs)}
+    return np.array([known[pair] for pair in pairs], dtype=bool)
 
 
 def _by_other_systems(
