@@ -56,6 +56,7 @@ _PROBE: Final = (
 _TCP: Final = {
     "tcp_congestion_control": "cubic",  # BBR sends at its own estimate of the rate, and pauses every ten seconds
     "tcp_slow_start_after_idle": "0",  # the pause between two steps does not make a connection slow
+    "tcp_wmem": "4096 65536 262144",  # a send ends when nearly all its bytes have left
     "tcp_rmem": "4096 131072 1048576",  # a receiver with several senders has no more than 1 MB of each in its queue
 }
 _serial = count()

@@ -186,10 +186,11 @@ def _write_spans(ranks: Sequence[Mapping[str, Any]], request: TestbedRequest, pa
             pair = (number, row.peer) if row.name == "send" else (row.peer, number)
             messages[row.step, *pair][row.name].append(row)
     for (_, sender, _), sides in messages.items():
-        for sent, received in zip(sides["send"], sides["receive"], strict=True):
+        sends, receives = (sorted(sides[side], key=lambda row: row.microbatch) for side in ("send", "receive"))
+        for sent, received in zip(sends, receives, strict=True):
             begin = max(sent.start_s, received.start_s)  # bytes move once the receive is posted
             moved = sent._replace(
-                category="communication", start_s=begin, end_s=max(begin, received.end_s), name=sent.label
+                category="communication", microbatch=-1, start_s=begin, end_s=max(begin, received.end_s), name=sent.label
             )
             rows.append(_columns(sender, moved, starts, request.warmup))
     rows.sort(key=lambda row: (row[0], row[1], row[7]))

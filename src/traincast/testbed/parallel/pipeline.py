@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -92,12 +93,18 @@ def _record_contents(stage: Any) -> None:
         setattr(stage, name, call)
 
 
+_numbers = count()
+
+
 class _Message:
-    """A send or a receive under way; the span ends when it has been waited for."""
+    """A send or a receive under way; the span ends when it has been waited for.
+
+    Messages of a pair of ranks are numbered in the order in which they are issued: the receiver gets them in that order.
+    """
 
     def __init__(self, work: Any, operation: Any, bed: Bed, start: float) -> None:
         self._work, self._operation, self._bed, self._start = work, operation, bed, start
-        self._step = bed.recorder.step
+        self._step, self._number = bed.recorder.step, next(_numbers)
 
     def wait(self) -> None:
         self._work.wait()
@@ -105,7 +112,7 @@ class _Message:
         nbytes = float(operation.tensor.numel() * operation.tensor.element_size())
         label = getattr(operation, "carries", "pp send activations")
         self._bed.recorder.add_at(
-            self._step, -1, "communication", "message", label, "send" if sends else "receive",
+            self._step, self._number, "communication", "message", label, "send" if sends else "receive",
             self._start, now(), nbytes=nbytes, peer=operation.peer,
         )  # fmt: skip
 
