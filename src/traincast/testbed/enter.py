@@ -30,7 +30,7 @@ def command_in(words: list[str], *, namespace: Path | None, cores: tuple[int, ..
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), place, pins, order, *words]
 
 
-def _become(parent: int, place: str, pins: str, order: str, words: list[str]) -> None:  # noqa: PLR0917
+def _become(parent: int, place: str, pins: str, order: str, words: list[str]) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

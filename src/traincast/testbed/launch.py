@@ -38,9 +38,11 @@ def launch(
 
     ``nodes`` is the node of each rank; without it, rank i is on node i. The environment of a rank is that of this
     process, then ``environment``, then what ``torch.distributed`` needs: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``
-    (the node of rank 0), ``MASTER_PORT`` and ``GLOO_SOCKET_IFNAME``. ``cores`` pins each rank to some cores. Ranks that are
-    ``urgent`` run before all usual processes of the machine (``SCHED_RR``, for root only): use it for ranks that mostly
-    sleep and must wake up in time. Rank 0 writes to ``stdout``; nothing else is shown.
+    (the node of rank 0), ``MASTER_PORT`` and ``GLOO_SOCKET_IFNAME``. ``cores`` pins each rank to some cores. Rank 0
+    writes to ``stdout``; nothing else is shown.
+
+    ``urgent`` ranks run before all usual processes of the machine (``SCHED_RR``; without root they do not). Use it for
+    ranks that mostly sleep and must wake up in time, as those with emulated compute.
 
     If a rank fails, or ``timeout_s`` seconds pass, all ranks are ended, and the error tells in one line the last thing
     that the failing rank wrote to its standard error. All ranks are ended too if this process is interrupted or killed.
