@@ -99,6 +99,15 @@ def test_ranks_run_on_the_cores_asked_for() -> None:
         assert out.read().decode().strip() == f"{{{core}}}"
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_RR") or os.geteuid() != 0, reason="only root may run before others")
+@pytest.mark.parametrize("urgent", [True, False])
+def test_urgent_ranks_run_before_usual_processes(urgent: bool) -> None:
+    with loopback(1) as network, tempfile.TemporaryFile() as out:
+        launch([python("import os; print(os.sched_getscheduler(0))")], network, urgent=urgent, stdout=out)
+        out.seek(0)
+        assert (int(out.read()) == os.SCHED_RR) is urgent
+
+
 OWNER = """
 import sys
 from traincast.testbed.launch import launch

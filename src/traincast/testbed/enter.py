@@ -1,11 +1,13 @@
 """Becomes a program in a network namespace, on chosen cores, that dies with its parent.
 
-This file is run as a program: ``enter.py PARENT NAMESPACE CORES WORD…``. ``NAMESPACE`` is the path of a network
-namespace or ``-``, ``CORES`` is a list such as ``0,1`` or ``-``. It imports only the standard library.
+This file is run as a program: ``enter.py PARENT NAMESPACE CORES CLASS WORD…``. ``NAMESPACE`` is the path of a network
+namespace or ``-``, ``CORES`` a list such as ``0,1`` or ``-``, ``CLASS`` is ``urgent`` or ``-``. It imports only the
+standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -17,17 +19,18 @@ _PR_SET_PDEATHSIG: Final = 1
 _CLONE_NEWNET: Final = 0x40000000
 
 
-def command_in(words: list[str], *, namespace: Path | None, cores: tuple[int, ...]) -> list[str]:
+def command_in(words: list[str], *, namespace: Path | None, cores: tuple[int, ...], urgent: bool) -> list[str]:
     """Returns the command that runs ``words`` in ``namespace`` and on ``cores``, until this process ends.
 
-    Without a namespace it runs in that of this process, without cores on all of them.
+    Without a namespace it runs in that of this process, without cores on all of them. If it is ``urgent``, it runs
+    before all usual processes of the machine, where that is allowed.
     """
     place = "-" if namespace is None else str(namespace)
-    pins = ",".join(map(str, cores)) or "-"
-    return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), place, pins, *words]
+    pins, order = ",".join(map(str, cores)) or "-", "urgent" if urgent else "-"
+    return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), place, pins, order, *words]
 
 
-def _become(parent: int, place: str, pins: str, words: list[str]) -> None:
+def _become(parent: int, place: str, pins: str, order: str, words: list[str]) -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -41,8 +44,11 @@ def _become(parent: int, place: str, pins: str, words: list[str]) -> None:
             os.close(inside)
         if pins != "-":
             os.sched_setaffinity(0, {int(core) for core in pins.split(",")})
+        if order == "urgent":
+            with contextlib.suppress(PermissionError):
+                os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     os.execvp(words[0], words)  # noqa: S606
 
 
 if __name__ == "__main__":
-    _become(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])
+    _become(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])

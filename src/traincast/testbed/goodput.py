@@ -26,13 +26,14 @@ def measure_messages(
 ) -> dict[int, list[float]]:
     """Returns the seconds of each repetition for every size in bytes, from the first byte to the answer.
 
-    One message of the largest size goes first and is not counted.
+    One message of the largest size goes first and is not counted. Both processes are urgent, so that a busy machine
+    does not look like a slow network.
     """
     from traincast.testbed.launch import launch
 
     words = [sys.executable, "-I", "-S", str(Path(__file__)), str(repeats), *map(str, sizes)]
     with tempfile.TemporaryFile() as out:
-        launch([words, words], network, nodes=(sender, receiver), timeout_s=600.0, stdout=out)
+        launch([words, words], network, nodes=(sender, receiver), urgent=True, timeout_s=600.0, stdout=out)
         out.seek(0)
         return {int(size): seconds for size, seconds in json.load(out).items()}
 

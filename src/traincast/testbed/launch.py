@@ -30,6 +30,7 @@ def launch(
     nodes: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
     cores: Sequence[Sequence[int]] = (),
+    urgent: bool = False,
     timeout_s: float | None = None,
     stdout: IO[bytes] | None = None,
 ) -> None:
@@ -39,6 +40,9 @@ def launch(
     process, then ``environment``, then what ``torch.distributed`` needs: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``
     (the node of rank 0), ``MASTER_PORT`` and ``GLOO_SOCKET_IFNAME``. ``cores`` pins each rank to some cores. Rank 0
     writes to ``stdout``; nothing else is shown.
+
+    ``urgent`` ranks run before all usual processes of the machine (``SCHED_RR``; without root they do not). Use it for
+    ranks that mostly sleep and must wake up in time, as those with emulated compute.
 
     If a rank fails, or ``timeout_s`` seconds pass, all ranks are ended, and the error tells in one line the last thing
     that the failing rank wrote to its standard error. All ranks are ended too if this process is interrupted or killed.
@@ -53,7 +57,7 @@ def launch(
         for rank, (words, node) in enumerate(zip(commands, placed, strict=True)):
             pins = tuple(cores[rank]) if cores else ()
             process = subprocess.Popen(  # noqa: S603  (commands of the testbed)
-                command_in(list(words), namespace=node.namespace, cores=pins),
+                command_in(list(words), namespace=node.namespace, cores=pins, urgent=urgent),
                 env={
                     **os.environ,
                     **(environment or {}),

@@ -101,7 +101,7 @@ class Connection:
         """Receives as many bytes as ``room`` has; returns False if the other end has finished sending."""
         done = 0
         while done < len(room):
-            got = self._link.recv_into(room[done:])
+            got = self._link.recv_into(room[done:], 0, socket.MSG_WAITALL)  # one wait per message, outside of Python
             if not got:
                 if done:
                     raise TraincastError("the connection to a parameter server was closed in the middle of a message")
