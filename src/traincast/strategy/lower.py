@@ -103,8 +103,8 @@ class Layout:
         """Places slots and transfers in the order in which stages post them and wait for them."""
         strategy, slots = self.request.strategy, self.prepared.slots
         pieces = [[self.prepared.programs[b] for b in piece.blocks] for piece in self.prepared.pieces]
-        message = rough_message(pieces, self.request.cluster)
-        table = timetable(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy), message)
+        rough = rough_message(pieces, self.request.cluster)
+        table = timetable(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy), rough)
         count, ends = len(table.slot), np.array(list(finishing.values()), dtype=np.int64)
         stages = np.array(list(finishing), dtype=np.int64)
         joins = [(count + n, place) for n, stage in enumerate(finishing) for place in table.last[stage]]
