@@ -22,7 +22,7 @@ from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, chunks_of, memory_by_stage, prepare
 from traincast.strategy.program import Behind, BlockProgram, Item
-from traincast.strategy.rendezvous import timetable
+from traincast.strategy.rendezvous import rough_message, timetable
 from traincast.strategy.schedules import Pass
 from traincast.strategy.shards import BlockingShards
 from traincast.strategy.template import Issue, Piece, WorkRun
@@ -105,7 +105,9 @@ class Layout:
     def _by_rendezvous(self, runs: Ints, message: Ints, finishing: dict[int, int]) -> PlacedTemplates:
         """Places slots and transfers in the order in which stages post them and wait for them."""
         strategy, slots = self.request.strategy, self.prepared.slots
-        table = timetable(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy))
+        pieces = [[self.prepared.programs[b] for b in piece.blocks] for piece in self.prepared.pieces]
+        rough = rough_message(pieces, self.request.cluster)
+        table = timetable(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy), rough)
         count, ends = len(table.slot), np.array(list(finishing.values()), dtype=np.int64)
         stages = np.array(list(finishing), dtype=np.int64)
         joins = [(count + n, place) for n, stage in enumerate(finishing) for place in table.last[stage]]

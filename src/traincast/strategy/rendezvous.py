@@ -12,13 +12,13 @@ A message starts when both its sides are posted. Messages that one stage sends f
 stage posts while it sends to the same neighbour becomes known there only after that payload.
 
 The result is an order of slots and messages in which everything stands after what it waits for. It depends on the
-schedule alone, and not on any duration.
+schedule and on the rough time of a message, not on durations.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -26,6 +26,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from traincast.cluster import Cluster
+from traincast.graph import Operator
+from traincast.strategy.program import BlockProgram
 from traincast.strategy.schedules.skeleton import Skeleton, skeleton
 from traincast.strategy.schedules.slots import Pass
 
@@ -70,10 +73,25 @@ class Timetable:
 
 
 @lru_cache(maxsize=256)
-def timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timetable:
-    """The order of slots and messages of the schedule ``name``."""
+def timetable(name: str, stages: int, microbatches: int, chunks: int, message: float = 1.0) -> Timetable:
+    """The order of slots and messages of the schedule ``name``; ``message`` is the rough time of one in forwards.
+
+    A stage may be sending to the neighbour from which it expects a message, or be about to. Which of the two it is
+    depends on how long messages take.
+    """
     slots = skeleton(name, stages, microbatches, chunks)
-    return _Table(slots).run(moves_of(slots, name))
+    return _Table(slots, message).run(moves_of(slots, name))
+
+
+def rough_message(pieces: Sequence[Sequence[BlockProgram]], cluster: Cluster) -> float:
+    """The rough time of a message between ``pieces``, where a piece's forward takes 1: a power of 2 from 1/64 to 64."""
+    works = [item.work for piece in pieces for program in piece for item in program.forward]
+    peak, bandwidth = cluster.device.peak("fp32"), cluster.device.memory_bandwidth
+    computed = sum(max(w.flops / peak, w.nbytes / bandwidth) for w in works if isinstance(w, Operator)) / len(pieces)
+    sent = [piece[-1].boundary_bytes / cluster.nic_bandwidth_per_device for piece in pieces[:-1]]
+    if not computed or not any(sent):
+        return 1.0
+    return 2.0 ** min(6, max(-6, round(math.log2(sum(sent) / len(sent) / computed))))
 
 
 def moves_of(slots: Skeleton, name: str) -> list[list[Move]]:
@@ -193,66 +211,50 @@ def _posted_early(messages: _Messages, held: list[list[int]], slots: Skeleton) -
 
 @dataclass(slots=True)
 class _Stage:
-    """A stage on its way through its moves.
-
-    ``clock`` counts passes, so that stages advance together. ``reached`` are the places that the next message or slot
-    waits for. ``posts`` counts what was posted to and received from each neighbour.
-    """
+    """A stage on its way through its moves: its rough time, and the places that its next move waits for."""
 
     moves: list[Move]
     at: int = 0
     clock: float = 0.0
     reached: tuple[int, ...] = ()
-    posts: int = 0
 
 
-@dataclass(slots=True)
-class _Side:
-    """One side of a message: what its stage had reached when it was posted, when that was, and its number there."""
+class _Side(NamedTuple):
+    """One side of a message: its stage, the places that it waits for, and the rough time at which they have ended."""
 
-    reached: tuple[int, ...]
+    stage: int
+    after: tuple[int, ...]
     clock: float
-    number: int
 
 
 @dataclass(slots=True)
 class _Table:
-    """Collects places and joins while all stages go through their moves."""
+    """Collects places and joins while all stages go through their moves.
+
+    ``message`` is the rough time of a message, where a forward takes 1. ``latest`` has the last message from one stage
+    to another and its rough end, ``free`` the rough time at which a stage has sent its last message.
+    """
 
     slots: Skeleton
+    message: float
     slot: list[int] = field(default_factory=list)
     sends: list[bool] = field(default_factory=list)
     joins: list[tuple[int, int]] = field(default_factory=list)
     sides: dict[tuple[int, bool], _Side] = field(default_factory=dict)
     place: dict[int, int] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
-    latest: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    latest: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    free: dict[int, float] = field(default_factory=dict)
 
     def run(self, moves: list[list[Move]]) -> Timetable:
-        """Lets the stage that is least far ahead make its next move, until all have ended."""
+        """Lets the stage whose next move is the earliest make it, until all have ended."""
         stages = [_Stage(moves=own) for own in moves]
-        to = {
-            int(source): int(self.slots.stage[slot])
-            for slot, source in enumerate(self.slots.source)
-            if source >= 0 and self.slots.link[source] >= 0
-        }
         while True:
-            able = [
-                (state.clock, number)
-                for number, state in enumerate(stages)
-                if state.at < len(state.moves) and self._can(state.moves[state.at])
-            ]
-            if not able:
+            times = [(self._time(state), number) for number, state in enumerate(stages)]
+            time, number = min(times)
+            if time == _NEVER:
                 break
-            _, number = min(able)
-            state = stages[number]
-            # A stage goes on until it has run a pass or must wait.
-            while state.at < len(state.moves) and self._can(state.moves[state.at]):
-                move = state.moves[state.at]
-                state.at += 1
-                self._make(move, number, state, to)
-                if isinstance(move, Run):
-                    break
+            self._make(stages[number], number, time)
         assert all(state.at == len(state.moves) for state in stages), "a schedule that PyTorch runs does not deadlock"
         return Timetable(
             slot=np.array(self.slot, dtype=np.int64),
@@ -261,33 +263,40 @@ class _Table:
             last=tuple(state.reached for state in stages),
         )
 
-    def _can(self, move: Move) -> bool:
-        return not isinstance(move, Wait) or all(slot in self.place for slot in move.slots)
+    def _time(self, state: _Stage) -> float:
+        """The rough time of a stage's next move; never, if it has ended or waits for a message that cannot start."""
+        if state.at == len(state.moves):
+            return _NEVER
+        move = state.moves[state.at]
+        if isinstance(move, Wait):
+            return max([state.clock, *(self.ended.get(slot, _NEVER) for slot in move.slots)])
+        return state.clock
 
-    def _make(self, move: Move, number: int, state: _Stage, to: dict[int, int]) -> None:
+    def _make(self, state: _Stage, number: int, time: float) -> None:
+        """Makes the next move of stage ``number``."""
+        move = state.moves[state.at]
+        state.at, state.clock = state.at + 1, time
         if isinstance(move, Run):
-            place = self._placed(move.slot, False, state.reached)
-            state.reached = (place,)
+            state.reached = (self._placed(move.slot, False, state.reached),)
             state.clock += _LENGTHS[Pass(int(self.slots.what[move.slot]))]
-        elif isinstance(move, Post):
-            state.posts += 1
-            self.sides[move.slot, move.sends] = _Side(state.reached, state.clock, state.posts)
-            if (move.slot, not move.sends) in self.sides:
-                self._start(move.slot, to[move.slot])
-        elif move.slots:
+        elif isinstance(move, Wait):
             state.reached = tuple(dict.fromkeys((*state.reached, *(self.place[slot] for slot in move.slots))))
-            state.clock = max(state.clock, *(self.ended[slot] for slot in move.slots))
+        else:
+            side = _Side(number, state.reached, time)
+            opposite = self.latest.get((number, int(self.slots.stage[move.slot])))
+            if opposite and not move.sends:  # the sender learns of this receive after that payload
+                side = _Side(number, (*side.after, opposite[0]), max(time, opposite[1]))
+            self.sides[move.slot, move.sends] = side
+            if (move.slot, not move.sends) in self.sides:
+                self._start(move.slot)
 
-    def _start(self, slot: int, receiver: int) -> None:
+    def _start(self, slot: int) -> None:
         """Places the message of ``slot``, both sides of which are posted."""
-        sender = int(self.slots.stage[slot])
         here, there = self.sides[slot, True], self.sides[slot, False]
-        # The receiver's own payloads to the sender that it posted before this receive go first.
-        earlier = reversed(self.latest[receiver, sender])
-        opposite = next(((place,) for post, place in earlier if post < there.number), ())
-        self.place[slot] = self._placed(slot, True, (*here.reached, *there.reached, *opposite))
-        self.ended[slot] = max(here.clock, there.clock)
-        self.latest[sender, receiver].append((here.number, self.place[slot]))
+        self.place[slot] = self._placed(slot, True, (*here.after, *there.after))
+        end = max(here.clock, there.clock, self.free.get(here.stage, 0.0)) + self.message
+        self.ended[slot] = self.free[here.stage] = end
+        self.latest[here.stage, there.stage] = (self.place[slot], end)
 
     def _placed(self, slot: int, sends: bool, after: tuple[int, ...]) -> int:
         place = len(self.slot)
@@ -299,3 +308,4 @@ class _Table:
 
 _LENGTHS: Final = {Pass.FORWARD: 1.0, Pass.BACKWARD: 2.0, Pass.INPUT: 1.0, Pass.WEIGHT: 1.0}
 """Rough lengths of passes. They decide which of two independent messages stands first, and nothing else."""
+_NEVER: Final = float("inf")
