@@ -246,8 +246,8 @@ def forecast(
         num_steps=num_steps,
         job=job,
     )
-    if in_detail:
-        report = replace(report, warnings=(*report.warnings, *_advice(made, report, model, conditions)))
+    if in_detail and (advice := _advice(made, report, model, conditions)):
+        report = replace(report, warnings=(*report.warnings, *advice))
     return Forecast(
         report=report,
         request=made.request,

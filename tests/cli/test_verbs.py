@@ -201,3 +201,14 @@ def test_a_command_without_a_verb_shows_the_verbs_as_help_does(
     assert stopped.value.code == 0
     assert shown == wanted
     assert len(shown.out.splitlines()) > 8
+
+
+def test_the_parts_of_a_mixed_cluster_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(run(capsys, "clusters", "dgx-a100:1+dgx-1-v100:2x4").split())
+    assert "1 × 8 a100-sxm4-80gb (8 × 200 Gb/s), 2 × 4 v100-sxm2-16gb (2 × 100 Gb/s)" in shown
+    found = run_json(capsys, "clusters", "dgx-a100:1+dgx-1-v100:2x4")
+    assert found["num_devices"] == 16
+    assert [(part["num_nodes"], part["device"]) for part in found["parts"]] == [
+        (1, "a100-sxm4-80gb"),
+        (2, "v100-sxm2-16gb"),
+    ]
