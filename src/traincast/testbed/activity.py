@@ -5,7 +5,7 @@ communication. Three figures describe a class within a step: its *start* (when i
 its last span ends) and its *busy* time (the length of the union of its spans). Measured figures are means over the
 counted steps. The error of a figure is |forecast − measured| divided by the measured step. The error of a class is the
 mean over its figures, that of a device the mean over its classes, and that of a run the mean over its devices. DistSim
-(Lu et al., 2023) calls the last one the activity error.
+(Lu et al., 2023) reports such errors of single devices beside the error of the step.
 """
 
 from __future__ import annotations
