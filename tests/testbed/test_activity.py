@@ -94,6 +94,16 @@ def test_passes_are_matched_by_order_if_their_numbers_agree() -> None:
     assert fewer.span_shift is None
 
 
+def test_idle_time_is_what_no_span_covers() -> None:
+    measured = spans_of([
+        (0, 0, "forward", -1, 0.0, 4.0), (0, 0, "dp gradients", -1, 3.0, 6.0), (0, 1, "forward", -1, 1.0, 3.0),
+    ])  # fmt: skip
+    predicted = spans_of([(0, 0, "forward", -1, 0.0, 4.0)])
+    (device,) = activities(measured, predicted, step_s=10.0, predicted_s=5.0)
+    assert device.measured_idle_s == pytest.approx(10.0 - (6.0 + 2.0) / 2)
+    assert device.predicted_idle_s == pytest.approx(1.0)
+
+
 def test_traffic_of_servers_is_compared_by_its_busy_time() -> None:
     assert compared_figures("push", servers=True) == ("busy",)
     assert compared_figures("forward", servers=True) == ("start", "end", "busy")

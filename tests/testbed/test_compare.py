@@ -38,6 +38,7 @@ def test_a_run_that_is_its_own_forecast_has_no_error(
     assert found.activity_error == pytest.approx(0.0, abs=1e-12)
     assert found.activity_noise == pytest.approx(0.0, abs=1e-12)
     assert found.predicted_s == made.report.step_s
+    assert all(d.measured_idle_s == pytest.approx(d.predicted_idle_s, abs=1e-12) for d in found.by_device)
     assert {each.name for device in found.by_device for each in device.classes} == classes
     assert [device.rank for device in found.by_device][:ranks] == list(range(ranks))
 
@@ -101,6 +102,7 @@ def test_workers_of_asynchronous_servers_are_compared_by_busy_time(tmp_path: Pat
     found = compare(tmp_path / "run").comparison
     assert [device.rank for device in found.by_device] == [0, 1]
     assert all(set(each.errors) == {"busy"} for device in found.by_device for each in device.classes)
+    assert all(device.measured_idle_s is None for device in found.by_device)
     assert any("no common start" in warning for warning in found.warnings)
 
 

@@ -188,7 +188,7 @@ def compare_command(run: str, events: str | None, html: str | None, as_json: boo
 
 @testbed.command(name="study", epilog=options.example("testbed study --quick -o study"))
 @click.option("--quick", is_flag=True, help="Run five strategies of one model on one network.")
-@click.option("--models", metavar="MODEL,…", help="Models of the study, such as gpt or resnet, or one spec.")
+@click.option("--models", metavar="MODEL,…", help="Models of the study, such as llama or resnet, or one spec.")
 @click.option("--strategies", metavar="'S S …'", help="Strategies, separated by spaces: 'dp=2 pp=2,microbatches=4'.")
 @click.option("--rates", metavar="RATE,…", help="Networks: the rates of all links, such as 200Mbit,1Gbit, or loopback.")
 @click.option("--ranks", type=options.COUNT, metavar="N", help=f"{_RANKS} Other cells are left out.")

@@ -103,8 +103,14 @@ def _show_devices(found: Comparison) -> None:
     for device in found.by_device[:_MOST_DEVICES]:
         errors = {each.name: each.error for each in device.classes}
         title = f"rank {device.rank}" if device.rank < found.num_ranks else f"server {device.rank - found.num_ranks}"
-        rows.append([title, percent(device.error), percent(device.noise), *(percent(errors.get(n)) for n in names)])
-    print_table("activity error by device", ["device", "error", "noise", *names], rows, right=range(1, len(names) + 3))
+        figures = [percent(device.error), percent(device.noise), *(percent(errors.get(n)) for n in names)]
+        rows.append([title, *figures, *map(_seconds, (device.measured_idle_s, device.predicted_idle_s))])
+    columns = ["device", "error", "noise", *names, "idle, run", "idle, forecast"]
+    print_table("activity error by device", columns, rows, right=range(1, len(columns)))
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else format_seconds(seconds)
 
 
 def _show_warnings(warnings: tuple[str, ...]) -> None:

@@ -32,6 +32,8 @@ export function activities(element, found) {
     { name: "Error", value: (d) => d.error, text: (d) => percent(d.error), right: true },
     { name: "Noise", value: (d) => d.noise, text: (d) => percent(d.noise), right: true },
     { name: "Shift of spans", value: (d) => d.span_shift, text: (d) => d.span_shift === null ? "–" : percent(d.span_shift), right: true },
+    { name: "Idle, run", value: (d) => d.measured_idle_s, text: (d) => seconds(d.measured_idle_s), right: true },
+    { name: "Idle, forecast", value: (d) => d.predicted_idle_s, text: (d) => seconds(d.predicted_idle_s), right: true },
   ], { label: "Activity error of each device" });
   const detail = table(rows, [
     { name: "Device", value: (r) => r.rank, text: (r) => device(r.rank, ranks) },

@@ -5,7 +5,7 @@ communication. Three figures describe a class within a step: its *start* (when i
 its last span ends) and its *busy* time (the length of the union of its spans). Measured figures are means over the
 counted steps. The error of a figure is |forecast − measured| divided by the measured step. The error of a class is the
 mean over its figures, that of a device the mean over its classes, and that of a run the mean over its devices. DistSim
-(Lu et al., 2023) calls the last one the activity error.
+(Lu et al., 2023) reports such errors of single devices beside the error of the step.
 """
 
 from __future__ import annotations
@@ -200,8 +200,9 @@ def activities(
     servers: bool = False,
     synchronous: bool = True,
     scale: Mapping[int, float] | None = None,
+    predicted_s: float | None = None,
 ) -> tuple[DeviceActivity, ...]:
-    """Return the activity error of every device; ``step_s`` is the measured step.
+    """Return the activity error of every device; ``step_s`` is the measured step, ``predicted_s`` the forecast one.
 
     A class that only one side has counts with its busy time as a share of the step. ``scale`` has a factor on the
     predicted busy times of a rank.
@@ -219,8 +220,23 @@ def activities(
             )
             for name in sorted(names, key=_order)
         )  # fmt: skip
-        devices.append(DeviceActivity(rank=rank, classes=classes))
+        devices.append(
+            DeviceActivity(
+                rank=rank,
+                classes=classes,
+                measured_idle_s=_idle(measured, rank, step_s) if synchronous else None,
+                predicted_idle_s=_idle(predicted, rank, predicted_s) if synchronous and predicted_s else None,
+            )
+        )
     return tuple(devices)
+
+
+def _idle(spans: ActivitySpans, rank: int, step_s: float) -> float:
+    """Return the seconds of a step in which a device has no span; the mean over steps."""
+    own = np.flatnonzero(spans.rank == rank)
+    own = own[np.lexsort((spans.start[own], spans.step[own]))]
+    steps = np.split(own, np.flatnonzero(np.diff(spans.step[own])) + 1)
+    return max(0.0, step_s - float(np.mean([busy_seconds(spans.start[part], spans.end[part]) for part in steps])))
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -65,6 +65,7 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
         servers=bool(strategy.servers),
         synchronous=not strategy.asynchronous,
         scale=scale,
+        predicted_s=forecast.report.step_s,
     )
     comparison = Comparison(
         model=record.model,

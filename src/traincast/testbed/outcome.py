@@ -72,10 +72,16 @@ class ClassActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceActivity:
-    """The activities of one device; ranks after those of the workers are parameter servers."""
+    """The activities of one device; ranks after those of the workers are parameter servers.
+
+    ``measured_idle_s`` and ``predicted_idle_s`` are the seconds of a step in which the device neither computes nor
+    communicates; ``None`` if steps have no common start.
+    """
 
     rank: int
     classes: tuple[ClassActivity, ...]
+    measured_idle_s: float | None = None
+    predicted_idle_s: float | None = None
 
     @property
     def error(self) -> float:
@@ -100,6 +106,8 @@ class DeviceActivity:
             "error": self.error,
             "noise": self.noise,
             "span_shift": self.span_shift,
+            "measured_idle_s": self.measured_idle_s,
+            "predicted_idle_s": self.predicted_idle_s,
             "classes": [each.as_dict() for each in self.classes],
         }
 
