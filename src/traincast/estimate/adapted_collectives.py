@@ -19,7 +19,7 @@ import numpy.typing as npt
 from traincast.cluster import Cluster
 from traincast.estimate.collective_curves import isotonic
 from traincast.estimate.collective_features import KINDS, Condition, Message, Route, baseline_seconds, messages
-from traincast.estimate.system_prior import Points, Setting, SystemPrior, covariance, setting_of, transport_of
+from traincast.estimate.system_prior import CollectiveSetting, Points, SystemPrior, covariance, setting_of, transport_of
 from traincast.work import Transfer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -117,7 +117,7 @@ class AdaptedSystem:
                 warnings[f"{text} like this; the time follows from them and from other systems"] = None
         return AdaptedEstimate(seconds, seconds * np.exp(-half), seconds * np.exp(half), known, tuple(warnings))
 
-    def _curve(self, work: Message, cluster: Cluster, setting: Setting, nodes: int) -> _AdaptedCurve:
+    def _curve(self, work: Message, cluster: Cluster, setting: CollectiveSetting, nodes: int) -> _AdaptedCurve:
         """Time over bytes in one setting; computed once."""
         key = (cluster, setting, nodes)
         if key not in self._curves:
@@ -182,7 +182,7 @@ class AdaptedSystem:
 def adapted_from(prior: SystemPrior, arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) -> AdaptedSystem:
     """The system that :meth:`AdaptedSystem.packed` gave arrays and card entry of."""
     settings = tuple(
-        Setting(texts=tuple(map(str, s[:-2])), log2_ranks=float(s[-2]), log2_rate=float(s[-1]))
+        CollectiveSetting(texts=tuple(map(str, s[:-2])), log2_ranks=float(s[-2]), log2_rate=float(s[-1]))
         for s in card["settings"]
     )
     return AdaptedSystem(

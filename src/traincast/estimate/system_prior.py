@@ -64,7 +64,7 @@ _LEAST_RATE: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CollectiveSetting:
     """Where and how a collective runs, as the covariances see it: texts by :data:`FEATURES`, and two numbers."""
 
     texts: tuple[str, ...]
@@ -84,7 +84,7 @@ class Setting:
         return "switch" if self.texts[FEATURES.index("inside")] == "switch" else "inside"
 
 
-def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Setting:
+def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> CollectiveSetting:
     """The setting of a collective among ``ranks`` ranks on ``route``, moved by the software of ``condition``."""
     transport = transport_of(route.network)
     offload = "inside" if not route.crosses else "nic" if transport in _OFFLOADED else "processor"
@@ -103,7 +103,7 @@ def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Set
         "pattern": condition.pattern,
     }
     rate = route.nic_bandwidth if route.crosses else route.intra_bandwidth
-    return Setting(
+    return CollectiveSetting(
         texts=tuple(texts[name] for name in FEATURES),
         log2_ranks=math.log2(max(2, ranks)),
         log2_rate=math.log2(max(rate, _LEAST_RATE) / _LEAST_RATE),
@@ -139,7 +139,7 @@ class SystemPart(NamedTuple):
 class Points:
     """Positions of measurements: a setting for each, by number, and log₂ of its bytes."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[CollectiveSetting, ...]
     setting: Ints
     log2_bytes: Floats
 
@@ -161,7 +161,7 @@ def covariance(parts: Sequence[SystemPart], a: Points, b: Points) -> Floats:
     return total
 
 
-def _coupled(part: SystemPart, a: Sequence[Setting], b: Sequence[Setting]) -> Floats:
+def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[CollectiveSetting]) -> Floats:
     """The factor of a part that depends on settings alone, for all pairs of them."""
     places = [FEATURES.index(name) for name in part.shared]
     numbers: dict[tuple[str, ...], int] = {}
@@ -229,7 +229,9 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
             raise ValueError(f"its features are {card['features']!r}: this version has {', '.join(FEATURES)}")
         count = len(FEATURES)
         settings = tuple(
-            Setting(texts=tuple(map(str, s[:count])), log2_ranks=float(s[count]), log2_rate=float(s[count + 1]))
+            CollectiveSetting(
+                texts=tuple(map(str, s[:count])), log2_ranks=float(s[count]), log2_rate=float(s[count + 1])
+            )
             for s in card["settings"]
         )
         points = Points(

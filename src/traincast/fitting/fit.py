@@ -160,10 +160,12 @@ def _fit_collectives(
         weights, model = adapt_collectives(table, base)
     else:
         weights, model = fit_collectives(table, seed=seed)
-    if prior:
-        arrays, model["prior"] = fit_prior([table, *(read_collectives(more) for more in prior)]).packed()
-        weights |= arrays
     about = _about([path, *prior], table)
+    if prior:
+        others = [read_collectives(more) for more in prior]
+        arrays, model["prior"] = fit_prior([table, *others]).packed()
+        weights |= arrays
+        about["sources"] = sorted({*about["sources"], *(source for more in others for source in more.source)})
     save_bundle(target, {"kind": "collectives", "data": about, "seed": seed, "model": model}, weights)
     scores = compare_collectives(table, seed=seed) if rivals else []
     return Fit(
