@@ -168,7 +168,7 @@ def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[Colle
     of_a, of_b = (
         np.array([numbers.setdefault(tuple(s.texts[i] for i in places), len(numbers)) for s in side]) for side in (a, b)
     )
-    pairs = (of_a[:, None] == of_b[None, :]).astype(np.float64)
+    pairs: Floats = (of_a[:, None] == of_b[None, :]).astype(np.float64)
     for scale, name in ((part.ranks_scale, "log2_ranks"), (part.rate_scale, "log2_rate")):
         if scale:
             x, y = (np.array([getattr(s, name) for s in side]) for side in (a, b))
