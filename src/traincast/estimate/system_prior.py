@@ -61,6 +61,7 @@ _ERAS: Final = {
 }
 _LIBRARIES: Final = ("NCCL", "RCCL", "oneCCL", "gloo")
 _LEAST_RATE: Final = 1e9
+_NEGLIGIBLE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +153,14 @@ def covariance(parts: Sequence[SystemPart], a: Points, b: Points) -> Floats:
     apart = np.abs(a.log2_bytes[:, None] - b.log2_bytes[None, :])
     total = np.zeros_like(apart)
     for part in parts:
-        pairs = _coupled(part, a.settings, b.settings)
-        near = part.sigma**2 * pairs[np.ix_(a.setting, b.setting)]
+        pairs = part.sigma**2 * _coupled(part, a.settings, b.settings)
+        # Most points have nothing in common with a request for a single setting: they are left out early.
+        columns = np.flatnonzero(pairs.max(axis=0)[b.setting] > _NEGLIGIBLE) if len(a.settings) else np.arange(0)
+        near = pairs[np.ix_(a.setting, b.setting[columns])]
         if part.bytes_scale:
-            x = apart / part.bytes_scale
+            x = apart[:, columns] / part.bytes_scale
             near = near * (np.exp(-0.5 * x * x) if part.smooth else (1 + math.sqrt(3) * x) * np.exp(-math.sqrt(3) * x))
-        total += near
+        total[:, columns] += near
     return total
 
 
@@ -227,13 +230,7 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
     try:
         if tuple(card["features"]) != FEATURES:
             raise ValueError(f"its features are {card['features']!r}: this version has {', '.join(FEATURES)}")
-        count = len(FEATURES)
-        settings = tuple(
-            CollectiveSetting(
-                texts=tuple(map(str, s[:count])), log2_ranks=float(s[count]), log2_rate=float(s[count + 1])
-            )
-            for s in card["settings"]
-        )
+        settings = settings_from(card["settings"])
         points = Points(
             settings=settings,
             setting=arrays["prior_setting"].astype(np.int64),
@@ -252,3 +249,15 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"fitted collectives: the prior of unmeasured systems is damaged: {error}") from None
+
+
+def settings_from(entries: Sequence[Sequence[Any]]) -> tuple[CollectiveSetting, ...]:
+    """The settings that a card lists: the texts of each, log₂ of its ranks and of its rate."""
+    count = len(FEATURES)
+    wrong = [entry for entry in entries if len(entry) != count + 2]
+    if wrong:
+        raise ValueError(f"a setting has {len(wrong[0])} entries: expected {count + 2}")
+    return tuple(
+        CollectiveSetting(texts=tuple(map(str, e[:count])), log2_ranks=float(e[count]), log2_rate=float(e[count + 1]))
+        for e in entries
+    )
