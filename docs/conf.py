@@ -69,7 +69,7 @@ NAVIGATION: Final = {
         "mixed",
         "runtimes",
     ],
-    "Fit it to your machine": ["profile", "learned-times", "calibration", "events", "testbed"],
+    "Fit it to your machine": ["profile", "learned-times", "calibration", "collectives", "events", "testbed"],
     "Job queues": ["scheduling", "traces"],
     "How accurate it is": ["accuracy", "operators"],
     "Look up": ["reference", "api/index", "design", "project/contributing", "project/changelog"],

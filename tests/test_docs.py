@@ -259,7 +259,7 @@ def test_every_option_is_in_the_reference_and_the_other_way_round() -> None:
         assert all(word in reference for word in verb.split())
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:
-                known |= set(parameter.opts)
+                known |= {*parameter.opts, *parameter.secondary_opts}
                 for option in parameter.opts:
                     assert re.search(rf"`{re.escape(option)}[ `]", reference), f"{verb} {option} is not in reference.md"
     known |= {old for renames in RENAMED.values() for old in renames}  # named as what is refused

@@ -104,7 +104,7 @@ def test_one_congested_point_moves_the_estimate_little() -> None:
     assert found.seconds[5] < 0.4 * congested[5]
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(
     factors=st.lists(st.floats(0.05, 20.0), min_size=1, max_size=8),
     ranks=st.sampled_from([2, 16, 24, 1024]),

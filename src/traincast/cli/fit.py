@@ -191,7 +191,7 @@ def renew(bundles: tuple[str, ...], as_json: bool) -> None:
     "--adapt/--no-adapt",
     default=None,
     help="Adapt the shipped collectives to the points of one system, or fit curves to them. Default: adapt if FILE has "
-    "at most 40 configurations of one GPU system.",
+    "at most 40 configurations of one system of accelerators.",
 )
 @click.option(
     "--prior",

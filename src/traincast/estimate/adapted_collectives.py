@@ -17,9 +17,18 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
+from traincast.errors import FileFormatError
 from traincast.estimate.collective_curves import isotonic
 from traincast.estimate.collective_features import KINDS, Condition, Message, Route, baseline_seconds, messages
-from traincast.estimate.system_prior import Points, Setting, SystemPrior, covariance, setting_of, transport_of
+from traincast.estimate.system_prior import (
+    CollectiveSetting,
+    Points,
+    SystemPrior,
+    covariance,
+    setting_of,
+    settings_from,
+    transport_of,
+)
 from traincast.work import Transfer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -117,7 +126,7 @@ class AdaptedSystem:
                 warnings[f"{text} like this; the time follows from them and from other systems"] = None
         return AdaptedEstimate(seconds, seconds * np.exp(-half), seconds * np.exp(half), known, tuple(warnings))
 
-    def _curve(self, work: Message, cluster: Cluster, setting: Setting, nodes: int) -> _AdaptedCurve:
+    def _curve(self, work: Message, cluster: Cluster, setting: CollectiveSetting, nodes: int) -> _AdaptedCurve:
         """Time over bytes in one setting; computed once."""
         key = (cluster, setting, nodes)
         if key not in self._curves:
@@ -181,18 +190,22 @@ class AdaptedSystem:
 
 def adapted_from(prior: SystemPrior, arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) -> AdaptedSystem:
     """The system that :meth:`AdaptedSystem.packed` gave arrays and card entry of."""
-    settings = tuple(
-        Setting(texts=tuple(map(str, s[:-2])), log2_ranks=float(s[-2]), log2_rate=float(s[-1]))
-        for s in card["settings"]
-    )
-    return AdaptedSystem(
-        prior=prior,
-        points=Points(
+    try:
+        settings = settings_from(card["settings"])
+        points = Points(
             settings=settings,
             setting=arrays["own_setting"].astype(np.int64),
             log2_bytes=arrays["own_log2_bytes"].astype(np.float64),
-        ),
-        residual=arrays["own_residual"].astype(np.float64),
-        condition=Condition(**card["condition"]),
-        links=frozenset(LinkKind(str(device), bool(crosses), str(name)) for device, crosses, name in card["links"]),
-    )
+        )
+        residual = arrays["own_residual"].astype(np.float64)
+        if not len(points) == len(points.log2_bytes) == len(residual) or (points.setting >= len(settings)).any():
+            raise ValueError(f"{len(points)} points have {len(residual)} residuals and {len(settings)} settings")
+        return AdaptedSystem(
+            prior=prior,
+            points=points,
+            residual=residual,
+            condition=Condition(**card["condition"]),
+            links=frozenset(LinkKind(str(device), bool(crosses), str(name)) for device, crosses, name in card["links"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(f"fitted collectives: the points of an adapted system are damaged: {error}") from None

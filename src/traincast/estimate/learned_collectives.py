@@ -100,6 +100,8 @@ class CollectiveModel:
             numbers = self.weights[f"curve_{name}"]
             if len(numbers) != len(starts) - 1 or (numbers < 0).any() or (numbers >= count).any():
                 raise FileFormatError(f"fitted collectives are damaged: curve_{name} goes beyond {count} of them")
+        if "adapted" in self.card and self.adapted is None:
+            raise FileFormatError("fitted collectives are damaged: they were adapted, but have no prior")
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:

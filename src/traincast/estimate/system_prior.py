@@ -61,10 +61,11 @@ _ERAS: Final = {
 }
 _LIBRARIES: Final = ("NCCL", "RCCL", "oneCCL", "gloo")
 _LEAST_RATE: Final = 1e9
+_NEGLIGIBLE: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class CollectiveSetting:
     """Where and how a collective runs, as the covariances see it: texts by :data:`FEATURES`, and two numbers."""
 
     texts: tuple[str, ...]
@@ -84,7 +85,7 @@ class Setting:
         return "switch" if self.texts[FEATURES.index("inside")] == "switch" else "inside"
 
 
-def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Setting:
+def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> CollectiveSetting:
     """The setting of a collective among ``ranks`` ranks on ``route``, moved by the software of ``condition``."""
     transport = transport_of(route.network)
     offload = "inside" if not route.crosses else "nic" if transport in _OFFLOADED else "processor"
@@ -103,7 +104,7 @@ def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> Set
         "pattern": condition.pattern,
     }
     rate = route.nic_bandwidth if route.crosses else route.intra_bandwidth
-    return Setting(
+    return CollectiveSetting(
         texts=tuple(texts[name] for name in FEATURES),
         log2_ranks=math.log2(max(2, ranks)),
         log2_rate=math.log2(max(rate, _LEAST_RATE) / _LEAST_RATE),
@@ -139,7 +140,7 @@ class SystemPart(NamedTuple):
 class Points:
     """Positions of measurements: a setting for each, by number, and log₂ of its bytes."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[CollectiveSetting, ...]
     setting: Ints
     log2_bytes: Floats
 
@@ -152,23 +153,25 @@ def covariance(parts: Sequence[SystemPart], a: Points, b: Points) -> Floats:
     apart = np.abs(a.log2_bytes[:, None] - b.log2_bytes[None, :])
     total = np.zeros_like(apart)
     for part in parts:
-        pairs = _coupled(part, a.settings, b.settings)
-        near = part.sigma**2 * pairs[np.ix_(a.setting, b.setting)]
+        pairs = part.sigma**2 * _coupled(part, a.settings, b.settings)
+        # Most points have nothing in common with a request for a single setting: they are left out early.
+        columns = np.flatnonzero(pairs.max(axis=0)[b.setting] > _NEGLIGIBLE) if len(a.settings) else np.arange(0)
+        near = pairs[np.ix_(a.setting, b.setting[columns])]
         if part.bytes_scale:
-            x = apart / part.bytes_scale
+            x = apart[:, columns] / part.bytes_scale
             near = near * (np.exp(-0.5 * x * x) if part.smooth else (1 + math.sqrt(3) * x) * np.exp(-math.sqrt(3) * x))
-        total += near
+        total[:, columns] += near
     return total
 
 
-def _coupled(part: SystemPart, a: Sequence[Setting], b: Sequence[Setting]) -> Floats:
+def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[CollectiveSetting]) -> Floats:
     """The factor of a part that depends on settings alone, for all pairs of them."""
     places = [FEATURES.index(name) for name in part.shared]
     numbers: dict[tuple[str, ...], int] = {}
     of_a, of_b = (
         np.array([numbers.setdefault(tuple(s.texts[i] for i in places), len(numbers)) for s in side]) for side in (a, b)
     )
-    pairs = (of_a[:, None] == of_b[None, :]).astype(np.float64)
+    pairs: Floats = (of_a[:, None] == of_b[None, :]).astype(np.float64)
     for scale, name in ((part.ranks_scale, "log2_ranks"), (part.rate_scale, "log2_rate")):
         if scale:
             x, y = (np.array([getattr(s, name) for s in side]) for side in (a, b))
@@ -227,11 +230,7 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
     try:
         if tuple(card["features"]) != FEATURES:
             raise ValueError(f"its features are {card['features']!r}: this version has {', '.join(FEATURES)}")
-        count = len(FEATURES)
-        settings = tuple(
-            Setting(texts=tuple(map(str, s[:count])), log2_ranks=float(s[count]), log2_rate=float(s[count + 1]))
-            for s in card["settings"]
-        )
+        settings = settings_from(card["settings"])
         points = Points(
             settings=settings,
             setting=arrays["prior_setting"].astype(np.int64),
@@ -250,3 +249,15 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(f"fitted collectives: the prior of unmeasured systems is damaged: {error}") from None
+
+
+def settings_from(entries: Sequence[Sequence[Any]]) -> tuple[CollectiveSetting, ...]:
+    """The settings that a card lists: the texts of each, log₂ of its ranks and of its rate."""
+    count = len(FEATURES)
+    wrong = [entry for entry in entries if len(entry) != count + 2]
+    if wrong:
+        raise ValueError(f"a setting has {len(wrong[0])} entries: expected {count + 2}")
+    return tuple(
+        CollectiveSetting(texts=tuple(map(str, e[:count])), log2_ranks=float(e[count]), log2_rate=float(e[count + 1]))
+        for e in entries
+    )

@@ -13,7 +13,7 @@ from traincast.errors import RequestError
 from traincast.estimate.adapted_collectives import AdaptedSystem, link_of
 from traincast.estimate.collective_features import KINDS
 from traincast.estimate.learned_collectives import FORMAT, CollectiveModel
-from traincast.estimate.system_prior import Points, Setting, SystemPrior, setting_of
+from traincast.estimate.system_prior import CollectiveSetting, Points, SystemPrior, setting_of
 from traincast.fitting.collective_table import CollectiveTable
 
 Weights: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -44,7 +44,7 @@ def adapted_system(table: CollectiveTable, prior: SystemPrior, *, covers_all: bo
 
     With ``covers_all``, collectives over links without any point are estimated as well.
     """
-    values: dict[tuple[Setting, float], list[float]] = defaultdict(list)
+    values: dict[tuple[CollectiveSetting, float], list[float]] = defaultdict(list)
     residual, size = np.log(table.seconds / table.baseline), np.log2(table.nbytes)
     columns = zip(*(c.tolist() for c in (table.kind, table.route, table.ranks, table.condition)), strict=True)
     for i, (kind, route, ranks, condition) in enumerate(columns):

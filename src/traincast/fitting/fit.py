@@ -152,7 +152,7 @@ def _fit_collectives(
     if adapt and (rivals or prior):
         raise RequestError("an adapted bundle has no rivals and no prior of its own: leave out rivals and prior")
     check_output(target)
-    table = read_collectives(path)
+    table, others = read_collectives(path), [read_collectives(more) for more in prior]
     left_out = _told(table, warn)
     base = None if adapt is False or rivals or prior else next(iter(learned_cost_model().collectives), None)
     adapts = base is not None and (adapt or should_adapt(table, base))
@@ -160,10 +160,11 @@ def _fit_collectives(
         weights, model = adapt_collectives(table, base)
     else:
         weights, model = fit_collectives(table, seed=seed)
-    if prior:
-        arrays, model["prior"] = fit_prior([table, *(read_collectives(more) for more in prior)]).packed()
-        weights |= arrays
     about = _about([path, *prior], table)
+    if prior:
+        arrays, model["prior"] = fit_prior([table, *others]).packed()
+        weights |= arrays
+        about["sources"] = sorted({*about["sources"], *(source for more in others for source in more.source)})
     save_bundle(target, {"kind": "collectives", "data": about, "seed": seed, "model": model}, weights)
     scores = compare_collectives(table, seed=seed) if rivals else []
     return Fit(

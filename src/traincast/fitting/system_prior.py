@@ -19,7 +19,7 @@ import numpy.typing as npt
 from traincast.errors import RequestError
 from traincast.estimate.adapted_collectives import AdaptedSystem
 from traincast.estimate.collective_features import KINDS, Condition
-from traincast.estimate.system_prior import Points, Setting, SystemPart, SystemPrior, covariance, setting_of
+from traincast.estimate.system_prior import CollectiveSetting, Points, SystemPart, SystemPrior, covariance, setting_of
 from traincast.fitting.collective_table import CollectiveTable
 from traincast.fitting.own_points import choose_points
 
@@ -94,9 +94,9 @@ class SystemCells:
 
 def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
     """The cells of all systems in some tables; rows of frameworks' own kernels and of busy machines are left out."""
-    rows: dict[tuple[str, Setting, int], list[tuple[float, float]]] = defaultdict(list)
+    rows: dict[tuple[str, CollectiveSetting, int], list[tuple[float, float]]] = defaultdict(list)
     for table in tables:
-        known: dict[tuple[int, ...], Setting] = {}
+        known: dict[tuple[int, ...], CollectiveSetting] = {}
         value, size = np.log(table.seconds / table.baseline), np.log2(table.nbytes)
         columns = (table.kind, table.route, table.ranks, table.condition)
         for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True)):

@@ -57,6 +57,7 @@ def run(request: TestbedRequest, output: Path, *, progress: Progress | None = No
                 [command] * request.ranks,
                 network,
                 environment={"OMP_NUM_THREADS": str(request.threads)},
+                urgent=request.emulated,
                 timeout_s=_START_S + _SLOWEST_STEP_S * total,
             )
             warnings = list(network.warnings)
