@@ -43,8 +43,7 @@ def measure_pair(device: str, *, threads: int, repeats: int) -> dict[str, Timing
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if device == "cpu" and sys.platform == "linux":
             env["GLOO_SOCKET_IFNAME"] = "lo"
-        said = Path(folder, "errors").open("wb")
-        with said:
+        with Path(folder, "errors").open("wb") as said:
             processes = [
                 subprocess.Popen(  # noqa: S603  (this very program)
                     [*words, str(rank), device, str(threads), str(repeats)],
@@ -66,7 +65,9 @@ def measure_pair(device: str, *, threads: int, repeats: int) -> dict[str, Timing
                     process.wait()
         if any(codes):
             last = Path(folder, "errors").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RequestError(f"two processes could not measure the link between them: {(last or ['no reason given'])[0]}")
+            raise RequestError(
+                f"two processes could not measure the link between them: {(last or ['no reason given'])[0]}"
+            )
         found = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
     return {name: Timing(**timing) for name, timing in found.items()}
 

@@ -39,7 +39,9 @@ def check_cluster_file(path: Path) -> None:
 
 def machine_toml(found: MachineFigures, *, name: str) -> str:
     """Return the cluster file; ``found.assumed`` grows by what had to be taken from the catalog."""
-    lines = ["# Written by `traincast profile machine`. Every figure was measured here unless its comment says otherwise."]
+    lines = [
+        "# Written by `traincast profile machine`. Every figure was measured here unless its comment says otherwise."
+    ]
     known = _known_device(found)
     lines += _device_lines(found) if known is None else _known_device_lines(found, known)
     return "\n".join([*lines, *_node_lines(found), "", "[cluster]", f"name = {json.dumps(name)}", "num_nodes = 1", ""])
@@ -96,7 +98,9 @@ def _device_lines(found: MachineFigures) -> list[str]:
         f"memory_bytes = {facts['memory_bytes']:.4g}  # stated by the system",
         f"memory_bandwidth = {found.value('memory bandwidth'):.4g}",
         f"l2_bytes = {cache:.4g}",
-        f"num_sms = {facts['num_sms']}  # threads of a process" if found.device == "cpu" else f"num_sms = {facts['num_sms']}",
+        f"num_sms = {facts['num_sms']}  # threads of a process"
+        if found.device == "cpu"
+        else f"num_sms = {facts['num_sms']}",
         f"clock_hz = {facts['clock_hz']:.4g}  # stated by the system",
         f"tdp_w = {watts:.1f}  # from the catalog, not measured",
         'source = "traincast profile machine"',

@@ -94,9 +94,7 @@ def predicted_seconds(
     return scaled
 
 
-def _forecast(
-    trace: Trace, stand_ins: StandIns | None, steps: StepTimes, progress: Progress | None = None
-) -> Floats:
+def _forecast(trace: Trace, stand_ins: StandIns | None, steps: StepTimes, progress: Progress | None = None) -> Floats:
     """Forecast the time of all jobs: that of their devices, and that of their hosts while the devices wait."""
     if stand_ins is None:
         return forecast_seconds(trace, steps, progress=progress)
@@ -110,7 +108,9 @@ def _refused(trace: Trace, stand_ins: StandIns | None, history: Trace | None) ->
         return np.zeros(len(trace), dtype=bool)
     timed = set() if history is None else set(history.texts["model"][history.numbers["duration_s"] > 0].tolist())
     names = trace.texts["model"].tolist()
-    return np.array([bool(why) and name not in timed for why, name in zip(stand_ins.refusals(trace), names, strict=True)])
+    return np.array(
+        [bool(why) and name not in timed for why, name in zip(stand_ins.refusals(trace), names, strict=True)]
+    )
 
 
 def _refusals(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> tuple[str, ...]:

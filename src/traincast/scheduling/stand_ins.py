@@ -3,9 +3,9 @@
 A table is a TOML file with ``about``, ``batch_per_gpu``, ``precision`` and ``runtime``. With ``batch_per_gpu``, the
 batch of a job is that of one GPU, and its steps are summed over its GPUs. For each model of the trace it has
 ``[models."NAME"]`` with ``model`` (as `predict` takes it), ``likeness`` (same, alike or flops), ``note``, ``batch``
-(for jobs that state none) and ``samples`` (samples of the stand-in for each sample of the job). ``host_sample_s`` is the
-time in which the training process itself prepares one sample, while its GPU waits. ``refused`` is the reason why the
-time of such a job cannot be forecast; its jobs then count as typical ones. Traincast's own tables are in
+(for jobs that state none) and ``samples`` (samples of the stand-in for each sample of the job). ``host_sample_s`` is
+the time in which the training process itself prepares one sample, while its GPU waits. ``refused`` is the reason why
+jobs of that model cannot be forecast; they then count as typical ones. Traincast's own tables are in
 ``scheduling/standins``; a user's table is given by its path.
 """
 
