@@ -174,7 +174,7 @@ def test_hardware_files_of_the_documents_load(tmp_path: Path) -> None:
     assert (new.name, new.num_devices, new.price_per_node_hour) == ("npu-pod", 32, 16.0)
     assert not new.device.supports("fp16")
     shown = len(fences("docs/your-hardware.md", "toml"))
-    assert shown == 3
+    assert shown == 4
 
 
 def test_runtime_file_of_the_documents_loads(tmp_path: Path) -> None:

@@ -103,16 +103,63 @@ def test_stand_ins_turn_a_batch_per_gpu_into_one_of_all(tmp_path: Path) -> None:
     jobs = trace(tmp_path, "a,0,4,9,ResNet-50,16,1000", "b,0,1,9,CycleGAN,,10", columns=COLUMNS)
     found = load_stand_ins("gavel").described(jobs)
     assert found["model"].tolist() == ["resnet50", "unet:channels=3,classes=3,padded=true,norm=true,resolution=256"]
-    assert found["batch"].tolist() == [64, 6]
+    assert found["batch"].tolist() == [64, 7]
     assert found["steps"].tolist() == [250, 10]
 
 
 def test_a_trace_is_predicted_by_stand_ins(tmp_path: Path) -> None:
-    jobs = trace(tmp_path, "a,0,1,9,A3C,,1000", "b,0,1,9,A3C,8,1000", columns=COLUMNS)
+    jobs = trace(tmp_path, "a,0,1,9,ResNet-50,16,100", "b,0,1,9,ResNet-50,8,100", columns=COLUMNS)
     found = load_estimates("predicted:gavel", jobs, THERE)
     fp32 = StepTimes(THERE, precision="fp32", runtime="pytorch-1")
     assert found == load_estimates("predicted:gavel", jobs, THERE, steps=fp32)
     assert 0 < found.seconds(jobs.jobs[0]) < 9
+
+
+OWN = """
+batch_per_gpu = true
+[models.slow]
+model = "resnet20-cifar"
+host_sample_s = 0.01
+[models.plain]
+model = "resnet20-cifar"
+[models.game]
+model = "resnet20-cifar"
+refused = "a game takes the time"
+"""
+
+
+def test_samples_that_the_training_process_prepares_add_their_time(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    jobs = trace(tmp_path, "a,0,1,9,slow,8,100", "b,0,1,9,plain,8,100", "c,0,2,9,slow,8,100", columns=COLUMNS)
+    found = load_stand_ins(str(tmp_path / "own.toml")).host_seconds(jobs)
+    assert found.tolist() == pytest.approx([8.0, 0.0, 4.0])
+    one, other, _ = predicted_seconds(jobs, THERE, stand_ins=load_stand_ins(str(tmp_path / "own.toml"))).tolist()
+    assert one == pytest.approx(other + 8.0)
+
+
+def test_jobs_whose_time_is_not_the_device_s_count_as_typical_and_are_named(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(OWN)
+    lines = ("a,0,1,9,slow,8,100", "b,0,1,9,game,8,900", "c,0,1,9,slow,8,200", "d,0,1,9,slow,8,300")
+    jobs = trace(tmp_path, *lines, columns=COLUMNS)
+    found = load_estimates(f"predicted:{own}", jobs, THERE)
+    assert isinstance(found, Given)
+    assert found.by_job["b"] == found.by_job["c"]
+    assert found.notes == ("1 job of game not forecast, and taken as typical: a game takes the time",)
+    only = trace(tmp_path, "b,0,1,9,game,8,900", columns=COLUMNS)
+    with pytest.raises(RequestError, match="no job can be forecast: a game takes the time"):
+        load_estimates(f"predicted:{own}", only, THERE)
+
+
+def test_the_past_of_a_model_replaces_a_forecast_that_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(OWN)
+    jobs = trace(tmp_path, "a,0,1,9,plain,8,100", "b,0,1,9,game,8,200", columns=COLUMNS)
+    past = trace(tmp_path, "p,0,1,50,game,8,100", "q,0,1,7,plain,8,100", columns=COLUMNS)
+    found = load_estimates(f"predicted:{own}", jobs, THERE, history=past)
+    assert isinstance(found, Given)
+    assert found.by_job == pytest.approx({"a": 7.0, "b": 100.0})
+    assert found.notes == ()
 
 
 def test_models_of_the_stand_ins_are_in_the_zoo() -> None:

@@ -32,7 +32,7 @@ _NOISY = 0.25
 def machine(device: str, threads: int, repeats: int, output: str, as_json: bool) -> None:
     """Measure what a cluster file says about a machine: rates, bandwidths, launches and the link inside the node.
 
-    One device of the file is one process with --threads threads, or one device of the kind cuda. Nothing else should run
+    One device of the file is one process with --threads threads, or one device of the kind cuda. Let nothing else run
     meanwhile. The network between nodes cannot be measured on one machine: the file has a placeholder for it.
     """
     from traincast.profiling.machine_figures import expected_seconds, measure_machine

@@ -43,8 +43,7 @@ def measure_pair(device: str, *, threads: int, repeats: int) -> dict[str, Timing
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if device == "cpu" and sys.platform == "linux":
             env["GLOO_SOCKET_IFNAME"] = "lo"
-        said = Path(folder, "errors").open("wb")
-        with said:
+        with Path(folder, "errors").open("wb") as said:
             processes = [
                 subprocess.Popen(  # noqa: S603  (this very program)
                     [*words, str(rank), device, str(threads), str(repeats)],

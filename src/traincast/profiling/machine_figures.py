@@ -1,8 +1,8 @@
 """What a cluster file says about this machine, measured: rates, bandwidths, the cost of a launch, and the link.
 
-Every figure is the best of its repeats, as in STREAM and LINPACK: what the machine can do, not what its other users left.
-The spread of the repeats (interquartile range over median) stands beside it. The same calls run on a processor and on a
-GPU; a GPU is timed with events on its stream. No GPU was at hand where this was written: that path is untested.
+Every figure is the best of its repeats, as in STREAM and LINPACK: what the machine can do, not what its other users
+leave. The spread of the repeats (interquartile range over median) stands beside it. The same calls run on a processor
+and on a GPU; a GPU is timed with events on its stream. No GPU was at hand where this was written: that is untested.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEADS: Final = (2, 512, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure in SI units: its name, value, unit, the relative spread of its repeats, and where it is used."""
+    """One measured figure in SI units: its name, value, unit, the relative spread of its repeats, and a note."""
 
     name: str
     value: float
@@ -85,7 +85,7 @@ def expected_seconds(device: str, *, threads: int, repeats: int) -> float:
     convolutions = [6.0 * _BATCH * c * c * s * s * k * k / rate for c, s, k in CONVOLUTIONS]
     copies = [nbytes * per_byte for nbytes in COPIES]
     works = sum(min(_LIMIT_S, once * (repeats + 3)) for once in (*products, *convolutions, *copies))
-    return works + START_S
+    return float(works + START_S)
 
 
 def measure_machine(device: str, *, threads: int, repeats: int) -> MachineFigures:
@@ -195,19 +195,29 @@ def _products(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
 
 
 def _convolutions(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
+    """The rate of convolutions, forward and backward together, as a step runs them."""
     import torch
 
     rates, spreads = [], []
     for channels, side, kernel in CONVOLUTIONS:
-        x = torch.ones(_BATCH, channels, side, side, device=found.device)
-        w = torch.ones(channels, channels, kernel, kernel, device=found.device)
-        timing = timed(lambda x=x, w=w, kernel=kernel: torch.conv2d(x, w, padding=kernel // 2))
-        rates.append(2.0 * _BATCH * channels**2 * side**2 * kernel**2 / timing.min_s)
+        x = torch.ones(_BATCH, channels, side, side, device=found.device, requires_grad=True)
+        w = torch.ones(channels, channels, kernel, kernel, device=found.device, requires_grad=True)
+
+        def both(x: Any = x, w: Any = w, kernel: int = kernel) -> None:
+            out = torch.conv2d(x, w, padding=kernel // 2)
+            torch.autograd.grad(out, (x, w), out)
+
+        timing = timed(both)
+        rates.append(6.0 * _BATCH * channels**2 * side**2 * kernel**2 / timing.min_s)
         spreads.append(timing.dispersion)
     rates.sort()
     middle = (rates[1] + rates[2]) / 2
     yield Figure(
-        name="convolution fp32", value=middle, unit="FLOP/s", spread=max(spreads), note="median of four shapes"
+        name="convolution fp32",
+        value=middle,
+        unit="FLOP/s",
+        spread=max(spreads),
+        note="forward and backward, median of four shapes",
     )
 
 
@@ -229,7 +239,10 @@ def _attention(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
 
 
 def _copies(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
-    """The bandwidth of copies, read and written bytes, from the cache and from memory."""
+    """The bandwidth of copies, read and written bytes, from the cache and from memory.
+
+    Every copy goes to memory that was just allocated, as the results of operators do.
+    """
     import torch
 
     rates: dict[int, tuple[float, float]] = {}
@@ -237,8 +250,7 @@ def _copies(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
         if nbytes > free_memory(found.device) / 4:
             break
         source = torch.ones(nbytes // 8, device=found.device)
-        target = torch.empty_like(source)
-        timing = timed(lambda target=target, source=source: target.copy_(source))
+        timing = timed(source.clone)
         rates[nbytes] = nbytes / timing.min_s, timing.dispersion
     if not rates:
         raise RequestError("the machine has too little free memory to measure its bandwidth")

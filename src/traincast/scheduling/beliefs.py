@@ -60,9 +60,10 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Seconds by job name, such as those of a forecast."""
+    """Seconds by job name, such as those of a forecast; ``notes`` say which of them are no forecasts."""
 
     by_job: Mapping[str, float]
+    notes: tuple[str, ...] = ()
 
     def seconds(self, job: Job) -> float:
         """Return the seconds given for the job's name, or raise ``RequestError`` if there are none."""

@@ -18,7 +18,7 @@ from traincast.errors import RequestError
 from traincast.scheduling.beliefs import Beliefs, Given, load_beliefs
 from traincast.scheduling.cluster import SharedCluster
 from traincast.scheduling.forecasts import Progress, forecast_seconds
-from traincast.scheduling.formats.table import Bools, Floats, Texts
+from traincast.scheduling.formats.table import Bools, Floats, Texts, jobs
 from traincast.scheduling.stand_ins import StandIns, load_stand_ins
 from traincast.scheduling.step_times import StepTimes
 from traincast.scheduling.traces import Trace
@@ -51,7 +51,8 @@ def load_estimates(
             ) from error
     stand_ins = load_stand_ins(name) if name else None
     seconds = predicted_seconds(trace, cluster, steps=steps, stand_ins=stand_ins, history=history, progress=progress)
-    return Given(dict(zip(trace.texts["job_id"].tolist(), seconds.tolist(), strict=True)))
+    by_job = dict(zip(trace.texts["job_id"].tolist(), seconds.tolist(), strict=True))
+    return Given(by_job, _refusals(trace, stand_ins, history))
 
 
 def predicted_seconds(
@@ -68,23 +69,59 @@ def predicted_seconds(
     With ``history``, the forecasts of a model are multiplied by the median of duration over forecast of its jobs in
     the history; a model without jobs there takes the median of all jobs. The history must have ended before the trace
     begins: otherwise the scheduler would know the future.
+
+    Jobs that the stand-ins refuse count as typical: as long as the median forecast of the others. Jobs of a refused
+    model that the history has are forecast from their own past.
     """
     steps = _steps(cluster, steps, stand_ins)
-    seconds = forecast_seconds(_described(trace, stand_ins), steps, progress=progress)
+    seconds = _forecast(trace, stand_ins, steps, progress)
+    refused = _refused(trace, stand_ins, history)
+    if refused.all() and len(refused):
+        assert stand_ins is not None, "only stand-ins refuse jobs"
+        raise RequestError(f"{trace.path}: no job can be forecast: {stand_ins.refusals(trace)[0]}")
     if history is None:
+        seconds[refused] = np.median(seconds[~refused]) if refused.any() else 0.0
         return seconds
     timed = history.select(history.numbers["duration_s"] > 0)
     if not len(timed):
         raise RequestError(f"{history.path} has no job with a duration to learn from: give a history of finished jobs")
-    ratios = timed.numbers["duration_s"] / forecast_seconds(_described(timed, stand_ins), steps)
+    ratios = timed.numbers["duration_s"] / _forecast(timed, stand_ins, steps)
     scales = _medians(timed.texts["model"], ratios)
     usual = float(np.median(ratios))
     scaled: Floats = seconds * np.array([scales.get(name, usual) for name in trace.texts["model"].tolist()])
+    if refused.any():
+        scaled[refused] = np.median(scaled[~refused])
     return scaled
 
 
-def _described(trace: Trace, stand_ins: StandIns | None) -> Trace:
-    return stand_ins.described(trace) if stand_ins else trace
+def _forecast(trace: Trace, stand_ins: StandIns | None, steps: StepTimes, progress: Progress | None = None) -> Floats:
+    """Forecast the time of all jobs: that of their devices, and that of their hosts while the devices wait."""
+    if stand_ins is None:
+        return forecast_seconds(trace, steps, progress=progress)
+    seconds: Floats = forecast_seconds(stand_ins.described(trace), steps, progress=progress)
+    return seconds + stand_ins.host_seconds(trace)
+
+
+def _refused(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> Bools:
+    """Return which jobs have no forecast: their stand-in is refused, and the history has none of their kind."""
+    if stand_ins is None:
+        return np.zeros(len(trace), dtype=bool)
+    timed = set() if history is None else set(history.texts["model"][history.numbers["duration_s"] > 0].tolist())
+    names = trace.texts["model"].tolist()
+    return np.array(
+        [bool(why) and name not in timed for why, name in zip(stand_ins.refusals(trace), names, strict=True)]
+    )
+
+
+def _refusals(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> tuple[str, ...]:
+    """Return one sentence for each model whose jobs have no forecast."""
+    if stand_ins is None:
+        return ()
+    names = trace.texts["model"][_refused(trace, stand_ins, history)].tolist()
+    return tuple(
+        f"{jobs(names.count(name))} of {name} not forecast, and taken as typical: {stand_ins.models[name].refused}"
+        for name in dict.fromkeys(names)
+    )
 
 
 def _steps(cluster: SharedCluster, steps: StepTimes | None, stand_ins: StandIns | None) -> StepTimes:

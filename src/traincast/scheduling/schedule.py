@@ -63,7 +63,9 @@ class Queue:
 
         steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
         found = load_estimates(estimates, self.trace, self.cluster, steps=steps, progress=progress)
-        return replace(self, estimates=estimates, beliefs={**self.beliefs, estimates: found}, steps=steps)
+        notes = tuple(note for note in getattr(found, "notes", ()) if note not in self.notes)
+        beliefs = {**self.beliefs, estimates: found}
+        return replace(self, estimates=estimates, beliefs=beliefs, steps=steps, notes=(*self.notes, *notes))
 
     def run(self, policy: str | Policy = "fifo", *, placement: str | Placement = "pooled", seed: int = 0) -> Schedule:
         """Simulate the queue once."""

@@ -3,13 +3,15 @@
 A table is a TOML file with ``about``, ``batch_per_gpu``, ``precision`` and ``runtime``. With ``batch_per_gpu``, the
 batch of a job is that of one GPU, and its steps are summed over its GPUs. For each model of the trace it has
 ``[models."NAME"]`` with ``model`` (as `predict` takes it), ``likeness`` (same, alike or flops), ``note``, ``batch``
-(for jobs that state none) and ``samples`` (samples of the stand-in for each sample of the job). Traincast's own tables
-are in ``scheduling/standins``; a user's table is given by its path.
+(for jobs that state none) and ``samples`` (samples of the stand-in for each sample of the job). ``host_sample_s`` is
+the time in which the training process itself prepares one sample, while its GPU waits. ``refused`` is the reason why
+jobs of that model cannot be forecast; they then count as typical ones. Traincast's own tables are in
+``scheduling/standins``; a user's table is given by its path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,24 +21,27 @@ import numpy as np
 from msgspec import Meta
 
 from traincast.errors import FileFormatError, UnknownNameError
-from traincast.scheduling.formats.table import jobs
+from traincast.scheduling.formats.table import Floats, jobs
 from traincast.scheduling.traces import Trace
 from traincast.schema import Text, convert, read_table, read_toml, table_of
 
 Likeness: TypeAlias = Literal["same", "alike", "flops"]
 _Batch: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 _Samples: TypeAlias = Annotated[float, Meta(ge=1e-6, le=1e6)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e3, description="seconds")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A model of the zoo that replaces one of a trace."""
+    """A model of the zoo that replaces one of a trace, and the host's share of its time."""
 
     model: Text
     likeness: Likeness = "same"
     note: str = ""
     batch: _Batch = 0
     samples: _Samples = 1.0
+    host_sample_s: _Seconds = 0.0
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,32 @@ class StandIns:
 
     def described(self, trace: Trace) -> Trace:
         """Return the trace with stand-ins as models, and with batches and steps counted over all GPUs of a job."""
+        found = self._of(trace)
+        gpus = self._gpus(trace)
+        samples = np.array([one.samples for one in found], dtype=np.float64)
+        batch = self._batch(trace, found)
+        return trace.with_columns(
+            numbers={"batch": np.round(batch * gpus * samples), "steps": trace.numbers["steps"] / gpus},
+            texts={"model": np.array([one.model for one in found], dtype=object)},
+        )
+
+    def host_seconds(self, trace: Trace) -> Floats:
+        """Return the seconds in which the hosts of each job prepare its samples while its GPUs wait.
+
+        Every GPU has its own process, which prepares its part of the batch.
+        """
+        found = self._of(trace)
+        each = np.array([one.host_sample_s for one in found], dtype=np.float64)
+        parts = 1.0 if self.batch_per_gpu else np.maximum(1.0, trace.numbers["num_gpus"])
+        seconds: Floats = trace.numbers["steps"] / self._gpus(trace) * self._batch(trace, found) / parts * each
+        return seconds
+
+    def refusals(self, trace: Trace) -> list[str]:
+        """Return for each job why it cannot be forecast; "" if it can."""
+        return [one.refused for one in self._of(trace)]
+
+    def _of(self, trace: Trace) -> list[StandIn]:
+        """Return the stand-in of each job; a trace with a model that has none is refused."""
         names = trace.texts["model"].tolist()
         unknown = sorted({name for name in names if name not in self.models})
         if unknown:
@@ -61,15 +92,16 @@ class StandIns:
                 f"have nothing ({jobs(sum(name in unknown for name in names))} in all): known are "
                 f"{', '.join(sorted(self.models))}"
             )
-        found = [self.models[name] for name in names]
-        gpus = np.maximum(1.0, trace.numbers["num_gpus"]) if self.batch_per_gpu else np.ones(len(trace))
+        return [self.models[name] for name in names]
+
+    def _gpus(self, trace: Trace) -> Floats:
+        """Return by how many GPUs the steps of each job are divided."""
+        return np.maximum(1.0, trace.numbers["num_gpus"]) if self.batch_per_gpu else np.ones(len(trace))
+
+    def _batch(self, trace: Trace, found: Sequence[StandIn]) -> Floats:
+        """Return the batch that each job states, or the usual one of its model."""
         usual = np.array([one.batch for one in found], dtype=np.float64)
-        samples = np.array([one.samples for one in found], dtype=np.float64)
-        batch = np.where(trace.numbers["batch"] > 0, trace.numbers["batch"], usual)
-        return trace.with_columns(
-            numbers={"batch": np.round(batch * gpus * samples), "steps": trace.numbers["steps"] / gpus},
-            texts={"model": np.array([one.model for one in found], dtype=object)},
-        )
+        return np.where(trace.numbers["batch"] > 0, trace.numbers["batch"], usual)
 
 
 def stand_in_names() -> tuple[str, ...]:
