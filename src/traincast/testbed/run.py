@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_json, write_text, writing
 from traincast.graph.capture import require_torch
-from traincast.testbed.folder import RankPlace, RunFolder, read_run_folder, read_spans
+from traincast.strategy import parse_strategy
+from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
 from traincast.testbed.launch import launch
 from traincast.testbed.network import NodeNetwork, loopback, shaped
 from traincast.testbed.recorder import SpanRow
@@ -34,6 +35,8 @@ _LATENCY_S: Final = 60e-6
 _START_S: Final = 120.0
 """Seconds that the ranks may take to start."""
 _SLOWEST_STEP_S: Final = 120.0
+_BEHIND: Final = 0.01
+"""Share of a step by which a host may lag behind its emulated device without a warning."""
 Progress = Callable[[int, int], None]
 
 
@@ -47,39 +50,93 @@ def run(request: TestbedRequest, output: Path, *, progress: Progress | None = No
     with tempfile.TemporaryDirectory(prefix="traincast-testbed-") as scratch:
         place = Path(scratch)
         write_text(place / CLUSTER, cluster_text(request))
-        request = replace(request, strategy=lowered_of(request, place / CLUSTER).request.strategy.complete_text)
-        write_text(place / "request.json", request.to_json())
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        with network_of(request) as network:
-            command = [sys.executable, "-m", "traincast.testbed.worker", str(place / "request.json"), str(place)]
-            total = request.warmup + request.steps
-            launch(
-                [command] * request.ranks,
-                network,
-                environment={"OMP_NUM_THREADS": str(request.threads)},
-                urgent=request.emulated,
-                timeout_s=_START_S + _SLOWEST_STEP_S * total,
-            )
-            warnings = list(network.warnings)
+        servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
+        measured = _train_with_servers(request, place) if servers else _train(request, place)
         if progress is not None:
-            progress(total, total)
-        ranks = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(request.ranks)]
-        folder = _described(request, ranks, started=started, warnings=warnings)
+            progress(request.steps, request.steps)
+        folder = _described(request, measured, started=started)
         make_folder(output)
         write_text(output / CLUSTER, cluster_text(request))
-        _write_spans(ranks, request, output / "spans.parquet")
+        _write_spans(measured.rows, output / "spans.parquet")
         write_row(folder, output / ROW)
-        about = {"model": request.model, "strategy": request.strategy, "compute": request.compute}
+        about = {"model": request.model, "strategy": folder.strategy, "compute": request.compute}
         write_measured_trace(read_spans(output), output / "trace.json.gz", steps_s=folder.steps_s, about=about)
         write_json(output / "run.json", folder.as_dict())  # last: a folder with it is complete
     return read_run_folder(output)
 
 
+class _Measured(NamedTuple):
+    """What the processes of a run measured; ``rows`` are those of its table of spans."""
+
+    strategy: str
+    step_s: float
+    steps_s: list[float]
+    rows: list[list[Any]]
+    warnings: list[str]
+
+
+def _train(request: TestbedRequest, place: Path) -> _Measured:
+    """Train with one process for each rank; ``place`` is a folder for what they write."""
+    strategy = lowered_of(request, place / CLUSTER).request.strategy.complete_text
+    warnings = _launched("worker", replace(request, strategy=strategy), place, nodes=range(request.ranks))
+    ranks = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(request.ranks)]
+    seconds = [
+        max(rank["times"][step][1] for rank in ranks) - ranks[0]["times"][step][0]
+        for step in range(request.warmup, request.warmup + request.steps)
+    ]
+    mean = statistics.fmean(seconds)
+    ran = sorted({name for rank in ranks for name in rank["ran"]})
+    if ran:
+        warnings.append(f"{', '.join(ran)} really ran: the testbed cannot emulate them")
+    behind = max(rank["behind_s"] for rank in ranks) / mean
+    if behind > _BEHIND:
+        warnings.append(
+            f"processes were {behind:.1%} of a step behind their emulated devices: this machine is too slow or busy "
+            "for steps that short; use a larger batch or a slower device"
+        )
+    return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), warnings)
+
+
+def _train_with_servers(request: TestbedRequest, place: Path) -> _Measured:
+    """Train with one process for each worker and each parameter server."""
+    from traincast.testbed.parallel.servers import ServerSpan, nodes_of
+    from traincast.testbed.serving import served, server_job
+
+    job = server_job(request, place / CLUSTER)
+    nodes = nodes_of(job.setup)
+    warnings = _launched("serving", request, place, nodes=nodes)
+    spans = [
+        ServerSpan(*span)
+        for rank in range(len(nodes))
+        for span in json.loads((place / f"rank{rank}.json").read_text(encoding="utf-8"))
+    ]
+    step_s, seconds, rows = served(job, spans, warmup=request.warmup)
+    return _Measured(request.strategy, step_s, seconds, rows, warnings)
+
+
+def _launched(module: str, request: TestbedRequest, place: Path, *, nodes: Sequence[int]) -> list[str]:
+    """Run ``module`` of this package in one process for each entry of ``nodes``; returns warnings of the network."""
+    write_text(place / "request.json", request.to_json())
+    command = [sys.executable, "-m", f"traincast.testbed.{module}", str(place / "request.json"), str(place)]
+    with network_of(request, max(nodes) + 1) as network:
+        launch(
+            [command] * len(nodes),
+            network,
+            nodes=nodes,
+            environment={"OMP_NUM_THREADS": str(request.threads)},
+            urgent=request.emulated,
+            timeout_s=_START_S + _SLOWEST_STEP_S * (request.warmup + request.steps),
+        )
+        return list(network.warnings)
+
+
 @contextmanager
-def network_of(request: TestbedRequest) -> Iterator[NodeNetwork]:
-    """The network of a request, one node for each rank."""
+def network_of(request: TestbedRequest, num_nodes: int) -> Iterator[NodeNetwork]:
+    """The network of a request: one node for each rank, then those of servers that have nodes of their own."""
     rates = rates_of(request)
-    with loopback(request.ranks) if rates is None else shaped(rates) as network:
+    own = [] if rates is None else [request.rate] * (num_nodes - len(rates))
+    with loopback(num_nodes) if rates is None else shaped([*rates, *own]) as network:
         yield network
 
 
@@ -117,29 +174,14 @@ def cluster_text(request: TestbedRequest) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _described(
-    request: TestbedRequest, ranks: Sequence[Mapping[str, Any]], *, started: str, warnings: list[str]
-) -> RunFolder:
+def _described(request: TestbedRequest, measured: _Measured, *, started: str) -> RunFolder:
     import torch
 
-    seconds = [
-        max(rank["times"][step][1] for rank in ranks) - ranks[0]["times"][step][0]
-        for step in range(request.warmup, request.warmup + request.steps)
-    ]
-    mean = statistics.fmean(seconds)
-    ran = sorted({name for rank in ranks for name in rank["ran"]})
-    if ran:
-        warnings.append(f"{', '.join(ran)} really ran: the testbed cannot emulate them")
-    behind = max(rank["behind_s"] for rank in ranks) / mean
-    if behind > 0.01:
-        warnings.append(
-            f"processes were {behind:.1%} of a step behind their emulated devices: this machine is too slow or too busy "
-            "for steps that short; use a larger batch or a slower device"
-        )
+    seconds, mean = measured.steps_s, statistics.fmean(measured.steps_s)
     rates = rates_of(request)
     return RunFolder(
         model=request.model,
-        strategy=request.strategy,
+        strategy=measured.strategy,
         ranks=tuple(
             RankPlace(
                 rank=rank,
@@ -156,23 +198,20 @@ def _described(
         compute=request.compute,
         network=request.network,
         runtime=RUNTIME,
-        step_s=mean,
+        step_s=measured.step_s,
         steps_s=tuple(seconds),
         repeat_cv=statistics.stdev(seconds) / mean if len(seconds) > 1 else 0.0,
         seq=request.seq,
         cluster=CLUSTER,
         started=started,
         torch=str(torch.__version__),
-        warnings=tuple(warnings),
+        warnings=tuple(measured.warnings),
     )
 
 
-def _write_spans(ranks: Sequence[Mapping[str, Any]], request: TestbedRequest, path: Path) -> None:
-    """Write the spans of all ranks, with times since the common start of their step."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows: list[tuple[Any, ...]] = []
+def _rows(ranks: Sequence[Mapping[str, Any]], warmup: int) -> list[list[Any]]:
+    """The spans of all ranks as rows, with times since the common start of their step."""
+    rows: list[list[Any]] = []
     messages: defaultdict[tuple[int, int, int], dict[str, list[SpanRow]]] = defaultdict(
         lambda: {"send": [], "receive": []}
     )
@@ -182,7 +221,7 @@ def _write_spans(ranks: Sequence[Mapping[str, Any]], request: TestbedRequest, pa
         for values in rank["rows"]:
             row = SpanRow(*values)
             if row.category != "message":
-                rows.append(_columns(number, row, starts, request.warmup))
+                rows.append(_columns(number, row, starts, warmup))
                 continue
             pair = (number, row.peer) if row.name == "send" else (row.peer, number)
             messages[row.step, *pair][row.name].append(row)
@@ -190,22 +229,31 @@ def _write_spans(ranks: Sequence[Mapping[str, Any]], request: TestbedRequest, pa
         sends, receives = (sorted(sides[side], key=lambda row: row.microbatch) for side in ("send", "receive"))
         for sent, received in zip(sends, receives, strict=True):
             begin = max(sent.start_s, received.start_s)  # bytes move once the receive is posted
-            moved = sent._replace(
-                category="communication", microbatch=-1, start_s=begin, end_s=max(begin, received.end_s), name=sent.label
-            )
-            rows.append(_columns(sender, moved, starts, request.warmup))
+            end = max(begin, received.end_s)
+            moved = sent._replace(category="communication", microbatch=-1, start_s=begin, end_s=end, name=sent.label)
+            rows.append(_columns(sender, moved, starts, warmup))
+    return rows
+
+
+def _write_spans(rows: list[list[Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     rows.sort(key=lambda row: (row[0], row[1], row[7]))
     types = [pa.int32(), pa.int32(), pa.int32(), *[pa.string()] * 4, *[pa.float64()] * 3]
-    names = ("rank", "step", "microbatch", "stream", "category", "label", "name", "start_s", "end_s", "nbytes")
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in names]
-    table = pa.table({n: pa.array(list(c), t) for n, c, t in zip(names, columns, types, strict=True)})
+    table = pa.table(
+        {
+            name: pa.array([row[n] for row in rows], kind)
+            for n, (name, kind) in enumerate(zip(SPAN_COLUMNS, types, strict=True))
+        }
+    )
     with writing(path) as out:
         pq.write_table(table, out)
 
 
-def _columns(rank: int, row: SpanRow, starts: Sequence[float], warmup: int) -> tuple[Any, ...]:
+def _columns(rank: int, row: SpanRow, starts: Sequence[float], warmup: int) -> list[Any]:
     start = starts[row.step]
-    return (
+    return [
         rank, row.step - warmup, row.microbatch, row.stream, row.category, row.label, row.name,
         row.start_s - start, row.end_s - start, row.nbytes,
-    )  # fmt: skip
+    ]  # fmt: skip

@@ -50,7 +50,9 @@ MODELS: Final[dict[str, StudyModel]] = {
         ),
     ),
     "llama-tp": StudyModel(spec=_LLAMA, global_batch=64, strategies=("tp=2", "dp=2,tp=2")),
-    "gpt": StudyModel(spec="gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128,tied=false", global_batch=512, strategies=("dp=2",)),
+    "gpt": StudyModel(
+        spec="gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128,tied=false", global_batch=512, strategies=("dp=2",)
+    ),
     "resnet": StudyModel(spec="resnet-cifar:layers=56", global_batch=1024, strategies=("dp=2", "dp=4")),
 }
 """Every model, with the strategies that it runs on every network. Steps are long enough for the hosts to keep up."""

@@ -25,6 +25,7 @@ from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.profiling.in_model import STATES, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
+from traincast.strategy.mesh import Axis
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
@@ -75,7 +76,7 @@ class Worker:
         seconds = SecondsOfOperators(default_cost_model(), kinds[kind], factor=self.request.factor(self.rank))
         return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
 
-    def _group(self, axis: str) -> Any:
+    def _group(self, axis: Axis) -> Any:
         """The process group of this rank along ``axis``; every rank makes all groups, in the same order."""
         mesh = self.lowered.prepared.mesh
         mine = None
@@ -104,11 +105,12 @@ class Worker:
             wrapped = tuple(data.replicated(part, self.bed, group) for part in parts.modules)
         return Parts(modules=wrapped, indices=parts.indices, num_stages=parts.num_stages)
 
-    def _mesh(self, axis: str) -> Any:
+    def _mesh(self, axis: Axis) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = self.lowered.prepared.mesh
-        order = sorted(("pp", "dp", "tp"), key=lambda a: -mesh.stride(a))
+        axes: tuple[Axis, ...] = ("pp", "dp", "tp")
+        order = sorted(axes, key=lambda a: -mesh.stride(a))
         whole = init_device_mesh("cpu", tuple(mesh.degree(a) for a in order), mesh_dim_names=tuple(order))
         return whole[axis]
 

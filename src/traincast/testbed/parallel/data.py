@@ -59,7 +59,8 @@ def _record_collectives(bed: Bed) -> None:
 
 
 def accumulating(module: nn.Module, *, syncs: bool) -> AbstractContextManager[Any]:
-    """The context of a microbatch: DDP exchanges gradients in the last one only; FSDP, whose ranks keep shards, in all."""
+    """The context of a microbatch: DDP exchanges gradients in the last one only, FSDP in all of them."""
     if isinstance(module, nn.parallel.DistributedDataParallel) and not syncs:
-        return module.no_sync()
+        quiet: AbstractContextManager[Any] = module.no_sync()
+        return quiet
     return nullcontext()

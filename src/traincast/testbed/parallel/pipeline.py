@@ -99,7 +99,7 @@ _numbers = count()
 class _Message:
     """A send or a receive under way; the span ends when it has been waited for.
 
-    Messages of a pair of ranks are numbered in the order in which they are issued: the receiver gets them in that order.
+    Messages are numbered in the order in which they are issued: the receiver of a pair gets them in that order.
     """
 
     def __init__(self, work: Any, operation: Any, bed: Bed, start: float) -> None:
@@ -124,7 +124,7 @@ def _record_messages(bed: Bed) -> None:
     def batch(operations: list[Any], desc: str | None = None) -> list[Any]:
         bed.device_done()
         start = now()
-        works = original(operations, desc)
+        works: list[Any] = original(operations, desc)
         if len(works) != len(operations):
             return works
         return [_Message(work, operation, bed, start) for work, operation in zip(works, operations, strict=True)]
