@@ -263,7 +263,7 @@ def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Cond
     """Return a line with shares of the batch that shorten the step, if replicas differ in speed."""
     request, mesh = made.request, made.lowered.plan.mesh
     strategy, seconds = request.strategy, made.computing_s
-    if seconds is None or strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
+    if seconds is None or not request.cluster.parts or strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
         return ()
     shares = balanced_shares(strategy, mesh, request.global_batch, seconds)
     if not shares:
