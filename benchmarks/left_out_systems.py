@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def overall(judged: Sequence[LeftOut], logs: set[str]) -> str:
     """The errors of all systems, and of those whose nccl-tests logs are known, by number of own points."""
     rows = []
-    for name, systems in (("all systems", None), ("systems of nccl-tests logs", logs)):
+    for name, systems in (("every system", None), ("systems of nccl-tests logs", logs)):
         for count in COUNTS:
             here = [e for e in judged if e.own_points == count and (systems is None or e.system in systems)]
             error, inside = (

@@ -94,8 +94,8 @@ def drop(name: str) -> Change:
     [
         (drop("prior"), "no prior"),
         (lambda model: model["adapted"].pop("links"), "points of an adapted system are damaged: 'links'"),
-        (lambda model: model["adapted"].update(settings=[]), "damaged: 10 points have 10 residuals and 0 settings"),
-        (lambda model: model["adapted"]["settings"][0].pop(), "a setting has 12 entries: expected 13"),
+        (lambda model: model["adapted"].update(words=[]), "damaged: list index out of range"),
+        (lambda model: model["adapted"].update(condition={}), "points of an adapted system are damaged"),
         (lambda model: model["prior"].pop("noise"), "prior of unmeasured systems is damaged"),
         (lambda model: model.update(systems=[1]), "model.systems is [1]"),
     ],

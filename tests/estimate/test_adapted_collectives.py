@@ -155,11 +155,14 @@ def test_a_damaged_prior_is_refused() -> None:
     arrays, card = prior().packed()
     for wrong in (
         {**card, "features": ["colour"]},
-        {**card, "settings": card["settings"][:1]},
+        {**card, "words": card["words"][:1]},
         {key: value for key, value in card.items() if key != "noise"},
     ):
         with pytest.raises(FileFormatError, match="prior of unmeasured systems is damaged"):
             unpacked(arrays, wrong)
+    for name in ("prior_texts", "prior_weight", "prior_numbers"):
+        with pytest.raises(FileFormatError, match="prior of unmeasured systems is damaged"):
+            unpacked({**arrays, name: arrays[name][:-1]}, card)
 
 
 def test_settings_tell_transports_and_patterns_apart() -> None:

@@ -25,9 +25,10 @@ from traincast.estimate.system_prior import (
     Points,
     SystemPrior,
     covariance,
+    packed_settings,
     setting_of,
-    settings_from,
     transport_of,
+    unpacked_settings,
 )
 from traincast.work import Transfer
 
@@ -175,13 +176,15 @@ class AdaptedSystem:
 
     def packed(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Arrays and card entry of the own points, from which :func:`adapted_from` makes the same system."""
+        settings, words = packed_settings(self.points.settings, "own")
         arrays: dict[str, npt.NDArray[Any]] = {
+            **settings,
             "own_setting": self.points.setting.astype(np.int32),
             "own_log2_bytes": self.points.log2_bytes.astype(np.float32),
             "own_residual": self.residual.astype(np.float32),
         }
         card = {
-            "settings": [[*s.texts, s.log2_ranks, s.log2_rate] for s in self.points.settings],
+            "words": words,
             "condition": asdict(self.condition),
             "links": [list(link) for link in sorted(self.links or ())],
         }
@@ -191,7 +194,7 @@ class AdaptedSystem:
 def adapted_from(prior: SystemPrior, arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) -> AdaptedSystem:
     """The system that :meth:`AdaptedSystem.packed` gave arrays and card entry of."""
     try:
-        settings = settings_from(card["settings"])
+        settings = unpacked_settings(arrays, "own", card["words"])
         points = Points(
             settings=settings,
             setting=arrays["own_setting"].astype(np.int64),

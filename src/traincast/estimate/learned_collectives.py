@@ -132,6 +132,11 @@ class CollectiveModel:
         return bool(routes) if systems is None else any(number in systems.get(system, ()) for number in routes)
 
     @cached_property
+    def _several_groups(self) -> bool:
+        """Whether any curve was measured while several groups ran at once."""
+        return any(condition.concurrent_groups > 1 for condition in self.conditions)
+
+    @cached_property
     def _families(self) -> dict[tuple[Route, str], dict[Condition, CurveFamily]]:
         """Curves by route and kind, then by condition; within one, by number of ranks."""
         w = self.weights
@@ -236,7 +241,7 @@ class CollectiveModel:
 
         ``sharing`` is the number of groups that share the NICs, where curves of several groups at once were measured.
         """
-        together = sharing if any(c.concurrent_groups > 1 for c in self.conditions) else ()
+        together = sharing if self._several_groups else ()
         rows: dict[tuple[int, int, int, int, Condition | None, int], list[int]] = defaultdict(list)
         columns = (m.kind.tolist(), m.route.tolist(), m.ranks.tolist(), m.islands.tolist(), m.nbytes.tolist())
         for i, (kind, route, ranks, islands, nbytes) in enumerate(zip(*columns, strict=True)):

@@ -209,14 +209,16 @@ class SystemPrior:
 
     def packed(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         """Arrays and card entry, from which :func:`unpacked` makes the same prior."""
+        settings, words = packed_settings(self.points.settings, "prior")
         arrays: dict[str, npt.NDArray[Any]] = {
+            **settings,
             "prior_setting": self.points.setting.astype(np.int32),
             "prior_log2_bytes": self.points.log2_bytes.astype(np.float32),
             "prior_weight": self.weights.astype(np.float32),
         }
         card = {
             "features": list(FEATURES),
-            "settings": [[*s.texts, s.log2_ranks, s.log2_rate] for s in self.points.settings],
+            "words": words,
             "shared": [[list(part.shared), *part[1:]] for part in self.shared],
             "own": [[list(part.shared), *part[1:]] for part in self.own],
             "noise": self.noise,
@@ -230,7 +232,7 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
     try:
         if tuple(card["features"]) != FEATURES:
             raise ValueError(f"its features are {card['features']!r}: this version has {', '.join(FEATURES)}")
-        settings = settings_from(card["settings"])
+        settings = unpacked_settings(arrays, "prior", card["words"])
         points = Points(
             settings=settings,
             setting=arrays["prior_setting"].astype(np.int64),
@@ -251,13 +253,27 @@ def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) ->
         raise FileFormatError(f"fitted collectives: the prior of unmeasured systems is damaged: {error}") from None
 
 
-def settings_from(entries: Sequence[Sequence[Any]]) -> tuple[CollectiveSetting, ...]:
-    """The settings that a card lists: the texts of each, log₂ of its ranks and of its rate."""
-    count = len(FEATURES)
-    wrong = [entry for entry in entries if len(entry) != count + 2]
-    if wrong:
-        raise ValueError(f"a setting has {len(wrong[0])} entries: expected {count + 2}")
+def packed_settings(settings: Sequence[CollectiveSetting], name: str) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
+    """Settings as arrays whose names begin with ``name``, and the texts that the numbers in them stand for."""
+    words = sorted({text for setting in settings for text in setting.texts})
+    number = {word: i for i, word in enumerate(words)}
+    texts = [[number[text] for text in setting.texts] for setting in settings]
+    numbers = [[setting.log2_ranks, setting.log2_rate] for setting in settings]
+    arrays: dict[str, npt.NDArray[Any]] = {
+        f"{name}_texts": np.array(texts, dtype=np.int32).reshape(-1, len(FEATURES)),
+        f"{name}_numbers": np.array(numbers, dtype=np.float64).reshape(-1, 2),
+    }
+    return arrays, words
+
+
+def unpacked_settings(
+    arrays: Mapping[str, npt.NDArray[Any]], name: str, words: Sequence[str]
+) -> tuple[CollectiveSetting, ...]:
+    """The settings that :func:`packed_settings` gave arrays and texts of."""
+    texts, numbers = arrays[f"{name}_texts"], arrays[f"{name}_numbers"]
+    if texts.shape != (len(numbers), len(FEATURES)) or numbers.shape[1:] != (2,):
+        raise ValueError(f"{name}_texts has the shape {texts.shape}: expected {len(FEATURES)} texts of each setting")
     return tuple(
-        CollectiveSetting(texts=tuple(map(str, e[:count])), log2_ranks=float(e[count]), log2_rate=float(e[count + 1]))
-        for e in entries
+        CollectiveSetting(texts=tuple(str(words[i]) for i in row), log2_ranks=ranks, log2_rate=rate)
+        for row, (ranks, rate) in zip(texts.tolist(), numbers.tolist(), strict=True)
     )
