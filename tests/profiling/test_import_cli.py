@@ -24,7 +24,7 @@ def test_the_table_is_one_that_fits_read(suffix: str, tmp_path: Path, capsys: py
     table = tmp_path / f"t.{suffix}"
     code, out, _ = call(capsys, "import", written(tmp_path), "--interconnect", "NVLink, 8x400G IB", "-o", str(table))
     assert code == 0
-    assert "5 rows of 1 logs" in out
+    assert "5 rows from 1 log\n" in out
     found = read_collectives(table)
     assert not found.problems
     assert (found.nbytes.tolist(), set(found.ranks), set(found.nodes)) == (list(samples.SIZES), {16}, {2})

@@ -178,6 +178,23 @@ def test_the_library_is_the_one_that_the_log_names(line: str, library: str, tmp_
     assert read(tmp_path, [line, *samples.log()]).rows[0]["library"] == library
 
 
+@pytest.mark.parametrize(
+    ("said", "interconnect"),
+    [
+        (["NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_2:1/RoCE [RO]; OOB eth0:10.0.0.1<0>"], "2x RoCE"),
+        (["NET/IB : Made virtual device [0] name=mlx5_0 speed=400000", "NET/IB : Using [0]mlx5_0:1/IB"],
+         "1x400G InfiniBand"),
+        (["NET/OFI Selected Provider is efa (found 4 nics)"], "EFA"),
+        (["NET/Socket : Using [0]eth0:10.0.0.1<0>"], "Ethernet TCP sockets"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_the_network_is_the_one_that_the_library_uses(said: list[str], interconnect: str, tmp_path: Path) -> None:
+    lines = [f"node0:21:33 [0] NCCL INFO {line}" for line in said]
+    assert read(tmp_path, [*lines, *samples.log()]).rows[0]["interconnect"] == interconnect
+    assert read(tmp_path, [*lines, *samples.log(nodes=1)]).rows[0]["interconnect"] == ""
+
+
 def test_wrong_results_make_a_row_suspect(tmp_path: Path) -> None:
     lines = [*samples.log()[:-7], samples.row("all_reduce", 1048576, 16, wrong="7")]
     assert [row["suspect"] for row in read(tmp_path, lines).rows] == [True]

@@ -1,4 +1,4 @@
-"""``traincast profile operators | collectives | opset``: measure on the machine at hand."""
+"""``traincast profile operators | collectives | opset | import | machine``: measure on the machine at hand."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ def _show(result: ImportedLogs, output: str) -> None:
         for entry in result.skipped
     ]
     _list("rows left out", skipped)
-    out.print(f"{len(result.rows)} rows of {len(result.files)} logs", markup=False)
+    number = len(result.files)
+    out.print(f"{len(result.rows)} rows from {number} log{'' if number == 1 else 's'}", markup=False)
     out.print(f"table: {output}", markup=False)
 
 

@@ -143,7 +143,7 @@ def _rows(
         "n_ranks": ranks,
         "n_nodes": nodes or None,
         "ranks_per_node": -(-ranks // nodes) if nodes else None,
-        "interconnect": request.interconnect or (run.network if nodes != 1 else ""),
+        "interconnect": request.interconnect or (run.interconnect if nodes != 1 else ""),
         "library": f"{run.library or 'NCCL'} {run.version}".strip(),
         "variant": "in-place" if run.is_in_place or run.from_bandwidth else "out-of-place",
         "stat": "derived time" if run.from_bandwidth else "mean over iters",

@@ -31,6 +31,9 @@ _NETWORKS: Final = (
     (re.compile(r"mlx\d+_\d+:\d+/IB\b|NET/IB.*/IB\b"), "InfiniBand"),
     (re.compile(r"Using network Socket|NET/Socket : Using"), "Ethernet TCP sockets"),
 )
+_PORTS: Final = re.compile(r"NET/IB : Using (.*)")
+_PORT: Final = re.compile(r"\[\d+\]\w+:\d+/(?:IB|RoCE)")
+_PORT_SPEED: Final = re.compile(r"NET/IB.*\bspeed=(\d+)")
 _PAYLOAD: Final = re.compile(r"^\W*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\b(.*)$", re.IGNORECASE)
 _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:GBps|GB/s)?", re.IGNORECASE)
 
@@ -65,6 +68,8 @@ class LogRun:
     version: str = ""
     iterations: int = 0
     network: str = ""
+    ports: int = 0
+    port_gbit: float = 0.0
     from_bandwidth: bool = False
     time_unit_us: float = 1.0
 
@@ -72,6 +77,13 @@ class LogRun:
     def is_in_place(self) -> bool:
         """Whether the table holds in-place times only."""
         return "in-place" in self.names and "out-of-place" not in self.names
+
+    @property
+    def interconnect(self) -> str:
+        """The network between nodes, such as ``2x25G RoCE``; "" if the log does not name it."""
+        if not (self.network and self.ports):
+            return self.network
+        return f"{self.ports}x{f'{self.port_gbit:g}G' if self.port_gbit else ''} {self.network}"
 
     @property
     def nodes(self) -> int:
@@ -112,7 +124,14 @@ def runs_of(lines: Sequence[Line]) -> LogContents:
         line = lines[shown]
         used = 1
         if _begins_run(line.text, run):
-            run = LogRun(test=run.test, library=run.library, version=run.version, network=run.network)
+            run = LogRun(
+                test=run.test,
+                library=run.library,
+                version=run.version,
+                network=run.network,
+                ports=run.ports,
+                port_gbit=run.port_gbit,
+            )
             everything.append(run)
         _note(run, line)
         if not _note_header(run, line.text):
@@ -164,6 +183,10 @@ def _note(run: LogRun, line: Line) -> None:
         run.version = _version(int(found[1]))
     if not run.library and _MAKER.search(line.text):
         run.library = "RCCL"
+    if found := _PORTS.search(line.message):
+        run.ports = run.ports or len(_PORT.findall(found[1]))
+    if found := _PORT_SPEED.search(line.message):
+        run.port_gbit = int(found[1]) / 1000  # the library prints Mbit/s
     for pattern, name in _NETWORKS:
         if pattern.search(line.message):
             run.network = run.network or name
