@@ -293,5 +293,5 @@ class _Launcher:
 
         words = [sys.executable, "-m", "traincast", *arguments]
         with loopback(ranks) if self.rate == float("inf") else shaped([self.rate] * ranks) as network:
-            launch([words] * ranks, network)
+            launch([words] * ranks, network, urgent=True)
         return 0
