@@ -40,9 +40,9 @@ def lowered_of(request: TestbedRequest, cluster: Path) -> Lowered:
             raise RequestError(f"strategy {request.strategy}: the testbed runs dp, tp and pp, not {name}")
     if strategy.zero not in (0, 3):
         raise RequestError(f"strategy {request.strategy}: the testbed runs zero=0 (DDP) and zero=3 (FSDP)")
-    if strategy.pp > 1 and strategy.dp > 1 and strategy.zero == 0 and strategy.schedule == "gpipe":
+    if strategy.pp > 1 and strategy.dp > 1 and strategy.zero == 0 and strategy.schedule != "1f1b":
         raise RequestError(
-            f"strategy {request.strategy}: DDP cannot rebuild its buckets under PyTorch's GPipe; use schedule=1f1b"
+            f"strategy {request.strategy}: DDP can rebuild its buckets only under PyTorch's 1F1B; use schedule=1f1b"
         )
     made = replace(made, strategy=strategy)
     return lower(made if says_micro_batch(request.strategy) else replace(made, strategy=choose_micro_batch(made)))

@@ -46,7 +46,7 @@ MODELS: Final[dict[str, StudyModel]] = {
             f"pp=2,{_PIPELINE},schedule=interleaved,vp=2",
             "pp=4,microbatches=8,schedule=1f1b",
             f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
-            f"dp=2,pp=2,{_PIPELINE},schedule=interleaved,vp=2",
+            "dp=2,pp=2,microbatches=8,schedule=1f1b",
         ),
     ),
     "llama-tp": StudyModel(spec=_LLAMA, global_batch=64, strategies=("tp=2", "dp=2,tp=2")),
