@@ -27,7 +27,8 @@ def run_queue_delay_s() -> float:
 def quiet(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the samples (seconds, seconds waited for the core) that waited at most 2 % of their time.
 
-    At least half of them are returned: those that waited least, in their order.
+    At least half of them are returned: those that waited least, in their order. Subtract the wait from what is left to
+    know the time on a core of its own.
 
     >>> quiet([(1.0, 0.0), (1.5, 0.5), (1.0, 0.01)])
     [(1.0, 0.0), (1.0, 0.01)]

@@ -260,10 +260,21 @@ def time_steps(
         else:
             whole = step()
             plain.append((whole, run_queue_delay_s() - waited))
-    good = [whole for whole, _ in quiet(plain)]
-    rows = [taken[i] for i in quiet_indices(watched)] or taken
     update = sum(step.update_s) / len(step.update_s)
-    return _composed(watch, wanted, good, rows, update_s=update, parameter_bytes=step.parameter_bytes)
+    return _composed(
+        watch,
+        wanted,
+        [whole - waited for whole, waited in quiet(plain)],
+        [_on_core(taken[i], *watched[i]) for i in quiet_indices(watched)],
+        update_s=update,
+        parameter_bytes=step.parameter_bytes,
+    )
+
+
+def _on_core(starts: Sequence[float], whole: float, waited: float) -> list[float]:
+    """Return ``starts`` from 0, on a clock that stands still while the process waits for a core."""
+    share = (whole - waited) / whole
+    return [(start - starts[0]) * share for start in starts]
 
 
 def quiet_indices(samples: Sequence[tuple[float, float]]) -> list[int]:
