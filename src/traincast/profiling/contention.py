@@ -13,15 +13,11 @@ _LEAST_SHARE: Final = 0.5
 
 
 def run_queue_delay_s() -> float:
-    """Return the seconds for which threads of this process could run but waited for a core; 0 if not known."""
-    total = 0
+    """Return the seconds for which the calling thread could run but waited for a core; 0 if not known."""
     try:
-        for task in Path("/proc/self/task").iterdir():
-            text = (task / "schedstat").read_text(encoding="ascii")
-            total += int(text.split()[1])
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
         return 0.0
-    return total * 1e-9
 
 
 def quiet(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
