@@ -20,7 +20,6 @@ from traincast.graph import Operator, OpKind
 from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
 
 MEASURED: Final = SOURCES.index("measured")
-_LEARNED: Final = SOURCES.index("learned")
 PURPOSES: Final = ("kernels", "blocks", "collectives", "sends", "waits")
 """What a host's launches are for; each measured one has a row of kind ``launch``."""
 BESIDE_TRAFFIC: Final = text_of(["compute", "beside", "traffic"])
@@ -68,10 +67,12 @@ class Events:
                 return MeasuredTime(*(t * parameter_bytes(work) / nbytes for t in found))
         return None
 
-    def message(self, work: Collective | Transfer) -> MeasuredTime | None:
+    def message(self, work: Collective | Transfer, bandwidth: float = 0.0) -> MeasuredTime | None:
         """Return the time of a collective or message: interpolated, and carried to its number of ranks by its law.
 
-        Groups that share a node's NICs count as one message that is as many times larger.
+        Groups that share a node's NICs count as one message that is as many times larger. ``bandwidth`` is what the
+        cluster states between nodes, in bytes/s: if it is not that of the card, the time beyond that of the smallest
+        measured message grows or shrinks in proportion.
         """
         n = work.num_ranks if isinstance(work, Collective) else 2
         between = work.num_nodes > 1 if isinstance(work, Collective) else work.crosses_nodes
@@ -81,7 +82,12 @@ class Events:
         if not alike:
             return None
         curve = min(alike, key=lambda c: (abs(c.num_ranks - n), -c.num_ranks))
-        return MeasuredTime(*curve.at(work.nbytes * (work.sharing if between else 1), n))
+        found = MeasuredTime(*curve.at(work.nbytes * (work.sharing if between else 1), n))
+        if not (between and bandwidth and self.card.link_bandwidth) or bandwidth == self.card.link_bandwidth:
+            return found
+        ratio, least = self.card.link_bandwidth / bandwidth, min(found.seconds, curve.at(1.0, n)[0])
+        factor = (least + (found.seconds - least) * ratio) / found.seconds
+        return MeasuredTime(*(t * factor for t in found))
 
     def launch(self, work: Launch) -> MeasuredTime | None:
         """Return the time of the host's launches, if every purpose that occurs in ``work`` was measured."""
@@ -174,13 +180,11 @@ class EventsCostModel:
         """Seconds, interval and source of every work, in order; refuses events of another device or dtype."""
         self.check(works, cluster)
         several = any(isinstance(work, Collective | Transfer) for work in works)
-        found = [self._found(work, several=several) for work in works]
+        found = [self._found(work, cluster, several=several) for work in works]
         rest = [i for i, one in enumerate(found) if one is None]
         told = self.fallback.estimate([works[i] for i in rest], cluster)
         columns = np.array([one or (0.0, 0.0, 0.0) for one in found], dtype=np.float64).reshape(-1, 3)
         source = np.full(len(works), MEASURED, dtype=np.int8)
-        if self.events.card.compute != REAL:
-            source[[i for i, work in enumerate(works) if isinstance(work, Operator)]] = _LEARNED
         unmeasured = np.zeros(len(works), dtype=bool)
         bundle = None if told.bundle is None else np.full(len(works), -1, dtype=np.int16)
         if rest:
@@ -201,8 +205,10 @@ class EventsCostModel:
             unmeasured=unmeasured,
         )
 
-    def _found(self, work: Work, *, several: bool) -> MeasuredTime | None:
+    def _found(self, work: Work, cluster: Cluster, *, several: bool) -> MeasuredTime | None:
         match work:
+            case Operator() if self.events.card.device != cluster.device.name:
+                return None  # emulated compute on nodes of several kinds
             case Operator():
                 return self.events.operator(work, several=several)
             case Launch():
@@ -210,10 +216,12 @@ class EventsCostModel:
             case HostCopy() | HostUpdate():
                 return None
             case _:
-                return self.events.message(work)
+                return self.events.message(work, cluster.inter_node.bandwidth)
 
     def on(self, cluster: Cluster) -> Cluster:
         """Return ``cluster`` with the measured interference, and without a calibration: measured times need none."""
+        if self.events.card.device not in {kind.device.name for kind in cluster.kinds()}:
+            raise self._of_another_device(cluster)
         if self.events.interference is None:
             return replace(cluster, calibration=None)
         measured = min(10.0, self.events.interference)
@@ -227,14 +235,17 @@ class EventsCostModel:
         """Return the same events over ``change(fallback)``."""
         return replace(self, fallback=change(self.fallback))
 
+    def _of_another_device(self, cluster: Cluster) -> RequestError:
+        return RequestError(
+            f"events {self.events.path} were measured on {self.events.card.device}, but {cluster.name} has "
+            f"{cluster.device.name}: measure them on its nodes with `traincast profile events`"
+        )
+
     def check(self, works: Sequence[Work], cluster: Cluster) -> None:
         """Refuse events that were measured on another device, with another backend or in another dtype."""
         card, where = self.events.card, self.events.path
-        if card.device != cluster.device.name:
-            raise RequestError(
-                f"events {where} were measured on {card.device}, but {cluster.name} has {cluster.device.name}: "
-                "measure them on its nodes with `traincast profile events`"
-            )
+        if card.device != cluster.device.name and card.compute == REAL:
+            raise self._of_another_device(cluster)
         backend = "gloo" if cluster.device.architecture == PROCESSOR or card.compute != REAL else "nccl"
         if card.backend != backend:
             raise RequestError(

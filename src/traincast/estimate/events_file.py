@@ -52,8 +52,9 @@ are ratios (see :mod:`traincast.profiling.events_beside`). ``source`` is ``measu
 class EventsCard:
     """What was measured where: the device of the cluster file, the machine itself, its network and libraries.
 
-    ``statistic`` says how ``mean_s``, ``low_s`` and ``high_s`` follow from the repeats. ``cost`` has the seconds that
-    measuring took, added over all runs, and the number of processes.
+    ``link_bandwidth`` is what the cluster file states between nodes, in bytes/s (0: unknown): messages over links of
+    other rates are scaled from it. ``statistic`` says how ``mean_s``, ``low_s`` and ``high_s`` follow from the repeats.
+    ``cost`` has the seconds and process-seconds that measuring took, added over all runs.
     """
 
     format: Annotated[int, Meta(ge=FORMAT, le=FORMAT)] = FORMAT
@@ -67,6 +68,7 @@ class EventsCard:
     torch: str
     host: str
     statistic: str
+    link_bandwidth: Annotated[float, Meta(ge=0.0)] = 0.0
     cost: dict[str, float]
 
 

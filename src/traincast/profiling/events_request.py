@@ -81,8 +81,8 @@ class Message:
 class NeededWorks:
     """The distinct works of a plan.
 
-    ``operators`` are in the order in which a step runs them. ``messages`` are collectives and transfers as they are
-    measured: among two ranks, or among ``most_ranks``, at the sizes that the law of each needs.
+    ``operators`` are in the order in which a step runs them. ``replicated`` says whether DistributedDataParallel
+    reduces the gradients, ``whole`` whether no operator is divided among ranks.
     """
 
     request: Request
@@ -92,6 +92,7 @@ class NeededWorks:
     collectives: tuple[Collective, ...]
     transfers: tuple[Transfer, ...]
     replicated: bool
+    whole: bool
 
     @property
     def num_ranks(self) -> int:
@@ -134,6 +135,7 @@ def needed_works(asked: EventsRequest, *, use_cache: bool = True) -> NeededWorks
         operators=tuple(work for work in works if isinstance(work, Operator)),
         collectives=tuple(work for work in works if isinstance(work, Collective) and work.num_ranks > 1),
         transfers=tuple(transfers),
+        whole=strategy.tp == 1 and strategy.cp == 1 and strategy.ep == 1,
         replicated=strategy.dp > 1 and not strategy.zero and strategy.tp == 1 and not strategy.servers,
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,9 +30,8 @@ from traincast.graph.recorder import gpu_kernels
 from traincast.graph.repeats import Repeat, folded
 from traincast.graph.zoo import Traceable
 from traincast.profiling.contention import quiet, run_queue_delay_s
-from traincast.profiling.in_model import HALF, inputs_of, materialize, operator_run, traceable_of
+from traincast.profiling.in_model import HALF, CannotRunModelError, inputs_of, materialize, operator_run, traceable_of
 
-_WARMUP: Final = 2
 _LEAST_STEPS: Final = 3
 _FLOOR: Final = 0.05
 """An operator keeps at least this share of its watched time, however much the watching seems to have cost."""
@@ -234,36 +233,52 @@ def time_steps(
     steps: int,
     seconds: float,
     ready: Callable[[int], int] = lambda count: count,
+    whole: bool = True,
 ) -> StepTimes:
     """Run ``step`` up to ``steps`` times, plain and watched in turns, for about ``seconds``, but at least three times.
 
     ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. ``ready`` is
-    called before the timed steps with their number, and returns the number that all ranks agreed on.
+    called before the timed steps with their number, and returns the number that all ranks agreed on. If the plan does
+    not run the ``whole`` operators of the model but shares of some, the time of those is left out.
     """
     watch = OperatorWatch(step.repeats, step.module)
+    step()  # DistributedDataParallel arranges its buckets, the optimizer its states
     step(watch)
-    for _ in range(_WARMUP):
-        once = step()
+    once = step()
     count = ready(max(_LEAST_STEPS, min(steps, int(seconds / (2.2 * once)))))
     step(watch)
     plain: list[tuple[float, float]] = []
     watched: list[tuple[float, float]] = []
     taken: list[list[float]] = []
-    step.update_s.clear()
+    updates: list[float] = []
     for number in range(2 * count):
         waited = run_queue_delay_s()
-        if number % 2:
-            whole = step(watch)
-            if len(watch.starts) == len(watch.operators) + 1:
-                watched.append((whole, run_queue_delay_s() - waited))
-                taken.append(watch.starts)
-        else:
-            whole = step()
-            plain.append((whole, run_queue_delay_s() - waited))
-    good = [whole for whole, _ in quiet(plain)]
-    rows = [taken[i] for i in quiet_indices(watched)] or taken
-    update = sum(step.update_s) / len(step.update_s)
-    return _composed(watch, wanted, good, rows, update_s=update, parameter_bytes=step.parameter_bytes)
+        taken_s = step(watch if number % 2 else None)
+        waited = run_queue_delay_s() - waited
+        if not number % 2:
+            plain.append((taken_s, waited))
+            updates.append(step.update_s[-1])
+        elif len(watch.starts) == len(watch.operators) + 1:
+            watched.append((taken_s, waited))
+            taken.append(watch.starts)
+    if not taken:
+        raise CannotRunModelError("it runs other operators in every step")
+    kept = quiet_indices(plain)
+    return _composed(
+        watch,
+        {operator_key(op): op for op in wanted},
+        [plain[i][0] - plain[i][1] for i in kept],
+        [_on_core(taken[i], *watched[i]) for i in quiet_indices(watched)],
+        update_s=sum(updates[i] * (1.0 - plain[i][1] / plain[i][0]) for i in kept) / len(kept),
+        parameter_bytes=step.parameter_bytes,
+        whole=whole,
+    )
+
+
+def _on_core(starts: Sequence[float], whole: float, waited: float) -> list[float]:
+    """Return ``starts`` from 0, on a clock that stands still while the process waits for a core."""
+    share = (whole - waited) / whole
+    return [(start - starts[0]) * share for start in starts]
 
 
 def quiet_indices(samples: Sequence[tuple[float, float]]) -> list[int]:
@@ -274,15 +289,15 @@ def quiet_indices(samples: Sequence[tuple[float, float]]) -> list[int]:
 
 def _composed(
     watch: OperatorWatch,
-    wanted: Sequence[Operator],
+    known: Mapping[str, Operator],
     plain: Sequence[float],
     taken: Sequence[Sequence[float]],
     *,
     update_s: float,
     parameter_bytes: float,
+    whole: bool,
 ) -> StepTimes:
-    """Divide the mean plain step among the operators of the plan."""
-    known = {operator_key(op): op for op in wanted}
+    """Divide the mean plain step among the operators ``known`` to the plan."""
     keys = ["" if op is None else operator_key(op) for op in watch.operators]
     raw = [sum(row[i + 1] - row[i] for row in taken) / len(taken) for i in range(len(keys))]
     mean_plain = sum(plain) / len(plain)
@@ -296,6 +311,8 @@ def _composed(
         if key in known:
             current, weight = key, times
             calls[key] += times
+        elif key and not whole:
+            current, weight = "", times
         own = max(seconds - watching, _FLOOR * seconds)
         covered += own
         total[current] += own * (weight if key in known else times)

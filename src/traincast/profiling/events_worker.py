@@ -33,11 +33,16 @@ from traincast.profiling.events_network import STATISTIC, MessageTimer
 from traincast.profiling.events_replay import replay
 from traincast.profiling.events_request import EventsRequest, Message, backend_of, needed_works
 from traincast.profiling.events_steps import StepTimes, time_steps, training_step
-from traincast.profiling.in_model import CannotRunModelError
-from traincast.profiling.machine import device_name
+from traincast.profiling.in_model import STATES, CannotRunModelError
+from traincast.profiling.machine import device_name, free_memory
 
 _WAIT: Final = timedelta(minutes=30)
 _MODEL_S: Final = 20.0
+"""Seconds that the steps of one model may take."""
+_FAST: Final = 40e9
+_SLOW_STEP_S: Final = 2.0
+"""A model whose step would take longer at 40 GFLOP/s for each thread is measured with two of its equal layers."""
+_MEMORY_SHARE: Final = 0.6
 _KIND: Final = "measured events"
 
 
@@ -168,16 +173,34 @@ class EventsWorker:
                 seq=self.request.seq,
                 precision=self.request.precision,
                 device=self.device,
+                fold=self._folds(),
+            )
+            if self.size > 1 and self.needed.replicated:
+                from torch.nn.parallel import DistributedDataParallel
+
+                step.module = DistributedDataParallel(step.module)
+                step.module.register_comm_hook(None, _send_nothing)
+            return time_steps(
+                step,
+                self.needed.operators,
+                steps=self.request.steps,
+                seconds=_MODEL_S,
+                ready=self._agree,
+                whole=self.needed.whole,
             )
         except CannotRunModelError as error:
             self.warnings.append(f"{self.request.model} cannot run here ({error}): its operators are timed one by one")
             return None
-        if self.size > 1 and self.needed.replicated:
-            from torch.nn.parallel import DistributedDataParallel
 
-            step.module = DistributedDataParallel(step.module)
-            step.module.register_comm_hook(None, _send_nothing)
-        return time_steps(step, self.needed.operators, steps=self.request.steps, seconds=_MODEL_S, ready=self._agree)
+    def _folds(self) -> bool:
+        """Whether runs of equal layers must be cut to two, because the whole model needs too much memory or time."""
+        graph, batch = self.needed.graph, self.needed.micro_batch
+        states = STATES.get(next((op.name for op, _ in graph if op.kind is OpKind.OPTIMIZER), ""), 2)
+        kept = sum(t.nbytes for op, count in graph for t in op.with_batch(batch).saved * count)
+        need = 1.2 * (4.0 * graph.num_parameters * (2 + states) + kept)
+        flops = batch * sum(op.flops * count for op, count in graph)
+        slow = self.device == "cpu" and flops / (_FAST * self.request.threads) > _SLOW_STEP_S
+        return slow or need * self.together > _MEMORY_SHARE * free_memory(self.device)
 
     def _agree(self, count: int) -> int:
         """Return the least ``count`` of all ranks; all ranks continue at the same time."""
@@ -208,11 +231,10 @@ class EventsWorker:
         """The estimated times of the operators on the device of the cluster."""
         model = replace(learned_cost_model(), framework=self.needed.request.runtime.kernels)
         found = model.estimate(self.needed.operators, self.needed.request.cluster)
-        times = zip(found.seconds.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
         rows: dict[str, Row] = {}
-        for op, ends in zip(self.needed.operators, times, strict=True):
-            key = operator_key(op)
-            rows[key] = replace_source(self._row(key, op, ends, 0), "emulated")
+        for op, seconds in zip(self.needed.operators, found.seconds.tolist(), strict=True):
+            key = operator_key(op)  # an emulated device takes exactly these times
+            rows[key] = replace_source(self._row(key, op, (seconds, seconds, seconds), 0), "emulated")
         return list(rows.values())
 
     def _card(self, seconds: float) -> EventsCard:
@@ -232,6 +254,7 @@ class EventsWorker:
             torch=str(torch.__version__),
             host=platform.node() or "local",
             statistic=f"operators: mean of whole steps; messages: {STATISTIC}",
+            link_bandwidth=self.needed.request.cluster.inter_node.bandwidth,
             cost=cost,
         )
 

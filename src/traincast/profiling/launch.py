@@ -50,8 +50,10 @@ def words_of(request: CollectiveRequest, output: Path) -> list[str]:
     return [*words, "-o", str(output)]
 
 
-def run_locally(arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | None = None) -> int:
-    """Run ``traincast`` with ``arguments`` in ``ranks`` processes that know each other.
+def run_locally(
+    arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | None = None, module: str = "traincast"
+) -> int:
+    """Run ``traincast``, or another ``module``, with ``arguments`` in ``ranks`` processes that know each other.
 
     Returns 0, or the exit code of the first process that failed. Rank 0 writes to ``stdout``, or where this process
     writes; the other ranks write nothing.
@@ -65,7 +67,7 @@ def run_locally(arguments: Sequence[str], *, ranks: int, stdout: IO[bytes] | Non
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
     processes = [
         subprocess.Popen(  # noqa: S603  (this very program)
-            [sys.executable, "-m", "traincast", *arguments],
+            [sys.executable, "-m", module, *arguments],
             env=_environment(rank, ranks, store.port),
             stdin=subprocess.DEVNULL,
             stdout=stdout if rank == 0 else subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Final
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
-from traincast.estimate import Estimates
+from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.report.figures import StepFigures, figures_of_ranks
 from traincast.report.job import JobForecast, JobSettings, job_of_steps
@@ -22,8 +23,9 @@ from traincast.strategy.fits import MARGIN
 from traincast.strategy.prepare import MemoryDetail
 from traincast.strategy.remedy import Remedy
 from traincast.units import format_bytes
-from traincast.work import Collective, Launch, Transfer
+from traincast.work import Collective, Launch, Transfer, Work
 
+_MOST_KINDS: Final = 6
 _MOST_MOMENTS: Final = 2000
 """Greatest number of slots in a report's memory over time; of more slots, evenly spaced ones are kept."""
 
@@ -147,10 +149,36 @@ def bundle_uses(plan: Plan, estimates: Estimates) -> tuple[BundleUse, ...]:
     )
 
 
+def _not_measured(plan: Plan, estimates: Estimates) -> list[str]:
+    """Return a warning that names the works without a measured time, if others were measured."""
+    measured = estimates.source == SOURCES.index("measured")
+    spent = estimates.seconds * plan.work_counts()
+    if not measured.any() or not spent[~measured].sum() > 0.0:
+        return []
+    names = Counter(_kind_of(plan.works[i]) for i in np.flatnonzero(~measured & (spent > 0.0)).tolist())
+    count, share = sum(names.values()), float(spent[~measured].sum() / spent.sum())
+    shown = ", ".join(f"{number} {name}" for name, number in names.most_common(_MOST_KINDS))
+    more = ", …" if len(names) > _MOST_KINDS else ""
+    return [
+        f"{count} of {len(plan.works)} distinct works have no measured time ({shown}{more}): bundles or physics "
+        f"estimate them, {share:.1%} of the time of all works"
+    ]
+
+
+def _kind_of(work: Work) -> str:
+    match work:
+        case Operator():
+            return work.name
+        case Collective():
+            return work.kind
+        case _:
+            return type(work).__name__.lower()
+
+
 def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> tuple[str, ...]:
     """Return warnings about estimates, memory, unknown operators and the precision."""
     request, need = lowered.request, lowered.need
-    warnings = list(estimates.warnings)
+    warnings = [*estimates.warnings, *_not_measured(lowered.plan, estimates)]
     if not need.fits:
         warnings.append(f"{need.verdict}: {remedy or need.shortage()}")
     if need.host and not need.host_capacity:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from traincast.cluster import Cluster
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.estimate import CostModel
+from traincast.estimate import CostModel, EventsCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
 from traincast.forecast import Forecast, make_request, steps_of
 from traincast.graph import Operator, OperatorGraph
@@ -98,6 +98,8 @@ def search(
         )
         for place in clusters_to_try(cluster, nodes, devices)
     ]  # fmt: skip
+    if isinstance(cost_model, EventsCostModel):
+        requests = [replace(request, cluster=cost_model.on(request.cluster)) for request in requests]
     check_possible(cost_model, [request.cluster for request in requests])
     num_steps = steps_of(requests[0].graph, global_batch, tokens=tokens, samples=samples, steps=steps)
     if (deadline_s is not None or budget is not None) and num_steps is None:
