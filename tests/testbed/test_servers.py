@@ -19,7 +19,8 @@ from traincast.strategy.server_setup import ServerSetup
 from traincast.strategy.servers import ServerRole
 from traincast.testbed.launch import launch
 from traincast.testbed.network import loopback, shaped
-from traincast.testbed.parallel.servers import ServerSpan, nodes_of, shards_of, timeline_of
+from traincast.testbed.parallel.server_spans import ServerSpan, rows_of, timeline_of
+from traincast.testbed.parallel.servers import nodes_of, shards_of
 
 STEPS = 6
 
@@ -99,3 +100,20 @@ def test_a_step_takes_as_long_as_the_link_of_the_server_needs(tmp_path: Path, ow
     remote = 2 if own_nodes else 1  # a worker on the server's node does not use the link
     step_s = measure(setup, timeline_of(setup, PIECES, spans)).step_s
     assert step_s > 0.95 * remote * sum(piece.nbytes for piece in PIECES) / 5e6
+
+
+def test_rows_of_a_run_show_a_message_at_both_ends() -> None:
+    setup = setup_of(workers=2, servers=2)
+    spans = [
+        ServerSpan(ServerRole.FORWARD, 3, 1, -1, 0, -1, 1.0, 2.0, 0.0),
+        ServerSpan(ServerRole.PUSH, 3, 1, 0, 0, 2, 2.0, 3.0, 40.0),
+        ServerSpan(ServerRole.UPDATE, 3, -1, 1, 0, 2, 3.0, 4.0, 40.0),
+    ]
+    rows = list(rows_of(setup, spans, ["embedding"]))
+    assert [(row.rank, row.peer, row.stream, row.category, row.name) for row in rows] == [
+        (1, -1, "compute", "forward", "forward embedding"),
+        (1, 2, "communication", "communication", "push embedding"),
+        (2, 1, "communication", "communication", "push embedding"),
+        (3, -1, "compute", "optimizer", "update embedding"),
+    ]
+    assert {(row.label, row.nbytes) for row in rows} == {("forward", 0.0), ("push", 40.0), ("update", 40.0)}

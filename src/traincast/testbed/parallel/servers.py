@@ -16,36 +16,17 @@ import threading
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-
 from traincast.errors import TraincastError
-from traincast.simulate.servers import ServerTimeline
 from traincast.strategy.server_setup import Piece, ServerSetup, shards
 from traincast.strategy.servers import ServerRole, lay_out
 from traincast.testbed.clock import now, sleep_until
+from traincast.testbed.parallel.server_spans import ServerSpan
 from traincast.testbed.parallel.wire import Connection, Message, Store, accept, connect
 
 _LEAD_S: Final = 0.05
 """Workers start this long after they have agreed on it."""
 _CHECK_S: Final = 1.0
 _ELEMENT: Final = 4  # bytes of a parameter
-
-
-class ServerSpan(NamedTuple):
-    """What a worker or a server did, in seconds of the clock that all processes share.
-
-    ``worker`` is −1 for the updates of synchronous training; ``server`` and ``shard`` are −1 for passes.
-    """
-
-    role: int
-    step: int
-    worker: int
-    server: int
-    piece: int
-    shard: int
-    start: float
-    end: float
-    nbytes: float
 
 
 class Shard(NamedTuple):
@@ -303,20 +284,3 @@ class EmulatedUpdates:
     def weights(self, shard: int) -> memoryview:
         """Zeros."""
         return self._memory[: self._sizes[shard]]
-
-
-def timeline_of(setup: ServerSetup, pieces: Sequence[Piece], spans: Sequence[ServerSpan]) -> ServerTimeline:
-    """Returns the spans of all ranks as the simulation returns a forecast, to be measured and compared in the same way.
-
-    Time 0 is the start of the first pass.
-    """
-    steps = 1 + max(span.step for span in spans)
-    tasks = lay_out(setup, pieces, steps=steps)
-    found = {(s.role, s.step, s.worker, s.piece, s.shard): (s.start, s.end) for s in spans}
-    zero = min(span.start for span in spans)
-    keys = zip(*(c.tolist() for c in (tasks.role, tasks.step, tasks.worker, tasks.piece, tasks.shard)), strict=True)
-    times = np.array([found.get(key, (np.nan, np.nan)) for key in keys]) - zero
-    waits = tasks.role == ServerRole.LATENCY
-    message = np.flatnonzero(waits) + 1  # a message follows its latency
-    times[waits] = times[message, :1]
-    return ServerTimeline(tasks=tasks, start=times[:, 0], end=times[:, 1])
