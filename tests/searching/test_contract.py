@@ -29,6 +29,7 @@ from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
 from traincast.searching.steps import shortened
+from traincast.searching.whole import needs_whole_plans
 from traincast.simulate import simulate
 from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
 from traincast.strategy.precision import PRECISIONS
@@ -51,14 +52,14 @@ EACH: Final = 8
 """Random problems, and strategies compared of each."""
 
 
-def random_problem(chosen: random.Random) -> Problem:
-    """A small problem: model, cluster, runtime, precision and the fixed part of the strategy at random."""
+def random_problem(chosen: random.Random, runtime: str = "") -> Problem:
+    """A small problem: model, cluster, runtime (unless given), precision and the rest of the strategy at random."""
     model = chosen.choice(MODELS)
     request = request_for(
         model,
         chosen.choice(CLUSTERS),
         chosen.choice((16, 24, 32)),
-        runtime=chosen.choice(runtime_names()),
+        runtime=runtime or chosen.choice(runtime_names()),
         precision=chosen.choice(sorted(PRECISIONS)),
     )
     base = Strategy(**chosen.choice(BASES))
@@ -111,7 +112,20 @@ SEEN: Counter[str] = Counter()
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
     chosen = random.Random(seed)
-    problem = random_problem(chosen)
+    compare(random_problem(chosen), chosen)
+    SEEN["problems"] += 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> None:
+    chosen = random.Random(seed)
+    problem = random_problem(chosen, "gloo")
+    assert needs_whole_plans(problem.request.runtime)
+    assert compare(problem, chosen)
+
+
+def compare(problem: Problem, chosen: random.Random) -> int:
+    """Asserts that members of a problem have the seconds and the memory of single forecasts; returns their number."""
     try:
         some = list(members(problem, chosen))
     except StrategyError:
@@ -125,7 +139,7 @@ def test_a_search_and_a_forecast_mean_the_same_step(seed: int) -> None:
         SEEN.update(techniques(strategy))
         SEEN.update([f"runtime={request.runtime.name}", f"precision={request.precision.name}"])
     SEEN["compared"] += len(some)
-    SEEN["problems"] += 1
+    return len(some)
 
 
 def test_the_random_strategies_cover_every_technique() -> None:

@@ -82,11 +82,12 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
         else:
             frozen[of_experts] = _more(builder, frozen[of_experts], tensor.spec, numel)
     if strategy.pp > 1:
+        ranks = strategy.tp if builder.runtime.split_vocabulary else 1
         for spec, is_frozen in _borrowed(builder, block):
             if is_frozen:
-                frozen[0] = _more(builder, frozen[0], spec, spec.numel / strategy.tp)
+                frozen[0] = _more(builder, frozen[0], spec, spec.numel / ranks)
             else:
-                trained[0] += spec.numel / strategy.tp
+                trained[0] += spec.numel / ranks
     return Holdings(
         dense=trained[0], experts=trained[1], frozen=frozen[0], frozen_experts=frozen[1], fixed=tuple(fixed)
     )
@@ -138,7 +139,7 @@ def _borrowed(builder: ProgramBuilder, block: Block) -> Iterator[tuple[TensorSpe
         for spec in op.parameters:
             if own[spec.numel] > 0:
                 own[spec.numel] -= 1
-            elif op.kind in LINEAR and builder.sharding.roles[i] is Role.VOCAB:
+            elif op.kind in LINEAR and i in builder.sharding.vocabulary:
                 yield spec, not _trained(graph, spec)
 
 

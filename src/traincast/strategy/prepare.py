@@ -61,10 +61,10 @@ def for_workers(request: Request) -> Request:
 
 @lru_cache(maxsize=64)
 def _fused(
-    graph: OperatorGraph, fusions: tuple[str, ...], rules: tuple[ShardRule, ...]
+    graph: OperatorGraph, fusions: tuple[str, ...], rules: tuple[ShardRule, ...], split_vocabulary: bool
 ) -> tuple[OperatorGraph, Sharding]:
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
-    return fused, find_sharding(fused, rules)
+    return fused, find_sharding(fused, rules, split_vocabulary=split_vocabulary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     interference: float,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
     """The program of each block, and the builder that made them."""
-    fused, sharding = _fused(graph, runtime.fusions, strategy.shard_rules)
+    fused, sharding = _fused(graph, runtime.fusions, strategy.shard_rules, runtime.split_vocabulary)
     check_shardable(fused, sharding, strategy.tp)
     builder = ProgramBuilder(
         graph=fused,

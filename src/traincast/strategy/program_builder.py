@@ -32,7 +32,7 @@ from traincast.strategy.precision import Precision
 from traincast.strategy.program import Behind, BlockProgram, Item, Share
 from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation
 from traincast.strategy.runtime import Runtime
-from traincast.strategy.sharding import LINEAR, Role, Sharding
+from traincast.strategy.sharding import LINEAR, Sharding
 from traincast.strategy.strategy import Strategy
 from traincast.work import HostCopy, Launch
 
@@ -176,9 +176,9 @@ class ProgramBuilder:
 
     def _cut(self, index: int) -> Operator:
         source = self.graph.forward_of[index]
-        role = self.sharding.roles[index if source < 0 else source]
         # The projection to the vocabulary has the dtype of ordinary products even if linear layers use a narrower one.
-        precision = replace(self.precision, linear=self.precision.products) if role is Role.VOCAB else self.precision
+        wide = (index if source < 0 else source) in self.sharding.vocabulary
+        precision = replace(self.precision, linear=self.precision.products) if wide else self.precision
         op = precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
         region = self.experts.get(index)
         if region is not None:

@@ -48,6 +48,7 @@ class Runtime:
     nodes, hosts wait for one another: ``wait_launches`` per rank of a collective that compute waits for. With
     ``sync_passes``, the host begins a pass only when the device has ended the previous one.
 
+    Tensor groups split embedding, logits and loss by vocabulary, unless ``split_vocabulary`` is off.
     ``overlap_tensor`` and ``overlap_experts`` are the shares of the neighbouring products that tensor-parallel and
     expert traffic can overlap with. Gradients are sent in ``reduce_dtype``. If it is empty, they are sent in the dtype
     in which they are stored or, with sharded parameters, in the dtype in which parameters are gathered.
@@ -109,6 +110,7 @@ class Runtime:
     recompute: RecomputationName = "none"
     zero: Literal[0, 1, 2, 3] = 0
     sequence_parallel: bool = False
+    split_vocabulary: bool = True
     stage_cut: StageCut = "layers"
     fills_pipeline: bool = False
     prefetch_blocks: Whole = 1

@@ -50,15 +50,22 @@ class Sharding:
 
     ``enters``: forward operators with which a sharded region begins; the gradient of their input is summed in backward.
     ``leaves``: forward operators whose output is a partial sum.
+    ``vocabulary``: the token embedding, the projection to the logits and the loss, whether or not they are split.
     """
 
     roles: tuple[Role, ...]
     enters: frozenset[int]
     leaves: frozenset[int]
+    vocabulary: frozenset[int]
 
 
-def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sharding:
-    """Roles of the operators of ``graph``, found from its edges and overridden by ``rules``."""
+def find_sharding(
+    graph: OperatorGraph, rules: tuple[ShardRule, ...] = (), *, split_vocabulary: bool = True
+) -> Sharding:
+    """Roles of the operators of ``graph``, found from its edges and overridden by ``rules``.
+
+    Without ``split_vocabulary``, every rank runs embedding, logits and loss whole.
+    """
     producers: dict[int, list[int]] = defaultdict(list)
     for source, target in graph.edges:
         producers[target].append(source)
@@ -90,13 +97,15 @@ def find_sharding(graph: OperatorGraph, rules: tuple[ShardRule, ...] = ()) -> Sh
     for i, sources in fresh.items():
         if graph.operators[i].kind not in LINEAR and sources <= columns:
             roles[i] = Role.INSIDE
-    _vocabulary(graph, roles, forward, given)
+    vocabulary = _vocabulary(graph, forward, given)
+    for i in vocabulary:
+        roles[i] = Role.VOCAB if split_vocabulary else Role.WHOLE
     _backward(graph, roles)
     enters = _first_of_each_input(graph, roles, forward, producers)
     leaves = frozenset(
         i for i in forward if roles[i] is Role.ROW or (roles[i] is Role.VOCAB and _is_embedding(graph.operators[i]))
     )
-    return Sharding(roles=tuple(roles), enters=enters, leaves=leaves)
+    return Sharding(roles=tuple(roles), enters=enters, leaves=leaves, vocabulary=vocabulary)
 
 
 def check_shardable(graph: OperatorGraph, sharding: Sharding, tp: int) -> None:
@@ -164,20 +173,13 @@ def _is_embedding(op: Operator) -> bool:
     return op.kind is OpKind.EMBEDDING
 
 
-def _vocabulary(
-    graph: OperatorGraph,
-    roles: list[Role],
-    forward: list[int],
-    given: dict[int, Role],
-) -> None:
-    """Cuts the token embedding, the projection to the logits, and the loss by vocabulary."""
+def _vocabulary(graph: OperatorGraph, forward: list[int], given: dict[int, Role]) -> frozenset[int]:
+    """The token embedding, the projection to the logits, and the loss: what can be cut by vocabulary."""
     tables = [i for i in forward if _is_embedding(graph.operators[i])]
     if not tables:
-        return
+        return frozenset()
     width = max(graph.operators[i].inputs[0].shape[0] for i in tables)
-    for i in tables:
-        if graph.operators[i].inputs[0].shape[0] == width:
-            roles[i] = Role.VOCAB
+    found = {i for i in tables if graph.operators[i].inputs[0].shape[0] == width}
     losses = {OpKind.LOSS, OpKind.SOFTMAX}
     for i in forward:
         op = graph.operators[i]
@@ -186,7 +188,8 @@ def _vocabulary(
             or (op.kind in losses and op.inputs[0].shape[-1] == width)
             or (op.kind in (OpKind.COPY, OpKind.ELEMENTWISE) and op.outputs[0].shape[-1:] == (width,))
         ):
-            roles[i] = Role.VOCAB
+            found.add(i)
+    return frozenset(found)
 
 
 def _backward(graph: OperatorGraph, roles: list[Role]) -> None:
