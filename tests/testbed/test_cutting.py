@@ -43,6 +43,13 @@ def test_waits_and_blocking_communication_are_cut_out_of_a_pass() -> None:
     assert len(found) == 6
 
 
+def test_a_message_that_ends_late_leaves_the_update_after_it_whole() -> None:
+    measured = spans_of([(0, 0, "pp send gradients", -1, 1.0, 8.2), (0, 0, "optimizer", -1, 8.0, 8.1)])
+    found = without_waiting(measured, spans_of([]), {"pp send gradients"})
+    assert found.start.tolist() == [1.0, 8.0]
+    assert found.end.tolist() == [8.2, 8.1]
+
+
 @pytest.mark.parametrize(
     ("strategy", "ranks", "runtime", "blocking"),
     [

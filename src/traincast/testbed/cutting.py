@@ -88,21 +88,29 @@ def _busy(spans: ActivitySpans, places: Ints) -> float:
 
 
 def without_waiting(spans: ActivitySpans, waits: ActivitySpans, blocking: Collection[str]) -> ActivitySpans:
-    """Return measured spans of which compute is cut: ``waits``, and communication of ``blocking`` classes, are out."""
+    """Return measured spans in which compute has gaps for ``waits``, and for communication of ``blocking`` classes.
+
+    Communication is cut out of a span of compute that it begins in and that is longer: a pass recorded as one span. The
+    end of a message may lie in a short span after it, which stays whole.
+    """
     chosen = np.isin(spans.kind, [kind for kind, name in enumerate(spans.classes) if name in blocking])
     compute = np.isin(spans.kind, [kind for kind, name in enumerate(spans.classes) if name in COMPUTE_CLASSES])
     rank, step = (np.concatenate([getattr(waits, key), getattr(spans, key)[chosen]]) for key in ("rank", "step"))
     start, end = (np.concatenate([getattr(waits, key), getattr(spans, key)[chosen]]) for key in ("start", "end"))
+    always = np.arange(len(rank)) < len(waits)
     pieces: list[tuple[int, float, float]] = []
     gone = np.zeros(len(spans), dtype=bool)
     for of, at in {*zip(rank.tolist(), step.tolist(), strict=True)}:
-        holes = _union(start[(rank == of) & (step == at)], end[(rank == of) & (step == at)])
+        own = np.flatnonzero((rank == of) & (step == at))
+        begins, ends, waited = start[own], end[own], always[own]
         for place in np.flatnonzero(compute & (spans.rank == of) & (spans.step == at)).tolist():
             left, right = float(spans.start[place]), float(spans.end[place])
-            inside = holes[(holes[:, 1] > left) & (holes[:, 0] < right)]
-            if len(inside):
+            inside = (ends > left) & (begins < right)
+            inside &= waited | ((begins >= left) & (ends - begins < right - left))
+            if inside.any():
                 gone[place] = True
-                pieces += [(place, a, b) for a, b in _between(left, right, inside) if b > a]
+                holes = _union(begins[inside], ends[inside])
+                pieces += [(place, a, b) for a, b in _between(left, right, holes) if b > a]
     if not gone.any():
         return spans
     rows = np.array([place for place, _, _ in pieces], dtype=np.int64)
