@@ -85,11 +85,12 @@ def errors(entry: LeftOut) -> Floats:
 
 
 def covered(entry: LeftOut, judged: Sequence[LeftOut]) -> npt.NDArray[np.bool_]:
-    """Whether each cell lies in the interval that all other systems suggest."""
+    """Whether each row that is not known lies in the interval that all other systems suggest."""
     others = [e for e in judged if e.system != entry.system and e.own_points == entry.own_points]
     spread = spread_of(others)
-    factor = np.array([spread.get(link, spread["all"])[entry.own_points] for link in entry.links])
-    return np.asarray(np.abs(entry.missed) <= factor * entry.deviation)
+    factors = {link: spread.get(link, spread["all"])[entry.own_points] for link in set(entry.row_links)}
+    factor = np.array([factors[link] for link in entry.row_links])
+    return np.asarray(np.abs(entry.row_missed) <= factor * entry.row_deviation)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,15 @@ def test_own_points_reduce_the_error_of_a_system_left_out(file: Path) -> None:
     assert (len(none.missed), len(some.missed)) == (8, 5)
     assert np.abs(none.missed).mean() > 0.7
     assert np.abs(some.missed).mean() < 0.1
-    assert some.deviation.max() < none.deviation.min()
+    assert some.row_deviation.max() < none.row_deviation.min()
+
+
+def test_all_rows_but_the_own_points_are_judged_by_the_intervals(file: Path) -> None:
+    twice = [each for _ in range(2) for system, factor in FACTORS.items() for each in rows_of(system, factor)]
+    cells = system_cells([read_collectives(write(file, twice))])
+    entry = next(left_out_systems(cells, (3,)))
+    assert (len(entry.missed), len(entry.row_missed)) == (5, 13)
+    assert len(entry.row_links) == len(entry.row_deviation) == 13
 
 
 def test_spread_holds_nine_of_ten() -> None:
@@ -76,15 +84,15 @@ def test_spread_holds_nine_of_ten() -> None:
         LeftOut(
             system=str(n),
             own_points=0,
-            links=("across",) * 50,
-            measured=np.zeros(50),
-            missed=0.3 * draw.standard_normal(50),
-            deviation=np.full(50, 0.1),
+            missed=np.zeros(10),
+            row_links=("across",) * 50,
+            row_missed=0.3 * draw.standard_normal(50),
+            row_deviation=np.full(50, 0.1),
         )
         for n in range(20)
     ]
     factor = spread_of(judged)["across"][0]
-    inside = np.concatenate([np.abs(e.missed) <= factor * e.deviation for e in judged])
+    inside = np.concatenate([np.abs(e.row_missed) <= factor * e.row_deviation for e in judged])
     assert inside.mean() == pytest.approx(0.9, abs=0.002)
     assert set(spread_of(judged[:3])) == {"all"}
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from traincast.errors import RequestError
 from traincast.estimate.adapted_collectives import AdaptedSystem
-from traincast.estimate.collective_features import KINDS, Condition
+from traincast.estimate.collective_features import KINDS
 from traincast.estimate.system_prior import CollectiveSetting, Points, SystemPart, SystemPrior, covariance, setting_of
 from traincast.fitting.collective_table import CollectiveTable
 from traincast.fitting.own_points import choose_points
@@ -74,6 +74,7 @@ class SystemCells:
     """Medians over the variants of one size in one setting of a system; ``value`` is log(seconds / baseline).
 
     ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to, ``variance`` is their noise.
+    ``rows`` are the values of each cell's rows.
     """
 
     systems: tuple[str, ...]
@@ -82,6 +83,7 @@ class SystemCells:
     value: Floats
     kept: Mask
     variance: Floats
+    rows: tuple[Floats, ...]
 
     def of(self, where: npt.NDArray[Any]) -> Points:
         """The positions of some cells."""
@@ -125,6 +127,7 @@ def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
             value=middle[:, 1],
             kept=octave % step == 0,
             variance=np.full(len(order), PRIOR_NOISE**2),
+            rows=tuple(np.array([value for _, value in rows[key]]) for key in order),
         )
     )
 
@@ -186,65 +189,61 @@ def _fitted(cells: SystemCells, where: Mask) -> SystemPrior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """The cells of a system that was left out and is judged, with some of them known.
+    """A system that was left out and is judged, with some of its rows known.
 
-    ``missed`` is log(estimate / measured), ``deviation`` the standard deviation that the model states.
+    ``missed`` is log(estimate / measured) of each cell without a known row. The columns that begin with ``row`` have
+    one entry for each row that is not known: its links, log(estimate / measured), and the standard deviation that the
+    model states.
     """
 
     system: str
     own_points: int
-    links: tuple[str, ...]
-    measured: Floats
     missed: Floats
-    deviation: Floats
+    row_links: tuple[str, ...]
+    row_missed: Floats
+    row_deviation: Floats
 
 
 def left_out_systems(cells: SystemCells, counts: Sequence[int] = COUNTS) -> Iterator[LeftOut]:
-    """Leave out one system at a time, and estimate its cells with some numbers of its own points."""
+    """Leave out one system at a time, and estimate it with some numbers of its own rows: one of each chosen cell."""
     for number, name in enumerate(cells.systems):
         prior = without_system(cells, number)
         mine = np.flatnonzero(cells.system == number)
-        groups = [
-            (*cells.points.settings[i].texts, str(cells.points.settings[i].log2_ranks))
-            for i in cells.points.setting[mine].tolist()
-        ]
+        settings = [cells.points.settings[i] for i in cells.points.setting[mine].tolist()]
+        curves = [(*setting.texts, str(setting.log2_ranks)) for setting in settings]
         for count in counts:
-            own = choose_points(groups, cells.points.log2_bytes[mine], count)
-            known = np.isin(np.arange(len(mine)), own)
+            known = np.isin(np.arange(len(mine)), choose_points(curves, cells.points.log2_bytes[mine], count))
             if known.all():
                 continue
-            system = AdaptedSystem(
-                prior=prior,
-                points=cells.of(mine[known]),
-                residual=cells.value[mine[known]],
-                condition=Condition(family=""),
-            )
-            rest = mine[~known]
-            mean, deviation = system.posterior(cells.of(rest))
+            first = np.array([cells.rows[i][0] for i in mine[known].tolist()], dtype=np.float64)
+            system = AdaptedSystem(prior=prior, points=cells.of(mine[known]), residual=first)
+            mean, deviation = system.posterior(cells.of(mine))
+            rest = [cells.rows[i][1 if own else 0 :] for i, own in zip(mine.tolist(), known.tolist(), strict=True)]
+            lengths = [len(values) for values in rest]
             yield LeftOut(
                 system=name,
                 own_points=count,
-                links=tuple(cells.points.settings[i].links for i in cells.points.setting[rest].tolist()),
-                measured=cells.value[rest],
-                missed=mean - cells.value[rest],
-                deviation=deviation,
+                missed=(mean - cells.value[mine])[~known],
+                row_links=tuple(s.links for s, n in zip(settings, lengths, strict=True) for _ in range(n)),
+                row_missed=np.repeat(mean, lengths) - np.concatenate(rest),
+                row_deviation=np.repeat(deviation, lengths),
             )
 
 
 def spread_of(judged: Sequence[LeftOut]) -> dict[str, dict[int, float]]:
     """For each class of links and number of own points: the quantile of |missed| / deviation over systems left out.
 
-    A system with n cells weighs √n: neither the largest tables nor the systems with a few points dominate.
+    The rows of a system with n cells weigh √n together: neither the largest tables nor small systems dominate.
     """
     result: dict[str, dict[int, float]] = defaultdict(dict)
     for links in ("all", "switch", "inside", "across"):
         for count in sorted({entry.own_points for entry in judged}):
             ratio, weight, systems = [], [], 0
             for entry in judged:
-                here = np.array([links in ("all", link) for link in entry.links])
+                here = np.array([links in ("all", link) for link in entry.row_links], dtype=bool)
                 if entry.own_points == count and here.any():
-                    ratio.append(np.abs(entry.missed[here]) / entry.deviation[here])
-                    weight.append(np.full(int(here.sum()), 1.0 / math.sqrt(here.sum())))
+                    ratio.append(np.abs(entry.row_missed[here]) / entry.row_deviation[here])
+                    weight.append(np.full(int(here.sum()), math.sqrt(len(entry.missed)) / here.sum()))
                     systems += 1
             if systems >= LEAST_SYSTEMS or (links == "all" and systems):
                 result[links][count] = _quantile(np.concatenate(ratio), np.concatenate(weight))
