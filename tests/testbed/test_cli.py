@@ -108,7 +108,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append(request)
         write_run(output, "dp=2", 2)
 
-    for name, values in (("request", {"TestbedRequest": dict}), ("run", {"run": run})):
+    for name, values in (("request", {"RunRequest": dict}), ("run", {"run": run})):
         module = ModuleType(f"traincast.testbed.{name}")
         module.__dict__.update(values)
         monkeypatch.setitem(sys.modules, module.__name__, module)

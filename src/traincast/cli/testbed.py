@@ -115,9 +115,9 @@ def run_command(
     factors = tuple(_pair(text, "--slow", "RANK=FACTOR, such as 3=1.5") for text in slow)
     if network == "loopback" and rates:
         raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
-    from traincast.testbed.request import TestbedRequest, rate_of
+    from traincast.testbed.request import RunRequest, rate_of
 
-    request = TestbedRequest(
+    request = RunRequest(
         model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
         network=network, link_rates=tuple((rank, rate_of(text, "--link")) for rank, text in rates),
         slow=tuple((rank, _factor(text)) for rank, text in factors), steps=steps, warmup=warmup, threads=threads,

@@ -31,7 +31,7 @@ def rate_of(text: str, what: str = "rate") -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestbedRequest:
+class RunRequest:
     """A training run on this machine.
 
     ``strategy`` is text, as ``predict`` takes it. ``compute`` is ``real`` or the name of a device of the catalog that
@@ -89,7 +89,7 @@ class TestbedRequest:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> TestbedRequest:
+    def from_json(cls, text: str) -> RunRequest:
         """The request that :meth:`to_json` wrote."""
         data: dict[str, Any] = json.loads(text)
         known = {f.name for f in fields(cls)}

@@ -23,7 +23,7 @@ from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_ru
 from traincast.testbed.launch import launch
 from traincast.testbed.network import NodeNetwork, loopback, shaped
 from traincast.testbed.recorder import SpanRow
-from traincast.testbed.request import LOOPBACK, TestbedRequest
+from traincast.testbed.request import LOOPBACK, RunRequest
 from traincast.testbed.row import ROW, write_row
 from traincast.testbed.setup import RUNTIME, lowered_of
 from traincast.testbed.trace import write_measured_trace
@@ -40,7 +40,7 @@ _BEHIND: Final = 0.01
 Progress = Callable[[int, int], None]
 
 
-def run(request: TestbedRequest, output: Path, *, progress: Progress | None = None) -> RunFolder:
+def run(request: RunRequest, output: Path, *, progress: Progress | None = None) -> RunFolder:
     """Train as ``request`` says and write the folder ``output``; returns what its ``run.json`` says.
 
     Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
@@ -76,7 +76,7 @@ class _Measured(NamedTuple):
     warnings: list[str]
 
 
-def _train(request: TestbedRequest, place: Path) -> _Measured:
+def _train(request: RunRequest, place: Path) -> _Measured:
     """Train with one process for each rank; ``place`` is a folder for what they write."""
     strategy = lowered_of(request, place / CLUSTER).request.strategy.complete_text
     warnings = _launched("worker", replace(request, strategy=strategy), place, nodes=range(request.ranks))
@@ -98,9 +98,10 @@ def _train(request: TestbedRequest, place: Path) -> _Measured:
     return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), warnings)
 
 
-def _train_with_servers(request: TestbedRequest, place: Path) -> _Measured:
+def _train_with_servers(request: RunRequest, place: Path) -> _Measured:
     """Train with one process for each worker and each parameter server."""
-    from traincast.testbed.parallel.servers import ServerSpan, nodes_of
+    from traincast.testbed.parallel.server_spans import ServerSpan
+    from traincast.testbed.parallel.servers import nodes_of
     from traincast.testbed.serving import served, server_job
 
     job = server_job(request, place / CLUSTER)
@@ -115,7 +116,7 @@ def _train_with_servers(request: TestbedRequest, place: Path) -> _Measured:
     return _Measured(request.strategy, step_s, seconds, rows, warnings)
 
 
-def _launched(module: str, request: TestbedRequest, place: Path, *, nodes: Sequence[int]) -> list[str]:
+def _launched(module: str, request: RunRequest, place: Path, *, nodes: Sequence[int]) -> list[str]:
     """Run ``module`` of this package in one process for each entry of ``nodes``; returns warnings of the network."""
     write_text(place / "request.json", request.to_json())
     command = [sys.executable, "-m", f"traincast.testbed.{module}", str(place / "request.json"), str(place)]
@@ -132,7 +133,7 @@ def _launched(module: str, request: TestbedRequest, place: Path, *, nodes: Seque
 
 
 @contextmanager
-def network_of(request: TestbedRequest, num_nodes: int) -> Iterator[NodeNetwork]:
+def network_of(request: RunRequest, num_nodes: int) -> Iterator[NodeNetwork]:
     """The network of a request: one node for each rank, then those of servers that have nodes of their own."""
     rates = rates_of(request)
     own = [] if rates is None else [request.rate] * (num_nodes - len(rates))
@@ -140,7 +141,7 @@ def network_of(request: TestbedRequest, num_nodes: int) -> Iterator[NodeNetwork]
         yield network
 
 
-def rates_of(request: TestbedRequest) -> list[float] | None:
+def rates_of(request: RunRequest) -> list[float] | None:
     """The rate of each rank's link in bytes/s, or ``None`` on loopback."""
     if request.network == LOOPBACK:
         if request.link_rates:
@@ -150,7 +151,7 @@ def rates_of(request: TestbedRequest) -> list[float] | None:
     return [given.get(rank, request.rate) for rank in range(request.ranks)]
 
 
-def cluster_text(request: TestbedRequest) -> str:
+def cluster_text(request: RunRequest) -> str:
     """The cluster file of a request: one node for each rank."""
     device = "cpu" if not request.emulated else load_device(request.compute).name
     rates = rates_of(request) or [_LOOPBACK_RATE] * request.ranks
@@ -174,7 +175,7 @@ def cluster_text(request: TestbedRequest) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _described(request: TestbedRequest, measured: _Measured, *, started: str) -> RunFolder:
+def _described(request: RunRequest, measured: _Measured, *, started: str) -> RunFolder:
     import torch
 
     seconds, mean = measured.steps_s, statistics.fmean(measured.steps_s)

@@ -1,7 +1,8 @@
-"""Runs with parameter servers: one process for each worker and each server, with emulated compute.
+"""Runs with parameter servers: one process for each worker and each server.
 
-What workers and servers do is in :mod:`traincast.testbed.parallel.servers`; the pieces of the model and their seconds
-are those of the forecast. Started as a program, this module is one of these processes.
+What workers and servers do is in :mod:`traincast.testbed.parallel.servers`. With emulated compute, the pieces of the
+model and their seconds are those of the forecast; with real compute, pieces are blocks of a transformer, and servers
+update by SGD. Started as a program, this module is one of these processes.
 """
 
 from __future__ import annotations
@@ -10,36 +11,31 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from traincast.cluster import load_cluster
-from traincast.errors import RequestError
 from traincast.forecast import predict
+from traincast.profiling.in_model import inputs_of, materialize, traceable_of
 from traincast.simulate import Conditions
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import ends_of_steps, measure
+from traincast.strategy.server_setup import Piece
 from traincast.strategy.servers import ServerRole
-from traincast.testbed.parallel.servers import ServerSpan, run_servers, timeline_of
-from traincast.testbed.request import TestbedRequest
+from traincast.testbed.parallel.server_spans import ServerSpan, rows_of, timeline_of
+from traincast.testbed.parallel.servers import Passes, Updates, run_servers, shards_of
+from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import RUNTIME
 
-_KINDS: Final = {
-    ServerRole.FORWARD: ("compute", "forward", "forward"),
-    ServerRole.BACKWARD: ("compute", "backward", "backward"),
-    ServerRole.PUSH: ("communication", "communication", "push"),
-    ServerRole.PULL: ("communication", "communication", "pull"),
-    ServerRole.UPDATE: ("compute", "optimizer", "optimizer"),
-}
-"""Stream, category and label of the spans of each role."""
+_RATE = 1e-3
+"""The learning rate of servers that really update."""
 
 
-def server_job(request: TestbedRequest, cluster: Path) -> ServerJob:
-    """The workers, servers and pieces of a request; refuses what cannot be run."""
-    if not request.emulated:
-        raise RequestError("parameter servers run with emulated compute only: name a device with --compute")
+def server_job(request: RunRequest, cluster: Path) -> ServerJob:
+    """The workers, servers and pieces of a request: those of the forecast or, with real compute, blocks of modules."""
     slow = tuple((rank, factor) for rank, factor in request.slow if factor != 1.0)
     job = predict(
         request.model,
@@ -53,7 +49,33 @@ def server_job(request: TestbedRequest, cluster: Path) -> ServerJob:
         use_cache=True,
     ).servers
     assert job is not None, "the strategy has parameter servers"
-    return job
+    if request.emulated:
+        return job
+    from traincast.testbed.parallel.model import blocks_of
+
+    blocks = blocks_of(traceable_of(request.model, seq=request.seq).module)
+    sizes = [4.0 * sum(p.numel() for p in block.parameters() if p.requires_grad) for block in blocks]
+    return replace(job, pieces=tuple(Piece(forward_s=0.0, backward_s=0.0, nbytes=size) for size in sizes))
+
+
+def _real(request: RunRequest, job: ServerJob, rank: int) -> tuple[Passes | None, Updates | None]:
+    """What a worker or a server really computes."""
+    import torch
+
+    from traincast.testbed.parallel.model import blocks_of
+    from traincast.testbed.parallel.served import BlockPasses, SgdUpdates, shard_weights
+    from traincast.testbed.worker import loss_of
+
+    torch.set_num_threads(request.threads)
+    model = traceable_of(request.model, seq=request.seq)
+    materialize(model.module, device="cpu", dtype=torch.float32)
+    model.module.train()
+    blocks, parts = blocks_of(model.module), shards_of(job.setup, job.pieces)
+    if rank >= job.setup.workers:
+        return None, SgdUpdates(parts, shard_weights(blocks, parts), workers=job.setup.workers, rate=_RATE)
+    batch = request.global_batch // job.setup.workers
+    inputs = inputs_of(model, model.module, batch=batch, device="cpu", dtype=torch.float32)
+    return BlockPasses(blocks, parts, inputs[0], lambda output: loss_of(model, output)), None
 
 
 def served(job: ServerJob, spans: Sequence[ServerSpan], *, warmup: int) -> tuple[float, list[float], list[list[Any]]]:
@@ -68,14 +90,19 @@ def served(job: ServerJob, spans: Sequence[ServerSpan], *, warmup: int) -> tuple
     for span in spans:
         if span.role == ServerRole.FORWARD:
             starts[span.step] = min(starts.get(span.step, span.start), span.start)
-    rows: list[list[Any]] = []
-    for span in spans:
-        if span.step < warmup:
-            continue
-        stream, category, label = _KINDS[ServerRole(span.role)]
-        rank = job.setup.workers + span.server if span.role == ServerRole.UPDATE else span.worker
-        start, end = (time - starts[span.step] for time in (span.start, span.end))
-        rows.append([rank, span.step - warmup, -1, stream, category, label, label, start, end, span.nbytes])
+    names = [f"block {number}" for number in range(len(job.pieces))]
+    rows = [
+        [
+            row.rank,
+            row.step - warmup,
+            *row[2:7],
+            row.start_s - starts[row.step],
+            row.end_s - starts[row.step],
+            row.nbytes,
+        ]
+        for row in rows_of(job.setup, [span for span in spans if span.step >= warmup], names)
+        if row.category == "optimizer" or row.rank < job.setup.workers
+    ]
     return measure(job.setup, timeline).step_s, seconds, rows
 
 
@@ -83,12 +110,14 @@ def main(request_path: str, output: str) -> None:
     """Run all steps as the worker or server that the environment names."""
     import torch.distributed as dist
 
-    request = TestbedRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
+    request = RunRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
     rank = int(os.environ["RANK"])
     job = server_job(request, Path(output) / "cluster.toml")
     dist.init_process_group("gloo")
     store = dist.PrefixStore("servers", dist.distributed_c10d._get_default_store())
-    spans = run_servers(rank, job.setup, job.pieces, steps=request.warmup + request.steps, store=store)
+    passes, updates = (None, None) if request.emulated else _real(request, job, rank)
+    steps = request.warmup + request.steps
+    spans = run_servers(rank, job.setup, job.pieces, steps=steps, store=store, passes=passes, updates=updates)
     (Path(output) / f"rank{rank}.json").write_text(json.dumps(spans), encoding="utf-8")
     dist.destroy_process_group()
 

@@ -10,12 +10,12 @@ from traincast.errors import RequestError
 from traincast.forecast import make_request
 from traincast.strategy import Lowered, choose_micro_batch, load_runtime, lower, parse_strategy
 from traincast.strategy.strategy import says_micro_batch
-from traincast.testbed.request import TestbedRequest
+from traincast.testbed.request import RunRequest
 
 RUNTIME = "gloo"
 
 
-def lowered_of(request: TestbedRequest, cluster: Path) -> Lowered:
+def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
     """The plan of a run on the cluster in a file; refuses what the testbed cannot run.
 
     A strategy that states no micro batch gets the largest that fits, as in ``predict``.

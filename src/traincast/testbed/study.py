@@ -244,10 +244,10 @@ class ThisMachine:
 
     def run(self, cell: StudyCell, folder: Path) -> None:
         """Train the cell, and write the folder of the run."""
-        from traincast.testbed.request import TestbedRequest
+        from traincast.testbed.request import RunRequest
         from traincast.testbed.run import run
 
-        request = TestbedRequest(
+        request = RunRequest(
             model=cell.spec,
             ranks=cell.ranks,
             strategy=cell.strategy,

@@ -23,6 +23,7 @@ from traincast.forecast import default_cost_model
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
+from traincast.graph.zoo import Traceable
 from traincast.profiling.in_model import STATES, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
 from traincast.strategy.mesh import Axis
@@ -31,7 +32,7 @@ from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
 from traincast.testbed.parallel.model import Parts, layers_of, parts_of
 from traincast.testbed.recorder import Recorder, now
-from traincast.testbed.request import TestbedRequest
+from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import lowered_of
 
 _LEAD_S: Final = 0.05
@@ -51,7 +52,7 @@ class _Targets(TorchFunctionMode):  # type: ignore[misc]
 class Worker:
     """A rank that is ready to train: :meth:`step` runs one step."""
 
-    def __init__(self, request: TestbedRequest, lowered: Lowered, rank: int) -> None:
+    def __init__(self, request: RunRequest, lowered: Lowered, rank: int) -> None:
         self.request, self.lowered, self.rank = request, lowered, rank
         self.strategy = lowered.request.strategy
         mesh = lowered.prepared.mesh
@@ -118,12 +119,6 @@ class Worker:
         """One microbatch of inputs."""
         return inputs_of(self.traceable, self.traceable.module, batch=self.micro, device="cpu", dtype=torch.float32)
 
-    def _loss(self, output: Any) -> torch.Tensor:
-        if self.traceable.loss is None:
-            return sum_of(output)
-        with _Targets():
-            return self.traceable.loss(output)
-
     def _plain(self) -> Callable[[], None]:
         """Forward and backward of every microbatch, one after the other."""
         module, count = self.parts.modules[0], self.strategy.num_microbatches
@@ -133,7 +128,7 @@ class Worker:
                 self.bed.recorder.microbatch = number
                 with data.accumulating(module, syncs=number == count - 1):
                     with self.bed.span("forward"):
-                        loss = self._loss(module(*self.inputs))
+                        loss = loss_of(self.traceable, module(*self.inputs))
                     with self.bed.span("backward"):
                         loss.backward()
 
@@ -150,7 +145,7 @@ class Worker:
             num_stages=parts.num_stages,
             microbatches=count,
             group=self._group("pp"),
-            loss=self._loss,
+            loss=lambda output: loss_of(self.traceable, output),
             bed=self.bed,
         )
         whole = tuple(torch.cat([t] * count) for t in self.inputs)
@@ -213,6 +208,14 @@ class Worker:
         return start
 
 
+def loss_of(model: Traceable, output: Any) -> torch.Tensor:
+    """The loss of an output, with valid targets."""
+    if model.loss is None:
+        return sum_of(output)
+    with _Targets():
+        return model.loss(output)
+
+
 def update_of(optimizer: str, parameters: int) -> Operator:
     """The update of all ``parameters`` of a rank, as a plan has it."""
     spec = TensorSpec((max(1, parameters),), DType.FP32)
@@ -235,7 +238,7 @@ def real_optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Opt
 
 def main(request_path: str, output: str) -> None:
     """Train the steps of a request as the rank that the environment names."""
-    request = TestbedRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
+    request = RunRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
     torch.set_num_threads(request.threads)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")

@@ -48,16 +48,27 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     return list(layers)
 
 
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """A transformer as a chain of blocks: its embedding, each of its layers, its head."""
+    _check_chain(module, "parameter servers with real compute need")
+    layers = [Part(None, [layer], None) for layer in module.layers]
+    return [Part(module.embedding, [], None), *layers, Part(None, [], module.head)]
+
+
+def _check_chain(module: nn.Module, what: str) -> None:
+    if not isinstance(module, Transformer):
+        raise RequestError(f"{what} a transformer of the zoo: choose one, or use dp alone")
+    if getattr(module.head, "logits", True) is None or module.config.head == "mlm":
+        raise RequestError(f"{what} a head that shares no weights with the embedding: choose a model with tied=false")
+
+
 def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> Parts:
     """The parts of ``module`` that the rank of pipeline ``stage`` holds: those that the forecast gives it."""
     graph, slots = lowered.request.graph, lowered.prepared.slots
     pieces, routes = lowered.prepared.pieces, slots.routes
     if len(pieces) == 1:
         return Parts(modules=(module,), indices=(0,), num_stages=1)
-    if not isinstance(module, Transformer):
-        raise RequestError("the testbed cuts only transformers of the zoo into pipeline stages: use dp instead of pp")
-    if getattr(module.head, "logits", True) is None or module.config.head == "mlm":
-        raise RequestError("the first and the last stage would share an embedding: use a model without a tied head")
+    _check_chain(module, "pipeline stages of the testbed need")
     if len(routes) > 1:
         raise RequestError(f"schedule {lowered.request.strategy.schedule}: the testbed runs pipelines of one direction")
     layers = [sum(graph.blocks[b].repeated for b in piece.blocks) for piece in pieces]

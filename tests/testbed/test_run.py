@@ -1,0 +1,135 @@
+"""Runs of the testbed: real processes, real messages, emulated compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from traincast.cluster import load_cluster
+from traincast.errors import RequestError, TraincastError
+from traincast.graph.load import load_model
+from traincast.testbed.compare import compare
+from traincast.testbed.folder import read_run_folder
+from traincast.testbed.request import RunRequest, rate_of
+from traincast.testbed.run import cluster_text, run
+
+LAYERS, HIDDEN, SEQ = 2, 64, 32
+MODEL = f"llama:layers={LAYERS},hidden={HIDDEN},heads=4,vocab=128,seq={SEQ}"
+ASKED = RunRequest(
+    model=MODEL, ranks=2, strategy="dp=2,micro_batch=32", global_batch=64, compute="k80", steps=2, warmup=2
+)
+
+
+def spans_of(folder: Path, step: int = 0) -> pd.DataFrame:
+    table = pq.read_table(folder / "spans.parquet").to_pandas()
+    return table[table.step == step]
+
+
+def trained(folder: Path, **changes: Any) -> pd.DataFrame:
+    run(replace(ASKED, **changes), folder)
+    return spans_of(folder)
+
+
+def test_ddp_reduces_every_gradient_once(tmp_path: Path) -> None:
+    spans = trained(tmp_path / "run")
+    parameters = sum(t.numel for b in load_model(MODEL).blocks for _ in range(b.count) for t in _trained(b))
+    reduced = spans[spans.label == "dp gradients"].groupby("rank").nbytes.sum()
+    assert reduced.tolist() == [4.0 * parameters] * 2
+    done = read_run_folder(tmp_path / "run")
+    assert done.num_ranks == 2
+    assert len(done.steps_s) == 2
+    assert done.step_s == pytest.approx(sum(done.steps_s) / 2)
+    assert done.compute == "k80"
+    assert done.runtime == "gloo"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "cluster.toml", "row.csv", "run.json", "spans.parquet", "trace.json.gz",
+    }  # fmt: skip
+    compared = compare(tmp_path / "run")
+    busy = {c.name: c for c in compared.comparison.by_device[0].classes}
+    for name in ("forward", "backward"):  # an emulated device takes exactly what the forecast says
+        assert busy[name].measured.busy_s == pytest.approx(busy[name].predicted.busy_s, rel=1e-6)
+
+
+def _trained(block: Any) -> list[Any]:
+    graph = load_model(MODEL)
+    return [t for index in block.optimizer for t in graph.operators[index].parameters]
+
+
+def test_fsdp_gathers_every_layer_and_scatters_its_gradients(tmp_path: Path) -> None:
+    spans = trained(tmp_path / "run", strategy="dp=2,zero=3,micro_batch=32")
+    counts = spans[spans["rank"] == 0].label.value_counts()
+    groups = LAYERS + 1  # and the root's
+    assert counts["dp reduce_scatter"] == groups
+    assert counts["dp all_gather"] == groups + LAYERS  # the root's parameters stay for backward
+
+
+def test_a_pipeline_sends_every_microbatch_forward_and_back(tmp_path: Path) -> None:
+    spans = trained(tmp_path / "run", strategy="pp=2,num_microbatches=4,schedule=1f1b")
+    sent = spans[spans.label.str.startswith("pp send")]
+    assert sent.groupby(["rank", "label"]).size().to_dict() == {
+        (0, "pp send activations"): 4,
+        (1, "pp send gradients"): 4,
+    }
+    assert set(sent.nbytes) == {16.0 * SEQ * HIDDEN * 4.0}
+    assert sorted(set(spans[spans.category == "forward"].microbatch)) == [0, 1, 2, 3]
+
+
+def test_tensor_parallel_layers_reduce_twice_forward_and_twice_backward(tmp_path: Path) -> None:
+    spans = trained(tmp_path / "run", strategy="tp=2,micro_batch=64")
+    reduced = spans[(spans["rank"] == 0) & (spans.label == "tp all_reduce")]
+    assert len(reduced) == 4 * LAYERS
+    assert set(reduced.nbytes) == {64.0 * SEQ * HIDDEN * 4.0}
+
+
+def test_workers_push_to_servers_and_pull(tmp_path: Path) -> None:
+    spans = trained(tmp_path / "run", strategy="dp=2,servers=1", steps=4)
+    moved = spans.groupby(["rank", "label"]).nbytes.sum()
+    assert moved[0, "push"] == moved[1, "push"] == moved[0, "pull"] == moved[2, "optimizer"] > 0.0
+
+
+def test_compute_really_runs(tmp_path: Path) -> None:
+    spans = trained(tmp_path / "run", compute="real", global_batch=4, strategy="dp=2,micro_batch=2")
+    assert set(spans.category) == {"forward", "backward", "optimizer", "communication"}
+    assert (spans.end_s > spans.start_s).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 3}, "dp·tp·pp = 2 ranks, but --ranks is 3"),
+        ({"strategy": "dp=2,zero=1"}, "zero=0 .DDP. and zero=3 .FSDP."),
+        ({"strategy": "cp=2", "ranks": 1}, "not cp"),
+        ({"strategy": "dp=2,pp=2,num_microbatches=4,schedule=gpipe", "ranks": 4}, "use schedule=1f1b"),
+        ({"compute": "h1000"}, "unknown device"),
+        ({"network": "fast"}, "expected a rate such as 1Gbit"),
+        ({"link_rates": ((1, 1e6),)}, "on loopback"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_runs(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(TraincastError, match=message):
+        run(replace(ASKED, **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_request_survives_json() -> None:
+    asked = replace(ASKED, network="1Gbit", link_rates=((1, 2.5e7),), slow=((0, 1.5),))
+    assert RunRequest.from_json(asked.to_json()) == asked
+
+
+def test_a_rank_that_does_not_exist_has_no_link() -> None:
+    with pytest.raises(RequestError, match="ranks go from 0 to 1"):
+        replace(ASKED, slow=((2, 1.5),))
+
+
+def test_the_cluster_of_a_run_has_one_node_for_each_rank_with_its_own_link(tmp_path: Path) -> None:
+    asked = replace(ASKED, network="1Gbit", link_rates=((1, rate_of("200Mbit")),))
+    file = tmp_path / "cluster.toml"
+    file.write_text(cluster_text(asked), encoding="utf-8")
+    cluster = load_cluster(str(file))
+    assert cluster.num_devices == 2
+    assert [part.inter_node.bandwidth for part in cluster.parts] == [1.25e8, 2.5e7]
