@@ -241,7 +241,7 @@ def _attention(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
 def _copies(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
     """The bandwidth of copies, read and written bytes, from the cache and from memory.
 
-    Every copy goes to memory that was just allocated, as the results of operators do.
+    The target is in use already. Operators whose results need new pages take longer on a processor.
     """
     import torch
 
@@ -250,7 +250,8 @@ def _copies(found: MachineFigures, timed: Timed) -> Iterator[Figure]:
         if nbytes > free_memory(found.device) / 4:
             break
         source = torch.ones(nbytes // 8, device=found.device)
-        timing = timed(source.clone)
+        target = torch.empty_like(source)
+        timing = timed(lambda target=target, source=source: target.copy_(source))
         rates[nbytes] = nbytes / timing.min_s, timing.dispersion
     if not rates:
         raise RequestError("the machine has too little free memory to measure its bandwidth")
