@@ -89,7 +89,7 @@ def test_tensor_parallel_layers_reduce_twice_forward_and_twice_backward(tmp_path
 def test_workers_push_to_servers_and_pull(tmp_path: Path) -> None:
     spans = trained(tmp_path / "run", strategy="dp=2,servers=1", steps=4)
     moved = spans.groupby(["rank", "label"]).nbytes.sum()
-    assert moved[0, "push"] == moved[1, "push"] == moved[0, "pull"] == moved[2, "optimizer"] > 0.0
+    assert moved[0, "push"] == moved[1, "push"] == moved[0, "pull"] == moved[2, "update"] > 0.0
 
 
 def test_compute_really_runs(tmp_path: Path) -> None:

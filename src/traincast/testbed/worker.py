@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
@@ -41,12 +42,16 @@ _LATE_S: Final = 0.005
 """A rank may be this late for it."""
 
 
+_UNSET: Final = (torch.empty, torch.Tensor.new_empty, torch.empty_like)
+
+
 class _Targets(TorchFunctionMode):  # type: ignore[misc]
-    """Makes the targets that a loss leaves unset valid ones."""
+    """Makes the targets that a loss leaves unset valid ones, unless nothing is computed from them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return out.zero_() if func in (torch.empty, torch.Tensor.new_empty, torch.empty_like) else out
+        emulated = isinstance(_get_current_dispatch_mode(), Emulation)
+        return out.zero_() if func in _UNSET and not emulated else out
 
 
 class Worker:
