@@ -122,7 +122,7 @@ with (shaped([1e7, 1e7]) if sys.argv[2] == "shaped" else loopback(2)) as network
 
 
 @on_linux
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=lambda end: end.name)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda end: end.name)
 @pytest.mark.parametrize("kind", ["loopback", pytest.param("shaped", marks=needs_shaping)])
 def test_nothing_is_left_after_the_owner_is_killed(end: signal.Signals, kind: str) -> None:
     word = uuid.uuid4().hex
