@@ -74,7 +74,8 @@ class SystemCells:
     """Medians over the variants of one size in one setting of a system; ``value`` is log(seconds / baseline).
 
     ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to, ``variance`` is their noise.
-    ``rows`` are the values of each cell's rows.
+    ``rows`` are the values of each cell's rows. ``matrix`` is the covariance of the cells that may be kept, without
+    noise; ``place`` is the position of each cell in it.
     """
 
     systems: tuple[str, ...]
@@ -84,6 +85,8 @@ class SystemCells:
     kept: Mask
     variance: Floats
     rows: tuple[Floats, ...]
+    matrix: Floats
+    place: Ints
 
     def of(self, where: npt.NDArray[Any]) -> Points:
         """The positions of some cells."""
@@ -119,15 +122,20 @@ def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
     points = Points(settings=settings, setting=np.array([number[key[1]] for key in order]), log2_bytes=middle[:, 0])
     octave = np.array([key[2] for key in order])
     step = np.minimum(4, -(-np.bincount(system) // MOST_CELLS))[system]
+    kept = octave % step == 0
+    thinned = Points(settings=settings, setting=points.setting[kept], log2_bytes=points.log2_bytes[kept])
+    same = system[kept][:, None] == system[kept][None, :]
     return doubted(
         SystemCells(
             systems=systems,
             system=system,
             points=points,
             value=middle[:, 1],
-            kept=octave % step == 0,
+            kept=kept,
             variance=np.full(len(order), PRIOR_NOISE**2),
             rows=tuple(np.array([value for _, value in rows[key]]) for key in order),
+            matrix=covariance(SHARED, thinned, thinned) + same * covariance(AMONG, thinned, thinned),
+            place=np.cumsum(kept) - 1,
         )
     )
 
@@ -173,10 +181,8 @@ def without_system(cells: SystemCells, system: int) -> SystemPrior:
 
 def _matrix(cells: SystemCells, where: npt.NDArray[Any]) -> Floats:
     """The covariance of some cells, without noise."""
-    points = cells.of(where)
-    same = cells.system[where][:, None] == cells.system[where][None, :]
-    matrix: Floats = covariance(SHARED, points, points) + same * covariance(AMONG, points, points)
-    return matrix
+    places = cells.place[where]
+    return np.asarray(cells.matrix[np.ix_(places, places)], dtype=np.float64)
 
 
 def _fitted(cells: SystemCells, where: Mask) -> SystemPrior:
