@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.own_machine_turns import Turns
-from traincast.profiling.contention import quiet, run_queue_delay_s
+from traincast.profiling.contention import quiet
 from traincast.profiling.events_steps import training_step
 
 _WARMUP: Final = 4
@@ -43,9 +43,8 @@ def main() -> None:
     goes_on = torch.ones(1)
     while goes_on.item():
         with turns.turn():
-            waited = run_queue_delay_s()
             seconds = step()
-            samples.append((seconds, run_queue_delay_s() - waited))
+            samples.append((seconds, step.waited_s))
             ended.append(time.monotonic())
         goes_on[0] = lock.exists() and len(samples) < _MOST
         if ranks > 1:

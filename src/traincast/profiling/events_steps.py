@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
@@ -47,7 +47,7 @@ _TRAINED: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
 class TrainingStep:
     """A model with real weights, random inputs and its optimizer; calling it runs one training step.
 
-    ``update_s`` has the seconds of each update so far.
+    ``update_s`` has the seconds of the last update, ``waited_s`` those for which the last step waited for a core.
     """
 
     module: Any
@@ -56,11 +56,13 @@ class TrainingStep:
     optimizer: torch.optim.Optimizer
     parameter_bytes: float
     repeats: Sequence[Repeat] = ()
-    update_s: list[float] = field(default_factory=list)
+    update_s: float = 0.0
+    waited_s: float = 0.0
 
     def __call__(self, watch: OperatorWatch | None = None) -> float:
         """Run one step; return its seconds. With ``watch``, the operators of forward and backward are timed."""
         with without_collector():
+            waited = run_queue_delay_s()
             start = time.perf_counter()
             self.optimizer.zero_grad(set_to_none=True)
             if watch is None:
@@ -73,7 +75,8 @@ class TrainingStep:
             middle = time.perf_counter()
             self.optimizer.step()
             end = time.perf_counter()
-        self.update_s.append(end - middle)
+            self.waited_s = run_queue_delay_s() - waited
+        self.update_s = end - middle
         return end - start
 
     def _loss(self) -> torch.Tensor:
@@ -252,14 +255,12 @@ def time_steps(
     taken: list[list[float]] = []
     updates: list[float] = []
     for number in range(2 * count):
-        waited = run_queue_delay_s()
         taken_s = step(watch if number % 2 else None)
-        waited = run_queue_delay_s() - waited
         if not number % 2:
-            plain.append((taken_s, waited))
-            updates.append(step.update_s[-1])
+            plain.append((taken_s, step.waited_s))
+            updates.append(step.update_s)
         elif len(watch.starts) == len(watch.operators) + 1:
-            watched.append((taken_s, waited))
+            watched.append((taken_s, step.waited_s))
             taken.append(watch.starts)
     if not taken:
         raise CannotRunModelError("it runs other operators in every step")
