@@ -61,7 +61,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!traincast\.\w+$).*")]
 NAVIGATION: Final = {
     "Start": ["quickstart", "concepts", "project/examples"],
     "Forecast and search": ["strategies", "project/search", "export", "your-models", "your-hardware", "runtimes"],
-    "Fit it to your machine": ["profile", "learned-times", "calibration"],
+    "Fit it to your machine": ["profile", "events", "learned-times", "calibration"],
     "Job queues": ["scheduling", "traces"],
     "How accurate it is": ["accuracy", "operators"],
     "Look up": ["reference", "api/index", "design", "project/contributing", "project/changelog"],
