@@ -78,7 +78,7 @@ class MessageTimer:
         """Return the mean of ``value`` over the ranks of ``group``: the same number on each."""
         told = torch.tensor([value], dtype=torch.float64, device=self._device)
         dist.all_reduce(told, group=group)
-        return float(told.item()) / int(dist.get_world_size(group))
+        return float(told.item() / dist.get_world_size(group))
 
     def _samples(self, run: Callable[[], object], count: int) -> list[float]:
         samples = []
