@@ -11,7 +11,7 @@ from torch import nn
 
 from traincast.graph import Operator, Phase
 from traincast.testbed.emulate import DeviceClock, Emulation
-from traincast.testbed.recorder import Recorder
+from traincast.testbed.recorder import SpanRecorder
 
 SECONDS = 1e-3
 
@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.asked: list[Operator] = []
-        self.recorder, self.clock = Recorder(), DeviceClock()
+        self.recorder, self.clock = SpanRecorder(), DeviceClock()
         self.mode = Emulation(self._seconds, self.clock, self.recorder)
 
     def _seconds(self, operator: Operator) -> float:

@@ -52,7 +52,10 @@ def test_ddp_reduces_every_gradient_once(tmp_path: Path) -> None:
     compared = compare(tmp_path / "run")
     busy = {c.name: c for c in compared.comparison.by_device[0].classes}
     for name, exactness in (("forward", 1e-6), ("backward", 5e-3)):  # backward begins before autograd has a node
-        assert busy[name].measured.busy_s == pytest.approx(busy[name].predicted.busy_s, rel=exactness)
+        real, forecast = busy[name].measured, busy[name].predicted
+        assert real is not None
+        assert forecast is not None
+        assert real.busy_s == pytest.approx(forecast.busy_s, rel=exactness)
 
 
 def _trained(block: Any) -> list[Any]:

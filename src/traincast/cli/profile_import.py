@@ -28,7 +28,7 @@ _SHOWN = 12
     "--system", default="", metavar="NAME", help="Value of the table's system column. Default: the first host."
 )
 @click.option("--device", default="", metavar="NAME", help="Device of all logs, such as h100-sxm5-80gb.")
-@click.option("--ranks", type=options.COUNT, metavar="N", help="Ranks of all logs.")
+@click.option("--ranks", type=options.COUNT, metavar="N", help="Number of ranks. For logs that do not say it.")
 @click.option("--nodes", type=options.COUNT, metavar="N", help="Nodes of all logs.")
 @click.option(
     "--interconnect", default="", metavar="TEXT", help="Value of the table's interconnect column, such as NVLink."

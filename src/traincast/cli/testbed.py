@@ -13,7 +13,7 @@ from traincast.cli.testbed_tables import show_comparison, show_run, show_study
 from traincast.errors import RequestError
 from traincast.files import check_folder, check_outputs
 
-_RANKS: Final = "Number of processes that train."
+_RANKS: Final = "Number of ranks."
 
 
 @click.group(
@@ -46,14 +46,7 @@ def testbed() -> None:
 )
 @options.global_batch()
 @options.seq()
-@click.option(
-    "--compute",
-    default="real",
-    show_default=True,
-    metavar="real|DEVICE",
-    help="Run the operators on this machine's processor (real), or let each take the time that DEVICE would need "
-    "(see `traincast devices`).",
-)
+@options.compute()
 @click.option(
     "--network",
     default="loopback",

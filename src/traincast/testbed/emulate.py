@@ -23,7 +23,7 @@ from traincast.estimate import CostModel
 from traincast.graph import Operator, Phase
 from traincast.graph.aten import FREE, describe
 from traincast.profiling.in_model import spec_of, without_scratch
-from traincast.testbed.recorder import Recorder, now
+from traincast.testbed.recorder import SpanRecorder, now
 
 _LEAST_SLEEP_S: Final = 2e-4
 """Shorter waits are left to the next operator: waking up costs as much."""
@@ -106,7 +106,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
     All outputs share one buffer of zeros that nothing reads but communication, so they take no memory and no time.
     """
 
-    def __init__(self, seconds_of: Callable[[Operator], float], clock: DeviceClock, recorder: Recorder) -> None:
+    def __init__(self, seconds_of: Callable[[Operator], float], clock: DeviceClock, recorder: SpanRecorder) -> None:
         super().__init__()
         self._seconds_of, self._clock, self._recorder = seconds_of, clock, recorder
         self._actions: dict[Any, _Action] = {}

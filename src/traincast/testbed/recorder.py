@@ -24,7 +24,7 @@ class SpanRow(NamedTuple):
     peer: int
 
 
-class Recorder:
+class SpanRecorder:
     """Collects the spans of one rank. Threads of the communication library add theirs as well."""
 
     def __init__(self) -> None:

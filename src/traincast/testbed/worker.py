@@ -31,8 +31,8 @@ from traincast.strategy.mesh import Axis
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
-from traincast.testbed.parallel.model import Parts, layers_of, parts_of
-from traincast.testbed.recorder import Recorder, now
+from traincast.testbed.parallel.model import StageModules, layers_of, parts_of
+from traincast.testbed.recorder import SpanRecorder, now
 from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import lowered_of
 
@@ -74,7 +74,7 @@ class Worker:
         self.optimize = self._optimizer()
 
     def _bed(self, cluster: Cluster) -> Bed:
-        recorder = Recorder()
+        recorder = SpanRecorder()
         if not self.request.emulated:
             return Bed(recorder=recorder)
         clock = DeviceClock()
@@ -96,7 +96,7 @@ class Worker:
                     mine = group
         return mine
 
-    def _parts(self) -> Parts:
+    def _parts(self) -> StageModules:
         module, strategy = self.traceable.module, self.strategy
         if strategy.tp > 1:
             tensor.split(layers_of(module), self._mesh("tp"))
@@ -109,7 +109,7 @@ class Worker:
         else:
             group = self._group("dp")
             wrapped = tuple(data.replicated(part, self.bed, group) for part in parts.modules)
-        return Parts(modules=wrapped, indices=parts.indices, num_stages=parts.num_stages)
+        return StageModules(modules=wrapped, indices=parts.indices, num_stages=parts.num_stages)
 
     def _mesh(self, axis: Axis) -> Any:
         from torch.distributed.device_mesh import init_device_mesh

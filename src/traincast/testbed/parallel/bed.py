@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from traincast.graph import Phase
 from traincast.testbed.emulate import DeviceClock, Emulation
-from traincast.testbed.recorder import Recorder, now
+from traincast.testbed.recorder import SpanRecorder, now
 
 _T = TypeVar("_T")
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 class Bed:
     """One rank: where it records spans, and its emulated device if it has one."""
 
-    recorder: Recorder
+    recorder: SpanRecorder
     clock: DeviceClock | None = None
     emulation: Emulation | None = None
 

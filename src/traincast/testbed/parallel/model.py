@@ -14,7 +14,7 @@ from traincast.graph.zoo.stack import Transformer
 from traincast.strategy import Lowered
 
 
-class Part(nn.Module):  # type: ignore[misc]
+class ChainPart(nn.Module):  # type: ignore[misc]
     """Consecutive parts of a transformer: perhaps its embedding, some layers, perhaps its head."""
 
     def __init__(self, embedding: nn.Module | None, layers: Sequence[nn.Module], head: nn.Module | None) -> None:
@@ -32,7 +32,7 @@ class Part(nn.Module):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class StageModules:
     """The modules of one rank, in the order of their stages, and the numbers of these stages."""
 
     modules: tuple[nn.Module, ...]
@@ -51,8 +51,8 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 def blocks_of(module: nn.Module) -> list[nn.Module]:
     """A transformer as a chain of blocks: its embedding, each of its layers, its head."""
     _check_chain(module, "parameter servers with real compute need")
-    layers = [Part(None, [layer], None) for layer in module.layers]
-    return [Part(module.embedding, [], None), *layers, Part(None, [], module.head)]
+    layers = [ChainPart(None, [layer], None) for layer in module.layers]
+    return [ChainPart(module.embedding, [], None), *layers, ChainPart(None, [], module.head)]
 
 
 def _check_chain(module: nn.Module, what: str) -> None:
@@ -62,12 +62,12 @@ def _check_chain(module: nn.Module, what: str) -> None:
         raise RequestError(f"{what} a head that shares no weights with the embedding: choose a model with tied=false")
 
 
-def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> Parts:
+def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> StageModules:
     """The parts of ``module`` that the rank of pipeline ``stage`` holds: those that the forecast gives it."""
     graph, slots = lowered.request.graph, lowered.prepared.slots
     pieces, routes = lowered.prepared.pieces, slots.routes
     if len(pieces) == 1:
-        return Parts(modules=(module,), indices=(0,), num_stages=1)
+        return StageModules(modules=(module,), indices=(0,), num_stages=1)
     _check_chain(module, "pipeline stages of the testbed need")
     if len(routes) > 1:
         raise RequestError(f"schedule {lowered.request.strategy.schedule}: the testbed runs pipelines of one direction")
@@ -78,7 +78,7 @@ def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> Parts:
         if routes[0][number][0] == stage:
             first, last = number == 0, number == len(pieces) - 1
             modules.append(
-                Part(
+                ChainPart(
                     module.embedding if first else None,
                     list(module.layers)[at : at + count],
                     module.head if last else None,
@@ -86,4 +86,4 @@ def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> Parts:
             )
             indices.append(number)
         at += count
-    return Parts(modules=tuple(modules), indices=tuple(indices), num_stages=len(pieces))
+    return StageModules(modules=tuple(modules), indices=tuple(indices), num_stages=len(pieces))

@@ -21,7 +21,7 @@ from traincast.strategy.server_setup import Piece, ServerSetup, shards
 from traincast.strategy.servers import ServerRole, lay_out
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.parallel.server_spans import ServerSpan
-from traincast.testbed.parallel.wire import Connection, Message, Store, accept, connect
+from traincast.testbed.parallel.wire import Connection, WireMessage, Store, accept, connect
 
 _LEAD_S: Final = 0.05
 """Workers start this long after they have agreed on it."""
@@ -179,7 +179,7 @@ class _Worker:
                 self._news.wait(_CHECK_S)
             return self._pulled[step, shard]
 
-    def _arrived(self, pull: Message | None) -> None:
+    def _arrived(self, pull: WireMessage | None) -> None:
         if pull is None:
             return
         step, shard = pull.step, pull.shard
@@ -195,7 +195,7 @@ class _Push(NamedTuple):
     """A push that has arrived at a server; without a message, its worker has finished."""
 
     worker: int
-    message: Message | None
+    message: WireMessage | None
 
 
 def _serve(server: int, setup: ServerSetup, parts: Sequence[Shard], store: Store, updates: Updates) -> list[ServerSpan]:

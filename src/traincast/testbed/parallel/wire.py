@@ -26,7 +26,7 @@ _HELLO: Final = struct.Struct("!i")
 _PLACE: Final = "traincast/server/{}"
 
 
-class Message(NamedTuple):
+class WireMessage(NamedTuple):
     """A message that has arrived: the bytes of a shard in a step.
 
     ``start`` and ``end`` are when it was on the wire: it starts when it was sent, but not before the message ahead of
@@ -47,7 +47,7 @@ class Connection:
     """
 
     def __init__(
-        self, link: socket.socket, *, room: Callable[[int], memoryview], arrived: Callable[[Message | None], None]
+        self, link: socket.socket, *, room: Callable[[int], memoryview], arrived: Callable[[WireMessage | None], None]
     ) -> None:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._link, self._room, self._arrived = link, room, arrived
@@ -93,7 +93,7 @@ class Connection:
             if nbytes and not self._fill(self._room(shard)[:nbytes]):
                 raise TraincastError("the connection to a parameter server was closed in the middle of a message")
             end = now()
-            self._arrived(Message(step, shard, max(sent, previous), end))
+            self._arrived(WireMessage(step, shard, max(sent, previous), end))
             previous = end
         self._arrived(None)
 
