@@ -30,23 +30,17 @@ _STEPS = 100
 )
 @click.argument("model")
 @options.cluster(options.CATALOG_CLUSTER)
-@click.option("--strategy", required=True, metavar="dp=8,tp=4,…", help="How the work is distributed over the devices.")
+@click.option("--strategy", required=True, metavar="dp=8,tp=4,…", help="How to distribute the work over the devices.")
 @options.global_batch()
 @options.seq()
 @options.precision(options.PRECISIONS, default="fp32")
 @options.runtime()
-@click.option(
-    "--compute",
-    default="real",
-    show_default=True,
-    metavar="real|DEVICE",
-    help="Run the operators, or take the estimated times of the cluster's device DEVICE for them.",
-)
-@click.option("--network", default="", metavar="TEXT", help="A note about the network for the card of the folder.")
+@options.compute()
+@click.option("--note", "network", default="", metavar="TEXT", help="What to write about the network into the folder.")
 @options.threads()
 @options.repeats()
 @click.option(
-    "--timed-steps", default=12, show_default=True, type=options.COUNT, metavar="N", help="Timed steps of the model."
+    "--timed-steps", default=12, show_default=True, type=options.COUNT, metavar="N", help="Timed steps of each model."
 )
 @options.output("a folder of events; a folder that exists is extended.")
 @click.option("--plan", "only_plan", is_flag=True, help="Only say what would be measured and how long it takes.")
