@@ -216,6 +216,17 @@ def bundle() -> Decorator:
     )
 
 
+def compute() -> Decorator:
+    """``--compute``."""
+    return click.option(
+        "--compute",
+        default="real",
+        show_default=True,
+        metavar="real|DEVICE",
+        help="Operators run on this machine (real), or take the time that DEVICE would need (see `traincast devices`).",
+    )
+
+
 def events() -> Decorator:
     """``--events``."""
     return click.option(

@@ -36,9 +36,7 @@ _STEPS = 100
 @options.precision(options.PRECISIONS, default="fp32")
 @options.runtime()
 @options.compute()
-@click.option(
-    "--note", "network", default="", metavar="TEXT", help="A note about the network for the card of the folder."
-)
+@click.option("--note", "network", default="", metavar="TEXT", help="What to write about the network into the folder.")
 @options.threads()
 @options.repeats()
 @click.option(

@@ -64,7 +64,7 @@ class EventsRequest:
         return [*words, "-o", str(output)]
 
 
-_OPTIONS: Final = {"steps": "--timed-steps"}
+_OPTIONS: Final = {"steps": "--timed-steps", "network": "--note"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -207,7 +207,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class TimedSteps:
     """What steps of one model took.
 
     ``operators`` has, for each key, the mean seconds of one call in the whole model. ``update_s`` is the mean of the
@@ -237,7 +237,7 @@ def time_steps(
     seconds: float,
     ready: Callable[[int], int] = lambda count: count,
     whole: bool = True,
-) -> StepTimes:
+) -> TimedSteps:
     """Run ``step`` up to ``steps`` times, plain and watched in turns, for about ``seconds``, but at least three times.
 
     ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. ``ready`` is
@@ -297,7 +297,7 @@ def _composed(
     update_s: float,
     parameter_bytes: float,
     whole: bool,
-) -> StepTimes:
+) -> TimedSteps:
     """Divide the mean plain step among the operators ``known`` to the plan."""
     keys = ["" if op is None else operator_key(op) for op in watch.operators]
     raw = [sum(row[i + 1] - row[i] for row in taken) / len(taken) for i in range(len(keys))]
@@ -320,7 +320,7 @@ def _composed(
     scale = passes / covered if covered else 1.0
     ordered = sorted(plain)
     low, high = ordered[int(0.05 * len(ordered))], ordered[int(0.95 * (len(ordered) - 1))]
-    return StepTimes(
+    return TimedSteps(
         operators={key: (known[key], scale * total[key] / calls[key]) for key in calls},
         plain_s=tuple(plain),
         update_s=update_s,

@@ -32,7 +32,7 @@ from traincast.profiling.events import (
 from traincast.profiling.events_network import STATISTIC, MessageTimer
 from traincast.profiling.events_replay import replay
 from traincast.profiling.events_request import EventsRequest, Message, backend_of, needed_works
-from traincast.profiling.events_steps import StepTimes, time_steps, training_step
+from traincast.profiling.events_steps import TimedSteps, time_steps, training_step
 from traincast.profiling.in_model import STATES, CannotRunModelError
 from traincast.profiling.machine import device_name, free_memory
 
@@ -164,7 +164,7 @@ class EventsWorker:
         ]  # fmt: skip
         return rows
 
-    def _in_model(self) -> StepTimes | None:
+    def _in_model(self) -> TimedSteps | None:
         """Run the model and return the times of its operators, or ``None`` if it cannot run here."""
         try:
             step = training_step(
@@ -208,7 +208,7 @@ class EventsWorker:
         dist.all_reduce(told, op=dist.ReduceOp.MIN)
         return int(told.item())
 
-    def _rows_of_steps(self, times: StepTimes) -> list[Row]:
+    def _rows_of_steps(self, times: TimedSteps) -> list[Row]:
         low, high = times.spread
         count = len(times.plain_s)
         rows = [self._row(key, op, (s, s * low, s * high), count) for key, (op, s) in times.operators.items()]
