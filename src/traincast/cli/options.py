@@ -352,18 +352,6 @@ def threads() -> Decorator:
     )
 
 
-def compute() -> Decorator:
-    """``--compute``."""
-    return click.option(
-        "--compute",
-        default="real",
-        show_default=True,
-        metavar="real|DEVICE",
-        help="Run the operators on this machine (real), or let each take the time that DEVICE would need (see "
-        "`traincast devices`).",
-    )
-
-
 def source() -> Decorator:
     """``--source``."""
     return click.option(

@@ -30,7 +30,12 @@ _STEPS = 100
 )
 @click.argument("model")
 @options.cluster(options.CATALOG_CLUSTER)
-@click.option("--strategy", required=True, metavar="dp=8,tp=4,…", help="How to distribute the work over the devices.")
+@click.option(
+    "--strategy",
+    required=True,
+    metavar="dp=8,tp=4,…",
+    help="How to distribute the work over the devices. Its works are measured.",
+)
 @options.global_batch()
 @options.seq()
 @options.precision(options.PRECISIONS, default="fp32")

@@ -21,7 +21,7 @@ from traincast.strategy.server_setup import Piece, ServerSetup, shards
 from traincast.strategy.servers import ServerRole, lay_out
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.parallel.server_spans import ServerSpan
-from traincast.testbed.parallel.wire import Connection, WireMessage, Store, accept, connect
+from traincast.testbed.parallel.wire import Connection, Store, WireMessage, accept, connect
 
 _LEAD_S: Final = 0.05
 """Workers start this long after they have agreed on it."""
