@@ -8,7 +8,6 @@ fast devices run on two cores.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +22,8 @@ from traincast.estimate import CostModel
 from traincast.graph import Operator, Phase
 from traincast.graph.aten import FREE, describe
 from traincast.profiling.in_model import spec_of, without_scratch
-from traincast.testbed.recorder import SpanRecorder, now
+from traincast.testbed.clock import now, sleep_until
+from traincast.testbed.recorder import SpanRecorder
 
 _LEAST_SLEEP_S: Final = 2e-4
 """Shorter waits are left to the next operator: waking up costs as much."""
@@ -50,16 +50,13 @@ class DeviceClock:
         """Occupy the device; returns start and end, and comes back when the device is done or nearly so."""
         start = self.free
         self.free = start + seconds
-        ahead = self.free - now()
-        if ahead > _LEAST_SLEEP_S:
-            time.sleep(ahead)
+        if self.free - now() > _LEAST_SLEEP_S:
+            sleep_until(self.free)
         return start, self.free
 
     def finish(self) -> None:
         """Wait until the device is done."""
-        ahead = self.free - now()
-        if ahead > 0.0:
-            time.sleep(ahead)
+        sleep_until(self.free)
 
     def resume(self) -> None:
         """Start from now: the process has waited for something that the device does not do."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from typing import Final, NamedTuple
-
-now: Final = time.monotonic
+from typing import NamedTuple
 
 
 class SpanRow(NamedTuple):

@@ -28,11 +28,12 @@ from traincast.graph.zoo import Traceable
 from traincast.profiling.in_model import STATES, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
 from traincast.strategy.mesh import Axis
+from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
 from traincast.testbed.parallel.model import StageModules, layers_of, parts_of
-from traincast.testbed.recorder import SpanRecorder, now
+from traincast.testbed.recorder import SpanRecorder
 from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import lowered_of
 
@@ -205,9 +206,7 @@ class Worker:
         start = float(when[0])
         if start + _LATE_S < now():
             raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
-        clock = DeviceClock()
-        clock.free = start
-        clock.finish()
+        sleep_until(start)
         if self.bed.clock is not None:
             self.bed.clock.free = start
         return start
