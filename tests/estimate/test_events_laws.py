@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.estimate.events_laws import LAWS, MeasuredCurve, interpolated
+from traincast.estimate.events_laws import GLOO_LAWS, LAWS, MeasuredCurve, interpolated
 
 SIZES = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
 
@@ -73,3 +73,15 @@ def test_a_size_beyond_all_measured_ones_follows_the_last_slope_but_never_more_t
     assert interpolated(1e4, sizes, np.array([1.0, 1.0, 10.0])) == pytest.approx(1000.0, rel=1e-12)
     assert interpolated(1e4, sizes, np.array([1.0, 1.0, 100.0])) == pytest.approx(1e4, rel=1e-12)
     assert interpolated(1e4, sizes, np.array([1.0, 3.0, 2.0])) == 2.0
+
+
+def test_two_ranks_of_gloo_gather_in_three_halves_and_four_in_six() -> None:
+    sizes = np.array([1e6, 2e6, 4e6])
+    seconds = 0.75 * sizes / 62.5e6  # as measured: three messages of a quarter of the buffer
+    curve = MeasuredCurve(
+        collective="all_gather", num_ranks=2, num_nodes=2, nbytes=sizes, seconds=seconds, low=seconds, high=seconds,
+        laws=GLOO_LAWS,
+    )  # fmt: skip
+    assert curve.at(4e6, 2)[0] == pytest.approx(0.75 * 4e6 / 62.5e6)
+    assert curve.at(4e6, 4)[0] == pytest.approx(0.75 * 4e6 / 62.5e6)  # six messages of an eighth
+    assert curve.at(6e6, 3)[0] == pytest.approx(4.0 * 1e6 / 62.5e6)

@@ -14,7 +14,7 @@ from traincast.cluster.hardware import PROCESSOR
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.events_file import REAL, EventsCard, Row, read_card, read_rows
 from traincast.estimate.events_keys import name_of, operator_key, text_of, update_key
-from traincast.estimate.events_laws import LAWS, MeasuredCurve
+from traincast.estimate.events_laws import GLOO_LAWS, LAWS, MeasuredCurve
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator, OpKind
 from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
@@ -145,14 +145,14 @@ def events_of(path: Path, card: EventsCard, rows: Sequence[Row]) -> Events:
         card=card,
         operators=operators,
         updates=updates,
-        curves=tuple(_curve(*shape, points) for shape, points in curves.items()),
+        curves=tuple(_curve(*shape, points, backend=card.backend) for shape, points in curves.items()),
         launches=launches,
         interference=interference,
         dtypes=frozenset(row["dtype"] for row in rows if row["kind"] == "operator" and row["dtype"]),
     )
 
 
-def _curve(collective: str, num_ranks: int, num_nodes: int, rows: list[Row]) -> MeasuredCurve:
+def _curve(collective: str, num_ranks: int, num_nodes: int, rows: list[Row], *, backend: str) -> MeasuredCurve:
     points = sorted(rows, key=lambda row: float(row["nbytes"]))
 
     def column(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -166,6 +166,7 @@ def _curve(collective: str, num_ranks: int, num_nodes: int, rows: list[Row]) -> 
         seconds=column("mean_s"),
         low=np.maximum(column("low_s"), 1e-12),
         high=column("high_s"),
+        laws=GLOO_LAWS if backend == "gloo" else LAWS,
     )
 
 

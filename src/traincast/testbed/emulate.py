@@ -108,6 +108,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
         self._seconds_of, self._clock, self._recorder = seconds_of, clock, recorder
         self._actions: dict[Any, _Action] = {}
         self._views: set[Any] = set()
+        self._copies: set[Any] = set()
         self._zeros = np.zeros(_ZEROS_BYTES, dtype=np.uint8)  # pages exist when they are touched
         self.ran: set[str] = set()
         self.phase = Phase.FORWARD
@@ -121,6 +122,9 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
                 return NotImplemented  # a distributed tensor first becomes the operators of its own shard
         if func in self._views:
             return func(*args, **kwargs)
+        if func in self._copies or _copies_shards(func):
+            self._copies.add(func)
+            return None
         if func.namespace not in _REAL:
             return self._communicated(func, args, kwargs) if func.namespace == _FUNCTIONAL else func(*args, **kwargs)
         if _is_free(func):
@@ -200,6 +204,11 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
             outputs=tuple(outputs),
             single=single,
         )
+
+
+def _copies_shards(func: Any) -> bool:
+    """Whether FSDP only rearranges shards in memory, which takes a device next to nothing and a processor much."""
+    return func.namespace == "fsdp" and not func._schema.returns
 
 
 def _between_passes() -> bool:
