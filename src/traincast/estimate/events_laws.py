@@ -48,7 +48,7 @@ def _ring(n: int) -> float:
 
 
 def _gloo_ring(n: int) -> float:
-    """A ring in halves of a message. Two ranks have one connection: the second half waits behind the first of the other.
+    """A ring in halves of a message. Two ranks share one connection: a second half waits behind the other's first.
 
     So two ranks take the time of three halves, and n > 2 ranks that of 2(n − 1). Seen in runs of 2 and 4 ranks.
     """

@@ -5,7 +5,8 @@ two operators therefore belongs to the step. So the time of an operator is the t
 next operator of the plan, less what watching costs. Watched and plain steps take turns, and the times of the operators
 are scaled so that they add up to the mean plain step.
 
-On a GPU an operator is the time between two CUDA events around it, and launches are measured on their own.
+On a GPU the starts are CUDA events on the stream: an operator is the time from its event to the next one, which holds
+the gaps in which the device waits for its host. This path could not be run where it was written.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class TrainingStep:
         """Run one step; return its seconds. With ``watch``, the operators of forward and backward are timed."""
         with without_collector():
             waited = run_queue_delay_s()
+            self._synchronize()
             start = time.perf_counter()
             self.optimizer.zero_grad(set_to_none=True)
             if watch is None:
@@ -72,12 +74,19 @@ class TrainingStep:
                     loss = self._loss()
                     watch.phase = Phase.BACKWARD
                     loss.backward()
+            self._synchronize()
             middle = time.perf_counter()
             self.optimizer.step()
+            self._synchronize()
             end = time.perf_counter()
             self.waited_s = run_queue_delay_s() - waited
         self.update_s = end - middle
         return end - start
+
+    def _synchronize(self) -> None:
+        """Wait for the device, so that the clock of the host can time it."""
+        if self.inputs[0].is_cuda:
+            torch.cuda.synchronize()
 
     def _loss(self) -> torch.Tensor:
         output = self.module(*self.inputs)
@@ -130,8 +139,10 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
     ``weights`` has, for each dispatched call, how many calls of the whole model it stands for.
     """
 
-    def __init__(self, repeats: Sequence[Repeat], module: Any) -> None:
+    def __init__(self, repeats: Sequence[Repeat], module: Any, *, cuda: bool = False) -> None:
         super().__init__()
+        self._cuda = cuda
+        self._events: list[Any] = []
         self.phase = Phase.FORWARD
         self.operators: list[Operator | None] = []
         self.weights: list[float] = []
@@ -151,12 +162,29 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
             with self:
                 yield
         finally:
-            self.starts.append(time.perf_counter())
+            self._note_start()
+            self._read_events()
             for handle in handles:
                 handle.remove()
             if self.learning:
                 self.weights = [1.0 if seq < 0 else self._weight(seq) for seq in self._numbers]
                 self.learning = False
+
+    def _note_start(self) -> None:
+        """Note that an operator starts now, on the clock of the device that runs it."""
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        else:
+            self.starts.append(time.perf_counter())
+
+    def _read_events(self) -> None:
+        """Turn the events of a GPU into seconds since the first of them."""
+        if self._events:
+            torch.cuda.synchronize()
+            self.starts = [self._events[0].elapsed_time(event) * 1e-3 for event in self._events]
+            self._events = []
 
     def _marks(self) -> list[Any]:
         """Note the range of autograd's sequence numbers that each repeated layer takes."""
@@ -187,7 +215,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
         return weight
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.starts.append(time.perf_counter())
+        self._note_start()
         if not self.learning:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
@@ -244,7 +272,7 @@ def time_steps(
     called before the timed steps with their number, and returns the number that all ranks agreed on. If the plan does
     not run the ``whole`` operators of the model but shares of some, the time of those is left out.
     """
-    watch = OperatorWatch(step.repeats, step.module)
+    watch = OperatorWatch(step.repeats, step.module, cuda=step.inputs[0].is_cuda)
     step()  # DistributedDataParallel arranges its buckets, the optimizer its states
     step(watch)
     once = step()
