@@ -35,6 +35,7 @@ _LATENCY_S: Final = 60e-6
 _START_S: Final = 120.0
 """Seconds that the ranks may take to start."""
 _SLOWEST_STEP_S: Final = 120.0
+_CLEARLY: Final = 0.5
 _BEHIND: Final = 0.01
 """Share of a step by which a host may lag behind its emulated device without a warning."""
 Progress = Callable[[int, int], None]
@@ -226,14 +227,39 @@ def _rows(ranks: Sequence[Mapping[str, Any]], warmup: int) -> list[list[Any]]:
                 continue
             pair = (number, row.peer) if row.name == "send" else (row.peer, number)
             messages[row.step, *pair][row.name].append(row)
-    for (_, sender, _), sides in messages.items():
-        sends, receives = (sorted(sides[side], key=lambda row: row.microbatch) for side in ("send", "receive"))
-        for sent, received in zip(sends, receives, strict=True):
-            begin = max(sent.start_s, received.start_s)  # bytes move once the receive is posted
-            end = max(begin, received.end_s)
-            moved = sent._replace(category="communication", microbatch=-1, start_s=begin, end_s=end, name=sent.label)
-            rows.append(_columns(sender, moved, starts, warmup))
+    moved = {pair: _messages(sides["send"], sides["receive"]) for pair, sides in messages.items()}
+    for (step, sender, receiver), sent in moved.items():
+        back = moved.get((step, receiver, sender), [])
+        rows += [_columns(sender, _after_others(row, back), starts, warmup) for row in sent]
     return rows
+
+
+def _messages(sends: list[SpanRow], receives: list[SpanRow]) -> list[SpanRow]:
+    """The messages of one direction of a pair of ranks: bytes move once the receive is posted, until it ends."""
+    found = []
+    for sent, received in zip(
+        *(sorted(rows, key=lambda row: row.microbatch) for rows in (sends, receives)), strict=True
+    ):
+        begin = max(sent.start_s, received.start_s)
+        end = max(begin, received.end_s)
+        found.append(sent._replace(category="communication", microbatch=-1, start_s=begin, end_s=end, name=sent.label))
+    return found
+
+
+def _after_others(row: SpanRow, back: list[SpanRow]) -> SpanRow:
+    """A message that waited behind one of the other direction begins when that one has ended.
+
+    It did wait if it ended clearly later, though both could have begun together: gloo asks for the bytes of a message
+    by the connection on which it sends those of the other.
+    """
+    before = [
+        other.end_s
+        for other in back
+        if other.start_s < row.end_s
+        and row.start_s < other.end_s < row.end_s
+        and row.end_s - other.end_s > _CLEARLY * (other.end_s - other.start_s)
+    ]
+    return row._replace(start_s=max([row.start_s, *before]))
 
 
 def _write_spans(rows: list[list[Any]], path: Path) -> None:

@@ -105,14 +105,15 @@ class _Message:
     def __init__(self, work: Any, operation: Any, bed: Bed, start: float) -> None:
         self._work, self._operation, self._bed, self._start = work, operation, bed, start
         self._step, self._number = bed.recorder.step, next(_numbers)
+        self.sends = operation.op is torch.distributed.isend
 
     def wait(self) -> None:
         self._work.wait()
-        operation, sends = self._operation, self._operation.op is torch.distributed.isend
+        operation = self._operation
         nbytes = float(operation.tensor.numel() * operation.tensor.element_size())
         label = getattr(operation, "carries", "pp send activations")
         self._bed.recorder.add_at(
-            self._step, self._number, "communication", "message", label, "send" if sends else "receive",
+            self._step, self._number, "communication", "message", label, "send" if self.sends else "receive",
             self._start, now(), nbytes=nbytes, peer=operation.peer,
         )  # fmt: skip
 
@@ -130,7 +131,7 @@ def _record_messages(bed: Bed) -> None:
         return [_Message(work, operation, bed, start) for work, operation in zip(works, operations, strict=True)]
 
     def wait(works: list[Any]) -> None:
-        for work in works:
+        for work in sorted(works, key=lambda work: getattr(work, "sends", True)):  # receives tell when bytes arrived
             work.wait()
         bed.device_waited()
 
