@@ -46,10 +46,10 @@ MODELS: Final[dict[str, StudyModel]] = {
             f"pp=2,{_PIPELINE},schedule=interleaved,vp=2",
             "pp=4,microbatches=8,schedule=1f1b",
             f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
-            "dp=2,pp=2,microbatches=8,schedule=1f1b",
+            "dp=2,pp=2,microbatches=2,schedule=1f1b",
         ),
     ),
-    "llama-tp": StudyModel(spec=_LLAMA, global_batch=64, strategies=("tp=2", "dp=2,tp=2")),
+    "llama-tp": StudyModel(spec=_LLAMA, global_batch=128, strategies=("tp=2", "dp=2,tp=2")),
     "gpt": StudyModel(
         spec="gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128,tied=false", global_batch=512, strategies=("dp=2",)
     ),
