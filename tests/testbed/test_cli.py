@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from tests.testbed.runs import Span, write_run
 from traincast.cli.main import main
 from traincast.cli.testbed_tables import sentence_of
 from traincast.testbed.outcome import Disagreement
+from traincast.testbed.request import RunRequest
 from traincast.testbed.study_grid import StudyCell
 
 
@@ -104,14 +104,11 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the verb asks of the testbed, which writes the folder of another run."""
     asked: list[dict[str, Any]] = []
 
-    def run(request: dict[str, Any], output: Path, *, progress: object = None) -> None:
-        asked.append(request)
+    def run(request: RunRequest, output: Path, *, progress: object = None) -> None:
+        asked.append(asdict(request))
         write_run(output, "dp=2", 2)
 
-    for name, values in (("request", {"RunRequest": dict}), ("run", {"run": run})):
-        module = ModuleType(f"traincast.testbed.{name}")
-        module.__dict__.update(values)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("traincast.testbed.run.run", run)
     return asked
 
 

@@ -144,8 +144,8 @@ def test_every_cell_has_a_plan() -> None:
 
 
 def test_choices_narrow_the_grid() -> None:
-    chosen = cells_of(models=["gpt"], networks=["1Gbit"], ranks=4)
-    assert {(one.model, one.network, one.ranks) for one in chosen} == {("gpt", "1Gbit", 4)}
+    chosen = cells_of(models=["llama"], networks=["1Gbit"], ranks=4)
+    assert {(one.model, one.network, one.ranks) for one in chosen} == {("llama", "1Gbit", 4)}
     own = cells_of(models=["gpt:layers=2,hidden=64,heads=2"], strategies=["dp=2"], networks=["10Mbit"])
     assert [one.strategy for one in own] == ["dp=2"] and own[0].spec.startswith("gpt:layers=2")
     assert len(cells_of(quick=True)) == 5
@@ -158,7 +158,7 @@ def test_choices_narrow_the_grid() -> None:
 
 
 def test_strategies_of_a_model_share_their_events() -> None:
-    cells = cells_of(models=["gpt"], networks=["1Gbit"])
+    cells = cells_of(models=["llama"], networks=["1Gbit"])
     assert len({one.events_folder for one in cells}) == 1
     slow_link = next(one for one in SINGLE if one.links)
     assert slow_link.events_network == "200Mbit"
