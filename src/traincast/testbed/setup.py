@@ -40,9 +40,11 @@ def lowered_of(request: RunRequest, cluster: Path) -> Lowered:
             raise RequestError(f"strategy {request.strategy}: the testbed runs dp, tp and pp, not {name}")
     if strategy.zero not in (0, 3):
         raise RequestError(f"strategy {request.strategy}: the testbed runs zero=0 (DDP) and zero=3 (FSDP)")
-    if strategy.pp > 1 and strategy.dp > 1 and strategy.zero == 0 and strategy.schedule != "1f1b":
+    replicated = strategy.pp > 1 and strategy.dp > 1 and strategy.zero == 0
+    if replicated and (strategy.schedule != "1f1b" or strategy.num_microbatches <= strategy.pp):
         raise RequestError(
-            f"strategy {request.strategy}: DDP can rebuild its buckets only under PyTorch's 1F1B; use schedule=1f1b"
+            f"strategy {request.strategy}: PyTorch's DDP fails in a pipeline if all forwards come before the first "
+            "backward; use schedule=1f1b and more microbatches than stages"
         )
     made = replace(made, strategy=strategy)
     return lower(made if says_micro_batch(request.strategy) else replace(made, strategy=choose_micro_batch(made)))

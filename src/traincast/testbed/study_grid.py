@@ -46,7 +46,6 @@ MODELS: Final[dict[str, StudyModel]] = {
             f"pp=2,{_PIPELINE},schedule=interleaved,vp=2",
             "pp=4,microbatches=8,schedule=1f1b",
             f"dp=2,pp=2,{_PIPELINE},schedule=1f1b",
-            "dp=2,pp=2,microbatches=2,schedule=1f1b",
         ),
     ),
     "llama-tp": StudyModel(spec=_LLAMA, global_batch=128, strategies=("tp=2", "dp=2,tp=2")),
