@@ -1,7 +1,7 @@
 """Times collectives and messages between the processes of a launch, and what they cost compute that runs beside them.
 
 All ranks go through the same list of messages. Every rank makes the same number of runs, which rank 0 chose after a
-first one. The time of a message is the mean of the middle 80 % of its repeats, averaged over the ranks of the group;
+first one. The time of a message is the mean of the middle 60 % of its repeats, averaged over the ranks of the group;
 its interval is from the 5th to the 95th percentile of that mean, estimated by its standard error.
 """
 
