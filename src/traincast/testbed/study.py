@@ -18,7 +18,7 @@ from traincast.files import make_folder
 from traincast.journal import Journal
 from traincast.testbed.compare import compare
 from traincast.testbed.folder import read_run_folder
-from traincast.testbed.request import rate_of
+from traincast.testbed.request import REAL, rate_of
 from traincast.testbed.study_grid import StudyCell
 
 _JOURNAL: Final = "study.journal"
@@ -277,14 +277,19 @@ class ThisMachine:
             compute=cell.compute,
             network=cell.events_network,
         )
-        return measure_events(request, events, launcher=_Launcher(rate_of(cell.events_network))).processes
+        launcher = _Launcher(rate_of(cell.events_network), emulated=cell.compute != REAL)
+        return measure_events(request, events, launcher=launcher).processes
 
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """Starts processes that measure events, each on a node of its own with links of ``rate`` bytes per second."""
+    """Starts processes that measure events, each on a node of its own with links of ``rate`` bytes per second.
+
+    They run as those of the run do: before all others if compute is emulated.
+    """
 
     rate: float
+    emulated: bool
 
     def __call__(self, arguments: Sequence[str], *, ranks: int) -> int:
         """Return 0; raises if a process fails."""
@@ -293,5 +298,5 @@ class _Launcher:
 
         words = [sys.executable, "-m", "traincast", *arguments]
         with loopback(ranks) if self.rate == float("inf") else shaped([self.rate] * ranks) as network:
-            launch([words] * ranks, network, urgent=True)
+            launch([words] * ranks, network, urgent=self.emulated)
         return 0
