@@ -13,6 +13,7 @@ from traincast.errors import FileFormatError
 from traincast.estimate import CostModel
 from traincast.forecast import Forecast, default_cost_model, predict
 from traincast.simulate import Conditions
+from traincast.simulate.servers import measure
 from traincast.strategy import load_runtime
 from traincast.testbed.activity import ActivitySpans, activities, predicted_spans
 from traincast.testbed.cutting import aligned, blocking_classes, groups_of, without_waiting
@@ -57,7 +58,7 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
         real, predicted = _from_first_forward(real), _from_first_forward(predicted)
     if strategy.asynchronous:
         real, predicted = (_of_workers(spans, record.num_ranks) for spans in (real, predicted))
-        scale = _steps_in_window(predicted, forecast)
+        scale = _steps_in_window(forecast)
     devices = activities(
         real,
         predicted,
@@ -126,16 +127,15 @@ def _of_workers(spans: ActivitySpans, workers: int) -> ActivitySpans:
     return spans.taken(spans.rank < workers)
 
 
-def _steps_in_window(predicted: ActivitySpans, forecast: Forecast) -> dict[int, float]:
+def _steps_in_window(forecast: Forecast) -> dict[int, float]:
     """Return, for each asynchronous worker, the factor from its busy time in the forecast's window to that of a step.
 
-    The window is one step of the slowest worker, in which faster workers make more steps.
+    The window is one step of the slowest worker, in which a worker that is twice as fast makes two steps.
     """
     assert forecast.servers is not None
-    forward = predicted.rank[predicted.kind == predicted.classes.index("forward")]
-    one = int((forward == forecast.servers.slowest).sum())
-    ranks, counts = np.unique(forward, return_counts=True)
-    return {int(rank): one / int(count) for rank, count in zip(ranks, counts, strict=True)}
+    job = forecast.servers
+    rates = measure(job.setup, job.run).steps_per_s_by_worker
+    return {worker: rates[job.slowest] / rate for worker, rate in enumerate(rates)}
 
 
 def _warnings(
