@@ -94,7 +94,7 @@ class ChosenSeconds:
     def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:
         """Seconds by the rule, without any width of interval."""
         seconds = np.array([self.rule(work) for work in works], dtype=np.float64)
-        source = np.full(len(works), SOURCES.index("measured"), dtype=np.int8)
+        source = np.full(len(works), SOURCES.index("analytical"), dtype=np.int8)
         return Estimates(seconds=seconds, low=seconds, high=seconds, source=source)
 
 

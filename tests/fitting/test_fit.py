@@ -55,7 +55,7 @@ def test_collectives_become_a_bundle_with_the_errors_on_what_was_held_out(tmp_pa
     assert found.held_out["cells"] > 0
     assert 0 < found.held_out["mape"] < 20
     assert found.cells == ()
-    assert set(found.as_dict()) == {"bundle", "held_out", "rivals", "left_out"}
+    assert set(found.as_dict()) == {"bundle", "adapted", "held_out", "rivals", "left_out"}
     assert load_bundle(tmp_path / "mine").card["model"]["held_out"] == found.held_out
 
 

@@ -73,7 +73,7 @@ def test_shares_of_sources_add_up_to_one() -> None:
     assert physics.estimated_by == {"measured": 0.0, "learned": 0.0, "analytical": 1.0}
     known = forecast(request_of("dp=2"), cost_model=ChosenSeconds(lambda _: 1.0)).report
     assert tuple(known.estimated_by) == SOURCES
-    assert known.estimated_by["measured"] == 1.0
+    assert known.estimated_by["analytical"] == 1.0
 
 
 @pytest.mark.parametrize("grain", ["segment", "operator"])

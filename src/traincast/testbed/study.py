@@ -201,7 +201,7 @@ def _cell(cell: StudyCell, output: Path, journal: Journal, runner: CellRunner) -
     if not (run / "run.json").exists() or f"run {key}" not in journal.parts:
         seconds = _timed(lambda: runner.run(cell, run))[0]
         journal.keep(f"run {key}", seconds)
-    if not events.is_dir() or f"events {key}" not in journal.parts:
+    if f"events {key}" not in journal.parts:
         seconds, processes = _timed(lambda: runner.measure_events(cell, run, events))
         journal.keep(f"events {key}", [seconds if processes else 0.0, processes])
     events_s, processes = journal.parts[f"events {key}"]
