@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,7 +30,15 @@ from traincast.graph.recorder import gpu_kernels
 from traincast.graph.repeats import Repeat, folded
 from traincast.graph.zoo import Traceable
 from traincast.profiling.contention import quiet, run_queue_delay_s
-from traincast.profiling.in_model import HALF, CannotRunModelError, inputs_of, materialize, operator_run, traceable_of
+from traincast.profiling.in_model import (
+    HALF,
+    CannotRunModelError,
+    ValidTargets,
+    inputs_of,
+    materialize,
+    operator_run,
+    traceable_of,
+)
 
 _LEAST_STEPS: Final = 3
 _FLOOR: Final = 0.05
@@ -90,15 +97,8 @@ class TrainingStep:
 
     def _loss(self) -> torch.Tensor:
         output = self.module(*self.inputs)
-        with valid_labels():
+        with ValidTargets():
             return self.loss(output)
-
-
-@contextmanager
-def valid_labels() -> Iterator[None]:
-    """Give zeros where a loss of the zoo asks for memory that is not set: it takes it for labels."""
-    with mock.patch.object(torch, "empty", torch.zeros), mock.patch.object(torch, "empty_like", torch.zeros_like):
-        yield
 
 
 def training_step(
@@ -121,13 +121,13 @@ def training_step(
         module=module,
         inputs=inputs_of(traceable, module, batch=batch, device=device, dtype=dtype),
         loss=traceable.loss or sum_of,
-        optimizer=_optimizer(traceable, trained),
+        optimizer=optimizer_of(traceable, trained),
         parameter_bytes=float(sum(p.numel() for p in trained)) * 4.0,
         repeats=found,
     )
 
 
-def _optimizer(traceable: Traceable, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(traceable: Traceable, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return the fused optimizer of a model; AdamW stands in for those that PyTorch does not have."""
     make = _TRAINED.get(traceable.optimizer, torch.optim.AdamW)
     return make(trained, lr=1e-5, fused=True)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -47,7 +48,20 @@ _DTYPES: Final = {
 HALF: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
 _INIT: Final = 0.02
+_MAKES_UNSET: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _UNSET: Final = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
+
+
+class ValidTargets(TorchFunctionMode):  # type: ignore[misc]
+    """Makes the targets that a loss of the zoo leaves unset valid ones: zeros."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return out.zero_() if func in _MAKES_UNSET and self.needed() else out
+
+    def needed(self) -> bool:
+        """Whether something is computed from the targets."""
+        return True
 
 
 class CannotRunModelError(Exception):

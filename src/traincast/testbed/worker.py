@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from traincast.cluster import Cluster
@@ -25,7 +23,8 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
-from traincast.profiling.in_model import STATES, inputs_of, materialize, traceable_of
+from traincast.profiling.events_steps import optimizer_of
+from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
 from traincast.strategy.mesh import Axis
 from traincast.testbed.clock import now, sleep_until
@@ -43,16 +42,11 @@ _LATE_S: Final = 0.005
 """A rank may be this late for it."""
 
 
-_UNSET: Final = (torch.empty, torch.Tensor.new_empty, torch.empty_like)
+class _Targets(ValidTargets):
+    """Leaves the targets of emulated steps unset: nothing is computed from them."""
 
-
-class _Targets(TorchFunctionMode):  # type: ignore[misc]
-    """Makes the targets that a loss leaves unset valid ones, unless nothing is computed from them."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        emulated = isinstance(_get_current_dispatch_mode(), Emulation)
-        return out.zero_() if func in _UNSET and not emulated else out
+    def needed(self) -> bool:
+        return not isinstance(_get_current_dispatch_mode(), Emulation)
 
 
 class Worker:
@@ -172,7 +166,7 @@ class Worker:
             update = update_of(name, sum(t.numel() for t in local))
             emulation = self.bed.emulation
             return lambda: emulation.update(update)
-        made = real_optimizer(name, parameters)
+        made = optimizer_of(self.traceable, parameters)
 
         def optimize() -> None:
             with self.bed.span("optimizer"):
@@ -231,13 +225,6 @@ def update_of(optimizer: str, parameters: int) -> Operator:
         inputs=(spec,) * (2 + states),
         outputs=(spec,) * (1 + states),
     )
-
-
-def real_optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """PyTorch's optimizer of that name."""
-    if name.startswith("sgd"):
-        return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9 if name == "sgd" else 0.0, fused=True)
-    return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
 
 
 def main(request_path: str, output: str) -> None:
