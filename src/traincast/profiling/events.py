@@ -122,7 +122,9 @@ def plan_of(request: EventsRequest, needed: NeededWorks, folder: Path, *, world:
     together = min(world, needed.num_ranks)
     have = {(row["kind"] == "operator", row["key"], row["num_ranks"]) for row in rows}
     keys = {operator_wanted(op, request.compute): op for op in needed.operators}
-    operators = tuple(op for key, op in keys.items() if (True, key, together) not in have)
+    operators = tuple(
+        op for key, op in keys.items() if have.isdisjoint({(True, key, together), (True, operator_key(op), together)})
+    )
     messages = messages_of(needed, world=world) if needed.communicates else []
     measured = {row["key"] for row in rows if row["kind"] in ("collective", "transfer")}
     left = tuple(m for m in messages if key_of_message(m) not in measured)
