@@ -6,6 +6,7 @@
     python -m benchmarks.learned rivals DATA                # shipped cells against tuned LightGBM
     python -m benchmarks.learned collectives DATA           # collectives, and ranks beyond those trained on
     python -m benchmarks.learned local FILE                 # operators of this machine, as profiled
+    python -m benchmarks.learned opset [FILE]               # FI-Net and its rivals on the operator set of one core
     python -m benchmarks.learned speed                      # 100,000 distinct operators on one core
 
 DATA is a folder with ``operators.parquet`` and ``collectives.parquet``. Each study prints a Markdown table; with
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.markers import write
+from benchmarks.opset import opset
 from traincast.cluster import load_cluster, load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
@@ -285,6 +287,7 @@ STUDIES: Final[dict[str, Callable[[Path], Iterable[str]]]] = {
     "rivals": rivals,
     "collectives": collectives,
     "local": local,
+    "opset": opset,
     "speed": speed,
 }
 

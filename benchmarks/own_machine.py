@@ -1,6 +1,6 @@
 """Forecasts from measured events against real steps, on the machine at hand.
 
-    python -m benchmarks.own_machine -o DIR [--models NAME,…] [--ddp NAME,…]
+    python -m benchmarks.own_machine -o DIR [--models 'NAME;…']
 
 Each model is measured by ``traincast profile events`` and forecast from these events. Two other processes really train
 the same model meanwhile, and nothing watches their steps. All three take turns step by step, so that they see the same
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
 from traincast.estimate import EventsCostModel, learned_cost_model, read_events
 from traincast.forecast import predict
@@ -45,11 +45,6 @@ MODELS: Final[dict[str, int]] = {
     "nmt:layers=4,hidden=256,vocab=8000,seq=20": 4,
 }
 """Models with their batch sizes."""
-DDP: Final[dict[str, int]] = {
-    "resnet18": 4,
-    "mobilenet-v2": 8,
-    "gpt:layers=8,hidden=256,heads=4,vocab=8000,seq=128": 8,
-}
 _STEPS: Final = 8
 
 
@@ -58,7 +53,6 @@ class Outcome:
     """One model: the forecast, the real steps of two processes, and what the events cost."""
 
     model: str
-    ranks: int
     batch: int
     forecast_s: float
     one_s: float
@@ -83,30 +77,30 @@ class Outcome:
 
 
 class RealSteps:
-    """Processes that really train a model until :meth:`seconds` is asked for; ``batch`` is for all ``ranks``."""
+    """A process that really trains a model until :meth:`seconds` is asked for."""
 
-    def __init__(self, model: str, batch: int, *, ranks: int, output: Path, lock: Path) -> None:
+    def __init__(self, model: str, batch: int, *, output: Path, lock: Path) -> None:
         self._output, self._code = output, 0
         output.unlink(missing_ok=True)
-        words = [model, str(batch // ranks), str(output), str(lock)]
-        self._thread = Thread(target=self._run, args=(words, ranks))
+        words = [model, str(batch), str(output), str(lock)]
+        self._thread = Thread(target=self._run, args=(words,))
         self._thread.start()
 
-    def _run(self, words: list[str], ranks: int) -> None:
-        self._code = run_locally(words, ranks=ranks, module="benchmarks.own_machine_steps")
+    def _run(self, words: list[str]) -> None:
+        self._code = run_locally(words, ranks=1, module="benchmarks.own_machine_steps")
 
     def seconds(self) -> float:
-        """Wait for the processes to end; return the mean seconds of their steps."""
+        """Wait for the process to end; return the mean seconds of their steps."""
         self._thread.join()
         if self._code:
             raise RuntimeError(f"real steps failed with exit code {self._code}")
         return float(json.loads(self._output.read_text(encoding="utf-8"))["step_s"])
 
 
-def judge(model: str, batch: int, *, ranks: int, folder: Path, runtime: str) -> Outcome:
+def judge(model: str, batch: int, *, folder: Path, runtime: str) -> Outcome:
     """Measure events while two other processes really train, and forecast from them."""
-    cluster, strategy = f"cpu-server:{ranks}x1", f"dp={ranks},mbs={batch // ranks}"
-    events = folder / f"{re.sub('[^a-z0-9]+', '-', model)}-{ranks}"
+    cluster, strategy = "cpu-server:1x1", f"mbs={batch}"
+    events = folder / re.sub("[^a-z0-9]+", "-", model)
     request = EventsRequest(
         model=model, cluster=cluster, strategy=strategy, global_batch=batch, runtime=runtime, steps=_STEPS
     )
@@ -117,9 +111,7 @@ def judge(model: str, batch: int, *, ranks: int, folder: Path, runtime: str) -> 
         words = [str(lock), "traincast", *arguments]
         return run_locally(words, ranks=ranks, module="benchmarks.own_machine_turns")
 
-    real = [
-        RealSteps(model, batch, ranks=ranks, output=folder / f"real{number}.json", lock=lock) for number in range(2)
-    ]
+    real = [RealSteps(model, batch, output=folder / f"real{number}.json", lock=lock) for number in range(2)]
     start = time.monotonic()
     try:
         shutil.rmtree(events, ignore_errors=True)
@@ -140,7 +132,6 @@ def judge(model: str, batch: int, *, ranks: int, folder: Path, runtime: str) -> 
     ).report
     return Outcome(
         model=model,
-        ranks=ranks,
         batch=batch,
         forecast_s=report.step_s,
         one_s=one,
@@ -153,12 +144,12 @@ def judge(model: str, batch: int, *, ranks: int, folder: Path, runtime: str) -> 
 def table_of(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a Markdown table."""
     lines = [
-        "| model | ranks | batch | real step | forecast | error | noise | measured | profiling |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | batch | real step | forecast | error | noise | measured | profiling |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         (
-            f"| {o.model} | {o.ranks} | {o.batch} | {o.real_s * 1e3:.1f} ms | {o.forecast_s * 1e3:.1f} ms | "
+            f"| {o.model} | {o.batch} | {o.real_s * 1e3:.1f} ms | {o.forecast_s * 1e3:.1f} ms | "
             f"{o.error:+.1%} | {o.noise:.1%} | {o.measured:.0%} | {o.events_s:.0f} s |"
         )
         for o in outcomes
@@ -173,25 +164,21 @@ def table_of(outcomes: list[Outcome]) -> str:
 
 
 def main() -> None:
-    """Run the benchmark and print both tables."""
+    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--models", default=";".join(MODELS), help="names separated by semicolons; empty for none")
-    parser.add_argument("--ddp", default=";".join(DDP), help="names separated by semicolons; empty for none")
+    parser.add_argument("--models", default=";".join(MODELS), help="names separated by semicolons")
     parser.add_argument("--runtime", default="gloo")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for title, ranks, batches, names in (("one process", 1, MODELS, args.models), ("DDP", 2, DDP, args.ddp)):
-        outcomes = []
-        for name in filter(None, names.split(";")):
-            outcomes.append(judge(name, batches[name], ranks=ranks, folder=args.output, runtime=args.runtime))
-            sys.stdout.write(table_of(outcomes).splitlines()[len(outcomes) + 1] + "\n")
-            sys.stdout.flush()
-        if outcomes:
-            sys.stdout.write(f"\n{title}\n\n{table_of(outcomes)}\n\n")
-            found[title] = [asdict(outcome) for outcome in outcomes]
-    (args.output / "own_machine.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    outcomes: list[Outcome] = []
+    for name in args.models.split(";"):
+        outcomes.append(judge(name, MODELS[name], folder=args.output, runtime=args.runtime))
+        sys.stdout.write(table_of(outcomes).splitlines()[len(outcomes) + 1] + "\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"\n{table_of(outcomes)}\n")
+    found = json.dumps([asdict(outcome) for outcome in outcomes], indent=1)
+    (args.output / "own_machine.json").write_text(found, encoding="utf-8")
 
 
 if __name__ == "__main__":

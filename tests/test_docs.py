@@ -129,8 +129,8 @@ def check_names(verb: str, values: dict[str, Any], *, refused: bool) -> None:
 
 
 def check_model(spec: str) -> None:
-    """A model of the zoo, a family with dimensions that it knows, an importable factory, or a JSON file."""
-    if spec.endswith(".json"):
+    """A model of the zoo, a family with dimensions that it knows, an importable factory, or a file."""
+    if spec.endswith((".json", ".onnx")):
         return
     head, _, tail = spec.partition(":")
     if tail and head not in zoo.FAMILIES:
@@ -300,6 +300,7 @@ def test_signatures_in_the_reference_are_the_real_ones() -> None:
             real = inspect.signature(getattr(homes.get(node.name, traincast), node.name))
             shown = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
             defaults = {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d}
+            defaults |= {a.arg: d for a, d in zip(node.args.args[::-1], node.args.defaults[::-1], strict=False)}
             assert shown == list(real.parameters), node.name
             assert {n: ast.literal_eval(d) for n, d in defaults.items()} == {
                 n: p.default for n, p in real.parameters.items() if p.default is not p.empty

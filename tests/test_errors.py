@@ -27,7 +27,7 @@ def test_a_slip_of_the_pen_is_told_what_was_meant(name: str, choices: list[str],
     assert f"unknown thing {name!r}: did you mean {meant}" in str(UnknownNameError("thing", name, choices))
 
 
-@pytest.mark.parametrize("name", ["tpu", "npu", "warp", "中文", ""])
+@pytest.mark.parametrize("name", ["fpga", "npu", "warp", "中文", ""])
 def test_a_name_like_nothing_known_is_told_what_is_known(name: str) -> None:
     said = str(UnknownNameError("device", name, device_names(), hint="look"))
     assert said.startswith(f"unknown device {name!r}: known are a10, a30, a40, cpu, ")

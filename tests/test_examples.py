@@ -60,6 +60,12 @@ def test_my_model_has_the_parameters_that_its_layers_add_up_to(run: Run) -> None
     assert number(r"step ([\d.]+) ms", text) > 0
 
 
+def test_a_step_of_jax_has_the_parameters_of_its_weights(run: Run) -> None:
+    text = run("jax_step")
+    assert number(r"([\d,]+) parameters", text) == 64 * 256 + 256 * 10
+    assert number(r"step ([\d.]+) ms", text) > 0
+
+
 def test_own_cluster_is_slower_and_cheaper_than_what_it_resembles(run: Run) -> None:
     text = run("own_cluster")
     assert text.startswith("lab: 16 × 8 h100-500w\n")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,13 @@ from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
 from traincast.graph import OperatorGraph
+from traincast.graph.finetune import FineTuning, fine_tuned, parse_fine_tuning
 from traincast.graph.load import load_model
+from traincast.graph.optimizers import with_optimizer
 from traincast.report import JobForecast, JobSettings, Report, make_report
+from traincast.report.advice import advice_of
 from traincast.report.by_rank import estimates_by_rank
-from traincast.report.job import job_of_steps
+from traincast.report.job import job_of_steps, steps_of
 from traincast.report.report import BundleUse
 from traincast.simulate import Conditions, Timeline, expand, simulate, under
 from traincast.simulate.server_job import run_job
@@ -38,19 +40,23 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
+from traincast.strategy.choose import usual_precision, usual_runtime
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail, need_only
+from traincast.strategy.releases import assumed_release, settled
 from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
-from traincast.strategy.uneven import balanced_shares, with_variants
+from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import plain
-from traincast.units import format_seconds
 from traincast.work import Work
 
+if TYPE_CHECKING:
+    import torch
+
+    from traincast.graph.zoo.traceable import Traceable
+
 _MAX_BATCH: Final = 10**9
-_WORTH: Final = 0.99
-"""Uneven shares are proposed if they shorten the step at least to this share."""
 _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
@@ -82,7 +88,8 @@ class Forecast:
 
 
 def predict(
-    model: str | OperatorGraph,
+    model: str | OperatorGraph | torch.nn.Module | Traceable,
+    example_inputs: Any = None,
     *,
     cluster: str | Cluster,
     global_batch: int,
@@ -96,24 +103,35 @@ def predict(
     job: JobSettings | None = None,
     shard_rules: tuple[tuple[str, str], ...] = (),
     cost_model: CostModel | None = None,
-    optimizer: bool = True,
+    optimizer: bool | str = True,
+    lora: str | None = None,
+    freeze: Sequence[str] = (),
+    quantize: int | str | None = None,
     conditions: Conditions | None = None,
     use_cache: bool = False,
 ) -> Forecast:
     """Forecast one training step, and the whole job if its length is given in ``tokens``, ``samples`` or ``steps``.
 
+    ``model`` is a name as on the command line, a graph, or a live module with ``example_inputs`` (a tensor, or a tuple
+    of tensors, whose first dim is the batch).
+
     Without ``strategy``, one that fits in memory is chosen. A strategy without a micro batch gets the largest that
     fits. A bundle of ``cost_model`` that covers no work of the step is refused; the report has the share that each
     covers. ``precision`` defaults to bf16 for sequence models and to amp for others, if the device supports it.
+
+    ``lora``, ``freeze`` and ``quantize`` describe fine-tuning (:func:`traincast.graph.finetune.parse_fine_tuning`).
+    ``optimizer`` is a name, True for the model's own optimizer, or False for a step without an update.
     """
     request = make_request(
         model,
+        example_inputs,
         cluster=cluster,
         global_batch=global_batch,
         seq=seq,
         precision=precision,
         runtime=runtime,
         optimizer=optimizer,
+        tuning=parse_fine_tuning(lora, freeze, quantize),
         use_cache=use_cache,
         hosts=True,
     )
@@ -128,18 +146,21 @@ def predict(
     )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    return result
+    said = assumed_release(runtime, request.runtime)
+    return replace(result, report=replace(result.report, warnings=(*result.report.warnings, *said))) if said else result
 
 
 def make_request(
-    model: str | OperatorGraph,
+    model: str | OperatorGraph | torch.nn.Module | Traceable,
+    example_inputs: Any = None,
     *,
     cluster: str | Cluster,
     global_batch: int,
     seq: int | None = None,
     precision: str | None = None,
     runtime: str | Runtime | None = None,
-    optimizer: bool = True,
+    optimizer: bool | str = True,
+    tuning: FineTuning | None = None,
     use_cache: bool = False,
     hosts: bool = False,
 ) -> Request:
@@ -150,17 +171,28 @@ def make_request(
     if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
         raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
     place = load_cluster(cluster, hosts=hosts) if isinstance(cluster, str) else cluster
-    graph = load_model(model, seq=seq, use_cache=use_cache) if isinstance(model, str) else model
+    graph = (
+        model if isinstance(model, OperatorGraph) else load_model(model, example_inputs, seq=seq, use_cache=use_cache)
+    )
+    graph = fine_tuned(graph, tuning)
+    if isinstance(optimizer, str):
+        graph = with_optimizer(graph, optimizer)
+    chosen = load_precision(usual_precision(graph, place) if precision is None else precision)
     return Request(
         graph=graph,
         cluster=place,
         strategy=Strategy(),
-        runtime=runtime
-        if isinstance(runtime, Runtime)
-        else load_runtime(usual_runtime(graph) if runtime is None else runtime),
-        precision=load_precision(usual_precision(graph, place) if precision is None else precision),
+        runtime=settled(
+            runtime
+            if isinstance(runtime, Runtime)
+            else load_runtime(usual_runtime(graph) if runtime is None else runtime),
+            graph=graph,
+            cluster=place,
+            precision=chosen,
+        ),
+        precision=chosen,
         global_batch=global_batch,
-        optimizer=optimizer,
+        optimizer=bool(optimizer),
     )
 
 
@@ -246,7 +278,15 @@ def forecast(
         num_steps=num_steps,
         job=job,
     )
-    if in_detail and (advice := _advice(made, report, model, conditions)):
+    if in_detail and (
+        advice := advice_of(
+            made.request,
+            lowered.plan.mesh,
+            report,
+            made.computing_s,
+            lambda chosen: forecast(chosen, cost_model=model, conditions=conditions).report,
+        )
+    ):
         report = replace(report, warnings=(*report.warnings, *advice))
     return Forecast(
         report=report,
@@ -257,23 +297,6 @@ def forecast(
         cost_model=model,
         servers=made.servers,
     )
-
-
-def _advice(made: _Simulated, report: Report, model: CostModel, conditions: Conditions | None) -> tuple[str, ...]:
-    """Return a line with shares of the batch that shorten the step, if replicas differ in speed."""
-    request, mesh = made.request, made.lowered.plan.mesh
-    strategy, seconds = request.strategy, made.computing_s
-    if seconds is None or not request.cluster.parts or strategy.dp == 1 or strategy.ep > 1 or strategy.shares:
-        return ()
-    shares = balanced_shares(strategy, mesh, request.global_batch, seconds)
-    if not shares:
-        return ()
-    chosen = replace(request, strategy=replace(strategy, shares=shares))
-    balanced = forecast(chosen, cost_model=model, conditions=conditions).report
-    if not balanced.fits or balanced.step_s > _WORTH * report.step_s:
-        return ()
-    text, now, would = ":".join(map(str, shares)), *map(format_seconds, (report.step_s, balanced.step_s))
-    return (f"replicas differ in speed: with shares={text}, a step would take {would} instead of {now}",)
 
 
 def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
@@ -352,18 +375,6 @@ def _simulate_servers(
     )
 
 
-def usual_runtime(graph: OperatorGraph) -> str:
-    """Return the default runtime for a model."""
-    return "megatron" if graph.tokens_per_sample else "pytorch"
-
-
-def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
-    """Return the default precision for a model: half precision if the device supports it."""
-    if graph.tokens_per_sample:
-        return "bf16" if cluster.device.supports("bf16") else "fp16" if cluster.device.supports("fp16") else "fp32"
-    return "amp" if cluster.device.supports("fp16") else "fp32"
-
-
 def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tuple[str, str], ...]) -> Strategy:
     if isinstance(strategy, Strategy):
         return replace(strategy, shard_rules=shard) if shard else strategy
@@ -374,22 +385,6 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
         return parsed
     chosen = choose_micro_batch(for_workers(replace(request, strategy=parsed)))
     return replace(parsed, num_microbatches=chosen.num_microbatches)
-
-
-def steps_of(
-    graph: OperatorGraph, global_batch: int, *, tokens: int | None, samples: int | None, steps: int | None
-) -> int | None:
-    """Return the number of steps of a job from its length in one unit, or ``None`` if no length is given."""
-    given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
-    if len(given) > 1:
-        raise RequestError(f"{' and '.join(given)} are given: state the length of the job in one unit only")
-    if tokens is not None:
-        if not graph.tokens_per_sample:
-            raise RequestError(f"tokens are given, but {graph.name} has no tokens: give samples or steps")
-        return max(1, math.ceil(tokens / (global_batch * graph.tokens_per_sample)))
-    if samples is not None:
-        return max(1, math.ceil(samples / global_batch))
-    return steps
 
 
 def job_of(result: Forecast, num_steps: int, settings: JobSettings, *, step_s: float | None = None) -> JobForecast:

@@ -28,6 +28,7 @@ def node(text: str, count: int, interconnect: str | None, system: str | None = N
         ),
         ("h100_80gb", 8, "NVLink / 1600Gbps RoCE (A100), 3200Gbps-class (H100)", "dgx-h100", 450e9, 3200),
         ("A100-SXM4-80GB", 8, "NVSwitch / 8x HDR200 IB", "dgx-a100", 300e9, 1600),
+        ("A100-SXM4-80GB", 8, "4 Omni-Path links per node", "dgx-a100", 300e9, 400),
         ("NVIDIA GB200", 4, "NVL72 NVLink5", "dgx-gb200", 900e9, 1600),
         ("NVIDIA GB200", 8, None, "gb200-nvl72", 900e9, 3200),
         (

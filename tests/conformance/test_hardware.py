@@ -21,8 +21,10 @@ from traincast.cluster.catalog import DATA, device_table
 
 ARCHITECTURES = (
     "kepler maxwell pascal volta turing ampere ada hopper blackwell blackwell-ultra "
-    "cdna1 cdna2 cdna3 cdna4 gcn5 xe2 knl cpu"
+    "cdna1 cdna2 cdna3 cdna4 gcn5 xe2 knl cpu tpu neuron gaudi bi"
 ).split()
+ARRAYS = ("tpu", "neuron", "gaudi")
+"""Architectures with a few large matrix units instead of many small cores."""
 NARROWING = ("fp32", "tf32", "fp16", "fp8", "nvfp4")
 
 
@@ -36,7 +38,7 @@ def check_device(device: Device) -> None:
     assert 50e9 <= device.memory_bandwidth <= 2e13
     assert 5e9 <= device.memory_bytes <= 1e12
     assert 1e6 <= device.l2_bytes <= 512e6
-    assert 10 <= device.num_sms <= 512
+    assert (1 if device.architecture in ARRAYS else 10) <= device.num_sms <= 512
     assert 0.5e9 <= device.clock_hz <= 3e9
     assert 50 <= device.tdp_w <= 2000
     assert 0.05 <= device.price_per_hour <= 50

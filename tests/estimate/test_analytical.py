@@ -9,6 +9,8 @@ import pytest
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates, learned_cost_model
+from traincast.estimate.analytical import GROUPED_SHARE, STATIC_SHARE, UNALIGNED_SHARE, attention_share
+from traincast.estimate.efficiency import achievable
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.work import Collective, Launch, Transfer, Work
 
@@ -63,6 +65,7 @@ def every_kind() -> list[Work]:
         op(OpKind.DEPTHWISE_CONV, x, TensorSpec((64, 1, 3, 3)), outputs=(x,), groups=64),
         op(OpKind.RNN, sequence, gates, gates, outputs=(sequence,)),
         op(OpKind.RNN, sequence, gates, gates, outputs=(sequence,), name="rnn_backward"),
+        op(OpKind.SCAN, q, q, q, outputs=(q,), name="gated_delta_rule", chunk=64),
         Collective(kind="all_reduce", nbytes=1e8, num_ranks=16, num_nodes=2),
         Transfer(nbytes=1e7, crosses_nodes=True),
         Launch(kernels=12.5),
@@ -201,6 +204,42 @@ def test_attention_kernels_made_for_ampere_take_twice_as_long_on_hopper(
     found = model.estimate([latest, older], cluster)
     for column in (found.seconds, found.low, found.high):
         assert column[1] / column[0] == pytest.approx(ratio, rel=0.05)  # a little of it is no product
+
+
+def test_products_of_heads_that_are_not_aligned_run_without_matrix_units() -> None:
+    device = load_cluster("dgx-a100").device
+    plain = product(DType.FP16)
+    marked = replace(plain, attributes={"kernel": "unaligned"})
+    found = AnalyticalCostModel().estimate([plain, marked], load_cluster("dgx-a100")).seconds
+    rate = UNALIGNED_SHARE * device.peak("fp32")
+    assert attention_share(marked, device) == pytest.approx(rate / (0.8 * device.peak("fp16")))
+    assert marked.flops / found[1] == pytest.approx(rate, rel=0.05)
+    assert attention_share(plain, device) == 1.0
+
+
+def product(dtype: DType) -> Operator:
+    """64 products of 2048 × 2048 × 128."""
+    a, b, out = ((64, 2048, 128), (64, 128, 2048), (64, 2048, 2048))
+    return op(OpKind.BATCHED_GEMM, *(TensorSpec(s, dtype) for s in (a, b)), outputs=(TensorSpec(out, dtype),))
+
+
+def test_experts_with_equal_rows_run_faster_where_a_compiler_knows_them() -> None:
+    rows, weight = TensorSpec((8192, 4096), DType.BF16), TensorSpec((8, 4096, 14336), DType.BF16)
+    work = op(OpKind.GROUPED_GEMM, rows, weight, outputs=(TensorSpec((8192, 14336), DType.BF16),))
+    tpu, gpu = load_cluster("tpu-v5e-host"), load_cluster("dgx-a100")
+    shares = []
+    for cluster in (tpu, gpu):
+        best = achievable(cluster.device).gemm_fraction("bf16") * cluster.device.peak("bf16")
+        shares.append(work.flops / seconds(work, cluster=cluster)[0] / best)
+    assert shares == pytest.approx([STATIC_SHARE, GROUPED_SHARE[""]], rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["tpu-v5e-host", "trn1.32xlarge", "hls-gaudi2"])
+def test_times_learned_on_gpus_say_nothing_about_other_architectures(name: str) -> None:
+    cluster, works = load_cluster(name), [gemm(4096, 4096, 4096), gemm(128, 128, 65536)]
+    learned = learned_cost_model().estimate(works, cluster)
+    assert learned.seconds.tolist() == estimate(list(works), cluster).seconds.tolist()
+    assert {SOURCES[i] for i in learned.source.tolist()} == {"analytical"}
 
 
 def test_the_same_call_gives_the_same_estimates() -> None:

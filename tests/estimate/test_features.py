@@ -66,6 +66,7 @@ ROWS = {
     "conv": table_row(
         "conv2d", "fwd", "fp32", batch=8, c_in=64, c_out=128, hw=56, kernel=3, stride=2, padding=1, use_bias=True
     ),
+    "recurrent": table_row("rnn:LSTM", "fwd", "fp32", Timesteps=10, N=4, Hidden_units=64),
     "traffic": table_row("layernorm", "fwd", "bf16", b=2, l=128, dim=512),
 }
 
@@ -249,12 +250,41 @@ def conv(name: str, phase: Phase, **attributes: bool) -> Operator:
 
 
 def test_what_no_family_describes_has_none() -> None:
-    recurrent = table_row("rnn:LSTM", "fwd", "fp32", Timesteps=10, N=4, Hidden_units=64)
-    assert family_of(recurrent) is None
-    assert family_of(conv("convolution_backward", Phase.BACKWARD)) is None
+    assert family_of(conv("convolution_backward", Phase.BACKWARD)) is None  # without the gradient of its output
     assert family_of(conv("convolution", Phase.FORWARD, transposed=True)) is None
     assert family_of(conv("convolution", Phase.FORWARD)) == "conv"
     assert family_of(conv("conv2d.bwd_data", Phase.BACKWARD)) == "conv"
+
+
+def gradient(products: int) -> Operator:
+    """The captured gradient of a convolution from 4 to 8 channels of 16 × 16 images, of stride 2."""
+    x, w, y = TensorSpec((2, 4, 16, 16)), TensorSpec((8, 4, 3, 3)), TensorSpec((2, 8, 8, 8))
+    attributes = {"stride": 2, "products": products}
+    return Operator(
+        name="convolution_backward", kind=OpKind.CONV, phase=Phase.BACKWARD, inputs=(y, x, w), outputs=(x, w),
+        attributes=attributes,
+    )  # fmt: skip
+
+
+def test_a_captured_gradient_has_the_sizes_of_its_forward_and_the_name_of_tables() -> None:
+    both, first = shapes_of("conv", [gradient(2)]), shapes_of("conv", [gradient(1)])
+    assert both.names == ["conv2d.bwd"] and both.passes.tolist() == [2.0]
+    assert first.names == ["conv2d.bwd_weight"] and first.passes.tolist() == [1.0]
+    assert both.sizes[0].tolist() == [2, 4, 4, 8, 16, 16, 3, 3, 2, 8, 8, 1, 4]
+
+
+def test_a_captured_recurrent_layer_has_the_sizes_of_a_measured_one() -> None:
+    measured = table_row("rnn:LSTM", "bwd", "fp32", Timesteps=10, N=4, Hidden_units=64)
+    data = TensorSpec((10, 4, 64), DType.FP32, batch_dim=1)
+    weight = TensorSpec((256, 64), DType.FP32)
+    captured = Operator(
+        name="mkldnn_rnn_layer_backward", kind=OpKind.RNN, phase=Phase.BACKWARD, inputs=(data, weight, weight),
+        outputs=(data,),
+    )  # fmt: skip
+    assert family_of(captured) == family_of(measured) == "recurrent"
+    one, other = shapes_of("recurrent", [captured]), shapes_of("recurrent", [measured])
+    assert one.names == other.names == ["rnn.bwd"]
+    assert one.sizes.tolist() == other.sizes.tolist() == [[10, 4, 64, 64, 4, 4]]
 
 
 @pytest.mark.parametrize(("dims_qk", "dims_v", "family"), [(128, 128, "attention"), (192, 128, None), (64, 128, None)])

@@ -12,6 +12,7 @@ from traincast.cluster import load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.cells import ANY
+from traincast.estimate.learned import BARE
 from traincast.forecast import predict
 from traincast.graph import Operator, OpKind
 from traincast.strategy import lower
@@ -32,9 +33,10 @@ def test_every_measured_device_has_a_cell_and_every_cell_a_score() -> None:
     card = load_bundle(SHIPPED / "operators").card
     cells = card["cells"]
     assert {entry["device"] for entry in cells.values()} >= {*MEASURED, ANY}
-    assert {entry["family"] for entry in cells.values() if entry["device"] == ANY} == {
+    assert {entry["family"] for entry in cells.values() if entry["setting"] == ANY} == {
         "product", "grouped", "attention", "conv", "traffic",
     }  # fmt: skip
+    assert {entry["family"] for entry in cells.values() if entry["setting"] == BARE} == {"conv", "recurrent"}
     for entry in cells.values():
         if entry["device"] != ANY:
             load_device(entry["device"])
@@ -49,7 +51,7 @@ def test_every_cell_can_be_loaded() -> None:
     for name in bundle.card["cells"]:
         cell = bundle.cell(name)
         assert cell.id == name
-        assert cell.trees is not None or cell.network is not None
+        assert cell.trees is not None or cell.network is not None or cell.points is not None
 
 
 def test_no_path_of_the_machine_they_were_fitted_on_is_in_them() -> None:
@@ -63,6 +65,16 @@ def test_no_path_of_the_machine_they_were_fitted_on_is_in_them() -> None:
 def test_a_forecast_is_mostly_learned_where_the_device_was_measured(cluster: str) -> None:
     report = predict("llama3-8b", cluster=cluster, strategy=None, global_batch=64, use_cache=True).report
     assert report.estimated_by["learned"] > 0.3
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16", "inception-v3"])
+@pytest.mark.parametrize("cluster", ["dgx-1-v100:1x1", "dgx-1-p100:1x1"])
+@pytest.mark.parametrize("runtime", ["pytorch", "tensorflow"])
+def test_convolutional_networks_in_full_precision_are_learned(model: str, cluster: str, runtime: str) -> None:
+    found = predict(
+        model, cluster=cluster, strategy="dp=1", global_batch=64, precision="fp32", runtime=runtime, use_cache=True
+    ).report.estimated_by
+    assert found["learned"] > 0.8
 
 
 def test_a_device_that_was_not_measured_is_learned_from_others_and_says_so() -> None:

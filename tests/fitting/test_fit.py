@@ -11,8 +11,9 @@ import pytest
 
 from tests.fitting.test_collectives import grid, write
 from tests.fitting.test_operators import DEVICES, rows
-from traincast import RequestError, UnknownNameError, fit
+from traincast import FileFormatError, RequestError, UnknownNameError, fit
 from traincast.estimate.bundle import load_bundle
+from traincast.estimate.features import FEATURES_VERSION
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,36 @@ def test_impossible_requests_are_refused_before_anything_is_written(tables: list
     with pytest.raises(RequestError, match="nothing to fit"):
         fit(tables, output=target, networks=(), where={"op": ["conv2d"]})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fit_of_some_cells_keeps_the_others_unchanged(tables: list[Path], tmp_path: Path) -> None:
+    made = rows(400, dict(list(DEVICES.items())[:2]))
+    path = tmp_path / "two.parquet"
+    pq.write_table(pa.Table.from_pylist(made), path)
+    fit(path, output=tmp_path / "whole", networks=())
+    found = fit(path, output=tmp_path / "mixed", networks=(), only=["product/*/h100*"], keep=tmp_path / "whole", seed=5)
+    old, new = load_bundle(tmp_path / "whole"), load_bundle(tmp_path / "mixed")
+    assert [made.cell.id for made in found.cells] == ["product/serving/bf16/h100-sxm5-80gb"]
+    assert set(old.card["cells"]) == set(new.card["cells"]) and len(old.card["cells"]) == 2
+    kept, fitted = "product/serving/bf16/a100-sxm4-80gb", "product/serving/bf16/h100-sxm5-80gb"
+    assert new.card["cells"][kept] == old.card["cells"][kept]
+    assert new.card["cells"][fitted] != old.card["cells"][fitted]
+    before, after = old.arrays(f"{kept}:"), new.arrays(f"{kept}:")
+    assert before and all((after[name] == array).all() for name, array in before.items())
+    assert set(before) == set(after)
+
+
+def test_cells_of_changed_features_must_be_fitted_again(
+    tables: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tables, output=tmp_path / "old", networks=())
+    monkeypatch.setattr("traincast.estimate.bundle.CHANGED", {"product": FEATURES_VERSION + 1})
+    with pytest.raises(FileFormatError, match=r"fitted to features \d+ of product; this version computes"):
+        load_bundle(tmp_path / "old")
+    with pytest.raises(RequestError, match="fitted to features that have changed since: fit it again as well"):
+        fit(tables, output=tmp_path / "new", networks=(), only=["traffic/*"], keep=tmp_path / "old")
+    with pytest.raises(RequestError, match="give only"):
+        fit(tables, output=tmp_path / "new", networks=(), keep=tmp_path / "old")
+    with pytest.raises(RequestError, match="no family matches nonsense/x: families are product, grouped"):
+        fit(tables, output=tmp_path / "new", networks=(), only=["nonsense/x"])
+    fit(tables, output=tmp_path / "new", networks=(), only=["product/*"], keep=tmp_path / "old")

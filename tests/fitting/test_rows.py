@@ -9,6 +9,7 @@ import pytest
 
 from traincast.cluster import find_device
 from traincast.estimate import AnalyticalCostModel
+from traincast.estimate.features import family_of, shapes_of
 from traincast.fitting.parts import parts_of
 from traincast.fitting.rows import RowConfig, canonical_name, key_of, measured_operator, operator_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
@@ -190,6 +191,25 @@ def test_rows_of_the_profiler_keep_their_operator_and_its_name() -> None:
     assert parts_of(op) == (op,)
     params["attributes"] = {"module": "Other", "eps": 1e-5}
     assert key_of(made("layer_norm", params, phase="bwd", dtype="bf16")) == key_of(op)
+
+
+def test_profiled_recurrent_layers_have_steps_first_and_samples_second() -> None:
+    tensors = [[[50, 8, 256], "fp32"], [[2048, 256], "fp32"], [[2048, 512], "fp32"]]
+    params = {"name": "mkldnn_rnn_layer", "attributes": {}, "inputs": tensors, "outputs": [[[50, 8, 512], "fp32"]]}
+    op = made("rnn", params, phase="fwd", dtype="fp32")
+    assert [tensor.batch_dim for tensor in op.inputs] == [1, None, None]
+    steps, batch, inner, hidden, gates, _ = shapes_of("recurrent", [op]).sizes[0].tolist()
+    assert (steps, batch, inner, hidden, gates) == (50, 8, 256, 512, 4)
+
+
+def test_profiled_gradients_of_convolutions_are_told_apart() -> None:
+    tensors = [[[2, 16, 8, 8], "fp32"], [[32, 16, 3, 3], "fp32"]]
+    for name in ("conv2d.bwd_data", "conv2d.bwd_weight"):
+        params = {"name": name, "attributes": {"stride": 1}, "inputs": tensors, "outputs": [[[2, 32, 8, 8], "fp32"]]}
+        op = made("conv", params, phase="bwd", dtype="fp32")
+        assert (family_of(op), shapes_of("conv", [op]).names) == ("conv", [name])
+        assert op.flops == 2 * 2 * 32 * 8 * 8 * 16 * 9
+        assert len(parts_of(op)) == 1
 
 
 @pytest.mark.parametrize(("config", "reason"), [

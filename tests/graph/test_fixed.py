@@ -13,7 +13,7 @@ from torch.nn import functional
 from traincast.graph import DType, OperatorGraph, OpKind, Phase
 from traincast.graph.capture import _trace, capture
 from traincast.graph.files import graph_from_dict, graph_to_dict
-from traincast.graph.load import load_factory
+from traincast.graph.own_modules import load_factory
 from traincast.graph.zoo import Traceable
 
 WIDTH, LAYERS = 32, 6

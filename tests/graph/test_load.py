@@ -126,7 +126,7 @@ def test_whole_numbers_in_a_row_are_tokens(factories: str) -> None:
     [
         ("fails", CaptureError, "its factory failed at .*my_models.py:25: OSError: disk full"),
         ("nothing", RequestError, "its factory returned NoneType; expected"),
-        ("no_inputs", RequestError, "expected \\(module, example inputs\\)"),
+        ("no_inputs", RequestError, "Linear has no example inputs; give a tensor, or a tuple of tensors"),
         ("scalar", RequestError, "tensors whose first dim is the batch"),
         ("number", RequestError, "number is not callable"),
         ("absent", RequestError, "expected package.module:factory that can be imported"),
@@ -225,8 +225,9 @@ def test_a_sequence_length_reaches_a_factory_that_takes_it(factories: str) -> No
 
 
 def test_a_sequence_length_is_refused_where_it_would_change_nothing(factories: str) -> None:
-    with pytest.raises(RequestError, match=r"takes no argument seq; write `def tokens\(seq\)`"):
-        load_model(f"{factories}:tokens", seq=9)
+    assert load_model(f"{factories}:tokens", seq=9).tokens_per_sample == 9
+    with pytest.raises(RequestError, match=r"neither tokens .* nor features .*; leave the sequence length out"):
+        load_model(f"{factories}:knows", seq=9)
     with pytest.raises(RequestError, match="'resnet18' has no sequence: leave the sequence length of 9 out"):
         load_model("resnet18", seq=9)
 

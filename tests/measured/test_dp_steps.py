@@ -58,8 +58,8 @@ def test_accumulation_makes_microbatches() -> None:
     [
         ({"model": "mystery"}, "'mystery' is not in the zoo"),
         ({"batch_per_gpu": None}, "batch_per_gpu is not stated"),
-        ({"gpus_per_node": 6}, "16 GPUs do not fill nodes of 6"),
         ({"parallelism": "hybrid (embeddings model-parallel)"}, "expected data parallelism only"),
+        ({"gpus_per_node": 6}, "16 GPUs do not fill nodes of 6"),
     ],
 )
 def test_a_row_that_cannot_be_forecast_says_why(change: Row, reason: str) -> None:

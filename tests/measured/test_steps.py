@@ -98,6 +98,7 @@ def test_zoo_models_are_known_by_many_spellings() -> None:
     assert zoo_name("Qwen3_30B_a3B") == "qwen3-30b-a3b"
     assert zoo_name("DeepSeekV3 (w/o MTP)") == "deepseek-v3"
     assert zoo_name("GPT OSS 120B") == "gpt-oss-120b"
+    assert zoo_name("DeepSeek3-671B") == "deepseek-v3"
     assert zoo_name("something else") is None
 
 
@@ -151,14 +152,48 @@ def test_a_failed_run_has_no_time() -> None:
         read_timed_run(0, failed)
 
 
-def test_seconds_follow_from_tokens_per_second_unless_a_time_is_asked_for() -> None:
+def test_seconds_follow_from_tokens_per_second() -> None:
     row = {**ROW, "step_time_s": None, "tokens_per_s_per_gpu": 1000.0}
-    assert read_run(0, row).seconds == pytest.approx(16 * 128 / (1000 * 16))
+    for read in (read_run, read_timed_run):
+        assert read(0, row).seconds == pytest.approx(16 * 128 / (1000 * 16))
     with pytest.raises(RowError, match="step_time_s is None: expected seconds above 0"):
-        read_timed_run(0, row)
+        read_timed_run(0, {**ROW, "step_time_s": None})
 
 
 def test_a_row_of_another_device_did_not_run_on_the_given_cluster() -> None:
     with pytest.raises(RowError, match="ran on h100-sxm5-80gb, but dgx-a100 has a100"):
         read_timed_run(0, ROW, cluster=load_cluster("dgx-a100"))
     assert read_timed_run(0, ROW, cluster=load_cluster("dgx-h100")).request.cluster.num_nodes == 2
+
+
+MIXTURE: Row = {
+    "source": "a lab",
+    "framework": "Megatron-Core",
+    "model": "Qwen3_30B_a3B",
+    "seq": 4096,
+    "gpu": "GB300",
+    "n_gpus": 8,
+    "gpus_per_node": 4,
+    "dp": 8,
+    "ep": 8,
+    "micro_batch": 4,
+    "global_batch": 512,
+    "precision": "MXFP8",
+    "step_time_s": 9.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("date", "release", "graphs"), [("26.04.01", "26.04.01", False), ("26.08", "26.08", True), ("2026", "26.06", True)]
+)
+def test_the_release_of_a_mixture_is_the_date_of_its_row(date: str, release: str, graphs: bool) -> None:
+    reading = read_row({**MIXTURE, "date": date})
+    runtime = reading.request.runtime
+    assert (runtime.name, runtime.release, runtime.cuda_graphs) == ("megatron-bridge", release, graphs)
+    assert ("release of megatron-bridge not stated: 26.06" in reading.assumed) == (date == "2026")
+
+
+def test_a_run_that_drops_tokens_has_a_capacity() -> None:
+    assert read_row(MIXTURE).request.strategy.capacity == 0.0
+    dropping = read_row({**MIXTURE, "model": "Qwen3_30B_a3B (tokendrop)"}).request.strategy
+    assert dropping.capacity == 1.0

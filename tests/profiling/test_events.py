@@ -164,3 +164,15 @@ def test_the_mean_of_a_message_leaves_out_a_fifth_at_each_end() -> None:
     mean, error = trimmed([*range(1, 20), 1000.0])
     assert mean == pytest.approx(10.5)
     assert error == pytest.approx((sum((x - 10.5) ** 2 for x in range(5, 17)) / 11 / 12) ** 0.5)
+
+
+def test_ranks_that_wait_for_one_another_take_the_steps_of_the_slowest() -> None:
+    given: list[list[float]] = []
+
+    def slowest(seconds: list[float]) -> list[float]:
+        given.append(seconds)
+        return [10.0] * len(seconds)
+
+    times = time_steps(training_step(DEEP, batch=1), needed_works(ONE).operators, steps=3, seconds=5.0, slowest=slowest)
+    assert times.mean_s == pytest.approx(10.0)
+    assert [len(seconds) for seconds in given] == [3]

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import GPT, request_of, tasks_per_work
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy import lower
-from traincast.strategy.attention import kernels_of
+from traincast.strategy.attention import kernels_of, unfused
 
 FUSED_SOFTMAX = ["scores", "softmax", "dropout", "attention_output"]
 EAGER = ["scores", "scale", "mask", "softmax", "dropout", "attention_output"]
@@ -77,3 +77,13 @@ def test_the_projection_to_the_vocabulary_stays_wide(precision: str) -> None:
     assert len(of_vocabulary) == 3  # forward, and gradients of input and weight
     assert {w.inputs[0].dtype for w in of_vocabulary} == {DType.BF16}
     assert {w.inputs[0].dtype.value for w in others} == {precision}
+
+
+@pytest.mark.parametrize(("dim", "attributes"), [(64, {}), (104, {}), (108, {"kernel": "unaligned"})])
+def test_heads_that_begin_between_16_bytes_are_marked(dim: int, attributes: dict[str, str]) -> None:
+    q = TensorSpec((1, 4, 32, dim), DType.FP16, 0)
+    op = Operator(name="attention", kind=OpKind.ATTENTION, phase=Phase.FORWARD, inputs=(q, q, q), outputs=(q,))
+    made = unfused(op)
+    products = [part for part in made if part.kind is OpKind.BATCHED_GEMM]
+    assert [dict(part.attributes) for part in products] == [attributes] * 2
+    assert all(not part.attributes for part in made if part not in products)

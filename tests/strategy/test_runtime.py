@@ -33,7 +33,7 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
         ("bucket_bytes = inf", "expected a number from 0"),
         ("bucket_bytes = nan", "expected a number from 0"),
         ("overlap_gradients = 1", "expected true or false"),
-        ("attention = 'fast'", "expected one of flash, flash-2, unfused, eager"),
+        ("attention = 'fast'", "expected one of flash, flash-2, cudnn-8, unfused, eager"),
         ("fusions = ['all']", r"fusions\[0\] is 'all': expected one of norm, elementwise, loss, gradients"),
         ("fusions = 'norm'", "expected a list of words of norm, elementwise"),
         ("zero = 4", "expected one of 0, 1, 2, 3"),
@@ -78,6 +78,12 @@ def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
         ("PyTorch2.1", "pytorch"),
         ("Megatron-LM 2.5", "megatron-2"),
         ("Megatron-LM 23.04", "megatron"),
+        ("MaxText (JAX)", "maxtext"),
+        ("T5X (JAX)", "maxtext"),
+        ("NeuronX Distributed 2.16.0", "neuronx"),
+        ("PyTorch Neuron 2.14.0", "neuronx-1"),
+        ("PyTorch Neuron 2.21.0", "neuronx"),
+        ("optimum-habana multi_card", "optimum-habana"),
     ],
 )
 def test_a_framework_is_found_as_tables_spell_it(framework: str, name: str) -> None:

@@ -110,10 +110,10 @@ def test_rows_of_a_run_show_a_message_at_both_ends() -> None:
         ServerSpan(ServerRole.UPDATE, 3, -1, 1, 0, 2, 3.0, 4.0, 40.0),
     ]
     rows = list(rows_of(setup, spans, ["embedding"]))
-    assert [(row.rank, row.peer, row.stream, row.category, row.name) for row in rows] == [
+    assert [(rank, row.peer, row.stream, row.category, row.name) for rank, row in rows] == [
         (1, -1, "compute", "forward", "forward embedding"),
         (1, 2, "communication", "communication", "push embedding"),
         (2, 1, "communication", "communication", "push embedding"),
         (3, -1, "compute", "optimizer", "update embedding"),
     ]
-    assert {(row.label, row.nbytes) for row in rows} == {("forward", 0.0), ("push", 40.0), ("update", 40.0)}
+    assert {(row.label, row.nbytes) for _, row in rows} == {("forward", 0.0), ("push", 40.0), ("update", 40.0)}

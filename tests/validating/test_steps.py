@@ -76,7 +76,10 @@ def test_memory_that_only_fits_as_decimal_gigabytes_is_taken_for_such(tmp_path: 
 
 def test_a_run_without_a_time_or_memory_is_skipped(tmp_path: Path) -> None:
     (row,) = validate_steps(write(tmp_path / "t.parquet", {**STATED, "step_time_s": None, "mem_gb": None})).rows
-    assert (row.status, row.reason) == ("skipped", "neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
+    assert (row.status, row.reason) == (
+        "skipped",
+        "neither step_time_s, tokens_per_s_per_gpu, tflops_per_gpu nor mem_gb is stated",
+    )
 
 
 def test_the_summary_counts_assumptions_by_source_and_kind(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_cluster_may_be_given_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"kind": "dp_steps"}, "kind 'dp_steps' is not known: expected one of steps, dp-steps, operators, collectives"),
+        ({"kind": "dp_steps"}, "kind 'dp_steps' is not known: expected one of steps, dp-steps, finetune, operators"),
         ({"kind": "dp-steps", "cluster": "dgx-h100"}, "cluster does not apply to a table of dp-steps: it takes"),
         ({"rows": 3}, "rows does not apply to a table of steps"),
         ({"kind": "collectives", "calibrated": False}, "calibrated does not apply to a table of collectives"),

@@ -42,6 +42,17 @@ def fit() -> None:
     help="Also try a network on cells that match PATTERN, such as 'attention/*,conv/*'; `none` tries none.",
 )
 @click.option(
+    "--only",
+    metavar="PATTERN,…",
+    help="Fit only cells that match PATTERN, such as 'conv/*,*/v100*'. Default: all cells.",
+)
+@click.option(
+    "--from",
+    "keep",
+    metavar="BUNDLE",
+    help="Copy the cells that --only leaves out from BUNDLE, unchanged.",
+)
+@click.option(
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 40."
 )
 @options.where()
@@ -54,6 +65,8 @@ def operators(
     output: str,
     rivals: bool,
     networks: str,
+    only: str | None,
+    keep: str | None,
     epochs: int | None,
     where: tuple[str, ...],
     seed: int,
@@ -74,6 +87,8 @@ def operators(
             output=output,
             rivals=rivals,
             networks=() if networks == "none" else tuple(networks.split(",")),
+            only=tuple(only.split(",")) if only else None,
+            keep=keep,
             epochs=epochs,
             where=conditions(where),
             seed=seed,
@@ -109,9 +124,9 @@ def _progress() -> Iterator[Callable[[str], None] | None]:
 
 def _show(fitted: Sequence[FittedCell]) -> None:
     rows = []
-    general = [made.cell.family for made in fitted if made.cell.device == "any"]
+    general = [made.cell.family for made in fitted if made.cell.setting == "any"]
     for made in fitted:
-        if made.cell.device == "any":
+        if made.cell.setting == "any":
             continue
         for name, score in made.scores.items():
             if name != "all" and len(made.scores) == 2:
@@ -141,6 +156,8 @@ def _show(fitted: Sequence[FittedCell]) -> None:
 
 def _learner(made: FittedCell) -> str:
     cell = made.cell
+    if cell.points is not None:
+        return "Gaussian process"
     if cell.network is not None and cell.network.adapted is not None:
         return "adapted network"
     if cell.share in (0.0, 1.0):

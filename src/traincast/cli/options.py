@@ -8,16 +8,13 @@ the current name (:data:`RENAMED`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import click
 
 from traincast.errors import RequestError
 from traincast.units import parse_count, parse_seconds
-
-if TYPE_CHECKING:
-    from traincast.estimate import CostModel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,7 +97,7 @@ def _name(param: click.Parameter | None) -> str:
 CATALOG_CLUSTER: Final = (
     "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is 1 node with 2 of its devices."
 )
-PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, fp8 or nvfp4."
+PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, pure-bf16, fp8 or nvfp4."
 COUNT: Final = Count()
 WORKERS: Final = Count(most=1024)
 TIME: Final = Time()
@@ -236,20 +233,6 @@ def events() -> Decorator:
     )
 
 
-def events_cost_model(events: str | None, bundles: Sequence[str]) -> CostModel | None:
-    """Return the cost model of ``--events`` and ``--bundle``, or ``None`` for the default one."""
-    from pathlib import Path
-
-    from traincast.estimate import learned_cost_model
-
-    learned = learned_cost_model([Path(path) for path in bundles]) if bundles or events else None
-    if events is None or learned is None:
-        return learned
-    from traincast.estimate.events import EventsCostModel, read_events
-
-    return EventsCostModel(read_events(events), learned)
-
-
 def no_cache() -> Decorator:
     """``--no-cache``."""
     return click.option("--no-cache", is_flag=True, help="Do not read or write the cache of traced models.")
@@ -372,6 +355,17 @@ def layers_per_type() -> Decorator:
         type=COUNT,
         metavar="N",
         help="Layers of each type in the operator set.",
+    )
+
+
+def opset_size() -> Decorator:
+    """``--size``."""
+    return click.option(
+        "--size",
+        default="full",
+        show_default=True,
+        metavar="NAME",
+        help="Operators of the operator set: full (as in published networks) or small (for one core of a processor).",
     )
 
 

@@ -105,7 +105,10 @@ def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:
     from traincast.graph.load import load_model
 
     with progress_bar("tracing modules") as progress:
-        return load_model(model, seq=seq, use_cache=use_cache, progress=progress)
+        graph = load_model(model, seq=seq, use_cache=use_cache, progress=progress)
+    if "note" in graph.attributes:
+        console(stderr=True).print(f"note: {graph.attributes['note']}")
+    return graph
 
 
 def print_table(

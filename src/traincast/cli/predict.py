@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from traincast.cli import options
+from traincast.cli.cost_model import events_cost_model
 from traincast.cli.exporting import exported, runtime_for, show_export
+from traincast.cli.finetuning import fine_tuning
 from traincast.cli.output import console, input_files, print_json, traced
 from traincast.cli.predict_tables import show
 from traincast.errors import RequestError
@@ -38,6 +40,7 @@ _READABLE_SPANS = 150_000
 @options.seq()
 @options.precision(options.PRECISIONS)
 @options.runtime()
+@fine_tuning()
 @click.option(
     "--shard-rule",
     "shard_rules",
@@ -92,6 +95,10 @@ def predict(
     seq: int | None,
     precision: str | None,
     runtime: str | None,
+    lora: str | None,
+    freeze: tuple[str, ...],
+    quantize: str | None,
+    optimizer: str | None,
     shard_rules: tuple[str, ...],
     tokens: int | None,
     samples: int | None,
@@ -132,11 +139,15 @@ def predict(
         global_batch=global_batch,
         precision=precision,
         runtime=runtime_for(export, runtime),
+        lora=lora,
+        freeze=freeze,
+        quantize=quantize,
+        optimizer=optimizer or True,
         shard_rules=tuple(_rule(text) for text in shard_rules),
         tokens=tokens,
         samples=samples,
         steps=steps,
-        cost_model=options.events_cost_model(events, bundle),
+        cost_model=events_cost_model(events, bundle),
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
     text = exported(result.request, export, chosen=strategy is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,16 @@ from traincast.cli.profile_machine import machine
 from traincast.cli.profile_output import (
     facts_of,
     only_rank_0_speaks,
+    phase_counts,
     progress_on_terminal,
     saying_what_is_kept,
+    show_families,
     show_rest,
 )
 from traincast.errors import RequestError
 from traincast.units import format_bytes, format_seconds, parse_count
 
 if TYPE_CHECKING:
-    from traincast.graph import Operator
     from traincast.profiling.collective_cases import CollectiveRequest
 
 
@@ -78,6 +79,7 @@ profile.add_command(machine)
 )
 @options.time_limit()
 @options.layers_per_type()
+@options.opset_size()
 @options.seed("The operator set depends on it.")
 @options.source()
 @options.output("the table (.parquet).")
@@ -97,6 +99,7 @@ def operators(
     limit: int | None,
     time_limit: float | None,
     layers_per_type: int,
+    size: str,
     seed: int,
     source: str,
     output: str,
@@ -128,6 +131,7 @@ def operators(
         time_limit_s=time_limit,
         source=source,
         layers_per_type=layers_per_type,
+        size=size,
         seed=seed,
     )
     with progress_on_terminal() as progress, saying_what_is_kept(Path(output)):
@@ -319,15 +323,30 @@ def _pattern(line: Mapping[str, Any]) -> str:
 
 @profile.command(name="opset", epilog=options.example("profile opset --layers-per-type 10 -o opset.json"))
 @options.layers_per_type()
+@options.opset_size()
 @options.seed("The operator set depends on it.")
 @options.batch()
 @click.option("--list", "listed", is_flag=True, help="Print every operator.")
+@click.option("--families", is_flag=True, help="Print how many operators of each type the CNN families have.")
 @options.output("the operator set (.json); `traincast profile operators --from` reads it.", required=False)
 @options.json()
 @options.renamed("profile opset")
-def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str | None, as_json: bool) -> None:
-    """Draw the operator set: operators of 13 CNN families and of transformers, with sizes close to published ones."""
+def opset(
+    layers_per_type: int,
+    size: str,
+    seed: int,
+    batch: int,
+    listed: bool,
+    families: bool,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Draw the operator set: operators of 13 CNN families, transformers and recurrent networks.
+
+    Their sizes are those of published layers and others close to them.
+    """
     from traincast.profiling.opset import operator_set_by_type
+    from traincast.profiling.opset_families import operators_by_family
     from traincast.profiling.opset_files import save_operator_set
     from traincast.profiling.rows import PHASES
 
@@ -335,14 +354,18 @@ def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str
         raise RequestError(f"cannot write {output}: an operator set is JSON, so its name must end in .json")
     if output is not None:
         files.check_output(Path(output))
-    by_type = operator_set_by_type(samples=layers_per_type, seed=seed, batch=batch)
+    by_type = operator_set_by_type(samples=layers_per_type, seed=seed, batch=batch, size=size)
     if output is not None:
         save_operator_set(by_type, Path(output), settings={"samples": layers_per_type, "seed": seed, "batch": batch})
     every = [op for chosen in by_type.values() for op in chosen]
     kinds = Counter(op.kind.value for op in every)
     if as_json:
         types = {name: len(chosen) for name, chosen in by_type.items()}
-        print_json({"operators": len(every), "types": types, "kinds": dict(kinds), "file": output})
+        extra = {"families": operators_by_family()} if families else {}
+        print_json({"operators": len(every), "types": types, "kinds": dict(kinds), "file": output, **extra})
+        return
+    if families:
+        show_families()
         return
     if listed:
         for name, chosen in by_type.items():
@@ -351,7 +374,7 @@ def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str
                 click.echo(f"{name:<13} {PHASES[op.phase]:<7} {op.name:<34} {shapes}")
         return
     rows = [
-        [name, ", ".join(sorted({op.kind.value for op in chosen})), str(len(chosen)), *_phases(chosen)]
+        [name, ", ".join(sorted({op.kind.value for op in chosen})), str(len(chosen)), *phase_counts(chosen)]
         for name, chosen in by_type.items()
     ]
     columns = ("type", "kinds", "operators", "forward", "backward", "update")
@@ -361,13 +384,6 @@ def opset(layers_per_type: int, seed: int, batch: int, listed: bool, output: str
 
 
 profile.add_command(events)
-
-
-def _phases(chosen: Sequence[Operator]) -> list[str]:
-    from traincast.graph import Phase
-
-    counts = Counter(op.phase for op in chosen)
-    return [str(counts[phase]) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
 def _group_sizes(text: str) -> tuple[int, ...]:

@@ -193,7 +193,7 @@ def _show(request: EventsRequest, found: EventsProfile, *, as_json: bool) -> Non
 
 def _step_of(request: EventsRequest, folder: Path) -> tuple[float, int]:
     """Return the forecast seconds of a step with the events in ``folder``, and its number of ranks."""
-    from traincast.cli.options import events_cost_model
+    from traincast.cli.cost_model import events_cost_model
     from traincast.forecast import predict
 
     try:

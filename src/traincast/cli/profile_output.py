@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from traincast.cli.output import console
+from traincast.cli.output import console, print_table
 from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
+    from traincast.graph import Operator
     from traincast.profiling.outcome import Profile, Progress
 
 
@@ -96,3 +98,19 @@ def only_rank_0_speaks() -> Iterator[None]:
         if os.environ.get("RANK", "0") != "0":
             sys.exit(2)
         raise
+
+
+def phase_counts(operators: Sequence[Operator]) -> list[str]:
+    """How many operators run forward, backward and in the update, for a table."""
+    from traincast.graph import Phase
+
+    counts = Counter(op.phase for op in operators)
+    return [str(counts[phase]) for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
+
+
+def show_families() -> None:
+    """Print how many operators of each type the families of convolutional networks have."""
+    from traincast.profiling.opset_families import COLUMNS, operators_by_family
+
+    rows = [[name, *(str(n.get(c, 0)) for c in COLUMNS)] for name, n in operators_by_family().items()]
+    print_table("distinct forward operators", ("family", *COLUMNS), rows, right=range(1, len(COLUMNS) + 1))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from traincast.cli import options
+from traincast.cli.cost_model import events_cost_model
 from traincast.cli.exporting import exported, runtime_for, show_export
+from traincast.cli.finetuning import fine_tuning, fine_tuning_words
 from traincast.cli.output import console, input_files, print_json, progress_bar, traced
 from traincast.cli.search_tables import show
 from traincast.errors import (
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 @options.seq()
 @options.precision(options.PRECISIONS)
 @options.runtime()
+@fine_tuning()
 @click.option(
     "--objective",
     metavar="NAME",
@@ -114,6 +117,10 @@ def search(
     seq: int | None,
     precision: str | None,
     runtime: str | None,
+    lora: str | None,
+    freeze: tuple[str, ...],
+    quantize: str | None,
+    optimizer: str | None,
     objective: str | None,
     top: int,
     constraint: tuple[str, ...],
@@ -160,6 +167,10 @@ def search(
             global_batch=global_batch,
             precision=precision,
             runtime=runtime_for(export, runtime),
+            lora=lora,
+            freeze=freeze,
+            quantize=quantize,
+            optimizer=optimizer or True,
             objective=_objective(objective, deadline),
             top=top,
             constraint=",".join([*_expressible(export, model), *constraint]),
@@ -176,7 +187,7 @@ def search(
             engine_name=engine,
             resume=None if resume is None else Path(resume),
             progress=progress,
-            cost_model=options.events_cost_model(events, bundle),
+            cost_model=events_cost_model(events, bundle),
             accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
         )
@@ -322,6 +333,7 @@ def _say_how_to_see_more(context: click.Context, answer: Answer) -> None:
     asked = {**given, "runtime": runtime_for(given["export"], given["runtime"])}
     for name in ("seq", "precision", "runtime", "tokens", "samples", "steps"):
         words += [f"--{name}", _short(asked[name])] if asked[name] else []
+    words += fine_tuning_words(given)
     words += ["--strategy", answer.best.strategy.complete_text]
     click.echo(f"To see the first strategy in detail, run: {shlex.join(words)}")
 

@@ -1,4 +1,4 @@
-"""``traincast validate operators | collectives | steps | dp-steps``: forecasts against a table of measured runs."""
+"""``traincast validate operators | collectives | steps | dp-steps | finetune``: forecasts against measured runs."""
 
 from __future__ import annotations
 
@@ -166,6 +166,22 @@ def dp_steps(file: str, uncalibrated: bool, as_json: bool) -> None:
 
     with progress_bar("dp-steps") as progress:
         result = compare(file, kind="dp-steps", calibrated=not uncalibrated, progress=progress)
+    _show(result, as_json=as_json)
+
+
+@validate.command(name="finetune", epilog=options.example("validate finetune runs.csv"))
+@click.argument("file")
+@options.uncalibrated()
+@options.json()
+def finetune(file: str, uncalibrated: bool, as_json: bool) -> None:
+    """Compare forecasts of fine-tuning runs with FILE: full, LoRA, QLoRA and other adapters.
+
+    Memory is compared in the kind that a row states: allocated, reserved, or as nvidia-smi shows it.
+    """
+    from traincast.validating.validate import validate as compare
+
+    with progress_bar("finetune") as progress:
+        result = compare(file, kind="finetune", calibrated=not uncalibrated, progress=progress)
     _show(result, as_json=as_json)
 
 

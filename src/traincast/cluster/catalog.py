@@ -25,7 +25,7 @@ devices of one node), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and size
     extends = "dgx-h100"
     device = "h100-sxm5-80gb"         # a catalog name or a path; a [device] table of this file wins
     devices_per_node = 8
-    intra_topology = "nvswitch"       # nvswitch, nvlink-mesh, pcie-tree, none
+    intra_topology = "nvswitch"       # nvswitch, nvlink-mesh, pcie-tree, torus, none
     intra_node = { name = "NVLink4", bandwidth = 450e9, latency_s = 1.2e-6 }   # of one device
     inter_node = { name = "NDR InfiniBand", bandwidth = 50e9, latency_s = 3e-6 } # of one NIC
     nics_per_node = 8
@@ -33,6 +33,7 @@ devices of one node), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and size
     launch_s = 4.5e-6                 # host_memory_bytes, host_bandwidth, storage_bandwidth …: numbers
     price_per_node_hour = 24.0        # default: devices_per_node × price_per_hour
     domain_nodes = 1                  # nodes that share one domain of intra_node links (NVL72: 18)
+    torus_dims = 2                    # axes of a torus of intra_node links; torus_wrap: see Cluster
     subset_bandwidth = []             # see Cluster; aliases = [...]: names of machines built of this node
 
     [cluster]

@@ -21,7 +21,7 @@ Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_NODES)]
 PerNode: TypeAlias = Annotated[int, Meta(ge=1, le=10_000)]
 
-IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "none"]
+IntraTopology: TypeAlias = Literal["nvswitch", "nvlink-mesh", "pcie-tree", "torus", "none"]
 InterTopology: TypeAlias = Literal["fat-tree", "rail-optimized", "dragonfly", "torus", "none"]
 
 INTERFERENCE: Final = 0.05
@@ -117,6 +117,10 @@ class Cluster:
     ``subset_bandwidth`` lists the bytes/s per direction that each of the first 2, 3, … devices of a node can send to
     the others. For more devices than it lists, ``intra_node.bandwidth`` holds.
 
+    With ``intra_topology`` = ``torus``, the devices of a domain form a torus of ``torus_dims`` axes of equal length;
+    ``intra_node.bandwidth`` is what all links of one device send together. The ends of an axis are joined if it has at
+    least ``torus_wrap`` devices; a shorter axis is a line. See :mod:`traincast.cluster.torus`.
+
     ``calibration`` holds parameters fitted to measured runs; without it, a forecast assumes those of other clusters.
 
     ``parts`` lists the nodes of a mixed cluster, in the order of ranks: nodes of one part are equal, and parts may
@@ -145,6 +149,8 @@ class Cluster:
     domain_nodes: Count = 1
     group_nodes: Count = 1
     subset_bandwidth: tuple[Bandwidth, ...] = ()
+    torus_dims: Annotated[int, Meta(ge=1, le=6)] = 2
+    torus_wrap: Count = 1
     parts: tuple[Cluster, ...] = ()
     hosts: tuple[Cluster, ...] = ()
     calibration: Calibration | None = None

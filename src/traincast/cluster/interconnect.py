@@ -54,7 +54,10 @@ _RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(bps|bit|bE|be|b\b|Bps|BPS
 _BARE_RATE: Final = re.compile(
     r"[x\u00d7]\s*(\d+)\s*G\b|\b(\d+)\s*G(?=\s+(?:ethernet|infiniband|ib|roce|efa)\b)", re.IGNORECASE
 )
-_COUNT: Final = re.compile(r"(?<![\w.])(\d{1,3})\s*[x\u00d7]")
+_COUNT: Final = re.compile(
+    r"(?<![\w.])(\d{1,3})\s*(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?)\b))", re.IGNORECASE
+)
+"""How texts count network cards: ``8x HDR``, ``4 Omni-Path links``."""
 _PCIE: Final[dict[int, Link]] = {
     3: Link(name="PCIe 3.0 x16", bandwidth=15.75e9, latency_s=3.5e-6),
     4: Link(name="PCIe 4.0 x16", bandwidth=31.5e9, latency_s=3.0e-6),

@@ -18,10 +18,8 @@ _MAX_TEXT: Final = 1000
 # A word may be glued to a vendor's or series' name before it, and to a form or a memory size after it.
 _BEFORE: Final = r"(?:^|(?<=[^a-z0-9])|(?<=\dx)|nvidia|tesla|geforce|gtx|rtx|quadro|instinct|amd|intel|nv|aws)"
 _AFTER: Final = r"(?=$|[^a-z0-9]|sxm|pcie|pci|hbm|nvl|x\d|\d+\s*gi?b)"
-_OTHERS: Final = re.compile(
-    r"\b(?:bi v\d|iluvatar|ascend|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame|gaudi|trainium|tpu)"
-)
-"""Makers and series that the catalog does not have; some of their names contain one of ours (``BI-V100``)."""
+_OTHERS: Final = re.compile(r"\b(?:ascend|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame)")
+"""Makers and series that the catalog does not have; some of their names contain one of ours."""
 _CORES: Final = re.compile(r"\b\d+ of \d+ cores$")
 _RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)
 _MEMORY: Final = re.compile(r"(?<![0-9.])(\d+(?:\.\d+)?)\s*gi?b?(?![a-z0-9])", re.IGNORECASE)

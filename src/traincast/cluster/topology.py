@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.cluster.hardware import Cluster, Device, IntraTopology
+from traincast.cluster.torus import torus_bandwidth
 
 _TORUS_DIMS: Final = 3
 _BRIDGE_LATENCY_S: Final = 1.5e-6
@@ -21,9 +22,12 @@ _SWITCH_SHARE: Final = 0.1
 def effective_intra_bandwidth(cluster: Cluster, num_devices: int) -> float:
     """Bytes/s per direction that each of the first ``num_devices`` of a node can send to the others.
 
-    ``subset_bandwidth[num_devices - 2]`` where the node states it (meshes, NVLink bridges), else
+    In a torus, ``num_devices`` counts devices of a domain (:func:`traincast.cluster.torus.torus_bandwidth`). Elsewhere
+    it is ``subset_bandwidth[num_devices - 2]`` if the node states it (meshes, NVLink bridges), otherwise
     ``intra_node.bandwidth``.
     """
+    if cluster.intra_topology == "torus":
+        return torus_bandwidth(cluster, num_devices)
     index = num_devices - 2
     if 0 <= index < len(cluster.subset_bandwidth):
         return cluster.subset_bandwidth[index]
@@ -86,7 +90,9 @@ def part_of_node(base: Cluster, device: Device, count: int) -> Cluster:
     """Returns ``base`` with ``count`` devices per node and their share of links, NICs, host memory, price and power."""
     share = count / base.devices_per_node
     topology: IntraTopology = base.intra_topology
-    link = replace(base.intra_node, bandwidth=effective_intra_bandwidth(base, count))
+    link = base.intra_node
+    if topology != "torus":  # a torus has the same links, however many devices take part
+        link = replace(link, bandwidth=effective_intra_bandwidth(base, count))
     if link.bandwidth > base.intra_node.bandwidth:
         topology, link = "nvlink-mesh", replace(link, name="NVLink bridge", latency_s=_BRIDGE_LATENCY_S)
     elif topology == "none" and count > 1:

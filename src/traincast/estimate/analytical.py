@@ -30,13 +30,34 @@ from traincast.estimate.roofline import (
     memory_seconds,
 )
 from traincast.graph import Operator, OpKind, Phase
+from traincast.graph.scan_amount import WITHOUT_PRODUCTS
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
 
-GROUPED_SHARE: Final = 0.42
-"""What a grouped GEMM reaches of a batched one of the same size: ragged groups, uneven experts."""
+UNALIGNED_SHARE: Final = 0.7
+"""What products of 16 bits reach of the fp32 peak if matrix units cannot read their operands, which are not aligned.
+
+On A100, unfused attention with heads of 108 and 150 dims ran at 7 to 9 TFLOP/s in published steps.
+"""
+GROUPED_SHARE: Final = {"": 0.42, "looped": 0.65, "fused": 0.9}
+"""What a grouped GEMM reaches of a batched one of the same size with many rows per expert, by its kernels.
+
+"" stands for the fused kernels of inference, ``looped`` for one GEMM per expert on several streams as Transformer
+Engine launches them (fitted to its products on B200), ``fused`` for a persistent kernel over the experts of training
+(taken from runs, not from measured kernels).
+"""
+LOOPED_SHARE: Final = {"ampere": 0.9}
+"""As ``looped`` above, on architectures that were measured and differ."""
+EXPERT_S: Final = 3e-6
+"""Seconds that each expert adds to a looped product: its GEMM begins and drains by itself."""
+STATIC_SHARE: Final = 0.75
+"""The same where a compiler gives every expert the same rows: TPUs and the like."""
 RNN_STEP_S: Final = 12e-6
 """Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
+SCAN_SHARE: Final = 0.25
+"""What the products of a chunked scan reach of a matrix product: small tiles, with decays applied to every one."""
+SELECTIVE_SHARE: Final = 0.25
+"""What a selective scan reaches of the fp32 peak: an exponential per state, no product."""
 DEPTHWISE_SHARE: Final = 0.25
 """What a depthwise convolution reaches of the fp32 peak: it has no product to tile."""
 WINOGRAD_GAIN: Final = 1.4
@@ -69,6 +90,7 @@ _FAMILY_OF_KIND: Final = {
     OpKind.CONV: "conv",
     OpKind.DEPTHWISE_CONV: "conv",
     OpKind.RNN: "rnn",
+    OpKind.SCAN: "scan",
 }
 _ANALYTICAL: Final = SOURCES.index("analytical")
 
@@ -161,7 +183,10 @@ class _Operators:
                 per_expert = rows / experts
                 of_weight = len(op.inputs[1].shape) < 3
                 dims = (experts, k, n, per_expert) if of_weight else (experts, per_expert, n, k)
-                self._add_gemm(index, op, dims, GROUPED_SHARE)
+                share = grouped_share(op, self.device) if self.reach.graphics else STATIC_SHARE
+                self._add_gemm(index, op, dims, share)
+                if op.attributes.get("kernel") == "looped":
+                    self._traffic.append((index, 0.0, 1.0, 0.0, experts * EXPERT_S))
             case OpKind.ATTENTION:
                 self._add_attention(index, op)
             case OpKind.CONV:
@@ -196,7 +221,7 @@ class _Operators:
     def _add_gemm(self, index: int, op: Operator, dims: tuple[float, float, float, float], share: float) -> None:
         dtype = op.inputs[0].dtype.value
         cast = CAST_BYTES.get(dtype, 0.0) * op.inputs[0].numel
-        rate = share * self._rate("gemm", dtype)
+        rate = share * self._rate("gemm", dtype) * attention_share(op, self.device)
         out_bytes = op.outputs[0].dtype.nbytes
         self._products.append((index, *dims, rate, out_bytes, op.nbytes, cast, SHARPNESS, 1.0))
 
@@ -247,6 +272,10 @@ class _Operators:
         compute, floor = 0.0, self.machine.floor_s
         if kind is OpKind.DEPTHWISE_CONV:
             compute = op.flops / (DEPTHWISE_SHARE * self.device.peak("fp32"))
+        elif kind is OpKind.SCAN:
+            plain = op.name in WITHOUT_PRODUCTS
+            peak = self.device.peak("fp32") if plain else self._rate("gemm", op.inputs[0].dtype.value)
+            compute = op.flops / ((SELECTIVE_SHARE if plain else SCAN_SHARE) * peak)
         elif kind is OpKind.OPTIMIZER:
             floor *= FUSED_FLOOR
         self._traffic.append((index, op.nbytes, share, compute, floor))
@@ -275,10 +304,23 @@ class _Operators:
         return total
 
 
+def grouped_share(op: Operator, device: Device) -> float:
+    """What a grouped product reaches of a batched one of the same size, by the kernels that run it."""
+    kernel = str(op.attributes.get("kernel", ""))
+    usual = GROUPED_SHARE[kernel]
+    return LOOPED_SHARE.get(device.architecture, usual) if kernel == "looped" else usual
+
+
 def attention_share(op: Operator, device: Device) -> float:
-    """The fraction of the speed of the device's best attention kernels that ``op`` reaches."""
-    older = op.attributes.get("kernel") == "flash-2"
-    return OLDER_ATTENTION.get(device.architecture, 1.0) if older else 1.0
+    """The fraction of the speed of the device's best kernels that ``op``, a part of attention, reaches."""
+    kernel = op.attributes.get("kernel")
+    if kernel in OLDER_ATTENTION:
+        return OLDER_ATTENTION[str(kernel)].get(device.architecture, 1.0)
+    if kernel == "unaligned":
+        dtype = op.inputs[0].dtype.value
+        best = achievable(device).gemm_fraction(dtype) * device.peak(dtype)
+        return min(1.0, UNALIGNED_SHARE * device.peak("fp32") / best)
+    return 1.0
 
 
 def _columns(rows: list[tuple[float, ...]]) -> Column:

@@ -24,7 +24,7 @@ from traincast.cluster.match import GENERIC, is_processor
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.card import KINDS, check_card, check_finite, digest_of
 from traincast.estimate.cells import ANY, Cell, cell_from
-from traincast.estimate.features import FEATURES_VERSION
+from traincast.estimate.features import CHANGED, FEATURES_VERSION
 from traincast.files import check_folder, write_folder
 
 FORMAT: Final = 2
@@ -91,6 +91,17 @@ class Bundle:
         devices = {name: self.devices.get(name) or load_device(name) for name in best}
         return [(devices[device], self.cell(name)) for device, (_, name) in sorted(best.items())]
 
+    def siblings(self, family: str, dtype: str, device: Device) -> list[str]:
+        """The cells of ``device`` and of cards with the same chip, its own first, then those with the most rows."""
+        found = []
+        for name, entry in self.card.get("cells", {}).items():
+            if (entry["family"], entry["dtype"]) != (family, dtype) or entry["device"] == ANY or "base" in entry:
+                continue
+            other = self.devices.get(entry["device"]) or load_device(entry["device"])
+            if (other.architecture, other.num_sms) == (device.architecture, device.num_sms):
+                found.append((entry["device"] != device.name, -entry["rows"], name))
+        return [name for *_, name in sorted(found)]
+
     def cell(self, name: str) -> Cell:
         """The cell called ``name``."""
         if name not in self._cells:
@@ -116,8 +127,11 @@ class Bundle:
         )
 
 
-def load_bundle(path: Path) -> Bundle:
-    """Returns the bundle in the folder ``path``; raises ``FileFormatError`` if card, weights or hash are wrong."""
+def load_bundle(path: Path, *, outdated: bool = False) -> Bundle:
+    """Returns the bundle in the folder ``path``; raises ``FileFormatError`` if card, weights or hash are wrong.
+
+    With ``outdated``, it may hold cells that were fitted to features of an earlier version; see ``outdated_families``.
+    """
     card, weights = _read(path)
     if card["format"] == 1:
         raise FileFormatError(
@@ -131,7 +145,23 @@ def load_bundle(path: Path) -> Bundle:
             "fit it again"
         )
     _check_weights(path)
+    old = outdated_families(card)
+    if old and not outdated:
+        raise FileFormatError(
+            f"{path} was fitted to features {card.get('features')!r} of {', '.join(sorted(old))}; this version "
+            f"computes {FEATURES_VERSION!r}: fit it again"
+        )
     return Bundle(path, card)
+
+
+def outdated_families(card: Mapping[str, Any]) -> set[str]:
+    """Families of a card's cells whose features have changed since it was written; all, if its version is unknown."""
+    if card["kind"] != "operators":
+        return set()
+    families, version = {entry["family"] for entry in card["cells"].values()}, card.get("features")
+    if not isinstance(version, int) or not 1 <= version <= FEATURES_VERSION:
+        return families or {"all families"}
+    return {family for family in families if CHANGED.get(family, 1) > version}
 
 
 def renew_bundle(path: Path) -> bool:
@@ -173,11 +203,6 @@ def _check(path: Path, card: Mapping[str, Any]) -> None:
         raise FileFormatError(f"{path} has format {card['format']!r}: this version reads format {FORMAT}; fit it again")
     if card["kind"] not in KINDS:
         raise FileFormatError(f"{path} is a bundle of {card['kind']!r}: known are {', '.join(KINDS)}")
-    if card["kind"] == "operators" and card.get("features") != FEATURES_VERSION:
-        raise FileFormatError(
-            f"{path} was fitted to features {card.get('features')!r}, this version computes {FEATURES_VERSION!r}: "
-            "fit it again"
-        )
     check_card(card, str(path / _CARD))
 
 

@@ -33,6 +33,7 @@ class _CellEntry(TypedDict):
     rows: NotRequired[int]
     domain: NotRequired[dict[str, tuple[list[float], list[float]]]]
     network: NotRequired[dict[str, Any]]
+    points: NotRequired[dict[str, Any]]
     neighbours: NotRequired[list[tuple[float, _CellEntry]]]
     base: NotRequired[str]
     near: NotRequired[list[tuple[float, str]]]

@@ -16,9 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Device
-from traincast.estimate.families import Rates
-from traincast.estimate.features import Features, Shapes, features, roofline
+from traincast.estimate.families import FAMILIES, Rates
+from traincast.estimate.features import (
+    BOTH_GRADIENTS,
+    INTERCHANGEABLE,
+    Features,
+    Shapes,
+    features,
+    roofline,
+)
 from traincast.estimate.network import Network
+from traincast.estimate.points import MeasuredPoints
 from traincast.estimate.trees import Trees
 
 Floats = npt.NDArray[np.float64]
@@ -29,6 +37,9 @@ WIDENING: Final = 0.1
 """How much an interval widens, in logarithm, for every factor e that a size is outside the measured range."""
 PLAUSIBLE: Final = (-3.0, 7.0)
 """Range of log(time / roofline) in which a measurement is believed; a framework may take many times the roofline."""
+RAMP: Final = 0.4
+"""Waves whose time a convolution loses while a device fills and drains; chosen by larger batches than trained on."""
+_TILE: Final = 128.0 * 64.0
 ANY: Final = "any"
 """The device name of a cell for all devices, which reads the datasheet instead."""
 _SERVING: Final = ("vllm", "sglang", "trtllm")
@@ -60,7 +71,8 @@ class Cell:
     ``vocabulary`` has the texts of each of :data:`COLUMNS`. ``domain`` has the smallest and largest sizes that were
     measured, and ``interval`` the 5 % and 95 % quantiles of log(measured / estimated), both by name. ``share`` is the
     network's part in the mean with the trees, or, on a device without trees of its own, with ``neighbours``: the cells
-    of measured devices that are like it, each with its weight.
+    of measured devices that are like it, each with its weight. A cell with ``points`` has neither, and answers for
+    every device that is kin to a measured one.
     """
 
     family: str
@@ -73,6 +85,7 @@ class Cell:
     share: float
     trees: Trees | None = None
     network: Network | None = None
+    points: MeasuredPoints | None = None
     neighbours: tuple[tuple[float, Cell], ...] = ()
 
     @property
@@ -83,14 +96,46 @@ class Cell:
     def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
         """Returns for each operator whether its name was measured."""
         known = set(self.vocabulary["name"])
-        return np.array([name in known for name, *_ in shapes.details], dtype=bool)[shapes.which]
+        named = [name in known or known.issuperset(self._both(name)) for name, *_ in shapes.details]
+        found = np.array(named, dtype=bool)[shapes.which]
+        return found & plain(shapes) if self.points is not None else found
 
-    def estimate(self, shapes: Shapes, rates: Rates, *, framework: str = "", dtype: str = "") -> Estimate:
-        """Returns seconds and intervals of operators that the cell knows."""
+    def _both(self, name: str) -> tuple[str, ...]:
+        """The names of the two gradients that an operator computes, or its own."""
+        return BOTH_GRADIENTS.get(name, (name,)) if name not in self.vocabulary["name"] else (name,)
+
+    def estimate(
+        self, shapes: Shapes, rates: Rates, *, framework: str = "", dtype: str = "", device: Device | None = None
+    ) -> Estimate:
+        """Returns seconds and intervals of operators that the cell knows.
+
+        Where it knows only the two gradients that an operator computes, it adds them up. ``device`` is needed by
+        cells with points.
+        """
+        both = {name: self._both(name) for name, *_ in shapes.details}
+        if all(len(parts) == 1 for parts in both.values()):
+            return self._estimate(shapes, rates, framework, dtype, device)
+        first, second = ({name: parts[i] for name, parts in both.items()} for i in (0, -1))
+        found = self._estimate(shapes.named(first), rates, framework, dtype, device)
+        twice = np.array([len(both[name]) == 2 for name, *_ in shapes.details], dtype=bool)[shapes.which]
+        rest = self._estimate(shapes.named(second), rates, framework, dtype, device)
+        return Estimate(
+            **{
+                name: getattr(found, name) + np.where(twice, getattr(rest, name), 0.0)
+                for name in ("seconds", "low", "high")
+            },
+            outside=found.outside,
+        )
+
+    def _estimate(self, shapes: Shapes, rates: Rates, framework: str, dtype: str, device: Device | None) -> Estimate:
         low, high = self._domains(shapes)
         inside = shapes.within(low, high)
         outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
-        said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
+        if self.points is None:
+            said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
+        else:
+            assert device is not None, "points speak for a device"
+            said = self.points_say(inside, framework, dtype, device) + filling(shapes, rates.num_sms)
         seconds = roofline(shapes, rates) * np.exp(np.clip(said, *PLAUSIBLE))
         of_names = [self.interval.get(name, self.interval[ANY]) for name, *_ in shapes.details]
         bounds = np.array(of_names).reshape(-1, 2)[shapes.which]
@@ -99,6 +144,15 @@ class Cell:
             low=seconds * np.exp(bounds[:, 0] - WIDENING * outside),
             high=seconds * np.exp(bounds[:, 1] + WIDENING * outside),
             outside=outside,
+        )
+
+    def points_say(self, shapes: Shapes, framework: str, dtype: str, device: Device) -> Floats:
+        """Log of time over roofline by the points of the cell, on ``device``."""
+        assert self.points is not None
+        own, known = setting_of(framework), self.vocabulary["setting"]
+        stated = dtype if dtype in self.vocabulary["dtype"] else INTERCHANGEABLE.get(dtype, dtype)
+        return self.points(
+            places_of(shapes), shapes.names, dtype=stated, setting=own if own in known else known[0], device=device
         )
 
     def says(
@@ -126,6 +180,38 @@ class Cell:
         own = [self.domain.get(name, unlimited) for name, *_ in shapes.details]
         low, high = (np.array([sides[i] for sides in own]).reshape(-1, width)[shapes.which] for i in (0, 1))
         return low, high
+
+
+def places_of(shapes: Shapes) -> npt.NDArray[np.float32]:
+    """The coordinates of operators among points [operator, axis]."""
+    place = FAMILIES[shapes.family].place
+    assert place is not None, f"{shapes.family} has no places"
+    return np.stack(place(shapes.sizes), axis=1).astype(np.float32)
+
+
+def filling(shapes: Shapes, num_sms: Floats) -> Floats:
+    """Log of 1 + :data:`RAMP` / waves, for convolutions: what a device loses that an operator does not fill.
+
+    Waves are output tiles per SM. Forward writes rows · channels, the gradient by inputs the input, and the gradient by
+    weights the weight, once for every 1,024 rows, whose sums are shared out.
+    """
+    if shapes.family != "conv":
+        return np.zeros(len(shapes))
+    batch, channels, per_group, out_channels, h, w, kh, kw, _, ho, wo, _, _ = shapes.sizes.T
+    rows, phases = batch * ho * wo, np.array([name.rpartition(".")[2] for name, *_ in shapes.details])[shapes.which]
+    written = np.where(phases == "bwd_data", batch * h * w * channels, rows * out_channels)
+    written = np.where(phases == "bwd_weight", out_channels * per_group * kh * kw * rows / 1024.0, written)
+    waves = written / (_TILE * num_sms)
+    return np.asarray(np.log1p(RAMP / waves))
+
+
+def plain(shapes: Shapes) -> npt.NDArray[np.bool_]:
+    """Operators like those that bare kernels were measured of: convolutions of images, without groups."""
+    if shapes.family != "conv":
+        return np.ones(len(shapes), dtype=bool)
+    columns = dict(zip(FAMILIES["conv"].sizes, shapes.sizes.T, strict=True))
+    found: npt.NDArray[np.bool_] = (columns["channels"] == columns["per_group"]) & (columns["h"] > 1)
+    return found
 
 
 def encode(
@@ -161,7 +247,7 @@ def cell_from(card: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     """A cell from its entry in a card and its arrays (``trees.…``, ``network.…``, ``scale.…``, ``near0.…``)."""
     near = card.get("neighbours", [])
     parts: dict[str, dict[str, npt.NDArray[Any]]] = {
-        name: {} for name in ("trees", "network", "scale", *(f"near{i}" for i in range(len(near))))
+        name: {} for name in ("trees", "network", "scale", "points", *(f"near{i}" for i in range(len(near))))
     }
     for name, array in arrays.items():
         part, _, rest = name.partition(".")
@@ -176,6 +262,9 @@ def cell_from(card: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
         interval={name: (float(a), float(b)) for name, (a, b) in card["interval"].items()},
         trees=Trees.from_arrays(parts["trees"]) if parts["trees"] else None,
         network=network,
+        points=MeasuredPoints.from_arrays(card["points"], card["vocabulary"], parts["points"])
+        if parts["points"]
+        else None,
         neighbours=tuple(
             (float(weight), cell_from(entry, parts[f"near{i}"])) for i, (weight, entry) in enumerate(near)
         ),
@@ -192,6 +281,8 @@ def arrays_of(cell: Cell) -> dict[str, npt.NDArray[Any]]:
         if cell.network.adapted is not None:
             result["network.adapted"] = cell.network.adapted
         result |= {f"scale.{name}": np.asarray(array) for name, array in cell.network.scale.items()}
+    if cell.points is not None:
+        result |= {f"points.{name}": array for name, array in cell.points.arrays().items()}
     for i, (_, near) in enumerate(cell.neighbours):
         result |= {f"near{i}.{name}": array for name, array in arrays_of(near).items()}
     return result
@@ -206,6 +297,8 @@ def card_of(cell: Cell) -> dict[str, Any]:
     entry["interval"] = {name: list(bounds) for name, bounds in cell.interval.items()}
     if cell.network is not None:
         entry["network"] = dict(cell.network.config)
+    if cell.points is not None:
+        entry["points"] = cell.points.card()
     if cell.neighbours:
         entry["neighbours"] = [[weight, card_of(near)] for weight, near in cell.neighbours]
     return entry

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from traincast.cluster import Cluster
 from traincast.cluster.topology import effective_inter_bandwidth, effective_intra_bandwidth, hops, nics_of_group
+from traincast.cluster.torus import box_of, torus_bandwidth, torus_exchange_bandwidth
 from traincast.work import Collective, CollectiveKind, Transfer
 
 Column: TypeAlias = npt.NDArray[np.float64]
@@ -123,7 +124,7 @@ OVERHEAD: Final = {"hopper": 0.7}
 INTRA_RAMP_S: Final = 2.8e-6
 INTER_RAMP_S: Final = 10e-6
 """Seconds of traffic lost while links fill, as in :func:`traincast.estimate.roofline.memory_seconds`."""
-LINK_SHARE: Final = {"nvswitch": 0.73, "nvlink-mesh": 0.75, "pcie-tree": 0.70, "none": 0.75}
+LINK_SHARE: Final = {"nvswitch": 0.73, "nvlink-mesh": 0.75, "pcie-tree": 0.70, "torus": 0.90, "none": 0.75}
 """Share of a link's stated bandwidth that rings reach inside a node, by topology."""
 HOST_BRIDGE_SHARE: Final = 0.62
 """What is left of that when more than two devices without NVLink bridges share the host's PCIe bridges."""
@@ -137,6 +138,9 @@ MESSAGE_S: Final = 5e-6
 MESSAGE_LINK_SHARE: Final = 0.80
 MESSAGE_NIC_SHARE: Final = 0.72
 """Shares of the bandwidth that one pair of ranks reaches, inside a node and through one NIC."""
+STAGED_SHARE: Final = {"Omni-Path": 0.5}
+"""What is left of that on networks whose messages between devices pass through the host's memory (Omni-Path's PSM2
+library leaves the transport to the processor)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +192,8 @@ def _path(work: Collective, cluster: Cluster, link_share: float, nic_share: floa
     islands = min(ranks, islands_of(work.num_nodes, cluster))
     per_island = -(-ranks // islands)
     per_node = -(-ranks // nodes)
-    intra = link_share * effective_intra_bandwidth(cluster, per_node)
+    together = per_island if cluster.intra_topology == "torus" else per_node
+    intra = link_share * effective_intra_bandwidth(cluster, together)
     if cluster.intra_topology == "pcie-tree" and per_node > 2 and not cluster.subset_bandwidth:
         intra *= HOST_BRIDGE_SHARE
     nics = nic_bandwidth(cluster, nodes, ranks_per_node=per_node, sharing=work.sharing)
@@ -298,6 +303,9 @@ def collective_seconds(works: Sequence[Collective], cluster: Cluster) -> Column:
         if not where.size:
             continue
         p = paths([works[i] for i in where], cluster)
+        if cluster.intra_topology == "torus":
+            seconds[where] = np.where((p.ranks > 1) & (p.nbytes > 0), torus_seconds(p, kind, cluster), 0.0)
+            continue
         fastest = np.full(where.size, np.inf)
         for algorithm in choices:
             for protocol in _protocols(algorithm is _multicast, cluster):
@@ -305,6 +313,30 @@ def collective_seconds(works: Sequence[Collective], cluster: Cluster) -> Column:
                 np.minimum(fastest, begin + algorithm(p, protocol, kind), out=fastest)
         seconds[where] = np.where((p.ranks > 1) & (p.nbytes > 0), fastest, 0.0)
     return seconds
+
+
+TORUS_BEGIN_S: Final = 2e-6
+"""Seconds to begin a collective that is part of a compiled program."""
+
+
+def torus_seconds(p: Paths, kind: CollectiveKind, cluster: Cluster) -> Column:
+    """Seconds of collectives in a torus, which a compiler runs along all axes of the group at once.
+
+    Gathering inside: (n−1)/n · S/B + h · α for a box of n devices whose farthest message crosses h links
+    (:mod:`traincast.cluster.torus`); between N domains, (N−1)/N · S/Bₙ + (N−1) · αₙ. Reducing is gathering backwards,
+    an all-reduce is both. If all send to all, the bytes that leave a device cross several links.
+    """
+    boxes = [box_of(cluster, int(n)) for n in p.per_island.tolist()]
+    latency = np.array([box.hops for box in boxes]) * p.intra_latency
+    if kind == "all_to_all":
+        share = p.intra / np.array([torus_bandwidth(cluster, int(n)) for n in p.per_island.tolist()])
+        rate = share * np.array([torus_exchange_bandwidth(cluster, int(n)) for n in p.per_island.tolist()])
+        inside = (p.per_island - 1.0) / p.ranks * p.nbytes / rate + latency
+        outside = pairwise_all_to_all(p.nbytes * p.per_island, p.islands, p.inter, p.inter_latency)
+        return np.asarray(TORUS_BEGIN_S + np.maximum(inside, outside))
+    once = (p.per_island - 1.0) / p.per_island * p.nbytes / p.intra + latency
+    once = once + ring_all_gather(p.nbytes, p.islands, p.inter, p.inter_latency)
+    return np.asarray(TORUS_BEGIN_S + (2.0 if kind == "all_reduce" else 1.0) * once)
 
 
 def _protocols(in_switch: bool, cluster: Cluster) -> tuple[Protocol, ...]:
@@ -319,13 +351,14 @@ def transfer_seconds(works: Sequence[Transfer], cluster: Cluster) -> Column:
     """Seconds of each message; several that share a node's NICs have a fair part of them."""
     inside = cluster.num_nodes <= cluster.domain_nodes
     link = MESSAGE_LINK_SHARE * effective_intra_bandwidth(cluster, 2)
+    card = MESSAGE_NIC_SHARE * STAGED_SHARE.get(cluster.inter_node.name, 1.0)
     seconds = np.zeros(len(works))
     for i, work in enumerate(works):
         if work.nbytes <= 0:
             continue
         if work.crosses_nodes and not inside:
             nics = nic_bandwidth(cluster, 2, ranks_per_node=1, sharing=work.sharing)
-            message = point_to_point(work.nbytes, MESSAGE_NIC_SHARE * nics, 4.0 * cluster.inter_node.latency_s)
+            message = point_to_point(work.nbytes, card * nics, 4.0 * cluster.inter_node.latency_s)
         else:
             message = point_to_point(work.nbytes, link, cluster.intra_node.latency_s)
         seconds[i] = MESSAGE_S + message

@@ -27,7 +27,8 @@ class Achievable:
     """What an architecture reaches of its peaks; ``gemm`` and ``conv`` by dtype, with "" for all others.
 
     ``extra_dims`` is the cost of a score's exponential, in head dims. ``measured`` says whether the
-    fractions come from measurements of the architecture itself.
+    fractions come from measurements of the architecture itself. ``graphics`` is false for an architecture that is not
+    a GPU: operators measured on GPUs say nothing about it.
     """
 
     gemm: Mapping[str, float] = field(hash=False)
@@ -38,6 +39,7 @@ class Achievable:
     memory: float
     floor_s: float
     measured: bool = True
+    graphics: bool = True
 
     def gemm_fraction(self, dtype: str) -> float:
         """Fraction of the peak in ``dtype`` that a large GEMM reaches."""
@@ -56,6 +58,7 @@ def _of(
     memory: float,
     floor_us: float,
     measured: bool = True,
+    graphics: bool = True,
 ) -> Achievable:
     forward, backward, extra_dims = attention
     return Achievable(
@@ -67,6 +70,7 @@ def _of(
         memory=memory,
         floor_s=floor_us * 1e-6,
         measured=measured,
+        graphics=graphics,
     )
 
 
@@ -84,10 +88,14 @@ _CDNA: Final = _of(
     {"": 0.6, "fp32": 0.70}, {"": 0.4}, attention=(0.4, 0.3, 40.0), memory=0.85, floor_us=4.0, measured=False
 )
 
-OLDER_ATTENTION: Final = {"hopper": 0.5, "blackwell": 0.5, "blackwell-ultra": 0.5}
-"""What FlashAttention 2, made for Ampere, reaches of the attention kernels made for a later architecture.
+OLDER_ATTENTION: Final = {
+    "flash-2": {"hopper": 0.5, "blackwell": 0.5, "blackwell-ultra": 0.5},
+    "cudnn-8": {"hopper": 0.7, "blackwell": 0.7, "blackwell-ultra": 0.7},
+}
+"""What older kernels reach of the attention kernels made for a later architecture, by their name.
 
-On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to 400 of FlashAttention 3's 640 to 740 TFLOP/s.
+FlashAttention 2 is made for Ampere, cuDNN 8 for early Hopper. On H100, Shah et al. ("FlashAttention-3", 2024) report
+350 to 400 TFLOP/s of FlashAttention 2 and about 500 of cuDNN, where FlashAttention 3 reaches 640 to 740.
 """
 
 ARCHITECTURES: Final[dict[str, Achievable]] = {
@@ -139,6 +147,10 @@ ARCHITECTURES: Final[dict[str, Achievable]] = {
     "cdna4": _CDNA,
     "gcn5": _of({"": 0.70}, {"": 0.85}, attention=(0.3, 0.2, 40.0), memory=0.7, floor_us=12.0),
     "xe2": _of({"": 0.97}, {"": 0.6}, attention=(0.54, 0.4, 0.0), memory=1.0, floor_us=28.0),
+    # Set to published steps, not to operators: MaxText on TPU v4 to v6e, Neuron on Trainium, Habana on Gaudi 1 and 2.
+    "tpu": _of({"": 0.80}, {"": 0.55}, attention=(0.5, 0.45, 40.0), memory=0.85, floor_us=1.0, graphics=False),
+    "neuron": _of({"": 0.70}, {"": 0.3}, attention=(0.35, 0.3, 40.0), memory=0.7, floor_us=15.0, graphics=False),
+    "gaudi": _of({"": 0.85}, {"": 0.4}, attention=(0.3, 0.25, 40.0), memory=0.95, floor_us=3.0, graphics=False),
 }
 
 DEVICES: Final[dict[str, Mapping[str, float]]] = {
@@ -173,6 +185,7 @@ def achievable(device: Device) -> Achievable:
         memory=own.get("memory", base.memory),
         floor_s=own.get("kernel_floor_s", base.floor_s),
         measured=base.measured or "gemm" in own,
+        graphics=base.graphics,
     )
 
 
@@ -222,6 +235,7 @@ INTERVALS: Final[dict[str, tuple[float, float]]] = {
     "attention": (0.65, 1.90),
     "conv": (0.60, 2.20),
     "rnn": (0.50, 2.00),
+    "scan": (0.50, 2.00),
     "memory": (0.70, 1.50),
     "launch": (0.70, 1.40),
     "intra": (0.75, 1.40),

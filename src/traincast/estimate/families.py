@@ -43,7 +43,8 @@ class OperatorFamily:
     """Operators that share a list of sizes.
 
     ``sizes`` name the columns; ``product`` turns them into the matrix product (b, m, n, k) that the family amounts
-    to, ``amounts`` into FLOPs and bytes of one pass, ``own`` into features of this family alone.
+    to, ``amounts`` into FLOPs and bytes of one pass, ``own`` into features of this family alone, ``place`` into the
+    coordinates of :mod:`traincast.estimate.points`, in units over which an efficiency may change.
     """
 
     sizes: tuple[str, ...]
@@ -51,6 +52,7 @@ class OperatorFamily:
     product: Callable[[Floats], tuple[Floats, Floats, Floats, Floats]]
     amounts: Callable[[Floats], tuple[Floats, Floats]]
     own: Callable[[Floats, Rates], list[Floats]] = lambda sizes, rates: []
+    place: Callable[[Floats], list[Floats]] | None = None
 
 
 def log2(x: Floats) -> Floats:
@@ -189,7 +191,11 @@ def _conv_features(s: Floats, rates: Rates) -> list[Floats]:
 
 
 def _sizes_of_conv(op: Operator) -> tuple[float, ...]:
-    x, w, y = op.inputs[0].shape, op.inputs[1].shape, op.outputs[0].shape
+    """The sizes of the forward; a captured gradient has the gradient of the output, the input and the weight."""
+    if op.name.endswith("backward"):
+        y, x, w = (tensor.shape for tensor in op.inputs[:3])
+    else:
+        x, w, y = op.inputs[0].shape, op.inputs[1].shape, op.outputs[0].shape
     a = op.attributes
     stride = float(a.get("stride", 1))
     bias = 2.0 if a.get("bias", False) else 1.0
@@ -210,6 +216,61 @@ def _conv_amounts(s: Floats) -> tuple[Floats, Floats]:
     window = per_group * kh * kw
     flops = 2.0 * batch * ho * wo * out_channels * window
     return flops, size * (batch * (channels * h * w + out_channels * ho * wo) + out_channels * window)
+
+
+def _place_of_conv(s: Floats) -> list[Floats]:
+    """Sizes, padding, and what decides which kernel a library takes."""
+    batch, channels, _, out_channels, h, w, kh, kw, stride, ho, _, _, _ = s.T
+    padding = np.maximum(0.0, (ho - 1.0) * stride + kh - h)
+    return [
+        log2(batch) / 9.0,
+        log2(channels) / 6.0,
+        log2(out_channels) / 6.0,
+        log2(h) / 6.0,
+        log2(w) / 6.0,
+        log2(kh),
+        log2(kw) / 2.4,
+        log2(stride) / 0.8,
+        log2(1.0 + padding) / 8.0,
+        ((kh == 1) & (kw == 1)) / 3.0,
+    ]
+
+
+def _sizes_of_recurrent(op: Operator) -> tuple[float, ...]:
+    """The sizes of one layer in one direction: its input, its weights [gates · hidden, inner] and [.., hidden]."""
+    data, weight, recurrent = op.inputs[:3]
+    batch = data.shape[data.batch_dim or 0]
+    steps = max(1.0, data.numel / (data.shape[-1] * batch))
+    hidden = recurrent.numel / recurrent.shape[0]
+    gates = recurrent.shape[0] / hidden
+    return steps, batch, weight.numel / weight.shape[0], hidden, gates, data.dtype.nbytes
+
+
+def _product_of_recurrent(s: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    steps, batch, inner, hidden, gates, _ = s.T
+    return np.ones(len(s)), steps * batch, gates * hidden, inner + hidden
+
+
+def _recurrent_amounts(s: Floats) -> tuple[Floats, Floats]:
+    steps, batch, inner, hidden, gates, size = s.T
+    weights = gates * hidden * (inner + hidden)
+    return 2.0 * steps * batch * weights, size * (weights + steps * batch * (inner + hidden))
+
+
+def _recurrent_features(s: Floats, rates: Rates) -> list[Floats]:
+    """The product of one time step, which the next step waits for, and whether the weights stay on the chip."""
+    steps, batch, _, hidden, gates, size = s.T
+    return [
+        log2(steps),
+        log2(2.0 * batch * gates * hidden**2 / rates.peak),
+        log2(gates * hidden**2 * size / rates.bandwidth),
+        log2(gates * hidden**2 * size / rates.l2_bytes),
+    ]
+
+
+def _place_of_recurrent(s: Floats) -> list[Floats]:
+    steps, batch, inner, hidden, gates, _ = s.T
+    return [log2(steps) / 8.0, log2(batch) / 4.0, log2(inner) / 4.0, log2(hidden) / 4.0, log2(gates) / 4.0]
 
 
 def _sizes_of_traffic(op: Operator) -> tuple[float, ...]:
@@ -252,7 +313,12 @@ FAMILIES: Final = {
             "batch", "channels", "per_group", "out_channels", "h", "w", "kh", "kw", "stride", "ho", "wo", "bias",
             "bytes",
         ),
-        of=_sizes_of_conv, product=_product_of_conv, amounts=_conv_amounts, own=_conv_features,
+        of=_sizes_of_conv, product=_product_of_conv, amounts=_conv_amounts, own=_conv_features, place=_place_of_conv,
+    ),
+    "recurrent": OperatorFamily(
+        sizes=("steps", "batch", "inner", "hidden", "gates", "bytes"),
+        of=_sizes_of_recurrent, product=_product_of_recurrent, amounts=_recurrent_amounts, own=_recurrent_features,
+        place=_place_of_recurrent,
     ),
     "traffic": OperatorFamily(
         sizes=("elements", "last", "read", "written", "table", "pieces", "tp"),

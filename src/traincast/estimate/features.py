@@ -10,7 +10,7 @@ model and the same operator in a table of measurements have the same features.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -24,8 +24,10 @@ from traincast.graph.work_amount import attention_dims
 
 Features32: TypeAlias = npt.NDArray[np.float32]
 
-FEATURES_VERSION: Final = 1
-"""Counts changes in the meaning of features. Models fitted to another version are refused."""
+FEATURES_VERSION: Final = 2
+"""Counts changes in the meaning of features."""
+CHANGED: Final = {"recurrent": 2}
+"""The version that last changed the features of a family; 1 where absent. Cells fitted to earlier ones are refused."""
 FLOOR_S: Final = 2e-6
 """Seconds of the shortest kernel; keeps the logarithm of an efficiency finite and smooth for tiny operators."""
 SHARPNESS: Final = 4.0
@@ -77,6 +79,12 @@ class Shapes:
         """The name of each operator."""
         distinct = [details[0] for details in self.details]
         return [distinct[i] for i in self.which.tolist()]
+
+    def named(self, names: Mapping[str, str]) -> Shapes:
+        """The same operators under other names, with the passes of those."""
+        details = tuple((names.get(name, name), *rest) for name, *rest in self.details)
+        passes = np.array([_passes(self.family, name) for name, *_ in details])[self.which]
+        return replace(self, details=details, passes=passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,21 +170,23 @@ _FAMILY_OF_KIND: Final = {
     OpKind.ATTENTION: "attention",
     OpKind.CONV: "conv",
     OpKind.DEPTHWISE_CONV: "conv",
+    OpKind.RNN: "recurrent",
 }
 
 
 def family_of(op: Operator) -> str | None:
-    """The family of ``op``, or ``None`` if there is none (recurrent layers, gradients of convolutions).
+    """The family of ``op``, or ``None`` if there is none (transposed convolutions).
 
     Attention whose queries are wider than its values has no family: it was only measured in serving, before kernels
     were tuned for training.
     """
-    if op.kind is OpKind.RNN or (op.kind is OpKind.ATTENTION and _unlike_dims(op)):
+    if op.kind is OpKind.ATTENTION and _unlike_dims(op):
+        return None
+    if op.kind is OpKind.SCAN:
         return None
     family = _FAMILY_OF_KIND.get(op.kind, "traffic")
-    if family == "conv" and (op.attributes.get("transposed", False) or len(op.inputs) < 2):
-        return None
-    if family == "conv" and op.phase is Phase.BACKWARD and _phase_in_name(op.name) is None:
+    needs = {"conv": 3 if op.name.endswith("backward") else 2, "recurrent": 3}.get(family, 0)
+    if len(op.inputs) < needs or (family == "conv" and op.attributes.get("transposed", False)):
         return None
     return family
 
@@ -201,6 +211,9 @@ _MEASURED_NAME: Final = {
     (OpKind.ATTENTION, Phase.FORWARD): "attention.fwd",
     (OpKind.ATTENTION, Phase.BACKWARD): "attention.bwd",
     (OpKind.CONV, Phase.FORWARD): "conv2d.fwd",
+    (OpKind.CONV, Phase.BACKWARD): "conv2d.bwd",
+    (OpKind.RNN, Phase.FORWARD): "rnn.fwd",
+    (OpKind.RNN, Phase.BACKWARD): "rnn.bwd",
 }
 """Names in tables of measurements, by kind and phase of an operator of a captured model."""
 
@@ -208,6 +221,8 @@ _MEASURED_NAME: Final = {
 def _details(op: Operator) -> tuple[str, ...]:
     name = op.name if _phase_in_name(op.name) else _MEASURED_NAME.get((op.kind, op.phase), op.name)
     a = op.attributes
+    if name == "conv2d.bwd" and a.get("products", 2) == 1:
+        name = "conv2d.bwd_weight"  # the first layer: nothing waits for the gradient of its input
     if not a:
         return (name, "none", "none", "none")
     layout = a.get("layout", a.get("stage", "none"))
@@ -232,5 +247,10 @@ def _passes(family: str, name: str) -> float:
     return _PASSES.get(_phase_in_name(name) or "fwd", 1.0)
 
 
+BOTH_GRADIENTS: Final = {
+    "conv2d.bwd": ("conv2d.bwd_data", "conv2d.bwd_weight"),
+    "rnn.bwd": ("rnn.bwd_data", "rnn.bwd_weight"),
+}
+"""Operators that compute both gradients, and the kernels that libraries run for them one after the other."""
 INTERCHANGEABLE: Final = {DType.BF16.value: DType.FP16.value, DType.FP16.value: DType.BF16.value}
 """Dtypes of the same width and rate: if only one was measured, it stands for the other."""

@@ -14,11 +14,14 @@ from traincast.cluster import Cluster, Device
 from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
+from traincast.estimate.efficiency import achievable
 from traincast.estimate.families import Rates
 from traincast.estimate.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
 from traincast.estimate.learned_collectives import CollectiveModel
+from traincast.estimate.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
-from traincast.graph import Operator
+from traincast.estimate.stand_ins import stand_ins
+from traincast.graph import DType, Operator
 from traincast.work import Collective, Transfer, Work
 
 _LEARNED: Final = SOURCES.index("learned")
@@ -26,6 +29,8 @@ _PREFERRED: Final = ("serving", "pytorch/megatron-deepspeed", "megatron/te", "py
 """Settings to ask first if the request names none. The most recent kernels come first."""
 _ASKED_ONLY: Final = ("tensorflow", "cudnn/miopen/mkl")
 """Settings that are used only if the request names them: TensorFlow layers with their overhead, libraries of 2017."""
+BARE: Final = "bare"
+"""The setting of cells of bare kernels: what a device runs, without the overhead of a framework around each layer."""
 _TRANSFERABLE: Final = ("product", "grouped", "attention")
 """Families whose kernels were measured alone on enough devices to estimate them on a device that was not measured."""
 _CREDIBLE: Final = 8.0
@@ -34,7 +39,7 @@ _NEAR: Final = float(np.log(1.05))
 """How far outside the measured range a size may be, in logarithm, before there is a warning."""
 WORD: Final = {
     "product": "matrix products", "grouped": "grouped products", "attention": "attention operators",
-    "conv": "convolutions", "traffic": "memory-bound operators",
+    "conv": "convolutions", "recurrent": "recurrent layers", "traffic": "memory-bound operators",
 }  # fmt: skip
 """What users call the operators of a family."""
 
@@ -74,12 +79,13 @@ class LearnedCostModel:
             bundle[where] = self._number(answer.bundle.path)
             chosen = [works[i] for i in where.tolist()]
             share = np.array([attention_share(work, cluster.device) for work in chosen])
-            if answer.cell.device == ANY:
+            strange = answer.cell.device == ANY and answer.cell.points is None
+            if strange:
                 share = share * _beyond(found.seconds / share, self.otherwise.estimate(chosen, cluster).seconds)
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
-            unmeasured[where] = answer.cell.device == ANY
+            unmeasured[where] = strange
         self._collectives(works, cluster, columns, (source, bundle), warnings)
         rest = np.flatnonzero(source < 0)
         if len(rest):
@@ -128,15 +134,15 @@ class LearnedCostModel:
             rates = Rates.of(self.devices.get(own, device), dtype)
             general = cell.setting == ANY
             framework = setting_of(self.framework) if general and self.framework else self.framework
-            found = cell.estimate(shapes, rates, framework=framework, dtype=dtype)
+            found = cell.estimate(shapes, rates, framework=framework, dtype=dtype, device=device)
             outside = int((found.outside > _NEAR).sum())
             what = WORD[cell.family]
-            if cell.device == ANY:
+            if cell.device == ANY and cell.points is None:
                 warnings[
                     f"{device.name} was not measured: {what} are estimated from its datasheet and the devices most "
                     "like it"
                 ] = None
-            elif cell.device != device.name:
+            elif cell.points is None and cell.device != device.name:
                 warnings[f"{what} on {device.name} take the times measured on {cell.device}"] = None
             if outside:
                 size, time = ("has a size", "its time is") if outside == 1 else ("have sizes", "their times are")
@@ -166,6 +172,24 @@ class LearnedCostModel:
                     left, shapes = left[kept], shapes.take(kept)
                 if not len(left):
                     break
+            if family == "traffic" and len(left):
+                yield from self._stand_ins(operators, left, device)
+
+    def _stand_ins(
+        self, operators: Sequence[Operator], left: npt.NDArray[np.intp], device: Device
+    ) -> Iterator[tuple[npt.NDArray[np.intp], _Answer, tuple[Shapes, str]]]:
+        """As :meth:`_cells_for`, for operators that no cell knows: a measured one that moves as many bytes."""
+        found = stand_ins([operators[i] for i in left.tolist()])
+        if not found or not any(True for b in self.bundles for _ in _bare(b, "conv", DType.FP32.value, device, BARE)):
+            return  # without measured convolutions beside them, one error would no longer balance the other
+        shapes = shapes_of("traffic", list(found.values()))
+        dtype = next(iter(found.values())).dtype.value
+        for bundle in self.bundles:
+            for name in bundle.siblings("traffic", dtype, device):
+                cell = bundle.cell(name)
+                if cell.knows(shapes).all():
+                    yield left[list(found)], _Answer(bundle, cell), (shapes, dtype)
+                    return
 
     def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[_Answer]:
         """Cells to try, best first: those of the device, or the network of all devices if it has none."""
@@ -179,10 +203,12 @@ class LearnedCostModel:
                     continue  # a few measurements of one setting, or of an old one: for those who ask for it
                 if entry["dtype"] in (dtype, INTERCHANGEABLE.get(dtype)):
                     own.append(((ranks.get(entry["setting"], len(ranks)), int(entry["dtype"] != dtype)), name))
+            own += _bare(bundle, family, dtype, device, wanted)
             for _, name in sorted(own):
                 yield _Answer(bundle, bundle.cell(name))
             measured = measured or bool(own)
-        if not measured and (wanted or family in _TRANSFERABLE):
+        named = wanted not in ("", BARE)
+        if not measured and (named or family in _TRANSFERABLE) and achievable(device).graphics:
             for bundle in self.bundles:
                 for cell in _transferred(bundle, family, dtype, device):
                     yield _Answer(bundle, cell)
@@ -217,9 +243,31 @@ def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) 
     return found
 
 
+def _bare(
+    bundle: Bundle, family: str, dtype: str, device: Device, wanted: str
+) -> Iterator[tuple[tuple[int, int], str]]:
+    """The cell of bare kernels with its rank: after that of the wanted setting, before all others.
+
+    It answers for devices that are kin to a measured one, in full precision: libraries of 2017 moved half-precision
+    tensors into another layout and back for each convolution. If its own setting is wanted, it answers for all.
+    """
+    for name, entry in bundle.entries.get((family, ANY), []):
+        if entry["setting"] != BARE:
+            continue
+        known = entry["vocabulary"]
+        points = bundle.cell(name).points
+        asked = wanted in known["setting"]
+        if points is None or not {dtype, INTERCHANGEABLE.get(dtype)} & set(known["dtype"]):
+            continue
+        if asked or (points.likeness(device).max() >= KIN and dtype not in INTERCHANGEABLE):
+            yield (-1 if asked or wanted in ("", BARE) else 0, 0), name
+
+
 def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Iterator[Cell]:
     """For a device that was not measured: the network of all devices, with the cells of the devices most like it."""
     for name, entry in bundle.entries.get((family, ANY), []):
+        if entry["setting"] != ANY:
+            continue
         for stated in (dtype, INTERCHANGEABLE.get(dtype, dtype)):
             if stated in entry["vocabulary"]["dtype"]:
                 yield beside(bundle.cell(name), device, stated, bundle.measured(family, stated))

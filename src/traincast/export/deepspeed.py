@@ -18,10 +18,12 @@ from traincast.export.shape import (
     decoder_of,
     gradient_dtype,
     header,
+    optimizer_of,
     parameters_of_largest_block,
     refuse,
     sent_dtype,
 )
+from traincast.graph.optimizers import BYTE_OPTIMIZERS, PAGED_OPTIMIZERS
 from traincast.strategy import Request, Strategy
 
 NAME: Final = "DeepSpeed"
@@ -52,6 +54,7 @@ def deepspeed(request: Request) -> str:
     }
     if request.precision.name == "tf32":
         notes.append("tf32 is a setting of PyTorch: set torch.backends.cuda.matmul.allow_tf32")
+    _tuning(request, notes)
     config |= _degrees(strategy, notes)
     config |= _recompute(strategy, notes)
     return json.dumps({"_comment": notes, **config}, indent=2, ensure_ascii=False) + "\n"
@@ -90,6 +93,7 @@ def axes(model: str) -> str:
 def _check(request: Request) -> None:
     strategy = request.strategy
     check_common(NAME, strategy, recomputes=_RECOMPUTES)
+    _check_tuning(request)
     if request.precision.name not in _PRECISIONS:
         raise refuse(NAME, f"precision {request.precision.name}", f"choose one of {', '.join(_PRECISIONS)}")
     if strategy.tp > 1 and not request.graph.tokens_per_sample:
@@ -212,6 +216,35 @@ def _degrees(strategy: Strategy, notes: list[str]) -> dict[str, Any]:
         }
         notes.append("AutoEP finds the experts of Hugging Face models; others need patterns under expert_parallel")
     return found
+
+
+def _check_tuning(request: Request) -> None:
+    """Refuse combinations with fine-tuning that DeepSpeed cannot run."""
+    graph, strategy = request.graph, request.strategy
+    if "adapter" in graph.attributes and strategy.tp > 1:
+        raise refuse(NAME, f"adapters with tp={strategy.tp}", "AutoTP does not shard adapters; set tp=1")
+    bits = {t.bits for block in graph.blocks for t in block.fixed if t.bits}
+    if 8 in bits and strategy.zero == 3:
+        raise refuse(NAME, "frozen weights of 8 bits with zero=3", "it shards quantised weights of 4 bits only")
+    if bits and strategy.tp > 1:
+        raise refuse(NAME, f"quantised weights with tp={strategy.tp}", "AutoTP does not shard them; set tp=1")
+
+
+def _tuning(request: Request, notes: list[str]) -> None:
+    """Note what the user's code does before it starts DeepSpeed: adapters, frozen modules, quantised weights."""
+    graph = request.graph
+    if "adapter" in graph.attributes:
+        notes.append("add the adapters with PEFT (LoraConfig, get_peft_model) before deepspeed.initialize")
+    elif "fine_tuning" in graph.attributes:
+        notes.append("freeze modules with requires_grad_(False) before deepspeed.initialize")
+    bits = {t.bits for block in graph.blocks for t in block.fixed if t.bits}
+    if bits:
+        notes.append(f"load the frozen weights in {max(bits)} bits with bitsandbytes")
+        if request.strategy.zero == 3:
+            notes.append("set bnb_4bit_quant_storage to the dtype of the model, so that ZeRO-3 can shard the weights")
+    optimizer = optimizer_of(graph)
+    if optimizer in BYTE_OPTIMIZERS | PAGED_OPTIMIZERS:
+        notes.append(f"pass the optimizer {optimizer} of bitsandbytes to deepspeed.initialize")
 
 
 def _recompute(strategy: Strategy, notes: list[str]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from traincast.errors import RequestError, StrategyError
-from traincast.graph import OperatorGraph
+from traincast.graph import OperatorGraph, Phase
+from traincast.graph.optimizers import BYTE_OPTIMIZERS, PAGED_OPTIMIZERS
 from traincast.graph.zoo import ModelCard, card
 from traincast.strategy import Request, Strategy
 from traincast.strategy.prepare import prepare
@@ -140,6 +141,8 @@ def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[s
     if strategy.compression != 1.0:
         asked = f"compression={strategy.compression:g}"
         raise refuse(framework, asked, "it exchanges whole gradients; leave compression out")
+    if strategy.tables != "replicated":
+        raise refuse(framework, f"tables={strategy.tables}", "it does not divide embedding tables; leave tables out")
     if strategy.shard_rules and strategy.tp > 1:
         asked = f"{len(strategy.shard_rules)} shard rules with tp={strategy.tp}"
         raise refuse(framework, asked, "it shards layers by its own rules; leave them out")
@@ -147,6 +150,21 @@ def check_common(framework: str, strategy: Strategy, *, recomputes: Collection[s
         raise refuse(
             framework, f"schedule={strategy.schedule}", "it does not know your own schedule; name a built-in one"
         )
+
+
+def check_full_training(framework: str, graph: OperatorGraph) -> None:
+    """Refuse fine-tuning and optimizers for which a framework has no setting."""
+    tuning = graph.attributes.get("fine_tuning")
+    if tuning:
+        raise refuse(framework, str(tuning), "it has no setting for it; use deepspeed, whose models are your own code")
+    optimizer = optimizer_of(graph)
+    if optimizer in BYTE_OPTIMIZERS | PAGED_OPTIMIZERS:
+        raise refuse(framework, f"optimizer {optimizer}", "it has no such optimizer; use deepspeed with your own code")
+
+
+def optimizer_of(graph: OperatorGraph) -> str:
+    """Return the name of the optimizer that updates the model's parameters, or an empty text."""
+    return next((op.name for op in graph.operators if op.phase is Phase.OPTIMIZER), "")
 
 
 def check_tokens(framework: str, graph: OperatorGraph) -> None:
@@ -176,8 +194,9 @@ def comments(notes: list[str]) -> list[str]:
 
 def header(request: Request, target: str) -> list[str]:
     """Return the first notes of a file: model, cluster, strategy, batch."""
-    strategy = request.strategy
+    strategy, tuning = request.strategy, request.graph.attributes.get("fine_tuning")
     return [
         f"{request.graph.name} on {request.cluster.num_devices} devices of {request.cluster.name}, for {target}",
         f"strategy {strategy}; global batch {request.global_batch}, precision {request.precision.name}",
+        *([f"fine-tuning: {tuning}"] if tuning else []),
     ]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from traincast.cluster import Device, find_device
 from traincast.cluster.match import GENERIC, own_name
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast.estimate.features import family_of
 from traincast.fitting.device_limits import DTYPE_CODE, MeasuredRates, amounts_of, limits_of
 from traincast.fitting.problems import RowChecks, RowProblem, summarize_problems
 from traincast.fitting.rows import RowConfig, canonical_name, key_of, operator_of
@@ -128,6 +129,7 @@ def read_operators(
     sources: Collection[str] | None = None,
     devices: Collection[str] | None = None,
     frameworks: Collection[str] | None = None,
+    families: Collection[str] | None = None,
     rows: int | None = None,
     known: Mapping[str, Device] | None = None,
     derive: bool = False,
@@ -135,14 +137,17 @@ def read_operators(
     """Read a table of measured operators (``.parquet``, ``.csv`` or ``.csv.gz``).
 
     The filters keep rows whose column is among the given values, before anything is converted: ``ops`` are names of
-    operations (``attention``) or a table's own (``flash_atten``), ``devices`` any spelling of a device. ``rows``
-    keeps at most this many of the remaining rows, spread evenly. ``known`` are devices beside those of the catalog, by
-    name; with ``derive``, a device that is in neither takes its rates from the best of its own measurements.
+    operations (``attention``) or a table's own (``flash_atten``), ``devices`` any spelling of a device. ``families``
+    drops operations of other families, by the first row of each. ``rows`` keeps at most this many of the remaining
+    rows, spread evenly. ``known`` are devices beside those of the catalog, by name; with ``derive``, a device that is
+    in neither takes its rates from the best of its own measurements.
     """
     table = _load(path)
     wanted = _matching(
         table, ops=ops, phase=phases, dtype=dtypes, source=sources, devices=devices, framework=frameworks
     )
+    if families is not None:
+        wanted = wanted[_of_families(table.take(wanted), families)]
     if rows is not None and rows < len(wanted):
         if rows < 1:
             raise RequestError(f"rows is {rows}: expected 1 or more")
@@ -208,6 +213,25 @@ def _matching(table: pa.Table, **wanted: Collection[str] | None) -> Ints:
             passes = [t in chosen for t in texts]
         keep &= np.array(passes, dtype=bool)[codes]
     return np.flatnonzero(keep)
+
+
+def _of_families(table: pa.Table, families: Collection[str]) -> npt.NDArray[np.bool_]:
+    """Rows whose operation may be of one of ``families``, as far as the first row of each operation tells."""
+    codes, texts = _coded(table["op"])
+    keep = np.ones(len(texts), dtype=bool)
+    first = {int(code): int(row) for code, row in zip(*np.unique(codes, return_index=True), strict=True)}
+    for code, row in first.items():
+        op = texts[code]
+        if op is None or canonical_name(op) is None:
+            continue
+        values = {name: table[name][row].as_py() for name in RowConfig._fields}
+        sizes = {name: _whole(float(values[name])) for name in _SIZES if values[name] is not None}
+        try:
+            operator = operator_of(RowConfig(**(values | sizes)))
+        except RowError:
+            continue
+        keep[code] = family_of(operator) in (*families, None)
+    return keep[codes]
 
 
 def _device(text: str | None) -> Device | None:

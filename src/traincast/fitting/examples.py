@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,33 @@ def rows_of(family: str, table: OperatorTable, merged: Merged, *, by_setting: bo
         dtype=dtypes,
         device=[device.name for device in devices],
         key=table.key[first],
+    )
+
+
+def joined_rows(parts: list[Rows]) -> Rows:
+    """Rows of several cells as one."""
+    before = np.cumsum([0, *(len(p.shapes.details) for p in parts)])
+    shapes = replace(
+        parts[0].shapes,
+        sizes=np.concatenate([p.shapes.sizes for p in parts]),
+        passes=np.concatenate([p.shapes.passes for p in parts]),
+        details=tuple(d for p in parts for d in p.shapes.details),
+        which=np.concatenate([p.shapes.which + start for p, start in zip(parts, before[:-1], strict=True)]),
+    )
+    found = replace(
+        parts[0].found,
+        flat=np.concatenate([p.found.flat for p in parts]),
+        tiles=np.concatenate([p.found.tiles for p in parts]),
+        baseline_s=np.concatenate([p.found.baseline_s for p in parts]),
+    )
+    return Rows(
+        shapes=shapes,
+        found=found,
+        seconds=np.concatenate([p.seconds for p in parts]),
+        setting=[x for p in parts for x in p.setting],
+        dtype=[x for p in parts for x in p.dtype],
+        device=[x for p in parts for x in p.device],
+        key=np.concatenate([p.key for p in parts]),
     )
 
 

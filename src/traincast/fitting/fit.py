@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -12,6 +13,7 @@ from traincast.engines import local_engine
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import check_output, save_bundle
+from traincast.estimate.families import FAMILIES
 from traincast.fitting.adapt_collectives import adapt_collectives, should_adapt
 from traincast.fitting.collective_table import CollectiveTable, read_collectives
 from traincast.fitting.collectives import HeldOutScore, compare_collectives, fit_collectives
@@ -71,6 +73,8 @@ def fit(
     kind: Kind = "operators",
     rivals: bool = False,
     networks: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    keep: str | Path | None = None,
     epochs: int | None = None,
     where: Mapping[str, Collection[str]] | None = None,
     seed: int = 0,
@@ -87,7 +91,8 @@ def fit(
     with the sentences on rows that are left out, before anything is fitted.
 
     For operators only: ``networks`` are patterns of the cells that also try a network (``("attention/*",)``; ``None``
-    is all, ``()`` none), ``epochs`` those of each network, ``where`` keeps rows with these values
+    is all, ``()`` none), ``only`` are patterns of the cells to fit (``None`` is all), ``keep`` is a bundle whose other
+    cells the new one holds as they are, ``epochs`` those of each network, ``where`` keeps rows with these values
     (``{"device": ["A100"]}``), and ``workers`` is the number of processes. They are refused for collectives, which
     take one table.
 
@@ -102,7 +107,7 @@ def fit(
     paths = [Path(tables)] if isinstance(tables, str | Path) else [Path(path) for path in tables]
     target = Path(output)
     if kind == "collectives":
-        given = {"networks": networks, "epochs": epochs, "where": where, "workers": workers}
+        given = {"networks": networks, "only": only, "keep": keep, "epochs": epochs, "where": where, "workers": workers}
         wrong = [name for name, value in given.items() if value is not None]
         if wrong or len(paths) != 1:
             what = ", ".join(wrong) or f"{len(paths)} tables"
@@ -113,21 +118,27 @@ def fit(
         raise UnknownNameError("kind of measurements", kind, ("operators", "collectives"))
     if adapt is not None or prior:
         raise RequestError("adapt and prior apply to collectives only")
-    from traincast.fitting.operator_bundle import bundle_of, shipped_base
+    if keep is not None and only is None:
+        raise RequestError("a fit keeps cells of another bundle only where it says which cells it fits: give only")
+    from traincast.fitting.operator_bundle import base_of, bundle_of, kept_cells
     from traincast.fitting.operators import FitConfig, fit_operators
     from traincast.fitting.train import TrainConfig
 
     check_output(target)
-    table = _read_operators(paths, where or {})
+    kept = kept_cells(Path(keep), only or ()) if keep is not None else None
+    chosen = kept.only if kept else tuple(only or ("*",))
+    table = _read_operators(paths, where or {}, chosen)
     left_out = _told(table, warn)
     config = FitConfig(
         seed=seed,
+        only=chosen,
         networks=("*",) if networks is None else tuple(networks),
         general=len(table.devices) >= _DEVICES_OF_A_NETWORK,
         training=TrainConfig() if epochs is None else TrainConfig(epochs=epochs),
     )
-    cells = fit_operators(table, config, base=shipped_base(), engine=local_engine(workers or 1), progress=progress)
-    card, arrays = bundle_of(cells, table, data=_about(paths, table), config=config)
+    base = base_of(Path(keep)) if keep is not None else base_of()
+    cells = fit_operators(table, config, base=base, engine=local_engine(workers or 1), progress=progress)
+    card, arrays = bundle_of(cells, table, data=_about(paths, table), config=config, kept=kept)
     save_bundle(target, card, arrays)
     scores: list[RivalScore] = []
     if rivals:
@@ -177,9 +188,13 @@ def _fit_collectives(
     )
 
 
-def _read_operators(paths: Sequence[Path], where: Mapping[str, Collection[str]]) -> OperatorTable:
-    """Read and join tables of operators; refuse them if no row is left."""
-    table = joined([read_operators(path, derive=True, **filters(where)) for path in paths])
+def _read_operators(paths: Sequence[Path], where: Mapping[str, Collection[str]], only: Sequence[str]) -> OperatorTable:
+    """Read and join tables of operators of the families that ``only`` names; refuse them if no row is left."""
+    patterns = [pattern.partition("/")[0] for pattern in only]
+    families = [name for name in FAMILIES if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if not families:
+        raise RequestError(f"no family matches {', '.join(only)}: families are {', '.join(FAMILIES)}")
+    table = joined([read_operators(path, derive=True, families=families, **filters(where)) for path in paths])
     if not len(table):
         reasons = "; ".join(table.problems_summary()[:2]) or "it has no rows"
         raise RequestError(f"nothing to fit in {', '.join(map(str, paths))}: {reasons}")

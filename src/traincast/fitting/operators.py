@@ -18,7 +18,17 @@ from traincast.estimate.cells import ANY, Cell, beside
 from traincast.fitting.adapt import adapt, learning_curve
 from traincast.fitting.boosting import BoostingConfig, grow
 from traincast.fitting.dataset import OperatorTable
-from traincast.fitting.examples import CellKey, Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
+from traincast.fitting.examples import (
+    CellKey,
+    Rows,
+    cells_of,
+    examples_of,
+    joined_rows,
+    rows_of,
+    table_of,
+    vocabulary_of,
+)
+from traincast.fitting.points import LAWS, SETTINGS, bare_name, fit_bare
 from traincast.fitting.scores import Score, conformal, mape_of, residual_of, said_of, scores_of
 from traincast.fitting.split import Merged, Split, carve_validation, protocol_split
 from traincast.fitting.train import TrainConfig, train_network
@@ -34,7 +44,7 @@ GENERAL_SHARE: Final = 0.25
 """Share of the network on a device that was not measured; the rest comes from similar measured devices."""
 ENOUGH_HELD: Final = 1000
 """Validation rows that suffice to choose a share and an interval: further rows are better used for training."""
-ROUNDS: Final = {"product": 400, "conv": 200, "attention": 200, "grouped": 120, "traffic": 120}
+ROUNDS: Final = {"product": 400, "conv": 200, "attention": 200, "grouped": 120, "recurrent": 120, "traffic": 120}
 """Number of trees in a large cell: more would gain too little for their bytes and time."""
 OTHER_ROUNDS: Final = 200
 """The same for products in dtypes other than bf16 and fp16, which are rare in training."""
@@ -45,15 +55,23 @@ GENERAL_SIZE: Final = {"width": 24, "blocks": 2, "hidden": 160, "frequencies": 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitConfig:
-    """What to fit: cells whose name matches ``networks`` also get a network; ``general`` fits one per family."""
+    """What to fit: cells whose name matches ``only``; those that match ``networks`` also get a network.
+
+    ``general`` says whether to fit the networks of all devices, one per family.
+    """
 
     seed: int = 0
+    only: tuple[str, ...] = ("*",)
     networks: tuple[str, ...] = ("*",)
     general: bool = True
     general_rows: int = 2000
     general_epochs: int = 8
     boosting: BoostingConfig = field(default_factory=BoostingConfig)
     training: TrainConfig = field(default_factory=TrainConfig)
+
+    def chooses(self, name: str) -> bool:
+        """Whether the cell called ``name`` is fitted."""
+        return any(fnmatchcase(name, pattern) for pattern in self.only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +108,12 @@ def fit_operators(
     if not cells:
         raise RequestError("no row of the table describes an operator of a known family: there is nothing to fit")
     work = _Work(table=table, split=split, cells=cells, config=config)
-    tasks: list[CellKey | str] = [*dict.fromkeys(key[0] for key in cells)] if config.general else []
+    families = [*dict.fromkeys(key[0] for key in cells)] if config.general else []
+    tasks: list[CellKey | str] = [
+        family for family in families if family != "recurrent" and config.chooses(general_name(family))
+    ]
+    tasks += [bare_name(family) for family in LAWS if config.chooses(bare_name(family))]
+    cells = {key: rows for key, rows in cells.items() if config.chooses("/".join(key))}
     tasks += [key for key in cells if len(work.side(key, split.train)) + len(work.side(key, split.test)) >= FEWEST]
     found: dict[int, FittedCell] = {}
 
@@ -101,13 +124,15 @@ def fit_operators(
 
     (engine or local_engine(1)).run("traincast.fitting.operators:worker", work, tasks, done=take)
     fitted = [found[index] for index in sorted(found)]
-    general = dict(base.general if base else {}) | {m.cell.family: m.cell for m in fitted if m.cell.device == ANY}
-    fresh = {m.cell.family for m in fitted if m.cell.device == ANY}  # families that do not need the base
+    general = dict(base.general if base else {}) | {m.cell.family: m.cell for m in fitted if m.cell.setting == ANY}
+    fresh = {m.cell.family for m in fitted if m.cell.setting == ANY}  # families that do not need the base
     measured = [pair for pair in (base.measured if base else []) if pair[1].family not in fresh]
     measured += [(table.devices[m.cell.device], m.cell) for m in fitted if m.cell.device != ANY]
     done = {(m.cell.family, m.cell.dtype, m.cell.device) for m in fitted}
     for key in cells:
-        family, _, dtype, device = key
+        family, setting, dtype, device = key
+        if family in LAWS and setting in SETTINGS:
+            continue  # in the cell of bare kernels
         if key in tasks or family not in general or (family, dtype, device) in done:
             continue
         made = adapt_cell(key, table.take(cells[key]), general[family], measured)
@@ -115,12 +140,17 @@ def fit_operators(
             fitted.append(made)
             say(_line(made))
     if not fitted:
-        most = max(map(len, cells.values()))
+        most = max(map(len, cells.values()), default=0)
         raise RequestError(
             f"nothing could be fitted: the largest cell has {most} operators; it needs {FEWEST}, or a network of its "
             "family to adapt"
         )
     return fitted
+
+
+def general_name(family: str) -> str:
+    """The name of the cell of all devices of ``family``."""
+    return "/".join((family, ANY, ANY, ANY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +170,9 @@ class _Work:
 
     def fit(self, task: CellKey | str) -> FittedCell | None:
         """Fit one task; ``None`` if a family has too few rows."""
+        if isinstance(task, str) and task in map(bare_name, LAWS):
+            found = fit_bare(task.partition("/")[0], self.table, self.split, self.cells)
+            return FittedCell(**found._asdict()) if found else None
         if isinstance(task, str):
             return fit_general(task, self.table, self.split, self.cells, self.config)
         train, test = self.side(task, self.split.train), self.side(task, self.split.test)
@@ -220,7 +253,7 @@ def fit_general(
     by_cell = sampled(split.train, config.general_rows)
     if sum(map(len, by_cell)) < FEWEST:
         return None
-    learn = _joined(by_cell)
+    learn = joined_rows(by_cell)
     vocabulary = vocabulary_of(learn)
     devices = sorted(set(learn.device))
     cell = Cell(
@@ -243,7 +276,7 @@ def fit_general(
         cell = replace(cell, interval=conformal(residual_of(first, held), [ANY] * len(held)))
     cell = replace(cell, network=network_of(learn, config.general_epochs))
     judged = sampled(split.test, config.general_rows // 4)
-    scores = {"all": scores_of(cell, _joined(judged))["all"]} if judged else {"all": scores_of(cell, learn)["all"]}
+    scores = {"all": scores_of(cell, joined_rows(judged))["all"]} if judged else {"all": scores_of(cell, learn)["all"]}
     return FittedCell(cell=cell, rows=len(learn), scores=scores, seconds=time.perf_counter() - begun)
 
 
@@ -288,33 +321,6 @@ def domain_of(rows: Rows) -> dict[str, tuple[list[float], list[float]]]:
     names = np.array(rows.names, dtype=object)
     own = {name: rows.shapes.sizes[names == name] for name in sorted(set(names))}
     return {name: (sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()) for name, sizes in own.items()}
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    """Rows of several cells as one."""
-    before = np.cumsum([0, *(len(p.shapes.details) for p in parts)])
-    shapes = replace(
-        parts[0].shapes,
-        sizes=np.concatenate([p.shapes.sizes for p in parts]),
-        passes=np.concatenate([p.shapes.passes for p in parts]),
-        details=tuple(d for p in parts for d in p.shapes.details),
-        which=np.concatenate([p.shapes.which + start for p, start in zip(parts, before[:-1], strict=True)]),
-    )
-    found = replace(
-        parts[0].found,
-        flat=np.concatenate([p.found.flat for p in parts]),
-        tiles=np.concatenate([p.found.tiles for p in parts]),
-        baseline_s=np.concatenate([p.found.baseline_s for p in parts]),
-    )
-    return Rows(
-        shapes=shapes,
-        found=found,
-        seconds=np.concatenate([p.seconds for p in parts]),
-        setting=[x for p in parts for x in p.setting],
-        dtype=[x for p in parts for x in p.dtype],
-        device=[x for p in parts for x in p.device],
-        key=np.concatenate([p.key for p in parts]),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

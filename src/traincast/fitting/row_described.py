@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from traincast.fitting.row_values import PHASES, Params, dtype_of, size_of, tensor
@@ -22,6 +23,8 @@ def described_operator(op: str, phase: str, p: Params) -> Operator:
     if not isinstance(attributes, dict) or not all(isinstance(v, int | float | str) for v in attributes.values()):
         raise RowError("attributes is not a JSON object of numbers and texts")
     inputs, outputs = _described_tensors(p["inputs"], "inputs"), _described_tensors(p.get("outputs", ()), "outputs")
+    if kind is OpKind.RNN and inputs and len(inputs[0].shape) == 3:
+        inputs = (replace(inputs[0], batch_dim=1), *inputs[1:])  # [steps, batch, width], as a capture has it
     operator = Operator(
         name=str(p.get("name") or kind.value),
         kind=kind,

@@ -253,6 +253,10 @@ def _merge_repeats(records: Sequence[Record], drafts: list[_Draft], repeats: Seq
     same_as: dict[int, int] = {}
     for repeat in repeats:
         first, second = ([d for d in drafts if d.scope == ",".join(repeat.scopes[which])] for which in (0, 1))
+        if repeat.count == 1:
+            for draft in first[:1]:
+                draft.first = True
+            continue
         if len(first) != 1 or len(second) != 1:
             # The block's operators do not stand together: keep both, and count the second for the rest.
             for draft in second:

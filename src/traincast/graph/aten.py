@@ -43,6 +43,9 @@ _NAMES: Final[dict[OpKind, str]] = {
         "mkldnn_rnn_layer mkldnn_rnn_layer_backward _cudnn_rnn _cudnn_rnn_backward "
         "gru_layer gru_layer_backward rnn_layer rnn_layer_backward"
     ),
+    OpKind.SCAN: (
+        "ssd_scan ssd_scan_backward selective_scan selective_scan_backward gated_delta_rule gated_delta_rule_backward"
+    ),
     OpKind.BATCH_NORM: (
         "native_batch_norm native_batch_norm_backward _native_batch_norm_legit cudnn_batch_norm "
         "_native_batch_norm_legit_no_training _batch_norm_with_update batch_norm_backward "
@@ -50,7 +53,7 @@ _NAMES: Final[dict[OpKind, str]] = {
     ),
     OpKind.LAYER_NORM: (
         "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward "
-        "_fused_rms_norm _fused_rms_norm_backward rms_norm rms_norm_backward"
+        "_fused_rms_norm _fused_rms_norm_backward rms_norm rms_norm_backward gated_rms_norm gated_rms_norm_backward"
     ),
     OpKind.SOFTMAX: ("_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax logsumexp"),
     OpKind.LOSS: (
@@ -76,7 +79,10 @@ _NAMES: Final[dict[OpKind, str]] = {
         "sum mean amax amin max min std var var_mean norm linalg_vector_norm prod any all argmax argmin cumsum "
         "cumprod count_nonzero histc bincount logcumsumexp"
     ),
-    OpKind.EMBEDDING: "embedding embedding_dense_backward _embedding_bag _embedding_bag_dense_backward",
+    OpKind.EMBEDDING: (
+        "embedding embedding_dense_backward _embedding_bag _embedding_bag_dense_backward _embedding_bag_backward "
+        "table_lookup table_lookup_backward"
+    ),
     OpKind.GATHER: (
         "index index_put index_put_ _unsafe_index _unsafe_index_put index_select index_select_backward gather "
         "gather_backward scatter scatter_ scatter_add scatter_add_ index_add index_add_ sort argsort topk "
@@ -102,7 +108,8 @@ _NAMES: Final[dict[OpKind, str]] = {
         "ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not logical_xor floor ceil round "
         "trunc remainder fmod floor_divide erf isnan isinf isfinite nan_to_num complex view_as_complex "
         "view_as_real polar conj_physical _conj bitwise_xor __and__ __or__ fmax fmin sigmoid_grad expm1 "
-        "rotary rotary_backward atan2 copysign hypot logit erfinv special_erfcx prelu digamma lgamma"
+        "rotary rotary_backward causal_conv1d causal_conv1d_backward atan2 copysign hypot logit erfinv "
+        "special_erfcx prelu digamma lgamma"
     ),
 }
 
@@ -143,6 +150,8 @@ def describe(
                 attributes["products"] = int(args[10][0]) + int(args[10][1])
             if groups > 1 and groups == weight.shape[0] and weight.shape[1] == 1:
                 kind = OpKind.DEPTHWISE_CONV
+        case OpKind.SCAN:
+            attributes |= dict.fromkeys(("chunk",) if isinstance(args[-1], int) else (), args[-1])
         case OpKind.LAYER_NORM | OpKind.BATCH_NORM if name.endswith("backward"):
             inputs = inputs[:3]
         case OpKind.GATHER | OpKind.COPY if name in ("copy_", "index_put_", "scatter_add_", "index_add_"):

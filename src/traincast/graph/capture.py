@@ -12,17 +12,19 @@ every operator. Three tricks make it exact and fast:
 from __future__ import annotations
 
 import copy
+import fnmatch
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
 from traincast.graph.assemble import NotRepeatableError, Record, assemble
 from traincast.graph.fixed import fixed_tensors, owned_tensors
-from traincast.graph.operator import Operator, OperatorGraph, OpKind, Phase
+from traincast.graph.operator import FixedTensor, Operator, OperatorGraph, OpKind, Phase
 from traincast.graph.recorder import BATCH, Recorder
 from traincast.graph.repeats import folded
+from traincast.graph.tensor import TensorSpec
 from traincast.graph.tracing import Progress, module_of
 from traincast.imports import described, place_of
 
@@ -48,11 +50,17 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
     """
     require_torch()
     failure: Exception | None = None
+    idle: set[str] = set()
     # Repeated blocks may be indexed by number, and some operators exist in half precision only.
-    for fold, half in ((True, False), (False, False), (False, True)):
+    attempts = [(True, False), (False, False), (False, True)]
+    while attempts:
+        fold, half = attempts.pop(0)
         try:
             with _quiet():
-                return _trace(traceable, name=name, fold=fold, half=half, progress=progress)
+                return _trace(traceable, name=name, fold=fold, half=half, progress=progress, idle=idle)
+        except _IdleError as error:
+            idle |= error.containers
+            attempts.insert(0, (fold, half))
         except NotRepeatableError:
             continue
         except TraincastError:
@@ -64,6 +72,14 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
         f"tracing {name!r} failed{module_of(failure)}{place_of(failure)}: {described(failure)}; the module must run "
         f"on any batch size with fake tensors (no .item(), no data-dependent shapes)"
     ) from failure
+
+
+class _IdleError(Exception):
+    """Repeated modules never ran, so that two of them cannot stand for all."""
+
+    def __init__(self, containers: set[str]) -> None:
+        super().__init__(f"modules in {', '.join(sorted(containers))} never ran")
+        self.containers = containers
 
 
 @contextmanager
@@ -78,11 +94,13 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None) -> OperatorGraph:
+def _trace(
+    traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None, idle: Collection[str] = ()
+) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    cut: AbstractContextManager[list[Repeat]] = folded(traceable.module) if fold else nullcontext([])
+    cut: AbstractContextManager[list[Repeat]] = folded(traceable.module, idle) if fold else nullcontext([])
     with cut as repeats:
         module = copy.deepcopy(traceable.module)
         owned = owned_tensors(traceable.module)
@@ -96,25 +114,36 @@ def _trace(traceable: Traceable, *, name: str, fold: bool, half: bool, progress:
         )
         recorder.mark_inputs(inputs)
         with recorder.watching():
-            output = module(*inputs)
-            loss = traceable.loss(output) if traceable.loss is not None else sum_of(output)
-            if not loss.requires_grad:
-                raise CaptureError(f"model {name!r} has no trainable parameter that reaches its output")
-            recorder.differentiate()
-            loss.backward()
+            for loss in _losses(traceable, module, inputs):
+                if not loss.requires_grad:
+                    raise CaptureError(f"model {name!r} has no trainable parameter that reaches its output")
+                recorder.differentiate()
+                loss.backward(retain_graph=traceable.losses is not None)
+                recorder.resume()
+        if recorder.idle(repeats):
+            raise _IdleError(recorder.idle(repeats))
         if not recorder.repeats_agree():
             raise NotRepeatableError
-        _record_optimizer(recorder, module, traceable.optimizer)
+        sparse = _record_optimizer(recorder, module, {"*": traceable.optimizer, **(traceable.optimizers or {})})
     graph = assemble(
         name=name,
         records=recorder.records,
         repeats=repeats,
         tokens_per_sample=traceable.tokens_per_sample,
-        fixed=fixed_tensors(owned, updated=_updated(module)),
+        fixed=[*fixed_tensors(owned, updated=_updated(module) - sparse.keys()), *_states_of(module, sparse)],
     )
     if not graph.operators:
         raise CaptureError(f"model {name!r} runs no operator")
     return graph
+
+
+def _losses(traceable: Traceable, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Iterable[torch.Tensor]:
+    """The losses of a step, computed one after the other."""
+    if traceable.losses is not None:
+        yield from traceable.losses(module, *inputs)
+    else:
+        output = module(*inputs)
+        yield traceable.loss(output) if traceable.loss is not None else sum_of(output)
 
 
 def _make_fake(module: torch.nn.Module, *, half: bool) -> None:
@@ -143,6 +172,19 @@ def _updated(module: torch.nn.Module) -> set[str]:
     return {path for path, p in module.named_parameters(remove_duplicate=False) if p.grad is not None}
 
 
+def _states_of(module: torch.nn.Module, sparse: Mapping[str, int]) -> list[FixedTensor]:
+    """The optimizer's states of tables whose gradients are sparse: held whole, changed by rows."""
+    return [
+        FixedTensor(
+            scope=path.rpartition(".")[0],
+            spec=TensorSpec((sparse[path] * parameter.numel(),)),
+            buffer=True,
+        )
+        for path, parameter in module.named_parameters()
+        if sparse.get(path)
+    ]
+
+
 def sum_of(output: Any) -> torch.Tensor:
     """The loss of a module that has none: its first scalar output, or the sum of all floating-point outputs."""
     import torch
@@ -158,23 +200,39 @@ def sum_of(output: Any) -> torch.Tensor:
     return total
 
 
-def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizer: str) -> None:
-    """Record one update per parameter tensor, as a fused optimizer runs it."""
+_STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
+"""Tensors that each optimizer keeps per parameter."""
+
+
+def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizers: Mapping[str, str]) -> dict[str, int]:
+    """Record one update per parameter tensor, as a fused optimizer runs it; the first pattern that matches counts.
+
+    Returns the tables whose gradients are sparse, with the number of states that their optimizer keeps.
+    """
     recorder.attach_saved()
-    states = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}.get(optimizer)
-    if states is None:
-        raise CaptureError(f"unknown optimizer {optimizer!r}: known are adamw, adam, lamb, sgd, sgd-plain")
+    states: dict[str, int] = {}
+    for name in optimizers.values():
+        if name not in _STATES:
+            raise CaptureError(f"unknown optimizer {name!r}: known are {', '.join(_STATES)}")
     for path, parameter in module.named_parameters():
         if parameter.grad is None:  # frozen, or no gradient reaches it
             continue
+        found = (name for pattern, name in optimizers.items() if pattern != "*" and fnmatch.fnmatchcase(path, pattern))
+        name = next(found, optimizers["*"])
+        if recorder.touched(parameter):
+            scope = path.rpartition(".")[0]
+            recorder.record_sparse_update(parameter, optimizer=name, states=_STATES[name], scope=scope)
+            states[path] = _STATES[name]
+            continue
         spec = recorder.spec(parameter)
         operator = Operator(
-            name=optimizer,
+            name=name,
             kind=OpKind.OPTIMIZER,
             phase=Phase.OPTIMIZER,
             scope=path.rpartition(".")[0],
-            inputs=(spec,) * (2 + states),
-            outputs=(spec,) * (1 + states),
+            inputs=(spec,) * (2 + _STATES[name]),
+            outputs=(spec,) * (1 + _STATES[name]),
             parameters=(spec,),
         )
         recorder.records.append(Record(operator=operator, producers=(), forward=-1))
+    return states

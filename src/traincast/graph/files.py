@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -34,6 +34,10 @@ _OperatorEntry: TypeAlias = tuple[str, OpKind, Phase, str, _Indices, _Indices, _
 """Name, kind, phase, scope; the numbers of its inputs, outputs, parameters and saved tensors; attributes."""
 _FixedEntry: TypeAlias = tuple[str, _Index, bool, str]
 """Scope, the number of its tensor, whether it is a buffer, the name that it is shared by."""
+_QuantizedEntry: TypeAlias = tuple[
+    _Index, _Index, Annotated[int, Meta(ge=1, le=64)], Annotated[float, Meta(gt=0.0, le=1e15)]
+]
+"""A block and the number of one of its fixed tensors; the tensor's bits per element, and the bytes that store it."""
 _BlockEntry: TypeAlias = tuple[
     str, Annotated[int, Meta(ge=1, le=10**15)], _Indices, _Indices, _Indices, _Indices, tuple[_FixedEntry, ...], bool
 ]
@@ -52,6 +56,7 @@ class _GraphFile:
     edges: tuple[tuple[_Index, _Index], ...]
     forward_of: tuple[Annotated[int, Meta(ge=-1, le=10**9)], ...]
     blocks: tuple[_BlockEntry, ...]
+    quantized: tuple[_QuantizedEntry, ...] = ()
 
 
 def save_graph(graph: OperatorGraph, path: Path) -> None:
@@ -98,7 +103,7 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
         ]
         for op in graph.operators
     ]
-    return {
+    data = {
         "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
@@ -122,6 +127,10 @@ def graph_to_dict(graph: OperatorGraph) -> dict[str, Any]:
         ],
         "tensors": [[list(t.shape), t.dtype.value, t.batch_dim] for t in tensors],
     }
+    packed = [
+        [n, m, t.bits, t.stored] for n, block in enumerate(graph.blocks) for m, t in enumerate(block.fixed) if t.bits
+    ]
+    return {**data, "quantized": packed} if packed else data
 
 
 def graph_from_dict(data: Any, *, where: str) -> OperatorGraph:
@@ -152,6 +161,7 @@ def _graph(file: _GraphFile) -> OperatorGraph:
 
     operators = tuple(_operator(entry, specs, f"operators[{i}]") for i, entry in enumerate(file.operators))
     blocks = tuple(_block(entry, specs, len(operators), f"blocks[{i}]") for i, entry in enumerate(file.blocks))
+    blocks = _with_quantized(blocks, file.quantized)
     _check_below((i for edge in file.edges for i in edge), len(operators), "edges")
     _check_below(file.forward_of, len(operators), "forward_of")
     if len(file.forward_of) != len(operators):
@@ -166,6 +176,25 @@ def _graph(file: _GraphFile) -> OperatorGraph:
         blocks=blocks,
         tokens_per_sample=file.tokens_per_sample,
         attributes=file.attributes,
+    )
+
+
+def _with_quantized(blocks: tuple[Block, ...], entries: Sequence[_QuantizedEntry]) -> tuple[Block, ...]:
+    """``blocks`` with the storage of their quantised tensors; raises ``ValueError`` for tensors that do not exist."""
+    found = {(block, tensor): (bits, stored) for block, tensor, bits, stored in entries}
+    for block, tensor in found:
+        if block >= len(blocks) or tensor >= len(blocks[block].fixed):
+            raise ValueError(f"quantized names fixed tensor {tensor} of block {block}, which does not exist")
+    if not found:
+        return blocks
+
+    def packed(n: int, m: int, tensor: FixedTensor) -> FixedTensor:
+        bits, stored = found.get((n, m), (0, 0.0))
+        return replace(tensor, bits=bits, stored=stored)
+
+    return tuple(
+        replace(block, fixed=tuple(packed(n, m, t) for m, t in enumerate(block.fixed)))
+        for n, block in enumerate(blocks)
     )
 
 

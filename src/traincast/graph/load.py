@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
+from traincast.errors import FileFormatError, RequestError, UnknownNameError
 from traincast.graph import cache as graph_cache
 from traincast.graph import shipped, zoo
 from traincast.graph.capture import capture as capture_module
 from traincast.graph.capture import require_torch
 from traincast.graph.files import FORMAT, graph_from_dict, read_json
-from traincast.graph.huggingface import from_config
+from traincast.graph.huggingface import from_config, is_read
 from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
+from traincast.graph.own_modules import load_factory, load_module
 from traincast.graph.tracing import Progress
 from traincast.graph.zoo.traceable import Traceable
-from traincast.imports import described, import_callable, place_of, refuse_code
+from traincast.imports import import_callable, refuse_code
+
+if TYPE_CHECKING:
+    import torch
 
 _MAX_SEQ = 10_000_000
 
 
 def load_model(
-    spec: str,
+    spec: str | torch.nn.Module | Traceable,
+    example_inputs: Any = None,
     *,
     seq: int | None = None,
     use_cache: bool = False,
@@ -35,14 +39,23 @@ def load_model(
     """Returns the operator graph of ``spec``.
 
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
-    Hugging Face ``config.json`` (or its folder), a saved graph, or ``package.module:factory``. ``seq``
-    sets the tokens per sample; it is refused if the model has no sequence. ``progress`` is called during tracing, if
-    the model is traced. A factory is Python code: if ``spec`` comes from a data file, ``allow_code`` says whether the
-    user allows it to run.
+    Hugging Face ``config.json`` (or its folder), an ONNX file, a saved graph, ``package.module:factory``,
+    ``package.module:train_step`` of a JAX step, or a live module with ``example_inputs`` (a tensor, or a tuple of
+    tensors, whose first dim is the batch). ``seq`` sets the tokens per sample; it is refused if the model has no
+    sequence. ``progress`` is called during tracing, if the model is traced. A factory and a step are Python code: if
+    ``spec`` comes from a data file, ``allow_code`` says whether the user allows it to run.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
+    if not isinstance(spec, str):
+        return load_module(spec, example_inputs, seq=seq, progress=progress)
+    if example_inputs is not None:
+        raise RequestError(f"example inputs are for a live module, and the model is {spec!r}: leave them out")
     path = Path(spec)
+    if spec.endswith(".onnx"):
+        from traincast.graph.onnx_file import load_onnx
+
+        return load_onnx(path, seq=seq, progress=progress)
     if spec.endswith(".json") or _holds_config(path):
         return _from_file(path if spec.endswith(".json") else path / "config.json", seq, use_cache, progress)
     head = spec.partition(":")[0]
@@ -51,6 +64,13 @@ def load_model(
             raise UnknownNameError("model family", head, zoo.FAMILIES)
         if not allow_code:
             refuse_code(spec, "model")
+        from traincast.graph.jax_step import is_jax_step, load_jax
+
+        step = import_callable(spec, "model", role="factory")
+        if is_jax_step(step):
+            if seq is not None:
+                raise RequestError(f"model {spec!r} is a JAX step: its example inputs set the sequence length")
+            return load_jax(step, spec)
         return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
     card = zoo.card(spec)
     return _of_family(_Wanted(spec, spec, card.family, card.parameters, seq), use_cache, progress)
@@ -74,10 +94,24 @@ def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress 
         return graph
     if not isinstance(data, dict):
         raise FileFormatError(f"{path} is neither a Hugging Face config.json nor a Traincast graph: it holds no object")
-    family, parameters = from_config(data)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    if not is_read(data):
+        return load_transformers(data, name=name, seq=seq, progress=progress)
+    family, parameters = from_config(data)
     spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
     return _of_family(_Wanted(name, spec, family, parameters, seq), use_cache, progress)
+
+
+def load_transformers(
+    data: Mapping[str, object], *, name: str, seq: int | None = None, progress: Progress | None = None
+) -> OperatorGraph:
+    """Trace the model that an installed ``transformers`` builds from the content of a ``config.json``."""
+    from traincast.graph.huggingface_modules import fused, transformers_model
+
+    require_torch(f"tracing {name}")
+    traceable = transformers_model(data, seq=seq)
+    with fused(traceable.module):
+        return capture_module(traceable, name=name, progress=progress)
 
 
 def _plain(value: object) -> str:
@@ -142,64 +176,3 @@ def capture_of_zoo(name: str, layers: int | None = None) -> OperatorGraph:
     require_torch(f"tracing {name}")
     with without_compiler():
         return capture_module(zoo.build(name, layers=layers), name=name)
-
-
-def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
-    """Call ``package.module:factory`` and return its result as something that can be traced.
-
-    The factory returns the module and example inputs, a :class:`Traceable`, or a module that declares
-    ``example_inputs``. It is called with the ``meta`` device as default, so that no weights are made. A sequence length
-    is passed as its argument ``seq``; without such an argument, the request is refused.
-    """
-    require_torch()
-    import torch
-
-    factory = import_callable(spec, "model", role="factory")
-    given = {} if seq is None else {"seq": seq}
-    if given and not takes_seq(factory):
-        name = spec.partition(":")[2]
-        raise RequestError(
-            f"model {spec!r}: a sequence length of {seq} is asked for, and its factory takes no argument seq; write "
-            f"`def {name}(seq)` and make example inputs of that length, or leave the sequence length out"
-        )
-    try:
-        with torch.device("meta"):
-            made = factory(**given)
-    except (Exception, SystemExit) as error:  # the user's code may do anything
-        raise CaptureError(f"model {spec!r}: its factory failed{place_of(error)}: {described(error)}") from error
-    return _traceable(made, spec)
-
-
-def takes_seq(factory: Callable[..., object]) -> bool:
-    """Whether a factory has an argument ``seq``."""
-    try:
-        return "seq" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # not every built-in function tells its arguments
-        return False
-
-
-def _traceable(made: Any, spec: str) -> Traceable:
-    import torch
-
-    if isinstance(made, Traceable):
-        return made
-    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if isinstance(module, torch.nn.Module) and inputs is None:
-        inputs = getattr(module, "example_inputs", None)
-        inputs = inputs() if callable(inputs) else inputs
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    if not isinstance(module, torch.nn.Module) or not isinstance(inputs, tuple | list) or not inputs:
-        raise RequestError(
-            f"model {spec!r}: its factory returned {type(made).__name__}; expected (module, example inputs), or a "
-            f"module with example_inputs"
-        )
-    if not all(isinstance(t, torch.Tensor) and t.ndim >= 1 for t in inputs):
-        raise RequestError(f"model {spec!r}: example inputs must be tensors whose first dim is the batch")
-    specs = [(tuple(t.shape[1:]), t.dtype) for t in inputs]
-    tokens = specs[0][0][0] if not inputs[0].is_floating_point() and len(specs[0][0]) == 1 else 0
-    return Traceable(
-        module=module,
-        inputs=lambda batch: tuple(torch.empty((batch, *shape), dtype=dtype) for shape, dtype in specs),
-        tokens_per_sample=tokens,
-    )

@@ -35,6 +35,7 @@ class OpKind(enum.Enum):
     CONV = "conv"
     DEPTHWISE_CONV = "depthwise_conv"
     RNN = "rnn"  # a fused recurrent layer
+    SCAN = "scan"  # a state-space or linear-attention layer, fused in chunks of the sequence
     BATCH_NORM = "batch_norm"
     LAYER_NORM = "layer_norm"  # also RMS, group and instance norm
     SOFTMAX = "softmax"
@@ -114,13 +115,16 @@ class FixedTensor:
     """A tensor of a module that no update changes: a buffer, or a parameter without a gradient.
 
     ``scope`` is the module that owns it. If several modules own the same tensor, ``shared`` is its name, and a rank
-    holds it once.
+    holds it once. A quantised parameter has ``bits`` per element and takes ``stored`` bytes in all, with the constants
+    of its format; 0 means that it is stored in the precision of the step.
     """
 
     scope: str
     spec: TensorSpec
     buffer: bool = False
     shared: str = ""
+    bits: int = 0
+    stored: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +133,8 @@ class Block:
 
     Indices point into :attr:`OperatorGraph.operators`; each phase in its own execution order.
     ``boundary`` are the activations that cross to the next block, ``fixed`` the frozen parameters and buffers of its
-    modules. ``first`` marks the first of a run of equal modules where its operators differ from the others'.
+    modules. ``first`` marks a layer that stands alone: the first of a run of equal modules where its operators differ
+    from the others', or one whose neighbours are of other kinds.
     """
 
     scope: str

@@ -6,7 +6,8 @@ needs. Autograd's sequence numbers tie a backward operator to the forward operat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +50,9 @@ class Recorder:
         self._by_sequence: dict[int, int] = {}
         self._repeat_scopes = {s: (r, 0) for r, repeat in enumerate(repeats) for s in repeat.scopes[0]}
         self._repeat_scopes |= {s: (r, 1) for r, repeat in enumerate(repeats) for s in repeat.scopes[1]}
+        self._touched: dict[int, list[int]] = {}
+        self._sparse_uses: list[tuple[int, int]] = []
+        self._twice = [r for r, repeat in enumerate(repeats) if repeat.count > 1]
         self._block_inputs: dict[tuple[int, int], list[tuple[tuple[int, ...], ...]]] = {}
 
     def mark_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
@@ -61,6 +65,10 @@ class Recorder:
         """Start the backward pass: operators from here on belong to it."""
         self.phase = Phase.BACKWARD
         self._num_forward = max(1, len(self.records))
+
+    def resume(self) -> None:
+        """Go on with the forward pass, behind the backward pass of an earlier loss."""
+        self.phase = Phase.FORWARD
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -75,7 +83,7 @@ class Recorder:
         leave = register_module_forward_hook(self._leave)
         try:
             with (
-                gpu_kernels(),
+                gpu_kernels(self._touch),
                 fused_recurrence(),
                 _dispatch_mode(self),
                 saved_tensors_hooks(self._pack, lambda tensor: tensor),
@@ -95,13 +103,39 @@ class Recorder:
             shapes = tuple(tuple(t.shape) for t in inputs if isinstance(t, torch.Tensor))
             self._block_inputs.setdefault(self._repeat_scopes[scope], []).append(shapes)
 
+    def _touch(self, table: torch.Tensor, ids: torch.Tensor) -> None:
+        """A look-up with sparse gradients reads the rows ``ids`` of ``table``."""
+        self._touched.setdefault(table.untyped_storage()._cdata, []).append(self.spec(ids).numel)
+
+    def touched(self, parameter: torch.Tensor) -> int:
+        """Rows of a table that a sample touches, if its gradients are sparse; else 0. A row counts once per use."""
+        return sum(self._touched.get(parameter.untyped_storage()._cdata, []))
+
+    def record_sparse_update(self, parameter: torch.Tensor, *, optimizer: str, states: int, scope: str) -> None:
+        """Record the update of the rows of a table that a sample touches, as part of its backward pass."""
+        storage = parameter.untyped_storage()._cdata
+        rows = TensorSpec((self.touched(parameter), parameter.shape[-1]), dtype_of(parameter), 0)
+        forward = next(i for i, used in self._sparse_uses if used == storage)
+        operator = Operator(
+            name=f"sparse_{optimizer}",
+            kind=OpKind.EMBEDDING,
+            phase=Phase.BACKWARD,
+            scope=scope,
+            inputs=(rows,) * (2 + states),
+            outputs=(rows,) * (1 + states),
+        )
+        self.records.append(Record(operator=operator, producers=(), forward=forward))
+
     def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         self._stack.pop()
 
     def repeats_agree(self) -> bool:
         """Whether both traced repetitions of each run took inputs of the same shapes."""
-        runs = {run for run, _ in self._repeat_scopes.values()}
-        return all(self._block_inputs.get((r, 0)) == self._block_inputs.get((r, 1)) for r in runs)
+        return all(self._block_inputs.get((r, 0)) == self._block_inputs.get((r, 1)) for r in self._twice)
+
+    def idle(self, repeats: list[Repeat]) -> set[str]:
+        """Containers of repeated modules that never ran."""
+        return {repeat.container for r, repeat in enumerate(repeats) if (r, 0) not in self._block_inputs}
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         import torch
@@ -177,13 +211,21 @@ class Recorder:
             scope = source.operator.scope
             self._progress.backward(forward / self._num_forward)
             attributes |= {k: v for k, v in source.operator.attributes.items() if k in ("module", "window")}
+        specs = tuple(self.spec(t) for t in outputs)
+        if kind is OpKind.EMBEDDING and phase is Phase.FORWARD:
+            storages = (t.untyped_storage()._cdata for t in inputs)
+            self._sparse_uses += [(index, storage) for storage in storages if storage in self._touched]
+        elif kind is OpKind.EMBEDDING and any(i == forward for i, _ in self._sparse_uses):
+            # The gradient is the rows that were read and their numbers, not a whole table.
+            looked_up = self.records[forward].operator.inputs[1]
+            specs = (TensorSpec((looked_up.numel, specs[0].shape[-1]), specs[0].dtype, 0),)
         operator = Operator(
             name=name,
             kind=kind,
             phase=phase,
             scope=scope,
             inputs=tuple(self.spec(t) for t in ordered),
-            outputs=tuple(self.spec(t) for t in outputs),
+            outputs=specs,
             parameters=tuple(self.spec(t) for t in inputs if t.untyped_storage()._cdata in self._parameters),
             attributes=attributes,
         )
@@ -229,10 +271,17 @@ class Recorder:
         return first if inside is not None and inside[0] == run[0] else maker
 
 
-def gpu_kernels() -> Any:
-    """A mode in which functions that are one kernel on a GPU are traced as one operator, not as several."""
+def gpu_kernels(touch: Callable[[torch.Tensor, torch.Tensor], None] | None = None) -> Any:
+    """A mode in which functions that are one kernel on a GPU are traced as one operator, not as several.
+
+    Fake tensors cannot be sparse. With ``touch``, look-ups with sparse gradients run with dense ones, and it is called
+    with their table and row numbers.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
+
+    functional = torch.nn.functional
+    tables = {function: inspect.signature(function) for function in (functional.embedding, functional.embedding_bag)}
 
     class AsOnGpu(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -243,6 +292,13 @@ def gpu_kernels() -> Any:
                 if given["training"] and given["p"] > 0:
                     return torch.native_dropout(given["input"], given["p"], True)[0]
                 return given["input"]
+            if touch is not None and func in tables:
+                call = tables[func].bind(*args, **kwargs)
+                if call.arguments.get("sparse"):
+                    table, ids = call.arguments["weight"], call.arguments["input"]
+                    touch(*((ids, table) if ids.is_floating_point() else (table, ids)))
+                    call.arguments["sparse"] = False
+                    return func(*call.args, **call.kwargs)
             return func(*args, **kwargs)
 
     return AsOnGpu()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -22,7 +22,7 @@ class Repeat:
     """A run in a container: from ``start`` on, a group of ``period`` children is repeated ``count`` times.
 
     Two repetitions stay in the module and are traced; ``scopes`` are the paths of those children,
-    first repetition and second.
+    first repetition and second. A layer among layers of other kinds has a ``count`` of 1 and no second repetition.
     """
 
     container: str
@@ -63,11 +63,14 @@ def find_runs(signatures: Sequence[T]) -> list[tuple[int, int, int]]:
 
 
 @contextmanager
-def folded(module: torch.nn.Module) -> Iterator[list[Repeat]]:
-    """A context in which every run of structurally equal children of ``module`` is cut to two repetitions."""
+def folded(module: torch.nn.Module, whole_containers: Collection[str] = ()) -> Iterator[list[Repeat]]:
+    """A context in which every run of structurally equal children of ``module`` is cut to two repetitions.
+
+    Children of the modules at the paths ``whole_containers`` all stay.
+    """
     repeats: list[Repeat] = []
     whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]] = []
-    _fold(module, "", repeats, whole)
+    _fold(module, "", repeats, whole, frozenset(whole_containers))
     try:
         yield repeats
     finally:
@@ -80,13 +83,14 @@ def _fold(
     path: str,
     repeats: list[Repeat],
     whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]],
+    kept: frozenset[str],
 ) -> None:
     """Cut the runs below ``parent``; add each run to ``repeats``, and what to restore to ``whole``."""
     import torch
 
     children = list(parent.named_children())
     cut: set[str] = set()
-    if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential):
+    if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential) and path not in kept:
         for start, period, count in find_runs([_signature(child) for _, child in children]):
             run = children[start : start + period * count]
             if len({id(child) for _, child in run}) < period * count:
@@ -108,9 +112,19 @@ def _fold(
                 parent._modules = dict(parent._modules)
             for name in names[2 * period :]:
                 del parent._modules[name]
+        repeats.extend(_alone(children, path, cut))
     for name, child in children:
         if name not in cut:
-            _fold(child, f"{path}.{name}" if path else name, repeats, whole)
+            _fold(child, f"{path}.{name}" if path else name, repeats, whole, kept)
+
+
+def _alone(children: list[tuple[str, torch.nn.Module]], path: str, cut: set[str]) -> Iterator[Repeat]:
+    """The children that say that they are layers and that no run holds."""
+    for number, (name, child) in enumerate(children):
+        if name not in cut and getattr(child, "is_layer", False):
+            cut.add(name)
+            scopes: tuple[tuple[str, ...], tuple[str, ...]] = ((f"{path}.{name}" if path else name,), ())
+            yield Repeat(container=path, start=number, period=1, count=1, scopes=scopes)
 
 
 def _signature(module: torch.nn.Module) -> object:

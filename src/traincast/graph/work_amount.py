@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from traincast.graph.scan_amount import scan_flops, scan_inner_bytes, scan_model_flops
+
 if TYPE_CHECKING:
     from traincast.graph.operator import Operator
 
@@ -102,6 +104,17 @@ def _per_element(factor: float) -> Callable[[Operator], float]:
     return amount
 
 
+_one_each = _per_element(1.0)
+
+
+def _elementwise(op: Operator) -> float:
+    """One FLOP per element; a short convolution over the past has a multiply-add per tap."""
+    if op.name.startswith("causal_conv1d"):
+        taps = op.inputs[-2].shape[-1]
+        return 2.0 * taps * op.inputs[0].numel * (2.0 if op.name.endswith("backward") else 1.0)
+    return _one_each(op)
+
+
 def _none(op: Operator) -> float:
     return 0.0
 
@@ -119,7 +132,8 @@ _FLOPS: dict[str, Callable[[Operator], float]] = {
     "softmax": _per_element(5.0),
     "loss": _per_element(5.0),
     "activation": _per_element(1.0),
-    "elementwise": _per_element(1.0),
+    "elementwise": _elementwise,
+    "scan": scan_flops,
     "dropout": _per_element(2.0),
     "pool": _per_element(1.0),
     "reduction": _per_element(1.0),
@@ -145,21 +159,31 @@ def model_flops(op: Operator) -> float:
         return 0.0
     if op.kind.value == "attention" and op.name.endswith("backward"):
         return flops(op) * 4 / 5
+    if op.kind.value == "scan":
+        return scan_model_flops(op)
     return flops(op)
 
 
-MATRIX_KINDS = frozenset({"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn"})
+MATRIX_KINDS = frozenset({"gemm", "batched_gemm", "grouped_gemm", "attention", "conv", "depthwise_conv", "rnn", "scan"})
 """Kinds whose FLOPs count towards model FLOPs (MFU): the products, not the point-wise rest."""
 
 
 def bytes_read(op: Operator) -> float:
     """Bytes ``op`` must read."""
     if op.kind.value == "embedding" and op.phase.value == "forward":
-        # A look-up reads the rows it returns, not the whole table.
+        # A look-up reads the rows it returns, not the whole table; a bag reads all rows that it sums up.
+        if op.name == "_embedding_bag":
+            return sum(t.nbytes for t in op.inputs[1:]) + op.inputs[1].numel * op.outputs[0].shape[-1] * (
+                op.inputs[0].dtype.nbytes
+            )
         return op.inputs[-1].nbytes + op.outputs[0].nbytes
+    if op.kind.value == "scan":
+        return sum(t.nbytes for t in op.inputs) + scan_inner_bytes(op)
     return sum(t.nbytes for t in op.inputs)
 
 
 def bytes_written(op: Operator) -> float:
     """Bytes ``op`` must write."""
+    if op.kind.value == "scan":
+        return sum(t.nbytes for t in op.outputs) + scan_inner_bytes(op)
     return sum(t.nbytes for t in op.outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -17,6 +18,8 @@ from traincast.tables import Row, RowError, figure, text, whole
 _POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
 _SAME_POWER: Final = 0.05
 _USUAL_PER_NODE: Final = 8
+_SLICES: Final = (re.compile(r"\b(\d+)\s*x\s*v\d", re.IGNORECASE), re.compile(r"\b(\d+) slices?\b", re.IGNORECASE))
+"""How rows count TPU slices: ``16x v5e-256`` as hardware, ``16 slices`` in notes."""
 _NVLINK: Final = re.compile(r"nvlink(?!.*(?:bridge|pair|pci))", re.IGNORECASE)
 
 
@@ -52,10 +55,23 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     elif per_node < most:
         assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} per node")
     place = _nodes(device, devices, per_node, network, system, assumed)
+    place = in_slices(row, place)
     power = _POWER.search(" ".join((gpu, system, text(row, "notes"))))
     if power and device.tdp_w and abs(float(power[1]) / device.tdp_w - 1) > _SAME_POWER:
         assumed.append(f"power limit of {power[1]} W is not modelled: {device.tdp_w:.0f} W")
     return place
+
+
+def in_slices(row: Row, place: Cluster) -> Cluster:
+    """Return the nodes of a torus in as many slices as a row states; other nodes, and nodes without a count, as is."""
+    if place.intra_topology != "torus":
+        return place
+    texts = (text(row, "hardware"), text(row, "notes"))
+    found = next((match for pattern, said in zip(_SLICES, texts, strict=True) if (match := pattern.search(said))), None)
+    slices = int(found[1]) if found else 0
+    if slices < 1 or place.num_nodes % slices:
+        return place
+    return replace(place, domain_nodes=place.num_nodes // slices)
 
 
 def dp_cluster_of(row: Row, assumed: list[str]) -> Cluster:

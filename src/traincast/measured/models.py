@@ -22,6 +22,7 @@ _FAMILY_WORDS: Final = (
     ("opt", "gpt"),
     ("gpt", "gpt"),
     ("megatron", "gpt"),
+    ("nemotron", "gpt"),
 )
 _MIXTURE: Final = re.compile(
     r"moe|mixtral|deepseek|gpt\W?oss|grok|dbrx|scout|maverick|\d+x\d+(?:\.\d+)?b|(?<![a-z0-9])a\d+(?:\.\d+)?b"
@@ -34,9 +35,17 @@ _AS_RUN: Final = {
 
 The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
 """
-_TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat)\b")
+_TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat|q?lora|dora|peft)\b")
+_SAME: Final = {"deepseek3671b": "deepseek-v3", "bert110m": "bert-base", "bert340m": "bert-large"}
+"""Other names of models of the zoo, without punctuation."""
 _HEAD: Final = 128
 """Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
+_WIDE: Final = 3072
+_WIDE_STEP: Final = 1024
+"""Width from which models are wide, and the number that widths of wide models are multiples of."""
+_GPT3: Final = re.compile(r"gpt\W?3(?!\d)")
+_GPT3_SEQ: Final = 2048
+"""Tokens of a sequence of GPT-3 (Brown et al. 2020)."""
 _LEAST_INFERRED_B: Final = 1.0
 """Billions of parameters from which they tell the shape: in smaller models the vocabulary is too large a part."""
 _CLOSE: Final = 1.1
@@ -61,7 +70,7 @@ def optimizer_name(graph: OperatorGraph) -> str:
 @lru_cache(maxsize=1024)
 def zoo_name(written: str) -> str | None:
     """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
-    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
+    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()} | _SAME
     plain = re.sub(r"\(.*?\)", "", written.lower())
     for said in (plain, _TASKS.sub("", plain)):
         found = names.get(re.sub(r"[^a-z0-9]", "", said))
@@ -78,6 +87,8 @@ def model(spec: str, seq: int | None, *, allow_code: bool = False) -> OperatorGr
 
 def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     name, seq = text(row, "model"), whole(row, "seq", 0) or None
+    if seq is None and _GPT3.search(name.lower()):
+        seq = _GPT3_SEQ
     if ":" in name:
         return model(name, seq, allow_code=allow_code)
     layers, hidden, heads = (figure(row, key) for key in ("n_layers", "hidden", "heads"))
@@ -94,7 +105,7 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     kv_heads, ffn, vocab = (figure(row, key) for key in ("kv_heads", "ffn", "vocab"))
     family = _family(name, ffn, hidden, assumed)
     parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
-    if family == "llama":
+    if family == "llama" or (family == "gpt" and kv_heads and kv_heads < heads):
         parts["kv_heads"] = kv_heads
     assumed += [
         unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
@@ -121,7 +132,7 @@ def _shape(
     """Return layers, width and heads, as stated or inferred.
 
     They are inferred from the number of parameters of a model of a known family: a transformer of L layers of width h
-    has about 12·L·h².
+    has about 12·L·h². Widths are usually about 128 times the layers, and multiples of 1024 in large models.
     """
     if layers and hidden and heads:
         return layers, hidden, heads
@@ -130,11 +141,12 @@ def _shape(
     if not (layers and hidden) and not (named and stated_b >= _LEAST_INFERRED_B):
         raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
     each = whole(row, "pp", 1) * whole(row, "vp", 1)
-    if not layers:
-        exact = stated_b * 1e9 / (12 * hidden**2) if hidden else (stated_b * 1e9 / (12 * _HEAD**2)) ** (1 / 3)
-        layers = float(max(1, round(exact / each)) * each)
     if not hidden:
-        hidden = float(round(math.sqrt(stated_b * 1e9 / (12 * layers)) / _HEAD) * _HEAD)
+        exact = math.sqrt(stated_b * 1e9 / (12 * layers)) if layers else (stated_b * 1e9 * _HEAD / 12) ** (1 / 3)
+        step = _WIDE_STEP if exact >= _WIDE and not layers else _HEAD
+        hidden = float(round(exact / step) * step)
+    if not layers:
+        layers = float(max(1, round(stated_b * 1e9 / (12 * hidden**2) / each)) * each)
     if not heads:
         heads = _usual_heads(int(hidden), whole(row, "tp", 1))
     missing = [key for key in ("n_layers", "hidden", "heads") if not figure(row, key)]

@@ -32,6 +32,8 @@ _RECOMPUTE: Final[dict[str, str]] = {
     **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform", "all"), "full"),
     **dict.fromkeys(("selective", "partial", "sac", "minimal"), "selective"),
 }
+_KEEPS_SOME: Final = re.compile(r"custom|qkv|out_?proj|offload")
+"""Policies of JAX programs that keep or offload a few projections and compute the rest of a layer again."""
 _SCHEDULES: Final = (
     (r"interleavedzerobubble|zerobubble|zb1p|zbh1", "zb-h1"),
     (r"zbh2", "zb-h2"),
@@ -43,8 +45,18 @@ _SCHEDULES: Final = (
     (r"1f1b|onefoneb", "1f1b"),
 )
 """The first pattern that matches counts: ``Interleaved1F1B`` matches two."""
+_OF_MAKER: Final = {"neuron": "neuronx", "gaudi": "optimum-habana", "tpu": "maxtext"}
+"""Runtimes that stand for every framework on an architecture: frameworks run there on the maker's own compiler."""
+_LAST_UNFUSED_NEURON: Final = 15
+"""The last release 2.N of Neuron's SDK whose attention writes its scores to memory."""
 _FLASH_SINCE: Final = 2023
 """The year from which Megatron-LM's published runs use fused attention."""
+_PADDED_SINCE: Final = 2024
+"""The year from which Megatron fuses attention with padded sequences, as BERT has them."""
+_HOPPER_SINCE: Final = 2025
+"""The year from which published runs of Megatron use attention kernels made for Hopper (FlashAttention 3, cuDNN 9)."""
+_SEQUENCE_PARALLEL_SINCE: Final = 2022
+"""The year of Megatron-LM's sequence parallelism, sharded optimizer and overlapped exchanges."""
 _ADAM: Final = ("adam", "lamb")
 
 
@@ -87,6 +99,9 @@ def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     """Return the recomputation that a row states; if it states none that is known, the default of ``runtime``."""
     written = text(row, "recompute")
     found = _RECOMPUTE.get(re.sub(r"^.*[=:]", "", written.lower()).strip())
+    if found is None and _KEEPS_SOME.search(written.lower()):
+        assumed.append(f"recompute {written!r} keeps some projections: full")
+        return "full"
     if found is None:
         assumed.append(
             f"recompute {written!r} not known: {runtime.recompute}"
@@ -119,14 +134,17 @@ def optimizer_of(row: Row, forecast: str, assumed: list[str]) -> None:
         assumed.append(f"optimizer {written!r} is not modelled: {forecast}")
 
 
-def runtime_of(row: Row, *, usual: str = "", assumed: list[str] | None = None) -> Runtime:
+def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assumed: list[str] | None = None) -> Runtime:
     """Return the runtime of a row's framework.
 
-    An unknown framework becomes FSDP if parameters are sharded, otherwise ``usual``, which `predict` takes for this
-    model. Plain PyTorch becomes torchtitan if the row has tensor, pipeline or context groups.
+    On an architecture whose maker has its own compiler, the runtime is that of the ``device``. An unknown framework
+    becomes FSDP if parameters are sharded, otherwise ``usual``, which `predict` takes for this model. Plain PyTorch
+    becomes torchtitan if the row has tensor, pipeline or context groups.
     """
     said = list[str]() if assumed is None else assumed
     framework = text(row, "framework")
+    if device is not None and device.architecture in _OF_MAKER:
+        return _of_maker(framework, device)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
     sharded = (figure(row, "zero") or 0) == 3 or "fsdp" in text(row, "notes").lower()
     try:
@@ -137,12 +155,40 @@ def runtime_of(row: Row, *, usual: str = "", assumed: list[str] | None = None) -
         return load_runtime(name)
     year = re.match(r"(\d{4})", text(row, "date"))
     if runtime.name == "megatron" and year is not None and int(year[1]) < _FLASH_SINCE:
-        return load_runtime("megatron-2")
+        return load_runtime("megatron-1" if int(year[1]) < _SEQUENCE_PARALLEL_SINCE else "megatron-2")
+    if runtime.name in ("megatron", "megatron-bridge") and year is not None:
+        return _of_year(int(year[1]), row, runtime)
     if runtime.name in ("pytorch", "pytorch-1", "fsdp", "ddp") and (spread or (sharded and runtime.name != "fsdp")):
         name = "torchtitan" if spread else "fsdp"
         said.append(f"framework {framework!r} used with {'tp, pp or cp' if spread else 'sharded parameters'}: {name}")
         runtime = load_runtime(name)
     return _compiled(row, runtime, said) if runtime.name == "torchtitan" else runtime
+
+
+def _of_maker(framework: str, device: Device) -> Runtime:
+    """Return the runtime that stands for all frameworks on a device; the release of Neuron's SDK tells old from new."""
+    name = _OF_MAKER[device.architecture]
+    release = re.search(r"\b2\.(\d+)", framework)
+    if name == "neuronx" and release is not None and int(release[1]) <= _LAST_UNFUSED_NEURON:
+        name = "neuronx-1"
+    return load_runtime(name)
+
+
+def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
+    """Return ``runtime`` with the attention kernels, and to 2023 the host's work, that Megatron had in a year."""
+    if year >= _HOPPER_SINCE:
+        return runtime
+    if year >= _PADDED_SINCE:
+        return replace(runtime, attention="cudnn-8")
+    host = load_runtime("megatron-deepspeed")  # measured in 2023: small layers wait for the host
+    return replace(
+        runtime,
+        attention="unfused" if "bert" in text(row, "model").lower() else "cudnn-8",
+        operator_launches=host.operator_launches,
+        backward_launches=host.backward_launches,
+        collective_launches=host.collective_launches,
+        block_launches=host.block_launches,
+    )
 
 
 def _compiled(row: Row, runtime: Runtime, assumed: list[str]) -> Runtime:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.cluster import Cluster
-from traincast.forecast import usual_precision, usual_runtime
 from traincast.graph import OpKind
-from traincast.measured.machines import check_device, cluster_of, part_of
+from traincast.measured.finetune_graph import tuned_graph
+from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
+from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import graph_of, optimizer_name
+from traincast.measured.rates import seconds_of_rate
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import (
     optimizer_of,
@@ -31,6 +33,8 @@ from traincast.strategy import (
     parse_strategy,
     with_micro_batch,
 )
+from traincast.strategy.choose import usual_precision, usual_runtime
+from traincast.strategy.releases import assumed_release, settled
 from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
 from traincast.strategy.strategy import says_micro_batch
 from traincast.tables import Row, RowError, figure, flag, text, whole
@@ -39,10 +43,16 @@ NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
 """Columns that a table must have if each row names its own machine."""
 NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
 """Columns that a table must have if all rows ran on one given cluster."""
+_TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
 _FAILED: Final = ("fail", "oom", "error")
-_ADAPTERS: Final = re.compile(r"\b(?:q?lora|dora|adapters?)\b")
+_DROPPED: Final = re.compile(r"token[ -_]?drop")
+"""Spellings of runs whose experts drop tokens beyond their capacity."""
+_RELEASE: Final = re.compile(r"\d{2}\.\d{2}(?:\.\d+)?")
+"""Spelling of a release in the column ``date``: year and month, and the number of a fix."""
 _LONGEST_S: Final = 1e13
 """Larger figures are not times in any unit."""
+_LEAST_BYTES: Final = 4.0
+"""Bytes per parameter that a device with a whole model holds at least: weights and gradients of 16 bits."""
 _WHOLE: Final = 0.01
 """How far a batch computed from tokens per second may be from a whole number, relative to it."""
 
@@ -66,8 +76,8 @@ def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code
     """
     ran = has_run(row)
     stated = stated_bytes(row) if ran else None
-    if ran and stated is None and figure(row, "step_time_s") is None and figure(row, "tokens_per_s_per_gpu") is None:
-        raise RowError("neither step_time_s, tokens_per_s_per_gpu nor mem_gb is stated")
+    if ran and stated is None and all(figure(row, key) is None for key in _TIMES):
+        raise RowError(f"neither {', '.join(_TIMES)} nor mem_gb is stated")
     reading = read_row(row, cluster=cluster, allow_code=allow_code)
     assumed = list(reading.assumed)
     return Measured(
@@ -75,34 +85,33 @@ def read_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code
         source=text(row, "source"),
         request=reading.request,
         memory_bytes=plausible_bytes(row, stated, reading.request.cluster.device, assumed),
-        seconds=_seconds(row, reading.request) if ran else None,
+        seconds=_seconds(row, reading.request, assumed) if ran else None,
         ran=ran,
         assumed=tuple(assumed),
     )
 
 
 def read_timed_run(index: int, row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Measured:
-    """Read one row as :func:`read_run` does, and refuse it if the run failed or ``step_time_s`` is not stated.
+    """Read one row as :func:`read_run` does, and refuse it if the run failed or states neither its time nor a rate.
 
     A row that names another GPU architecture than that of ``cluster`` is refused as well.
     """
     if not has_run(row):
         raise RowError("the run failed: it has no step time")
     seconds = figure(row, "step_time_s")
-    if seconds is None or not 0.0 < seconds < _LONGEST_S:
+    rated = seconds is None and any(figure(row, key) for key in _TIMES)
+    if not rated and (seconds is None or not 0.0 < seconds < _LONGEST_S):
         raise RowError(f"step_time_s is {row.get('step_time_s')}: expected seconds above 0")
     if cluster is not None and text(row, "gpu"):
         check_device(text(row, "gpu"), cluster)
     return read_run(index, row, cluster=cluster, allow_code=allow_code)
 
 
-def _seconds(row: Row, request: Request) -> float | None:
-    """Return the seconds of one step, as stated or computed from tokens per second."""
+def _seconds(row: Row, request: Request, assumed: list[str]) -> float | None:
+    """Return the seconds of one step, as stated or computed from a rate."""
     seconds = figure(row, "step_time_s")
     if seconds is None:
-        rate = figure(row, "tokens_per_s_per_gpu")
-        tokens = request.global_batch * request.graph.tokens_per_sample
-        return tokens / (rate * request.cluster.num_devices) if rate and rate > 0 and tokens else None
+        return seconds_of_rate(row, request, assumed)
     if not 0.0 < seconds < _LONGEST_S:
         raise RowError(f"step_time_s is {seconds:g}: expected seconds above 0")
     return seconds
@@ -113,21 +122,26 @@ def request_of(row: Row, *, cluster: Cluster | None = None) -> Request:
     return read_row(row, cluster=cluster).request
 
 
-def read_row(row: Row, *, cluster: Cluster | None = None, allow_code: bool = False) -> Reading:
+def read_row(
+    row: Row, *, cluster: Cluster | None = None, allow_code: bool = False, tuning: Tuning | None = None
+) -> Reading:
     """Return the request that repeats a row's run, and what was assumed in it.
 
     With ``cluster``, the run used as many of its nodes as ``n_gpus`` fills. The strategy is read from the column
-    ``strategy`` if it is stated, otherwise from one column for each axis.
+    ``strategy`` if it is stated, otherwise from one column for each axis. ``tuning`` says which part is trained; if it
+    is not given, a row that trains adapters says so in one of its columns.
     """
     notes = text(row, "notes").lower()
-    if _ADAPTERS.search(f"{text(row, 'model').lower()} {notes}"):
-        raise RowError("the run trains adapters (LoRA) beside frozen weights: only full training is forecast")
+    if tuning is None and trains_adapters(row):
+        tuning = tuning_of(row, method="lora")
     if re.search(r"cpu_offload\s*[=:]\s*true", notes):
         raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
     assumed: list[str] = []
-    place = cluster_of(row, assumed) if cluster is None else part_of(cluster, whole(row, "n_gpus"))
+    place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
     graph = graph_of(row, assumed, allow_code=allow_code)
-    runtime = runtime_of(row, usual=usual_runtime(graph), assumed=assumed)
+    runtime = runtime_of(row, usual=usual_runtime(graph), device=place.device, assumed=assumed)
+    if tuning is not None:
+        graph = tuned_graph(row, graph, runtime, tuning, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     optimizer = "no optimizer" not in notes
     if optimizer:
@@ -141,11 +155,23 @@ def read_row(row: Row, *, cluster: Cluster | None = None, allow_code: bool = Fal
         global_batch=1,
         optimizer=optimizer,
     )
+    request = replace(request, runtime=_released(row, request, assumed))
     if text(row, "strategy"):
         request = _with_text(row, request, assumed, allow_code=allow_code)
     else:
         request = _with_columns(row, request, assumed, allow_code=allow_code)
     return Reading(request=request, assumed=tuple(assumed))
+
+
+def _released(row: Row, request: Request, assumed: list[str]) -> Runtime:
+    """Return the runtime with the habits of the release that the column ``date`` states, or of the newest one."""
+    stated = _RELEASE.fullmatch(text(row, "date"))
+    given = request.runtime
+    runtime = replace(given, release=stated[0]) if stated and given.habits else given
+    used = settled(runtime, graph=request.graph, cluster=request.cluster, precision=request.precision)
+    if assumed_release(runtime, used):
+        assumed.append(unstated(f"release of {used.name}", used.release))
+    return used
 
 
 def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
@@ -168,9 +194,9 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     If no axis is stated, the strategy is the one that `predict` chooses.
     """
     devices, said = whole(row, "n_gpus"), ("dp", "tp", "pp", "cp", "zero", "micro_batch", "grad_accum")
-    if devices > 1 and all(figure(row, key) is None for key in said):
+    if devices > 1 and (all(figure(row, key) is None for key in said) or _must_be_split(row, request)):
         request = replace(request, global_batch=_global_batch(row, request, None, assumed))
-        chosen = choose_strategy(request)
+        chosen = _usual_strategy(request)
         assumed.append(unstated("strategy", chosen))
         return replace(request, strategy=chosen)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
@@ -179,7 +205,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         assumed.append(unstated(", ".join(open_axes), 1))
     dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
     virtual, schedule = _pipeline(row, pp, assumed, allow_code=allow_code)
-    zero, shard, reshard = _sharding(row, request.runtime, dp * cp, pp, assumed)
+    zero, shard, reshard = _sharding(row, request, dp * cp, pp, assumed)
     strategy = Strategy(
         dp=dp,
         tp=tp,
@@ -192,11 +218,31 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         shard=shard if shard < dp * cp else 0,
         reshard=reshard,
         sequence_parallel=tp > 1 and _sequence_parallel(row, request.runtime, assumed),
+        capacity=1.0 if _DROPPED.search(text(row, "model").lower()) else 0.0,
         recompute=recompute_of(row, request.runtime, assumed),
     )
     request = replace(request, strategy=strategy)
     request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
     return _with_micro_batch(row, request, assumed)
+
+
+def _must_be_split(row: Row, request: Request) -> bool:
+    """Return whether neither dp nor tp is stated, no other axis splits the model, and a device cannot hold it whole."""
+    if any(figure(row, key) is not None for key in ("dp", "tp", "zero")):
+        return False
+    alone = all((figure(row, key) or 1) == 1 for key in ("pp", "cp"))
+    least = _LEAST_BYTES * request.graph.num_parameters
+    return alone and request.runtime.zero < 3 and least > request.cluster.device.memory_bytes
+
+
+def _usual_strategy(request: Request) -> Strategy:
+    """Return sharded data parallelism if that is the habit of the runtime, otherwise what `predict` chooses."""
+    runtime, devices = request.runtime, request.cluster.num_devices
+    if runtime.zero < 3 or request.global_batch % devices:
+        return choose_strategy(request)
+    place = request.cluster
+    slices = devices // place.domain_devices if place.intra_topology == "torus" else 1
+    return Strategy(dp=devices, zero=3, shard=devices // slices if slices > 1 else 0, recompute=runtime.recompute)
 
 
 def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]) -> int:
@@ -232,6 +278,10 @@ def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request
         return _with_chosen_micro_batch(request, assumed)
     if micro_batch is None:
         micro_batch = total / (strategy.dp * (accumulate or 1.0))
+    devices = request.cluster.num_devices
+    if accumulate is not None and devices > strategy.dp and micro_batch * devices * accumulate == total:
+        assumed.append(f"micro batch {micro_batch:g} is that of one device: {micro_batch * devices / strategy.dp:g}")
+        micro_batch *= devices / strategy.dp
     count = total / (strategy.dp * micro_batch) if micro_batch else 0.0
     if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
         also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
@@ -274,12 +324,13 @@ def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tup
     return virtual, schedule
 
 
-def _sharding(row: Row, runtime: Runtime, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
+def _sharding(row: Row, request: Request, replicas: int, pp: int, assumed: list[str]) -> tuple[int, int, bool]:
     """Return the ZeRO stage, the replicas that share states (0: all), and whether gathered parameters are freed."""
-    stated, shard = figure(row, "zero"), _sharded(row)
+    runtime = request.runtime
+    stated, shard = figure(row, "zero"), _sharded(row, request.cluster, replicas)
     if stated is not None and stated not in (0, 1, 2, 3):
         raise RowError(f"zero is {stated:g}: expected 0, 1, 2 or 3")
-    zero = 3 if shard else runtime.zero if stated is None else int(stated)
+    zero = 3 if shard and stated is None else runtime.zero if stated is None else int(stated)
     if stated is None and not shard:
         zero = min(zero, 1) if pp > 1 and runtime.name != "torchtitan" else zero
         if replicas > 1:
@@ -304,7 +355,16 @@ def _experts(row: Row, request: Request, assumed: list[str]) -> int:
     return ep
 
 
-def _sharded(row: Row) -> int:
-    """Return the replicas that share parameters, if the notes state them (``fsdp=64``); otherwise 0."""
-    found = re.search(r"\bfsdp\s*=\s*(\d+)", text(row, "notes").lower())
-    return int(found[1]) if found else 0
+def _sharded(row: Row, place: Cluster, replicas: int) -> int:
+    """Return the replicas that share parameters; 0 for all of them.
+
+    The notes may state them (``fsdp=64``, ``FSDP8 in node``). Otherwise each of several slices of TPUs holds all
+    parameters, unless the notes shard them across slices too (``dcn_fsdp_parallelism=2``).
+    """
+    notes = text(row, "notes").lower()
+    found = re.search(r"\bfsdp\s*=?\s*(\d+)", notes)
+    if found:
+        return int(found[1])
+    slices = place.num_devices // place.domain_devices if place.intra_topology == "torus" else 1
+    across = re.search(r"dcn_fsdp\w*\s*=\s*(?!1\b)", notes)
+    return replicas // slices if place.domain_nodes > 1 and slices > 1 and not across else 0

@@ -264,13 +264,16 @@ def time_steps(
     steps: int,
     seconds: float,
     ready: Callable[[int], int] = lambda count: count,
+    slowest: Callable[[list[float]], list[float]] | None = None,
     whole: bool = True,
 ) -> TimedSteps:
     """Run ``step`` up to ``steps`` times, plain and watched in turns, for about ``seconds``, but at least three times.
 
     ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. ``ready`` is
-    called before the timed steps with their number, and returns the number that all ranks agreed on. If the plan does
-    not run the ``whole`` operators of the model but shares of some, the time of those is left out.
+    called before the timed steps with their number, and returns the number that all ranks agreed on. If ranks wait for
+    one another in every step, ``slowest`` turns the seconds of this rank's steps into those of the slowest rank, step
+    by step, and no step is left out.
+    If the plan does not run the ``whole`` operators of the model but shares of some, the time of those is left out.
     """
     watch = OperatorWatch(step.repeats, step.module, cuda=step.inputs[0].is_cuda)
     step()  # DistributedDataParallel arranges its buckets, the optimizer its states
@@ -292,13 +295,19 @@ def time_steps(
             taken.append(watch.starts)
     if not taken:
         raise CannotRunModelError("it runs other operators in every step")
-    kept = quiet_indices(plain)
+    if slowest is None:
+        kept = quiet_indices(plain)
+        counted = [plain[i][0] - plain[i][1] for i in kept]
+        updated = [updates[i] * (1.0 - plain[i][1] / plain[i][0]) for i in kept]
+    else:  # ranks wait for the slowest of them, and share cores with their own communication: all steps count
+        counted = slowest([seconds for seconds, _ in plain])
+        updated = updates
     return _composed(
         watch,
         {operator_key(op): op for op in wanted},
-        [plain[i][0] - plain[i][1] for i in kept],
+        counted,
         [_on_core(taken[i], *watched[i]) for i in quiet_indices(watched)],
-        update_s=sum(updates[i] * (1.0 - plain[i][1] / plain[i][0]) for i in kept) / len(kept),
+        update_s=sum(updated) / len(updated),
         parameter_bytes=step.parameter_bytes,
         whole=whole,
     )

@@ -35,6 +35,7 @@ from traincast.profiling.events_request import EventsRequest, Message, backend_o
 from traincast.profiling.events_steps import TimedSteps, time_steps, training_step
 from traincast.profiling.in_model import STATES, CannotRunModelError
 from traincast.profiling.machine import device_name, free_memory
+from traincast.profiling.silent_replica import silent_replica
 
 _WAIT: Final = timedelta(minutes=30)
 _MODEL_S: Final = 20.0
@@ -176,16 +177,14 @@ class EventsWorker:
                 fold=self._folds(),
             )
             if self.size > 1 and self.needed.replicated:
-                from torch.nn.parallel import DistributedDataParallel
-
-                step.module = DistributedDataParallel(step.module)
-                step.module.register_comm_hook(None, _send_nothing)
+                step.module = silent_replica(step.module)
             return time_steps(
                 step,
                 self.needed.operators,
                 steps=self.request.steps,
                 seconds=_MODEL_S,
                 ready=self._agree,
+                slowest=self._slowest if self.size > 1 and self.needed.replicated else None,
                 whole=self.needed.whole,
             )
         except CannotRunModelError as error:
@@ -207,6 +206,13 @@ class EventsWorker:
         told = torch.tensor([count], device=self.device)
         dist.all_reduce(told, op=dist.ReduceOp.MIN)
         return int(told.item())
+
+    def _slowest(self, seconds: list[float]) -> list[float]:
+        """Return the greatest of all ranks, step by step."""
+        told = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+        found: list[float] = told.tolist()
+        return found
 
     def _rows_of_steps(self, times: TimedSteps) -> list[Row]:
         low, high = times.spread
@@ -262,13 +268,6 @@ class EventsWorker:
 def replace_source(row: Row, source: str) -> Row:
     """Return ``row`` with another source."""
     return {**row, "source": source}
-
-
-def _send_nothing(_, bucket):  # type: ignore[no-untyped-def]
-    """A hook of DistributedDataParallel that leaves gradients as they are: buckets are filled, nothing is sent."""
-    done: Any = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
 
 
 def _as_json(plan: EventsPlan) -> dict[str, Any]:

@@ -26,6 +26,10 @@ BUILDERS: Final[dict[str, Builder]] = {**PRODUCTS, **COMPUTING, **UPDATES, **MOV
 """Builders of operators that need more than their tensors in order, by operator name."""
 
 
+_OF_INPUT: Final = {"conv2d.bwd_data": 0, "conv2d.bwd_weight": 1}
+"""Gradients that are measured apart, and the input of the forward that each belongs to."""
+
+
 def executor_of(operator: Operator, *, device: str = "cpu") -> Call:
     """Return a function that runs ``operator`` once on ``device``. A first run must give the captured shapes.
 
@@ -78,6 +82,8 @@ def _check(operator: Operator, result: Any) -> None:
     found = [result] if isinstance(result, torch.Tensor) else [t for t in result if isinstance(t, torch.Tensor)]
     shapes = [tuple(t.shape) for t in found]
     wanted = [t.shape for t in operator.outputs]
+    if operator.name in _OF_INPUT:  # such a gradient has the shapes of its forward
+        wanted = [operator.inputs[_OF_INPUT[operator.name]].shape]
     if operator.kind is OpKind.RNN:
         shapes, wanted = shapes[:3], wanted[:3]
     if shapes[: len(wanted)] != wanted:

@@ -23,7 +23,8 @@ from traincast.errors import TraincastError
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec, zoo
 from traincast.graph.aten import FREE, describe
 from traincast.graph.capture import sum_of
-from traincast.graph.load import load_factory, load_model
+from traincast.graph.load import load_model
+from traincast.graph.own_modules import load_factory
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.repeats import folded
 from traincast.graph.zoo import Traceable
@@ -108,12 +109,14 @@ def run_model(
 
 
 def traceable_of(spec: str, *, seq: int | None) -> Traceable:
-    """Return the module of a model of the zoo or of a user's factory; refuse a saved graph."""
-    if spec.endswith(".json"):
-        raise CannotRunModelError("a saved graph has no module to run")
-    if ":" in spec and spec.partition(":")[0] not in zoo.FAMILIES:
-        return load_factory(spec, seq=seq)
-    return zoo.build(spec, seq=seq)
+    """Return the module of a model of the zoo or of a user's factory; refuse what is not one module with one loss."""
+    if spec.endswith((".json", ".onnx")):
+        raise CannotRunModelError("a file of operators has no module to run")
+    own = ":" in spec and spec.partition(":")[0] not in zoo.FAMILIES
+    found = load_factory(spec, seq=seq) if own else zoo.build(spec, seq=seq)
+    if found.losses is not None or found.optimizers:
+        raise CannotRunModelError("a step with several losses or optimizers cannot be timed")
+    return found
 
 
 def _check_size(spec: str, *, seq: int | None, batch: int, device: str, memory: float, seconds: float) -> float:

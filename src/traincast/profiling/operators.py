@@ -12,10 +12,11 @@ from typing import Final
 from traincast.errors import CaptureError, RequestError
 from traincast.graph import Operator, Scalar, zoo
 from traincast.graph.capture import require_torch
-from traincast.graph.load import load_model, takes_seq
+from traincast.graph.load import load_model
+from traincast.graph.own_modules import takes_seq
 from traincast.imports import import_callable
 from traincast.profiling.machine import check_device, device_name, framework_name, free_memory
-from traincast.profiling.opset import operator_set
+from traincast.profiling.opset import FULL, SIZES, operator_set
 from traincast.profiling.opset_files import is_operator_set, load_operator_set
 from traincast.profiling.outcome import Profile, Progress, Unmeasured
 from traincast.profiling.output import ProfileOutput
@@ -48,7 +49,7 @@ class OperatorRequest:
 
     ``alone`` times each distinct operator by itself, ``repeats`` times; ``in_context`` times ``timed_steps`` steps of
     each model. ``limit`` is the most operators to time alone, ``time_limit_s`` the most seconds to take. A later
-    run with the same output measures what is left. ``layers_per_type`` and ``seed`` choose the operator set.
+    run with the same output measures what is left. ``layers_per_type``, ``seed`` and ``size`` choose the operator set.
     """
 
     models: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class OperatorRequest:
     source: str = "profile"
     layers_per_type: int = 40
     seed: int = 0
+    size: str = FULL
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -78,6 +80,8 @@ class OperatorRequest:
             raise RequestError(f"time_limit_s is {self.time_limit_s:g}: expected more than 0")
         if self.precision not in PRECISIONS:
             raise RequestError(f"precision is {self.precision!r}: operators are profiled in {', '.join(PRECISIONS)}")
+        if self.size not in SIZES:
+            raise RequestError(f"size is {self.size!r}: expected {' or '.join(SIZES)}")
         if not self.models and not self.files and not self.opset:
             raise RequestError("nothing to profile: give models of the zoo, `zoo` or `opset`")
 
@@ -147,7 +151,9 @@ def operators_of(request: OperatorRequest) -> tuple[dict[str, Operator], dict[st
             continue
         sources.append((model, (precision.apply(op.with_batch(request.batch)) for op in graph.operators)))
     if request.opset:
-        chosen = operator_set(samples=request.layers_per_type, seed=request.seed, batch=request.batch)
+        chosen = operator_set(
+            samples=request.layers_per_type, seed=request.seed, batch=request.batch, size=request.size
+        )
         sources.append(("", (precision.apply(op) for op in chosen)))
     sources += [("", map(precision.apply, load_operator_set(path))) for path in request.files]
     for model, operators in sources:

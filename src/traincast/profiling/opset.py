@@ -21,19 +21,32 @@ from traincast.profiling.rows import canonical, key_of
 _MOST_SAMPLES: Final = 10**4
 _MOST_BATCH: Final = 10**9
 
+FULL: Final = "full"
+SMALL: Final = "small"
+SIZES: Final = (FULL, SMALL)
+"""Sizes of operators: as in published networks, or small enough that one core runs each within about 0.1 s."""
+_SMALL_FLOPS: Final = 1e9
+_SMALL_BYTES: Final = 2**25
+_SMALLER_BY: Final = {"width": 4, "ffn": 4, "heads": 4, "seq": 8, "vocab": 8, "experts": 4}
+"""How much smaller the dims of transformer layers are in the small set."""
+
 _WIDTHS: Final = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0)
 _ATTEMPTS: Final = 60
 
 
-def operator_set(*, samples: int = 40, seed: int = 0, batch: int = 1) -> Operators:
-    """Return distinct operators of all types: ``samples`` of each type, drawn with ``seed``, forward and backward."""
-    return tuple(
-        op for operators in operator_set_by_type(samples=samples, seed=seed, batch=batch).values() for op in operators
-    )
+def operator_set(*, samples: int = 40, seed: int = 0, batch: int = 1, size: str = FULL) -> Operators:
+    """Return distinct operators of all types: layers of ``samples`` shapes of each type, forward and backward.
+
+    ``seed`` fixes the draw. ``size`` is one of :data:`SIZES`.
+    """
+    by_type = operator_set_by_type(samples=samples, seed=seed, batch=batch, size=size)
+    return tuple(op for operators in by_type.values() for op in operators)
 
 
-def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) -> dict[str, Operators]:
+def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1, size: str = FULL) -> dict[str, Operators]:
     """Return the operator set by type (``Conv``, ``ReLU6`` …); each operator is listed under its first type."""
+    if size not in SIZES:
+        raise RequestError(f"size is {size!r}: expected {' or '.join(SIZES)}")
     if not 1 <= samples <= _MOST_SAMPLES or not 1 <= batch <= _MOST_BATCH:
         raise RequestError(
             f"samples is {samples} and batch is {batch}: expected 1 to {_MOST_SAMPLES} and 1 to {_MOST_BATCH}"
@@ -45,8 +58,11 @@ def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) ->
         rng = random.Random(f"{name}/{seed}")  # noqa: S311  (a reproducible draw, no secret)
         chosen: list[Operator] = []
         count = 0
-        for shape in _drawn(published[kind.templates], rng, samples):
-            fresh = {key_of(op): canonical(op) for op in kind.build(shape, batch)}
+        for drawn_shape in _drawn(published[kind.templates], rng, samples):
+            operators = kind.build(_shrunk(drawn_shape) if size == SMALL else drawn_shape, batch)
+            if size == SMALL and not all(map(_is_small, operators)):
+                continue
+            fresh = {key_of(op): canonical(op) for op in operators}
             fresh = {key: op for key, op in fresh.items() if key not in seen}
             seen.update(fresh)
             chosen += fresh.values()
@@ -55,6 +71,17 @@ def operator_set_by_type(*, samples: int = 40, seed: int = 0, batch: int = 1) ->
                 break
         drawn[name] = tuple(chosen)
     return drawn
+
+
+def _shrunk(shape: LayerShape) -> LayerShape:
+    """``shape`` with the dims of a transformer layer divided for the small set; other layers stay as they are."""
+    if not shape.seq:
+        return shape
+    return replace(shape, **{name: -(-getattr(shape, name) // by) for name, by in _SMALLER_BY.items()})
+
+
+def _is_small(operator: Operator) -> bool:
+    return operator.flops <= _SMALL_FLOPS and operator.nbytes <= _SMALL_BYTES
 
 
 def _drawn(published: Sequence[LayerShape], rng: random.Random, samples: int) -> Iterator[LayerShape]:
@@ -80,6 +107,7 @@ def _around(shape: LayerShape, rng: random.Random) -> LayerShape:
     return replace(
         shape,
         width=min(width, MAX_HIDDEN) if shape.seq else width,
+        steps=rng.choice((8, 16, 24, 32, 50, 64, 100, 128)) if shape.steps else 0,
         out_width=width if depthwise else _width(shape.out_width, rng.choice(_WIDTHS)),
         groups=width if depthwise else 1 if shape.groups > 1 else shape.groups,
         height=height,

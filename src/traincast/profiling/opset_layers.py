@@ -69,6 +69,15 @@ def _conv(shape: LayerShape, batch: int) -> Operators:
     return forward, backward
 
 
+def _conv_gradients(shape: LayerShape, batch: int) -> Operators:
+    """The gradients of a convolution by its inputs and by its weights, apart. Both have the shapes of the forward."""
+    forward, _ = _conv(shape, batch)
+    return tuple(
+        _op(name, forward.kind, forward.inputs[:2], forward.outputs, backward=True, attributes=forward.attributes)
+        for name in ("conv2d.bwd_data", "conv2d.bwd_weight")
+    )
+
+
 def _pointwise(name: str, derivative: str, spec: Callable[[LayerShape, int], TensorSpec]) -> _Build:
     def build(shape: LayerShape, batch: int) -> Operators:
         x = spec(shape, batch)
@@ -298,6 +307,51 @@ def _grouped_gemm(shape: LayerShape, batch: int) -> Operators:
     )
 
 
+def _lstm(shape: LayerShape, batch: int) -> Operators:
+    """One layer of an LSTM in one direction, as PyTorch runs it on a CPU."""
+    x, y, weights, state = _recurrent_tensors(shape, batch, gates=4)
+    tensors = (x, *weights, state, state)
+    return (
+        _op("mkldnn_rnn_layer", OpKind.RNN, tensors, (y, state, state), parameters=weights),
+        _op(
+            "mkldnn_rnn_layer_backward",
+            OpKind.RNN,
+            (*tensors, y, state, state, y),
+            tensors,
+            backward=True,
+            parameters=weights,
+        ),
+    )
+
+
+def _plain_recurrence(name: str, gates: int) -> _Build:
+    """One layer of a GRU or of a plain RNN in one direction."""
+
+    def build(shape: LayerShape, batch: int) -> Operators:
+        x, y, weights, state = _recurrent_tensors(shape, batch, gates=gates)
+        tensors = (x, *weights, state)
+        return (
+            _op(name, OpKind.RNN, tensors, (y, state), parameters=weights),
+            _op(f"{name}_backward", OpKind.RNN, (*tensors, y, y), tensors, backward=True, parameters=weights),
+        )
+
+    return build
+
+
+def _recurrent_tensors(
+    shape: LayerShape, batch: int, *, gates: int
+) -> tuple[TensorSpec, TensorSpec, tuple[TensorSpec, ...], TensorSpec]:
+    """Inputs and outputs [steps, batch, width], weights and biases of all gates, and a state."""
+    hidden = shape.out_width
+    bias = _t(gates * hidden)
+    return (
+        _t(shape.steps, batch, shape.width),
+        _t(shape.steps, batch, hidden),
+        (_t(gates * hidden, shape.width), _t(gates * hidden, hidden), bias, bias),
+        _t(batch, hidden),
+    )
+
+
 _Build: TypeAlias = Callable[[LayerShape, int], Operators]
 
 
@@ -336,5 +390,11 @@ TYPES: Final[Mapping[str, OperatorType]] = {
     "CrossEntropy": OperatorType(templates="layer", build=_cross_entropy),
     "Optimizer": OperatorType(templates="layer", build=_optimizer),
     "GroupedGEMM": OperatorType(templates="experts", build=_grouped_gemm),
+    "ConvGradients": OperatorType(templates="conv", build=_conv_gradients),
+    "DepthConvGradients": OperatorType(templates="depthwise", build=_conv_gradients),
+    "LSTM": OperatorType(templates="recurrent", build=_lstm),
+    "GRU": OperatorType(templates="recurrent", build=_plain_recurrence("gru_layer", 3)),
+    "RNN": OperatorType(templates="recurrent", build=_plain_recurrence("rnn_layer", 1)),
 }
-"""All types of the operator set; the first fourteen belong to convolutional networks."""
+"""All types of the operator set: fourteen of convolutional networks, twelve of transformers, the gradients of
+convolutions by inputs and by weights, and recurrent layers."""

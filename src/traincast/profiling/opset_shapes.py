@@ -27,6 +27,8 @@ CNN_MODELS: Final[Mapping[str, str]] = {
     "nasbench": "nasbench",
 }
 """The thirteen families, and the model of the zoo that represents each."""
+RECURRENT_MODELS: Final = ("nmt", "nmt-medium", "tft")
+"""Models of the zoo whose recurrent layers are published shapes."""
 TRANSFORMER_FAMILIES: Final = frozenset({"gpt", "llama", "bert", "moe", "mpt", "vit"})
 MAX_HIDDEN: Final = 8192
 """The widest transformer layer of the set."""
@@ -52,6 +54,7 @@ class LayerShape:
     experts: int = 0
     top_k: int = 0
     causal: bool = True
+    steps: int = 0
 
 
 @cache
@@ -63,11 +66,12 @@ def published_shapes() -> dict[str, list[LayerShape]]:
         if shape is not None:
             found.setdefault(template, {})[shape] = None
 
-    for model in CNN_MODELS.values():
+    for model in (*CNN_MODELS.values(), *RECURRENT_MODELS):
         for operator in load_model(model, use_cache=True).operators:
             if operator.phase is Phase.FORWARD:
                 for template, shape in _templates(operator):
-                    add(template, shape)
+                    if (template == "recurrent") == (model in RECURRENT_MODELS):
+                        add(template, shape)
     for name in zoo.names():
         known = zoo.card(name)
         if known.family in TRANSFORMER_FAMILIES:
@@ -121,6 +125,8 @@ def _templates(operator: Operator) -> Iterator[tuple[str, LayerShape | None]]:
                         width=shapes[0][1], height=shapes[0][2], kernel=window.kernel[0], stride=window.stride[0]
                     ),
                 )
+        case OpKind.RNN:
+            yield "recurrent", LayerShape(width=shapes[0][2], out_width=shapes[2][1], steps=shapes[0][0])
         case OpKind.GEMM if operator.name == "addmm":
             yield "dense", LayerShape(width=shapes[0][1], out_width=shapes[1][1])
         case OpKind.COPY if operator.name == "cat" and images and operator.outputs[0].shape[1] > shapes[0][1]:

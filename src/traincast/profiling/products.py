@@ -85,7 +85,8 @@ def _differentiated_attention(
 
 
 def _conv(operator: Operator, make: Make) -> Call:
-    backward = operator.name.endswith("backward")
+    backward = operator.name.endswith("convolution_backward")
+    gradient = operator.name.rpartition(".bwd_")[2] if ".bwd_" in operator.name else ""
     transposed = bool(operator.attributes.get("transposed", False))
     groups = int(operator.attributes.get("groups", 1))
     data, weight = operator.inputs[1:3] if backward else operator.inputs[:2]
@@ -101,14 +102,14 @@ def _conv(operator: Operator, make: Make) -> Call:
         raise CannotRunError(f"no stride and padding give {out.shape} from {data.shape} and {weight.shape}")
     move = (list(window.stride), list(window.padding), list(window.dilation), transposed)
     x, w = make(data), make(weight)
-    if not backward:
+    if not backward and not gradient:
         bias = make(operator.inputs[2]) if len(operator.inputs) > 2 else None
         return bound(aten.convolution.default, (x, w, bias, *move, list(window.output_padding), groups))
     grad = make(out)
-    to_input = int(operator.attributes.get("products", 2)) > 1
-    to_bias = len(operator.outputs) - 1 - to_input > 0
+    to_input = gradient == "data" or (backward and int(operator.attributes.get("products", 2)) > 1)
+    to_bias = backward and len(operator.outputs) - 1 - to_input > 0
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    mask = [to_input, True, to_bias]
+    mask = [to_input, gradient != "data", to_bias]
     arguments = (grad, x, w, [channels], *move, list(window.output_padding), groups, mask)
     return bound(aten.convolution_backward.default, arguments)
 
@@ -159,7 +160,7 @@ PRODUCTS: Final[dict[str, Builder]] = {
         "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention "
         "_scaled_dot_product_cudnn_attention_backward",
     ),
-    **named(_conv, "convolution convolution_backward"),
+    **named(_conv, "convolution convolution_backward conv2d.bwd_data conv2d.bwd_weight"),
     **named(_rnn, "mkldnn_rnn_layer mkldnn_rnn_layer_backward"),
     **named(_plain_rnn, "gru_layer gru_layer_backward rnn_layer rnn_layer_backward"),
 }

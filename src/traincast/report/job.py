@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 from traincast.cluster import Cluster
-from traincast.graph import Phase
+from traincast.errors import RequestError
+from traincast.graph import OperatorGraph, Phase
 from traincast.strategy import Request
+from traincast.strategy.prepare import kept_precision
 from traincast.units import HOUR
 
 
@@ -15,7 +18,8 @@ class JobSettings:
     """Settings of the parts of a job other than its steps.
 
     ``startup_s`` is scheduling, process start and communicator set-up on one node; it grows with the
-    logarithm of the nodes. A checkpoint writes weights, master weights and optimizer states.
+    logarithm of the nodes. A checkpoint writes weights, master weights and optimizer states; in fine-tuning, only those
+    of trained parameters.
     """
 
     startup_s: float = 60.0
@@ -50,6 +54,22 @@ class JobForecast:
         return {**asdict(self), "job_s": self.job_s}
 
 
+def steps_of(
+    graph: OperatorGraph, global_batch: int, *, tokens: int | None, samples: int | None, steps: int | None
+) -> int | None:
+    """Return the number of steps of a job from its length in one unit, or ``None`` if no length is given."""
+    given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} are given: state the length of the job in one unit only")
+    if tokens is not None:
+        if not graph.tokens_per_sample:
+            raise RequestError(f"tokens are given, but {graph.name} has no tokens: give samples or steps")
+        return max(1, math.ceil(tokens / (global_batch * graph.tokens_per_sample)))
+    if samples is not None:
+        return max(1, math.ceil(samples / global_batch))
+    return steps
+
+
 def job_of_steps(
     request: Request, *, num_steps: int, step_s: float, computing: float, settings: JobSettings
 ) -> JobForecast:
@@ -57,16 +77,24 @@ def job_of_steps(
 
     ``computing`` is the share of a step in which the devices of its ranks compute.
     """
-    graph, precision = request.graph, request.precision
-    states = max((len(op.inputs) - 2 for op, _ in graph if op.phase is Phase.OPTIMIZER), default=0)
-    state_bytes = graph.num_parameters * precision.weights.nbytes
-    state_bytes += precision.optimizer_bytes(graph.num_trainable_parameters, states)
+    graph, precision = request.graph, kept_precision(request)
+    updates = [op for op, _ in graph if op.phase is Phase.OPTIMIZER]
+    states, optimizer = max((len(op.inputs) - 2 for op in updates), default=0), updates[0].name if updates else ""
+    trained = graph.num_trainable_parameters
+    state_bytes = precision.optimizer_bytes(trained, states, optimizer)
+    frozen_bytes = 0.0
+    if "fine_tuning" in graph.attributes:
+        state_bytes += trained * precision.weights.nbytes
+        frozen_bytes = (graph.num_parameters - trained) * precision.frozen_weights.nbytes
+    else:
+        state_bytes += graph.num_parameters * precision.weights.nbytes
     return forecast_job(
         num_steps=num_steps,
         step_s=step_s,
         busy=computing * (request.strategy.num_ranks / request.cluster.num_devices),
         forward_share=1 / 3,
         state_bytes=state_bytes,
+        frozen_bytes=frozen_bytes,
         samples_per_step=request.global_batch,
         tokens_per_sample=graph.tokens_per_sample,
         cluster=request.cluster,
@@ -85,15 +113,17 @@ def forecast_job(
     tokens_per_sample: int,
     cluster: Cluster,
     settings: JobSettings,
+    frozen_bytes: float = 0.0,
 ) -> JobForecast:
     """Return the time, cost and energy of a job of ``num_steps`` steps.
 
-    ``busy`` is the share of a step in which devices compute, ``state_bytes`` the size of a checkpoint. Loading of data
+    ``busy`` is the share of a step in which devices compute, ``state_bytes`` the size of a checkpoint. Weights of
+    ``frozen_bytes`` are loaded at the start, and not written to checkpoints. Loading of data
     overlaps the step; only the part that exceeds the step adds time.
     """
     doublings = max(0, (cluster.num_nodes - 1).bit_length())
     startup = settings.startup_s + settings.startup_per_doubling_s * doublings
-    startup += state_bytes / (cluster.storage_bandwidth * cluster.num_nodes)
+    startup += (state_bytes + frozen_bytes) / (cluster.storage_bandwidth * cluster.num_nodes)
     per_sample = tokens_per_sample * settings.bytes_per_token if tokens_per_sample else settings.bytes_per_sample
     loading = samples_per_step * per_sample / (cluster.storage_bandwidth * cluster.num_nodes)
     steps = num_steps * step_s

@@ -27,6 +27,7 @@ from traincast.searching.steps import step_seconds, timed
 from traincast.searching.whole import needs_whole_plans, run_whole
 from traincast.searching.works import Works
 from traincast.strategy import Request
+from traincast.strategy.embedding_tables import has_tables
 from traincast.strategy.lower import Layout
 from traincast.strategy.memory import footprints_of
 from traincast.strategy.mesh import Mesh
@@ -36,12 +37,12 @@ from traincast.strategy.prepare import (
     kept_precision,
     layers_of,
     programs_of,
-    rough_seconds,
 )
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.program_builder import ProgramBuilder
 from traincast.strategy.schedules import Pass
 from traincast.strategy.schedules.slots import merge_compiled
+from traincast.strategy.stages import rough_seconds
 from traincast.strategy.strategy import Offload
 from traincast.work import Transfer, Work
 
@@ -99,7 +100,7 @@ class Bulk:
         """Return the weights of blocks by which the model is cut."""
         key = id(builder)
         if request.strategy.pp > 1 and key not in self._weights:
-            self._weights[key] = rough_seconds(request, builder, programs), builder
+            self._weights[key] = rough_seconds(request.cluster.device, programs[: len(builder.graph.blocks)]), builder
         return self._weights[key][0] if request.strategy.pp > 1 else ()
 
     def estimate(self, entries: Iterable[EvaluatedFamily]) -> None:
@@ -152,21 +153,26 @@ class Bulk:
         whose works are all that is estimated; infinite where that one is not legal.
         """
         plain: dict[tuple[object, ...], tuple[ProgramBuilder, tuple[BlockProgram, ...]] | None] = {}
+        apart = has_tables(self.request.graph)  # the exchange of tables depends on the number of replicas
+
+        def works_of(family: Family) -> tuple[object, ...]:
+            return (*family.works, family.dp) if apart else family.works
+
         for family in every:
-            if family.works not in plain:
+            if works_of(family) not in plain:
                 strategy = replace(family, recompute="none", offloads_activations=False).strategy(self.request.strategy)
                 request = replace(self.request, strategy=strategy)
                 try:
-                    plain[family.works] = programs_of(request, Mesh.of(strategy, request.cluster))
+                    plain[works_of(family)] = programs_of(request, Mesh.of(strategy, request.cluster))
                 except StrategyError:
-                    plain[family.works] = None
+                    plain[works_of(family)] = None
         self._enter_works(programs for found in plain.values() if found for programs in found[1:])
         shares: dict[tuple[object, ...], tuple[float, Floats]] = {}
         for key, found in plain.items():
             shares[key] = self._shares(*found) if found else (float("inf"), np.zeros(0))
         bounds = []
         for family in every:
-            whole, forwards = shares[family.works]
+            whole, forwards = shares[works_of(family)]
             each = whole + sum(forwards[family.recomputed].tolist())
             bounds.append(each * family.num_microbatches / family.degrees.pp)
         return np.array(bounds)

@@ -14,10 +14,18 @@ from traincast.searching.evaluated_family import NOT_RUN, Batch, Blocks, Evaluat
 from traincast.searching.rounds import extrapolated
 from traincast.searching.space import OFFLOADS, Axes, Way
 from traincast.searching.steps import activations
-from traincast.strategy import Request
+from traincast.strategy import Request, Strategy
 from traincast.strategy.fits import HOST_SHARE, MARGIN, factor, fullest_node, total_at
 from traincast.strategy.host_memory import updates_of
-from traincast.strategy.memory import buffers_of, measured_other, other_of, passes_of, runs_ahead, states_of
+from traincast.strategy.memory import (
+    beyond_states,
+    buffers_of,
+    measured_other,
+    other_of,
+    passes_of,
+    runs_ahead,
+    states_of,
+)
 from traincast.strategy.precision import Precision
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
@@ -32,12 +40,14 @@ class _Arrangement:
 
     ``states`` are bytes of weights, gradients and optimizer states by ZeRO's stage, with the optimizer on the device
     or on the host, of every stage; ``updates`` those that the host then holds; ``ahead`` marks stages whose hosts run
-    ahead of their devices.
+    ahead of their devices. ``gradients`` and ``updated`` are the gradients and the optimizer's states among ``states``.
     """
 
     kinds: Blocks
     chunks: Ints
     states: Floats
+    gradients: Floats
+    updated: Floats
     updates: Floats
     ahead: npt.NDArray[np.bool_]
 
@@ -68,12 +78,19 @@ class MemberMemory:
         runtime = entry.request.runtime
         buffers = buffers_of(held[:, :, 0, 3].max(axis=1), ahead=arrangement.ahead, runtime=runtime)
         zeros, hosted = [s.zero for s in entry.sharings], ["optimizer" in s.offload for s in entry.sharings]
-        states = arrangement.states[zeros, [int(host) for host in hosted]]
+        places = zeros, [int(host) for host in hosted]
+        states = arrangement.states[places]
         updates = np.where(np.array(hosted)[:, None], arrangement.updates[zeros], 0.0)
         found = []
         for way in group:
             peaks = extrapolated(partial(activations, passes=passes), way, entry.family)
-            beyond = sum(buffers.values(), start=peaks)
+            beyond = beyond_states(
+                sum(buffers.values(), start=peaks),
+                gradients=arrangement.gradients[places],
+                updated=arrangement.updated[places],
+                runtime=runtime,
+                microbatches=entry.family.num_microbatches,
+            )
             other = self._other(entry.request, states + beyond)
             memory = states + beyond + other
             load = self._load(memory, total_at(states, beyond, other, self._factor))
@@ -140,26 +157,35 @@ class MemberMemory:
             self._arrangements[key] = _Arrangement(
                 kinds=kinds,
                 chunks=np.array([[number[blocks] for blocks in chunks] for chunks in held]),
-                states=np.stack([states[blocks] for blocks in held], axis=-1),
+                states=np.stack([states[blocks][0] for blocks in held], axis=-1),
+                gradients=np.stack([states[blocks][1] for blocks in held], axis=-1),
+                updated=np.stack([states[blocks][2] for blocks in held], axis=-1),
                 updates=np.stack([updates[blocks] for blocks in held], axis=-1),
                 ahead=np.array(ahead),
             )
         return self._arrangements[key]
 
     def _states(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
-        """Return bytes of weights, gradients and optimizer states by ZeRO stage, for both places of the optimizer."""
+        """Return bytes by ZeRO stage, for both places of the optimizer.
+
+        The first table has weights, gradients and optimizer states; the others have the last two alone.
+        """
         chunks = [[entry.programs[b] for b in blocks] for blocks in held]
-        table = np.empty((4, 2))
+        table = np.empty((3, 4, 2))
         for zero, host in product(range(4), (False, True)):
             offload: tuple[Offload, ...] = ("optimizer",) if host else ()
             parts = states_of(
                 chunks,
-                strategy=replace(entry.request.strategy, zero=zero, offload=offload),  # type: ignore[arg-type]
+                strategy=replace(_any_stage(entry), zero=zero, offload=offload),  # type: ignore[arg-type]
                 runtime=self.request.runtime,
                 precision=self._precision,
                 optimizer=self.request.optimizer,
             )
-            table[zero, int(host)] = sum(sum(part.values()) for part in parts.values())
+            table[:, zero, int(host)] = (
+                sum(sum(part.values()) for part in parts.values()),
+                sum(parts["gradients"].values()),
+                parts["optimizer"]["optimizer states"],
+            )
         return table
 
     def _updates(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
@@ -168,7 +194,7 @@ class MemberMemory:
         if not offloads or not self.request.optimizer:
             return np.zeros(4)
         chunks = [[entry.programs[b] for b in blocks] for blocks in held]
-        strategies = [replace(entry.request.strategy, zero=zero) for zero in range(4)]  # type: ignore[arg-type]
+        strategies = [replace(_any_stage(entry), zero=zero) for zero in range(4)]  # type: ignore[arg-type]
         runtime = self.request.runtime
         needed = [updates_of(chunks, strategy=s, runtime=runtime, precision=self._precision) for s in strategies]
         return np.array([sum(parts.values()) for parts in needed])
@@ -180,3 +206,8 @@ class MemberMemory:
         if calibration is not None:
             other = measured_other(other, tensors + other, calibration.memory_share)
         return other
+
+
+def _any_stage(entry: EvaluatedFamily) -> Strategy:
+    """Return the family's strategy, legal at every ZeRO stage; its programs hold their share of sharded tables."""
+    return replace(entry.request.strategy, tables="replicated")

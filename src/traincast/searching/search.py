@@ -17,9 +17,11 @@ from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel, EventsCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
-from traincast.forecast import Forecast, make_request, steps_of
+from traincast.forecast import Forecast, make_request
 from traincast.graph import Operator, OperatorGraph
+from traincast.graph.finetune import parse_fine_tuning
 from traincast.report import JobSettings
+from traincast.report.job import steps_of
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
 from traincast.searching.choices import clusters_to_try
@@ -78,6 +80,10 @@ def search(
     job: JobSettings | None = None,
     cost_model: CostModel | None = None,
     accepts: Callable[[Request], bool] | None = None,
+    optimizer: bool | str = True,
+    lora: str | None = None,
+    freeze: Sequence[str] = (),
+    quantize: int | str | None = None,
     seed: int = 0,
     use_cache: bool = False,
 ) -> Answer:
@@ -85,16 +91,18 @@ def search(
 
     ``constraint`` limits axes and memory; ``nodes`` and ``devices`` are the clusters to choose from. The whole job must
     meet ``deadline_s`` and ``budget`` (US dollars) with a chance of at least ``confidence``. ``accepts`` returns False
-    for requests to leave out. Finished parts are saved in the folder ``resume``; a later search with the same folder
+    for requests to leave out. ``lora``, ``freeze``, ``quantize`` and ``optimizer`` are those of
+    :func:`traincast.predict`. Finished parts are saved in the folder ``resume``; a later search with the same folder
     resumes from them. Raises :class:`traincast.errors.StrategyError` if no strategy is left.
     """
     began = time.perf_counter()
     _check_settings(objective=objective, searcher=searcher, top=top, seed=seed)
     limits = _limits(deadline_s=deadline_s, budget=budget, confidence=confidence)
+    tuning = parse_fine_tuning(lora, freeze, quantize)
     requests = [
         make_request(
             model, cluster=place, global_batch=global_batch, seq=seq, precision=precision, runtime=runtime,
-            use_cache=use_cache,
+            optimizer=optimizer, tuning=tuning, use_cache=use_cache,
         )
         for place in clusters_to_try(cluster, nodes, devices)
     ]  # fmt: skip

@@ -88,7 +88,7 @@ def usual_axes(request: Request) -> Axes:
     repeats = any(block.repeated for block in graph.blocks)
     experts = {r.experts for block in graph.blocks for r in find_regions(graph, block)}
     divisors = divisors_of(devices)
-    return Axes(
+    axes = Axes(
         tp=tuple(d for d in divisors if d <= _widest(graph)),
         cp=tuple(d for d in divisors if d == 1 or (attends and tokens % d == 0 and tokens // d >= _FEWEST_TOKENS)),
         pp=tuple(d for d in divisors if d <= layers),
@@ -102,6 +102,9 @@ def usual_axes(request: Request) -> Axes:
         offload=tuple(OFFLOADS),
         cut=("even", "balanced"),
     )
+    if request.strategy.tables == "sharded":  # only equal replicas divide tables
+        return replace(axes, tp=(1,), cp=(1,), pp=(1,), ep=(1,), zero=(0, 1, 2))
+    return axes
 
 
 def _useful(name: str, every: int, *, attends: bool, repeats: bool) -> bool:

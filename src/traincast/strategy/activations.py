@@ -94,7 +94,10 @@ def footprint(
     )
     working = builder.once(
         ("working", block.forward, block.backward, selective, builder.strategy.pp > 1),
-        lambda: most_beside(_needs(builder, block, selective=selective), arrives=boundary) + _carried(builder, block),
+        lambda: (
+            most_beside(_needs(builder, block, selective=selective), arrives=boundary / _whole_pieces(builder, block))
+            + _carried(builder, block)
+        ),
     )
     carried = (i.work.nbytes for i in forward if isinstance(i.work, Collective) and i.group is Group.TENSOR)
     gathered = max(carried, default=0.0)
@@ -104,7 +107,12 @@ def footprint(
         kinds = ((i, builder.graph.operators[i].kind) for i in block.forward)
         working += sum(_kept_by(builder, i, selective=selective) for i, kind in kinds if kind in dropped)
     if recompute.whole_block:
-        kept = (Kept(label=f"{labels[0].partition(':')[0]} input" if labels else "input", nbytes=boundary),)
+        kept = (
+            Kept(
+                label=f"{labels[0].partition(':')[0]} input" if labels else "input",
+                nbytes=boundary * builder.runtime.kept_inputs,
+            ),
+        )
         working += own - (boundary if _keeps_input(builder, block) else 0.0)
     return Footprint(
         kept=kept,
@@ -119,6 +127,9 @@ def footprint(
 def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
     """Bytes that one rank keeps of the tensors that operator ``index`` is the first to save."""
     strategy, runtime = builder.strategy, builder.runtime
+    if _pieces(builder, index) > 1:  # the gradient of the hidden states, as large as the hidden states, is made at once
+        op = builder.cut(index)
+        return op.inputs[0].nbytes if op.kind in LINEAR else 0.0
     op = builder.precision.apply(builder.graph.operators[index].with_batch(builder.micro_batch))
     lean = runtime.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
     region = builder.experts.get(index)
@@ -142,10 +153,14 @@ def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
 def _forward(builder: ProgramBuilder, index: int) -> float:
     """Bytes that one forward operator writes and does not keep."""
     op = builder.cut(index)
+    pieces = _pieces(builder, index)
     if _is_loss(op):
-        return _logits(builder, op)
+        return _logits(builder, op) / pieces
+    if pieces > 1:
+        return sum(t.nbytes for t in op.outputs) / pieces
     kept = _kept_by(builder, index, selective=False)
-    return max(0.0, sum(t.nbytes for t in op.outputs) - kept)
+    quantised = "bits" in builder.graph.operators[index].attributes  # the dequantised weight exists while it runs
+    return max(0.0, sum(t.nbytes for t in op.outputs) - kept) + (op.inputs[1].nbytes if quantised else 0.0)
 
 
 def _keeps_input(builder: ProgramBuilder, block: Block) -> bool:
@@ -168,15 +183,20 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ba
     found = []
     for i, n in position.items():
         op = builder.cut(i)
+        pieces = _pieces(builder, i)
         sources = [p for p in builder.gradient_sources.get(i, ()) if p != i]
         reads = tuple(position[p] for p in sources if position.get(p, n) < n)
         writes = sum(t.nbytes for t in op.outputs if t.batch_dim is not None)
         needs = 0.0 if stays else sum(t.nbytes for t in op.outputs if t.batch_dim is None)
         least = 0.0
-        if i in builder.gradient_readers:
+        if op.name == "dequantize":
+            writes, needs = sum(t.nbytes for t in op.outputs), 0.0
+        elif i in builder.gradient_readers:
             writes, needs = writes + needs, 0.0
         if _is_loss(op):  # runtimes differ in how many copies of the logits they hold
-            writes, needs, least = 0.0, 0.0, _logits(builder, op)
+            writes, needs, least = 0.0, 0.0, _logits(builder, op) / pieces
+        elif pieces > 1 and op.kind not in LINEAR:
+            writes /= pieces
         elif op.name.endswith("_"):  # in place
             writes = 0.0
         found.append(
@@ -218,6 +238,25 @@ def _logits(builder: ProgramBuilder, op: Operator) -> float:
     numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
     half = 0 if op.name.startswith("nll_loss") else builder.precision.activations.nbytes
     return numel * (half + builder.runtime.logits_copies * DType.FP32.nbytes)
+
+
+def _pieces(builder: ProgramBuilder, index: int) -> int:
+    """The number of pieces in which an operator runs: several for the logits and the loss if the runtime cuts them."""
+    chunks = builder.runtime.loss_chunks
+    if chunks < 2:
+        return 1
+    source = builder.graph.forward_of[index]
+    of = index if source < 0 else source
+    return chunks if of in builder.sharding.vocabulary and not _looks_up(builder, of) else 1
+
+
+def _looks_up(builder: ProgramBuilder, index: int) -> bool:
+    return builder.graph.operators[index].kind is OpKind.EMBEDDING
+
+
+def _whole_pieces(builder: ProgramBuilder, block: Block) -> int:
+    """The number of pieces in which the results of ``block`` reach the next one."""
+    return _pieces(builder, block.forward[-1]) if block.forward else 1
 
 
 def _linear(builder: ProgramBuilder, block: Block) -> list[int]:

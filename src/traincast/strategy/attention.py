@@ -5,43 +5,64 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from traincast.graph import DType, Operator, OpKind, TensorSpec
+from traincast.graph import DType, Operator, OperatorGraph, OpKind, TensorSpec
 from traincast.graph.work_amount import attention_dims
 
 _SOFTMAX_ROWS: Final = 4
+_ALIGNED_BYTES: Final = 16
+"""Heads lie side by side in memory; matrix units read them only if each begins at a multiple of these bytes."""
 
 
 def kernels_of(op: Operator, attention: str) -> list[Operator]:
     """The kernels that a runtime launches for attention operator ``op``; ``attention`` is the runtime's setting."""
     if attention == "flash":
         return [op]
-    if attention == "flash-2":
+    if attention in ("flash-2", "cudnn-8"):
         return [replace(op, attributes={**op.attributes, "kernel": attention})]
     batch, heads, *_ = attention_dims(op)
     # Megatron's fused softmax needs batch · heads to be a multiple of four; otherwise PyTorch's kernels run.
     return unfused(op, eager=attention == "eager" or batch * heads % _SOFTMAX_ROWS != 0)
 
 
+def sink_scopes(graph: OperatorGraph) -> frozenset[str]:
+    """The scopes of attention whose softmax has sinks: modules that hold one trained number per head."""
+    heads = {op.scope: op.inputs[-3].shape[1] for op in graph.operators if op.kind is OpKind.ATTENTION}
+    return frozenset(
+        op.scope
+        for op in graph.operators
+        if op.scope in heads and any(p.shape == (heads[op.scope],) for p in op.parameters)
+    )
+
+
+def without_window(op: Operator) -> Operator:
+    """Attention by kernels that compute all scores of a causal mask even if a window hides most of them."""
+    return replace(op, attributes={k: v for k, v in op.attributes.items() if k != "window"})
+
+
 def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:
     """The kernels of one attention operator (forward or backward) that materialises its score matrix.
 
     Forward: scores = q·kᵀ, softmax with scale and mask, dropout, out = p·v. Backward: dp and dv, dropout,
-    softmax, dq and dk. A causal mask saves no work. With ``eager``, scale and mask are separate kernels.
+    softmax, dq and dk. A causal mask saves no work. With ``eager``, scale and mask are separate kernels. If the heads
+    are not aligned in memory, products have the attribute ``kernel`` = ``unaligned``: matrix units cannot run them.
     """
     b, h, sq, sk, dq, dv = attention_dims(op)
     dtype = op.inputs[0].dtype
+    unaligned = dtype.nbytes == 2 and any(dim * dtype.nbytes % _ALIGNED_BYTES for dim in (dq, dv))
 
     def make(name: str, kind: OpKind, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> Operator:
-        return Operator(
+        made = Operator(
             name=name, kind=kind, phase=op.phase, scope=op.scope, inputs=tuple(inputs), outputs=tuple(outputs)
         )
+        return replace(made, attributes={"kernel": "unaligned"}) if unaligned and kind is gemm else made
+
+    gemm = OpKind.BATCHED_GEMM
 
     def flat(rows: int, columns: int) -> TensorSpec:
         return TensorSpec((b * h, rows, columns), dtype, 0)
 
     scores = flat(sq, sk)
     mask = TensorSpec((b * h, sq, sk), DType.BOOL, 0)
-    gemm = OpKind.BATCHED_GEMM
     apart = ["scale", "mask"] if eager else []
     if op.name.endswith("backward"):
         return [

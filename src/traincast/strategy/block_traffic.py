@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from traincast.graph import Block, Phase, TensorSpec
-from traincast.strategy.experts import Region
+from traincast.graph import Block, OpKind, Phase, TensorSpec
+from traincast.strategy.embedding_tables import INDEX_BYTES, Tables
+from traincast.strategy.experts import Region, distinct
 from traincast.strategy.mesh import Group
 from traincast.strategy.program import Behind, Item
 from traincast.strategy.sharding import LINEAR, Role
@@ -19,25 +20,32 @@ if TYPE_CHECKING:
     from traincast.strategy.program_builder import ProgramBuilder
 
 
-def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
-    """Dispatch: sends tokens to the ranks of their experts, which then gather them for all parts of an expert."""
+def to_experts(
+    builder: ProgramBuilder, region: Region, beside: tuple[int, ...], whole: tuple[int, ...]
+) -> Iterator[Item]:
+    """Dispatch: sends tokens to the ranks of their experts, which then gather them for all parts of an expert.
+
+    It overlaps with the experts' own operators ``beside`` it, or with the ``whole`` pass of the block.
+    """
     sent, held = _routed(builder, region)
     if builder.strategy.ep > 1:
         yield _collective(
-            builder, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=_behind_experts(builder, beside)
+            builder, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=_behind_experts(builder, beside, whole)
         )
     if builder.strategy.expert_tp > 1:
         yield _collective(builder, Group.EXPERT_TENSOR, "all_gather", held, what="dispatch")
 
 
-def from_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...]) -> Iterator[Item]:
+def from_experts(
+    builder: ProgramBuilder, region: Region, beside: tuple[int, ...], whole: tuple[int, ...]
+) -> Iterator[Item]:
     """Combine: adds up the partial sums of an expert's parts, and sends results back to the ranks of their tokens."""
     sent, held = _routed(builder, region)
     if builder.strategy.expert_tp > 1:
         yield _collective(builder, Group.EXPERT_TENSOR, "reduce_scatter", held, what="combine")
     if builder.strategy.ep > 1:
         yield _collective(
-            builder, Group.EXPERT, "all_to_all", sent, what="combine", behind=_behind_experts(builder, beside)
+            builder, Group.EXPERT, "all_to_all", sent, what="combine", behind=_behind_experts(builder, beside, whole)
         )
 
 
@@ -45,21 +53,68 @@ def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
     """Bytes that a rank sends to experts, and bytes that the ranks of one expert gather."""
     strategy = builder.strategy
     rows = region.tokens.with_batch(builder.micro_batch).numel * builder.precision.activations.nbytes
-    sent = rows / (strategy.cp * strategy.tp) * strategy.load
-    return sent, sent * strategy.expert_tp
+    held = rows / (strategy.cp * strategy.tp) * strategy.load
+    return held * _sent_share(builder, region), held * strategy.expert_tp
 
 
-def _behind_experts(builder: ProgramBuilder, beside: tuple[int, ...]) -> Behind | None:
-    """Dispatch and combine each overlap with half of the operators ``beside`` them."""
+def _sent_share(builder: ProgramBuilder, region: Region) -> float:
+    """The share of routed rows that is sent.
+
+    A fused dispatcher sends a token once to each rank that holds any of its experts and, between nodes, once to each
+    node, where it is passed on over fast links. An all-to-all sends it once for each expert.
+    """
+    if builder.runtime.dispatcher == "all_to_all":
+        return 1.0
+    span = builder.spans["ep"]
+    places = span.num_nodes if span.num_nodes > 1 else span.num_ranks
+    return min(1.0, distinct(places, region.copies) / region.copies)
+
+
+def routing(builder: ProgramBuilder, region: Region) -> Iterator[Item]:
+    """The wait of the device while the host reads how many tokens each expert has got, and launches what follows.
+
+    With a capacity, or with recorded graphs, shapes are known in advance and nobody waits.
+    """
+    launches = builder.runtime.routing_launches
+    if launches and not builder.strategy.capacity and not builder.runtime.cuda_graphs:
+        yield Item(work=Launch(blocks=launches), launches=Launch(), label=f"routing {region.scope.rpartition('.')[2]}")
+
+
+def hidden_by_experts(builder: ProgramBuilder, index: int, region: Region, block: Block) -> Behind | None:
+    """What hides an operator around the experts' products where kernels are fused.
+
+    A fused dispatcher reorders and weights tokens as it sends them; products that are fused with what lies between
+    them hide its traffic.
+    """
+    runtime, op = builder.runtime, builder.graph.operators[index]
+    inside = region.forward if index in region.forward else region.backward if index in region.backward else ()
+    if inside and runtime.grouped == "fused" and op.kind is not OpKind.GROUPED_GEMM:
+        products = [i for i in inside if builder.graph.operators[i].kind is OpKind.GROUPED_GEMM]
+        return _behind(builder, products, 1.0 / (len(inside) - len(products)), interference=0.0)
+    if runtime.dispatcher == "fused" and builder.strategy.ep > 1 and region.moves_tokens(op, index):
+        sent, _ = _routed(builder, region)
+        work = builder.spans["ep"].collective("all_to_all", sent)
+        return Behind(works=(work, work), share=1.0 / len(region.moving(builder.graph, block, op.phase)))
+    return None
+
+
+def _behind_experts(builder: ProgramBuilder, beside: tuple[int, ...], whole: tuple[int, ...]) -> Behind | None:
+    """Dispatch and combine each overlap with half of the experts' operators, or of those of another microbatch."""
+    near = builder.spans["ep"].num_nodes == 1
+    if builder.between_batches and (builder.runtime.overlap_batches_near or not near):
+        return _behind(builder, whole, builder.runtime.overlap_batches / 2.0)
     return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
 
 
-def _behind(builder: ProgramBuilder, operators: Iterable[int], share: float) -> Behind | None:
+def _behind(
+    builder: ProgramBuilder, operators: Iterable[int], share: float, *, interference: float | None = None
+) -> Behind | None:
     """Lets traffic overlap with ``share`` of the works of ``operators``; None if ``share`` is 0."""
     if not share:
         return None
     works = tuple(work for i in operators for work in builder.works(i))
-    return Behind(works=works, share=share, interference=builder.interference)
+    slowed = builder.interference if interference is None else interference
+    return Behind(works=works, share=share, interference=slowed)
 
 
 def region_ends(builder: ProgramBuilder, block: Block, last: dict[int, int]) -> dict[int, list[int]]:
@@ -91,7 +146,7 @@ def _collective(
     what: str,
     behind: Behind | None = None,
 ) -> Item:
-    (axis,) = group.axes
+    axis = group.axes[0]
     span, runtime = builder.spans[axis], builder.runtime
     waits = runtime.wait_launches * span.num_ranks
     return Item(
@@ -101,6 +156,32 @@ def _collective(
         group=group,
         behind=behind,
     )
+
+
+def after_lookup(builder: ProgramBuilder, tables: Tables, i: int) -> Iterator[Item]:
+    """After forward operator ``i``: if it is the last lookup in sharded tables, sends vectors to their samples."""
+    if builder.tables.ways > 1 and i == tables.last_lookup:
+        yield _vectors(builder, tables, "embeddings")
+
+
+def _vectors(builder: ProgramBuilder, tables: Tables, what: str) -> Item:
+    """Exchanges the vectors that were looked up in sharded tables, or their gradients, which have the same size."""
+    nbytes = float(sum(builder.cut(lookup).outputs[0].nbytes for lookup in tables.lookups))
+    return _collective(builder, Group.TABLE, "all_to_all", nbytes, what=what)
+
+
+def before_rows(builder: ProgramBuilder, tables: Tables, i: int) -> Iterator[Item]:
+    """Before backward operator ``i``: the exchange that it needs to make gradients of rows, or to update rows.
+
+    Replicas with whole tables gather the gradients of the rows of all samples, with the numbers of the rows.
+    """
+    if builder.tables.ways > 1 and i == tables.first_gradient:
+        yield _vectors(builder, tables, "gradients of embeddings")
+    if i == tables.first_update and builder.tables.gathers:
+        rows = [builder.cut(update).inputs[0] for update in tables.updates]  # of all replicas
+        nbytes = sum(spec.nbytes + spec.numel / spec.shape[-1] * INDEX_BYTES for spec in rows)
+        nbytes /= builder.strategy.tp if builder.sharding.roles[tables.last_lookup] is Role.VOCAB else 1
+        yield _collective(builder, Group.TABLE, "all_gather", nbytes, what="rows of tables")
 
 
 def product_of(builder: ProgramBuilder, operators: tuple[int, ...]) -> int:

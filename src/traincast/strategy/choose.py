@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from traincast.cluster import Cluster
 from traincast.errors import StrategyError
-from traincast.graph import OpKind
+from traincast.graph import OperatorGraph, OpKind
+from traincast.strategy.embedding_tables import has_tables
 from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import Request, need_only
 from traincast.strategy.recompute import leanest
@@ -94,13 +96,18 @@ def _every_mesh(request: Request) -> Iterator[Strategy]:
 
 
 def _sharings(request: Request, mesh: Strategy) -> Iterator[Strategy]:
-    """Strategies on ``mesh`` that shard experts and optimizer states; none if its replicas cannot divide the batch."""
+    """Strategies on ``mesh`` that shard experts, optimizer states or embedding tables.
+
+    There are none if the replicas of ``mesh`` cannot divide the batch.
+    """
     if request.global_batch % mesh.dp:
         return
     for ep in expert_groups(request, mesh):
         shares = mesh.tp > 1 and (request.runtime.sequence_parallel or ep > 1)
         for zero in (0, 1) if mesh.dp > 1 else (0,):
             yield replace(mesh, ep=ep, zero=zero, sequence_parallel=shares)
+    if mesh.num_ranks == mesh.dp > 1 and has_tables(request.graph):
+        yield replace(mesh, tables="sharded")
 
 
 def expert_groups(request: Request, mesh: Strategy) -> list[int]:
@@ -161,3 +168,15 @@ def _micro_batches(request: Request, strategy: Strategy, per_replica: int) -> li
     if strategy.virtual_stages > 1:
         sizes = [s for s in sizes if (per_replica // s) % strategy.pp == 0]
     return sorted(sizes, reverse=True)
+
+
+def usual_runtime(graph: OperatorGraph) -> str:
+    """Return the default runtime for a model."""
+    return "megatron" if graph.tokens_per_sample else "pytorch"
+
+
+def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
+    """Return the default precision for a model: half precision if the device supports it."""
+    if graph.tokens_per_sample:
+        return "bf16" if cluster.device.supports("bf16") else "fp16" if cluster.device.supports("fp16") else "fp32"
+    return "amp" if cluster.device.supports("fp16") else "fp32"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.work_amount import gemm_dims
 from traincast.strategy.sharding import LINEAR, Role
+
+_BY_HEAD: Final = frozenset({OpKind.ATTENTION, OpKind.SCAN})
+"""Operators whose second dim is heads, each of which stands alone."""
 
 
 def cut_operator(
@@ -15,14 +19,16 @@ def cut_operator(
 ) -> Operator:
     """The share of ``op`` (whose forward operator is ``forward``) that one rank runs."""
     if cp > 1:
-        op = _attention_heads(op, cp) if op.kind is OpKind.ATTENTION else _each(op, lambda t: tokens(t, cp))
+        op = _attention_heads(op, cp) if op.kind in _BY_HEAD else _each(op, lambda t: tokens(t, cp))
     if tp == 1:
         return op
     match role:
         case Role.WHOLE:
             return _each(op, lambda t: tokens(t, tp)) if sequence_parallel else op
+        case Role.INSIDE if op.name == "dequantize":
+            return _each(op, lambda t: _divide(t, -1, tp))
         case Role.INSIDE:
-            if op.kind is OpKind.ATTENTION:
+            if op.kind in _BY_HEAD:
                 return _attention_heads(op, tp)
             return _each(op, lambda t: width(t, tp))
         case Role.COLUMN | Role.ROW | Role.VOCAB if op.kind in LINEAR:

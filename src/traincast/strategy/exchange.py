@@ -132,11 +132,28 @@ class Exchange:
         kind: CollectiveKind = "reduce_scatter" if zero else "all_reduce"
         label = "dp reduce_scatter" if zero == 3 else "dp gradients"
         found = [(work, label, group) for work, group in self._over(dense, experts, kind, nbytes)]
-        copies = self.mesh.degree("copies")
-        if zero and copies > 1 and dense:
-            work = self.mesh.span("copies").collective("all_reduce", dense * nbytes / self.mesh.shard)
-            found.append((work, "dp gradients between shards", Group.COPIES))
+        if dense and self._has_copies and not self.sums_copies_last:
+            found.append(self._between_shards(dense * nbytes))
         return found
+
+    @property
+    def _has_copies(self) -> bool:
+        """Whether several groups of replicas each share out all states."""
+        return bool(self.strategy.zero) and self.mesh.degree("copies") > 1
+
+    @property
+    def sums_copies_last(self) -> bool:
+        """Whether such groups exchange the gradients of sharded parameters only when backward has ended."""
+        return self.strategy.zero == 3 and self._has_copies and not self.runtime.overlap_gradients
+
+    def copies_last(self, dense: float) -> list[Item]:
+        """Sums the gradients of ``dense`` sharded parameters between groups of replicas, after backward."""
+        sent = DType(self.runtime.reduce_dtype) if self.runtime.reduce_dtype else self.precision.activations
+        return [self._item(*self._between_shards(dense * sent.nbytes * self.strategy.compression))]
+
+    def _between_shards(self, nbytes: float) -> tuple[Collective, str, Group]:
+        work = self.mesh.span("copies").collective("all_reduce", nbytes / self.mesh.shard)
+        return work, "dp gradients between shards", Group.COPIES
 
     def _over(self, dense: float, experts: float, kind: CollectiveKind, size: float) -> list[tuple[Collective, Group]]:
         """One collective for ``dense`` parameters among all replicas, and one for ``experts`` among theirs."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from traincast.errors import StrategyError
-from traincast.graph import Block, Operator, OperatorGraph, OpKind, TensorSpec
+from traincast.graph import Block, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.strategy.runtime import Runtime
+from traincast.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +26,22 @@ class Region:
     tokens: TensorSpec
     experts: int
     inner: int
+    copies: float
 
     @property
     def outer(self) -> int:
         """The width of a token."""
         return self.tokens.shape[-1]
+
+    def moves_tokens(self, op: Operator, index: int) -> bool:
+        """Whether an operator outside the experts reorders or weights the tokens that are sent to them and back."""
+        inside = index in self.forward or index in self.backward
+        return not inside and op.scope == self.scope and any(spec.shape == self.tokens.shape for spec in _tensors(op))
+
+    def moving(self, graph: OperatorGraph, block: Block, phase: Phase) -> list[int]:
+        """The operators of one pass that :meth:`moves_tokens` finds."""
+        pass_ = block.forward if phase is Phase.FORWARD else block.backward
+        return [i for i in pass_ if self.moves_tokens(graph.operators[i], i)]
 
     def owns(self, parameter: TensorSpec, scope: str) -> bool:
         """Whether a parameter belongs to the experts."""
@@ -55,9 +68,44 @@ def find_regions(graph: OperatorGraph, block: Block) -> list[Region]:
                 tokens=first.inputs[0],
                 experts=first.inputs[1].shape[0],
                 inner=last.inputs[0].shape[-1],
+                copies=_copies(graph, block, first),
             )
         )
     return regions
+
+
+def _copies(graph: OperatorGraph, block: Block, first: Operator) -> float:
+    """The number of experts of a token: routed rows over the rows of the tensor that they are gathered from."""
+    routed = first.inputs[0].shape
+    for i in block.forward:
+        op = graph.operators[i]
+        if (
+            op.scope == first.scope
+            and op.outputs
+            and op.outputs[0].shape == routed
+            and op.inputs[0].shape[1:] == routed[1:]
+        ):
+            return max(1.0, routed[0] / op.inputs[0].shape[0])
+    return 1.0
+
+
+def _tensors(op: Operator) -> tuple[TensorSpec, ...]:
+    return (*op.inputs, *op.outputs)
+
+
+def overlaps_batches(strategy: Strategy, runtime: Runtime) -> bool:
+    """Whether the traffic of one microbatch's experts runs beside the compute of another microbatch.
+
+    Pipelines need several chunks of layers on each rank for it. Without a pipeline, only runtimes that also overlap
+    traffic between near ranks do so.
+    """
+    several = strategy.virtual_stages > 1 if strategy.pp > 1 else runtime.overlap_batches_near
+    return strategy.ep > 1 and strategy.num_microbatches > 1 and several and runtime.overlap_batches > 0.0
+
+
+def distinct(places: int, draws: float) -> float:
+    """The expected number of different places among ``draws`` even draws of ``places`` places."""
+    return places * (1.0 - float((1.0 - 1.0 / places) ** draws))
 
 
 def check_experts(graph: OperatorGraph, *, ep: int, etp: int) -> None:

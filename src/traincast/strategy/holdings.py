@@ -1,18 +1,19 @@
 """A rank's share of a block's parameters and buffers: trained parameters, frozen parameters, and buffers.
 
-A frozen parameter is stored in the dtype of weights, without a master copy; one that the model stores in a byte or
-less (quantized) keeps its dtype. Buffers have the dtype that the module gives them. Tensor parallelism cuts frozen
-parameters in the same way as trained ones; every rank holds whole buffers.
+A frozen parameter is stored in the dtype of frozen weights, without a master copy; one that the model stores in a byte
+or less keeps its dtype, and a quantised one the bytes of its format. Buffers have the dtype that the module gives them.
+Tensor parallelism cuts frozen parameters in the same way as trained ones; every rank holds whole buffers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from traincast.graph import Block, DType, OperatorGraph, Phase, TensorSpec
+from traincast.strategy.embedding_tables import find_tables
 from traincast.strategy.experts import Region
 from traincast.strategy.sharding import LINEAR, Role
 
@@ -24,11 +25,15 @@ _CUT: Final = frozenset({Role.COLUMN, Role.ROW, Role.VOCAB})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """Frozen parameters: their number, the bytes that store them, and their bytes when ZeRO-3 has gathered them."""
+    """Frozen parameters: their number, the bytes that store them, and their bytes when ZeRO-3 has gathered them.
+
+    ``packed`` of the parameters are quantised. They are gathered as they are stored.
+    """
 
     parameters: float = 0.0
     stored: float = 0.0
     gathered: float = 0.0
+    packed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,11 @@ class Holdings:
         """The number of frozen parameters, experts included."""
         return self.frozen.parameters + self.frozen_experts.parameters
 
+    @property
+    def packed_parameters(self) -> float:
+        """The number of quantised parameters, experts included."""
+        return self.frozen.packed + self.frozen_experts.packed
+
 
 def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Region]) -> Holdings:
     """What one rank holds of ``block``; ``regions`` are its experts that are divided among ranks."""
@@ -72,15 +82,18 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
         op = graph.operators[i]
         numel, of_experts = share(op.parameters[0], op.scope)
         trained[of_experts] += numel
+    tables = find_tables(graph, block)
     for tensor in block.fixed:
+        ways = builder.tables.ways if tables.owns(tensor) else 1
         if tensor.buffer:
-            fixed.append(Fixed(nbytes=tensor.spec.nbytes, buffer=True, name=tensor.shared))
+            fixed.append(Fixed(nbytes=tensor.spec.nbytes / ways, buffer=True, name=tensor.shared))
             continue
         numel, of_experts = share(tensor.spec, tensor.scope)
+        numel /= ways
         if tensor.shared:
             fixed.append(Fixed(nbytes=numel * _stored(builder, tensor.spec), buffer=False, name=tensor.shared))
         else:
-            frozen[of_experts] = _more(builder, frozen[of_experts], tensor.spec, numel)
+            frozen[of_experts] = _more(builder, frozen[of_experts], tensor.spec, numel, stored=tensor.stored)
     if strategy.pp > 1:
         ranks = strategy.tp if builder.runtime.split_vocabulary else 1
         for spec, is_frozen in _borrowed(builder, block):
@@ -108,9 +121,18 @@ def share_of(
     return share
 
 
-def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: float) -> Frozen:
-    """``frozen`` with ``numel`` elements of parameter ``spec`` added."""
-    return Frozen(
+def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: float, *, stored: float = 0.0) -> Frozen:
+    """``frozen`` with ``numel`` elements of parameter ``spec`` added; quantised, all of it takes ``stored`` bytes."""
+    if stored:
+        nbytes = stored * numel / spec.numel
+        return Frozen(
+            parameters=frozen.parameters + numel,
+            stored=frozen.stored + nbytes,
+            gathered=frozen.gathered + nbytes,
+            packed=frozen.packed + numel,
+        )
+    return replace(
+        frozen,
         parameters=frozen.parameters + numel,
         stored=frozen.stored + numel * _stored(builder, spec),
         gathered=frozen.gathered + numel * _in(spec, builder.precision.activations),
@@ -118,7 +140,7 @@ def _more(builder: ProgramBuilder, frozen: Frozen, spec: TensorSpec, numel: floa
 
 
 def _stored(builder: ProgramBuilder, spec: TensorSpec) -> float:
-    return _in(spec, builder.precision.weights)
+    return _in(spec, builder.precision.frozen_weights)
 
 
 def _in(spec: TensorSpec, dtype: DType) -> float:

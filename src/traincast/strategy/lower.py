@@ -328,6 +328,8 @@ class Layout:
         if exchange.needed and late:
             items += exchange.squeeze(dense + experts)
             items += exchange.at_the_end(dense, experts)
+        if exchange.needed and dense and exchange.sums_copies_last:
+            items += exchange.copies_last(dense)
         if not self.syncs_always:
             items += exchange.squeeze(dense + experts, back=True)
         if len(self.prepared.slots.routes) > 1:
@@ -353,6 +355,7 @@ class Layout:
         label = f"optimizer {first.optimizer_name}"
         apart = self.request.runtime.operator_launches > 0  # whether a host launches what the device runs
         items = [Item(work=update, launches=Launch(kernels=float(len(programs) * apart)), label=label)]
+        items *= self.request.runtime.update_passes
         if "optimizer" in self.request.strategy.offload:
             precision = self.prepared.precision
             moved = precision.gradient_bytes(owned), update.nbytes, precision.weight_bytes(owned)

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from traincast.graph.optimizers import PAGED_OPTIMIZERS
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import BlockProgram
 from traincast.strategy.runtime import Runtime
@@ -116,6 +117,7 @@ def memory_of(
         "working": working,
         **buffers_of(_largest(chunks), ahead=ahead, runtime=runtime),
     }
+    activations |= _at_fullest(sum(activations.values()), states, runtime=runtime, strategy=strategy)
     tensors = sum(sum(part.values()) for part in (*states.values(), activations))
     other = other_of(tensors, strategy=strategy, runtime=runtime)
     every = {**states, "activations": activations, "other": other}
@@ -126,10 +128,47 @@ def memory_of(
     )
 
 
+def _at_fullest(
+    activations: float, states: Mapping[str, Mapping[str, float]], *, runtime: Runtime, strategy: Strategy
+) -> dict[str, float]:
+    """Parts that change ``activations`` to the bytes beyond the states at the fullest moment of a step; often none."""
+    most = float(
+        beyond_states(
+            activations,
+            gradients=sum(states["gradients"].values()),
+            updated=states["optimizer"].get("optimizer states", 0.0),  # paged ones are not copied
+            runtime=runtime,
+            microbatches=strategy.num_microbatches,
+        )
+    )
+    if most == activations:
+        return {}
+    name = "gradients made while activations are freed" if most < activations else "copies for the update"
+    return {name: most - activations}
+
+
+def beyond_states(
+    activations: _Number, *, gradients: _Number, updated: _Number, runtime: Runtime, microbatches: int
+) -> Any:
+    """Bytes beyond the states at the fullest moment of a step: in the loss, or in the update.
+
+    A runtime that frees its gradients has none of the bytes ``gradients`` in the loss, unless earlier microbatches
+    left them there. The update needs a share of the ``updated`` bytes of the optimizer's states. Takes numbers or
+    arrays.
+    """
+    if not runtime.frees_gradients and not runtime.update_share:
+        return activations
+    missing = gradients if runtime.frees_gradients and microbatches == 1 else 0.0
+    return np.maximum(activations - missing, runtime.update_share * updated)
+
+
 def reported(memories: Sequence[Memory], runtime: Runtime) -> float:
     """Bytes that the framework's log shows for a run: its allocator's counter, on the rank that the runtime reports."""
     counts = [
-        m.tensors + (m.parts.get("fragmentation", 0.0) if runtime.counter == "reserved" else 0.0) for m in memories
+        m.tensors
+        - m.parts.get("paged optimizer states", 0.0)
+        + (m.parts.get("fragmentation", 0.0) if runtime.counter == "reserved" else 0.0)
+        for m in memories
     ]
     return counts[0] if runtime.reports == "first" else max(counts)
 
@@ -150,7 +189,8 @@ def states_of(
     held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
     elsewhere = not optimizer or strategy.servers > 0 or "optimizer" in strategy.offload
     updates = 0.0 if elsewhere else held[1]
-    states = max((p.optimizer_states for p in programs), default=0)
+    states = sum_of_states(programs, precision)
+    paged = any(p.num_parameters and p.optimizer_name in PAGED_OPTIMIZERS for p in programs)
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
     frozen, buffers = _fixed(programs, strategy=strategy)
     return {
@@ -167,9 +207,14 @@ def states_of(
         },
         "optimizer": {
             "master weights": updates * (precision.master.nbytes if precision.master else 0.0),
-            "optimizer states": updates * states * precision.states.nbytes,
+            ("paged optimizer states" if paged else "optimizer states"): updates * states,
         },
     }
+
+
+def sum_of_states(programs: Sequence[BlockProgram], precision: Precision) -> float:
+    """Bytes of all states that the optimizer keeps for one weight."""
+    return max((p.optimizer_states * precision.state_bytes(p.optimizer_name) for p in programs), default=0.0)
 
 
 def _fixed(programs: Sequence[BlockProgram], *, strategy: Strategy) -> tuple[float, float]:

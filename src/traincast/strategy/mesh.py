@@ -43,6 +43,7 @@ class Group(enum.IntEnum):
     SHARD = 6, ("shard",), True  # replicas that share the states of one replica
     COPIES = 7, ("copies",), True  # replicas that hold the same share
     EXPERT_DATA = 8, ("edp",), True  # ranks that hold the same expert
+    TABLE = 9, ("dp", "cp")  # replicas that exchange rows of embedding tables
 
     axes: tuple[Axis, ...]
     between_replicas: bool

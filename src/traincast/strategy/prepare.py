@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
-from traincast.graph import DType, Operator, OperatorGraph, OpKind
-from traincast.strategy.experts import Region, check_experts, find_regions
+from traincast.graph import DType, OperatorGraph
+from traincast.strategy.embedding_tables import TableSharing, check_tables, table_spans
+from traincast.strategy.experts import Region, check_experts, find_regions, overlaps_batches
 from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.fusion import fuse
 from traincast.strategy.host_memory import host_of
@@ -28,13 +29,11 @@ from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import load_schedule
 from traincast.strategy.schedules.skeleton import Skeleton, skeleton
 from traincast.strategy.sharding import Sharding, check_shardable, find_sharding
-from traincast.strategy.stages import Stage, cut_stages
+from traincast.strategy.stages import Stage, cut_stages, rough_seconds
 from traincast.strategy.strategy import ShardRule, Strategy
+from traincast.strategy.written_out import write_out
 
 _MAX_PASSES: Final = 500_000
-_PRODUCT_KINDS: Final = frozenset(
-    {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.ATTENTION}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +60,14 @@ def for_workers(request: Request) -> Request:
 
 @lru_cache(maxsize=64)
 def _fused(
-    graph: OperatorGraph, fusions: tuple[str, ...], rules: tuple[ShardRule, ...], split_vocabulary: bool
+    graph: OperatorGraph,
+    fusions: tuple[str, ...],
+    rules: tuple[ShardRule, ...],
+    split_vocabulary: bool,
+    written: tuple[bool, bool],
 ) -> tuple[OperatorGraph, Sharding]:
+    if written[0]:
+        graph = write_out(graph, repeats_keys=written[1], fused_loss="loss" in fusions)
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
     return fused, find_sharding(fused, rules, split_vocabulary=split_vocabulary)
 
@@ -101,7 +106,8 @@ def prepare(request: Request) -> Prepared:
     micro_batch = strategy.micro_batch(request.global_batch)
     builder, programs = programs_of(request, mesh)
     slots = skeleton(strategy.schedule, strategy.pp, strategy.num_microbatches, chunks_of(strategy))
-    pieces = cut_pieces(request, builder, programs, len(slots.routes[0]), rough_seconds(request, builder, programs))
+    weights = rough_seconds(request.cluster.device, programs[: len(builder.graph.blocks)])
+    pieces = cut_pieces(request, builder, programs, len(slots.routes[0]), weights)
     return Prepared(
         mesh=mesh,
         precision=precision,
@@ -113,8 +119,10 @@ def prepare(request: Request) -> Prepared:
 
 
 def kept_precision(request: Request) -> Precision:
-    """The precision of a request, with the runtime's dtype of gradients if it sets one."""
+    """The precision of a request, with the runtime's dtype of gradients if it sets one, and with fp32 adapters."""
     precision, runtime = request.precision, request.runtime
+    if request.graph.attributes.get("adapter_dtype") == "fp32":
+        return precision.with_wide_weights()
     if runtime.gradient_dtype and precision.master is not None:
         return replace(precision, gradients=DType(runtime.gradient_dtype))
     return precision
@@ -131,10 +139,11 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
         _of_programs(request.strategy),
         request.runtime,
         kept_precision(request),
-        tuple((axis, mesh.span(axis)) for axis in _WAITED),
+        (*((axis, mesh.span(axis)) for axis in _WAITED), *table_spans(request.graph, request.strategy, mesh)),
         mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and request.runtime.wait_launches > 0,
         request.strategy.micro_batch(request.global_batch),
         request.cluster.interference,
+        overlaps_batches(request.strategy, request.runtime),
     )
     if request.strategy.recompute_every > 1:
         kept = replace(request, strategy=replace(request.strategy, recompute="none", recompute_every=1))
@@ -187,8 +196,10 @@ def cut_pieces(
     return _some_kept(builder, pieces, strategy.recompute_every) if strategy.recompute_every > 1 else pieces
 
 
-_WAITED: Final[tuple[Axis, ...]] = tuple(a for group in Group if not group.between_replicas for a in group.axes)
-"""Axes whose traffic compute waits for, block by block."""
+_WAITED: Final[tuple[Axis, ...]] = tuple(
+    axis for group in Group if not group.between_replicas and group is not Group.TABLE for axis in group.axes
+)
+"""Axes whose traffic compute waits for, block by block; that of embedding tables comes in addition."""
 
 
 def _of_programs(strategy: Strategy) -> Strategy:
@@ -229,10 +240,18 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     crowded: bool,
     micro_batch: int,
     interference: float,
+    between_batches: bool,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
     """The program of each block, and the builder that made them."""
-    fused, sharding = _fused(graph, runtime.fusions, strategy.shard_rules, runtime.split_vocabulary)
+    fused, sharding = _fused(
+        graph,
+        runtime.fusions,
+        strategy.shard_rules,
+        runtime.split_vocabulary,
+        (runtime.written_out, runtime.repeats_keys),
+    )
     check_shardable(fused, sharding, strategy.tp)
+    check_tables(fused, strategy)
     builder = ProgramBuilder(
         graph=fused,
         sharding=sharding,
@@ -243,8 +262,12 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         crowded=crowded,
         micro_batch=micro_batch,
         experts=_shared_out(fused, strategy),
+        tables=TableSharing.of(strategy, dict(spans).get("dp")),
         interference=interference,
-        made=_made(graph, _of_made(strategy), runtime, precision, spans, crowded, micro_batch, interference),
+        between_batches=between_batches,
+        made=_made(
+            graph, _of_made(strategy), runtime, precision, spans, crowded, micro_batch, interference, between_batches
+        ),
     )
     return builder, tuple(builder.build(block) for block in fused.blocks)
 
@@ -368,17 +391,3 @@ def check_request(request: Request) -> None:
             f"sequence_parallel: tp={request.strategy.tp} does not divide the sequence of "
             f"{request.graph.tokens_per_sample} tokens; choose a divisor, or leave out sequence_parallel"
         )
-
-
-def rough_seconds(request: Request, builder: ProgramBuilder, programs: Sequence[BlockProgram]) -> list[float]:
-    """Approximate seconds of the blocks, for cutting stages: a simple roofline is enough to compare blocks."""
-    device = request.cluster.device
-
-    def seconds(op: Operator) -> float:
-        dtype = op.dtype.value if op.kind in _PRODUCT_KINDS else "fp32"
-        return max(op.flops / device.peak(dtype), op.nbytes / device.memory_bandwidth)
-
-    return [
-        sum(seconds(item.work) for item in (*program.forward, *program.backward) if isinstance(item.work, Operator))
-        for program in programs[: len(builder.graph.blocks)]
-    ]

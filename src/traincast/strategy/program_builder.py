@@ -11,22 +11,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from traincast.graph import Block, DType, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph.optimizers import STATES
 from traincast.strategy.activations import footprint
-from traincast.strategy.attention import kernels_of
+from traincast.strategy.attention import kernels_of, sink_scopes, without_window
 from traincast.strategy.block_traffic import (
+    after_lookup,
+    before_rows,
     enter_backward,
     enter_forward,
     from_experts,
     gathered_context,
+    hidden_by_experts,
     leave_backward,
     leave_forward,
     product_of,
     region_ends,
+    routing,
     to_experts,
 )
 from traincast.strategy.cut import cut_operator
+from traincast.strategy.embedding_tables import TableSharing, find_tables
 from traincast.strategy.experts import Region, cut_expert
-from traincast.strategy.holdings import holdings_of, share_of
+from traincast.strategy.holdings import Holdings, holdings_of, share_of
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import Behind, BlockProgram, Item, Share
@@ -39,7 +45,8 @@ from traincast.work import HostCopy, Launch
 T = TypeVar("T")
 
 _NONE: Final[Mapping[int, tuple[Share, ...]]] = {}
-_STATES: Final = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "sgd-plain": 0}
+_NOT_OF_WORKS: Final = frozenset({"module", "fused", "adapts", "part", "bits", "reads", "writes", "as_is"})
+"""Attributes of operators that do not change their time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +54,9 @@ class ProgramBuilder:
     """Makes programs of blocks; its fields are all that a program depends on.
 
     ``spans`` has the groups that compute waits for. ``experts`` maps each operator of experts that are divided among
-    ranks to its region. Hosts are ``crowded`` if the messages of a pipeline cross nodes. ``made`` is a cache shared by
-    builders that differ only in recomputation, offloading or the number of microbatches.
+    ranks to its region. ``tables`` says how replicas share embedding tables. Hosts are ``crowded`` if the messages of
+    a pipeline cross nodes. ``made`` is a cache shared by builders that differ only in recomputation, offloading or the
+    number of microbatches.
     """
 
     graph: OperatorGraph
@@ -59,8 +67,10 @@ class ProgramBuilder:
     spans: Mapping[Axis, Span]
     micro_batch: int
     experts: Mapping[int, Region] = field(default_factory=dict)
+    tables: TableSharing = field(default_factory=TableSharing)
     crowded: bool = False
     interference: float = 0.0
+    between_batches: bool = False
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -115,7 +125,8 @@ class ProgramBuilder:
             recompute=recompute,
             boundary=boundary,
         )
-        backward = [replace(item, label=f"{item.label} (again)") for item in recompute.again(forward)] + backward
+        again = recompute.again(forward, lean=self.runtime.lean_recompute)
+        backward = [replace(item, label=f"{item.label} (again)") for item in again] + backward
         holdings = self.once(
             ("holdings", block.forward, self.strategy.pp > 1),
             lambda: holdings_of(self, block, regions=self._regions(block)),
@@ -128,9 +139,10 @@ class ProgramBuilder:
             )
         if self.strategy.num_microbatches > 1 and parameters:
             backward = backward + self._accumulate(parameters)
-        whole = parameters + holdings.frozen_parameters
-        if self.precision.weights is DType.FP32 and self.precision.activations is not DType.FP32 and whole:
-            forward = [self._cast_weights(whole), *forward]
+        wide = self._wide_weights(holdings)
+        wide -= min(wide, self.tables.elements(find_tables(self.graph, block)))
+        if wide and self.precision.activations is not DType.FP32:
+            forward = [self._cast_weights(wide), *forward]
         if self.runtime.cuda_graphs:
             forward, backward = _graphed(forward), _graphed(backward)
         first = next((self.graph.operators[i] for i in block.optimizer), None)
@@ -145,25 +157,26 @@ class ProgramBuilder:
             frozen=holdings.frozen,
             frozen_experts=holdings.frozen_experts,
             fixed=holdings.fixed,
-            optimizer_states=_STATES[first.name] if first else 0,
+            optimizer_states=STATES[first.name] if first else 0,
             optimizer_name=first.name if first else "adamw",
             footprint=held,
             boundary_bytes=boundary,
             flops=sum(i.work.flops for i in (*forward, *backward) if isinstance(i.work, Operator)),
         )
 
+    def _wide_weights(self, holdings: Holdings) -> float:
+        """The number of weights that a block stores in fp32: trained ones, and frozen ones that are not quantised."""
+        trained = holdings.dense + holdings.experts if self.precision.weights is DType.FP32 else 0.0
+        wide = self.precision.frozen_weights is DType.FP32
+        return trained + (holdings.frozen_parameters - holdings.packed_parameters if wide else 0.0)
+
     def _offloaded(self, nbytes: float, items: list[Item], way: str) -> Item:
         """The copy of saved tensors to the host or back, while the block's works run."""
         taken = max((i.behind.share for i in items if i.behind), default=0.0)  # other traffic overlaps with this share
         works = tuple(i.work for i in items if isinstance(i.work, Operator))
         behind = Behind(works=works, share=1.0 - taken, interference=self.interference)
-        label = f"offload activations {way}"
-        return Item(
-            work=HostCopy(nbytes=nbytes),
-            launches=Launch(kernels=self.runtime.operator_launches),
-            label=label,
-            behind=behind,
-        )
+        launches = Launch(kernels=self.runtime.operator_launches)
+        return Item(work=HostCopy(nbytes=nbytes), launches=launches, label=f"offload activations {way}", behind=behind)
 
     def _recomputes(self, block: Block) -> Recomputation:
         """The recomputation of ``block``: "none" if it has no backward, or if only other blocks are repeated."""
@@ -179,7 +192,7 @@ class ProgramBuilder:
         # The projection to the vocabulary has the dtype of ordinary products even if linear layers use a narrower one.
         wide = (index if source < 0 else source) in self.sharding.vocabulary
         precision = replace(self.precision, linear=self.precision.products) if wide else self.precision
-        op = precision.apply(self.graph.operators[index].with_batch(self.micro_batch))
+        op = precision.apply(self.tables.cut(self.graph, index, self.micro_batch))
         region = self.experts.get(index)
         if region is not None:
             op = self.cut_expert(op, region)
@@ -192,7 +205,9 @@ class ProgramBuilder:
                 cp=self.strategy.cp,
                 sequence_parallel=self.strategy.sequence_parallel,
             )
-        kept = {k: v for k, v in op.attributes.items() if k not in ("module", "fused")}
+        kept = {k: v for k, v in op.attributes.items() if k not in _NOT_OF_WORKS}
+        if op.kind is OpKind.GROUPED_GEMM and self.runtime.grouped:
+            kept["kernel"] = self.runtime.grouped
         return replace(op, scope="", saved=(), parameters=(), attributes=kept)
 
     def cut_expert(self, op: Operator, region: Region) -> Operator:
@@ -203,6 +218,7 @@ class ProgramBuilder:
 
     def _items(self, index: int, launches: Launch, block: Block) -> Iterator[Item]:
         scope = self.place(index, block)
+        behind = self._hidden(index, block)
         for work in self.works(index):
             if self.graph.operators[index].kind is OpKind.ATTENTION:
                 label = f"attention {scope}:{_short(work.name)}"
@@ -213,8 +229,17 @@ class ProgramBuilder:
                     launches=launches,
                     label=self._label(index, block),
                     weight=self.makes_weight_gradients(index),
+                    behind=behind,
                     completes=self._completed(block).get(index, ()),
                 )
+
+    def _hidden(self, index: int, block: Block) -> Behind | None:
+        """What hides an operator of a layer's experts, if kernels are fused."""
+        if not self.experts or (self.runtime.dispatcher == "all_to_all" and self.runtime.grouped != "fused"):
+            return None
+        scope = self.graph.operators[index].scope
+        region = next((r for r in self._regions(block) if r.scope == scope), None)
+        return hidden_by_experts(self, index, region, block) if region else None
 
     def _completed(self, block: Block) -> Mapping[int, tuple[Share, ...]]:
         """Maps each backward operator to the parameters whose gradients it completes: the last one of their module."""
@@ -261,18 +286,21 @@ class ProgramBuilder:
         launches = Launch(kernels=self.runtime.operator_launches)
         first = launches + Launch(blocks=self.runtime.block_launches)
         ends = {r.forward[0]: r for r in self._regions(block)}, {r.forward[-1]: r for r in self._regions(block)}
+        tables = find_tables(self.graph, block)
         for n, i in enumerate(block.forward):
             if i in ends[0]:
-                yield from to_experts(self, ends[0][i], ends[0][i].forward)
+                yield from routing(self, ends[0][i])
+                yield from to_experts(self, ends[0][i], ends[0][i].forward, block.forward)
             elif i in self.sharding.enters and i not in self.experts:
                 yield from enter_forward(self, i, block)
             if self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION:
                 yield gathered_context(self, "all_gather", i, "keys and values")
             yield from self._items(i, launches if n else first, block)
             if i in ends[1]:
-                yield from from_experts(self, ends[1][i], ends[1][i].forward)
+                yield from from_experts(self, ends[1][i], ends[1][i].forward, block.forward)
             elif i in self.sharding.leaves and i not in self.experts:
                 yield from leave_forward(self, i, block)
+            yield from after_lookup(self, tables, i)
 
     def _backward(self, block: Block) -> Iterator[Item]:
         launches = Launch(kernels=self.runtime.backward_launches)
@@ -282,10 +310,12 @@ class ProgramBuilder:
         regions = [r for r in self._regions(block) if r.backward]
         ends = {r.backward[0]: r for r in regions}, {r.backward[-1]: r for r in regions}
         started: set[int] = set()
+        tables = find_tables(self.graph, block)
         for n, i in enumerate(block.backward):
             source = self.graph.forward_of[i]
+            yield from before_rows(self, tables, i)
             if i in ends[0]:
-                yield from to_experts(self, ends[0][i], ends[0][i].backward)
+                yield from to_experts(self, ends[0][i], ends[0][i].backward, block.backward)
             if source in self.sharding.leaves and source not in started and source not in self.experts:
                 started.add(source)
                 yield from leave_backward(self, source, block, beside=product_of(self, block.backward[n:]))
@@ -296,7 +326,7 @@ class ProgramBuilder:
             if context:
                 yield gathered_context(self, "reduce_scatter", i, "gradients of keys and values")
             if i in ends[1]:
-                yield from from_experts(self, ends[1][i], ends[1][i].backward)
+                yield from from_experts(self, ends[1][i], ends[1][i].backward, block.backward)
             for enter in after_enter.get(i, ()):
                 yield from enter_backward(self, enter, block, beside=product_of(self, block.backward[n::-1]))
 
@@ -309,7 +339,16 @@ class ProgramBuilder:
     def works(self, index: int) -> list[Operator]:
         """The works that a rank runs for an operator: several if attention is not fused, else one."""
         op = self.cut(index)
-        return kernels_of(op, self.runtime.attention) if op.kind is OpKind.ATTENTION else [op]
+        if op.kind is not OpKind.ATTENTION:
+            return [op]
+        if self.runtime.attention == "flash" and self.runtime.sinks != "flash" and self._has_sinks(index):
+            return kernels_of(without_window(op), self.runtime.sinks)
+        return kernels_of(op, self.runtime.attention)
+
+    def _has_sinks(self, index: int) -> bool:
+        """Whether an attention has sinks: its module has one parameter per head."""
+        found = self.once(("sinks",), lambda: sink_scopes(self.graph))
+        return self.graph.operators[index].scope in found
 
     def _accumulate(self, parameters: float) -> list[Item]:
         """Adds a microbatch's gradients to their sum; nothing if the weight products do it themselves."""

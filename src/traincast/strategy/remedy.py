@@ -136,6 +136,8 @@ def _made(description: str, strategy: Strategy, **values: Any) -> Iterator[Chang
 def _sharding(strategy: Strategy) -> Iterator[Change]:
     if strategy.dp * strategy.cp == 1 or strategy.servers:
         return
+    if strategy.tables == "replicated":
+        yield from _made("tables=sharded", strategy, tables="sharded")
     for zero in range(strategy.zero + 1, 4):
         yield from _made(f"zero={zero}", strategy, zero=zero)
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from traincast.errors import UnknownNameError
+from traincast.errors import RequestError, UnknownNameError
 from traincast.schema import Text, read_table, read_toml, table_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
 Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
-Attention: TypeAlias = Literal["flash", "flash-2", "unfused", "eager"]
+Attention: TypeAlias = Literal["flash", "flash-2", "cudnn-8", "unfused", "eager"]
 GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
 Counter: TypeAlias = Literal["allocated", "reserved"]
@@ -26,6 +26,11 @@ BucketCut: TypeAlias = Literal["block", "parameter"]
 GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
 Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e15)]
 Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
+Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Release: TypeAlias = Annotated[str, Meta(max_length=20, pattern=r"^(\d+(\.\d+)*)?$")]
+Dispatcher: TypeAlias = Literal["all_to_all", "fused"]
+SinkAttention: TypeAlias = Literal["flash", "flash-2"]
+GroupedKernel: TypeAlias = Literal["", "looped", "fused"]
 if TYPE_CHECKING:
     RecomputationName: TypeAlias = str
 else:
@@ -33,12 +38,40 @@ else:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Habit:
+    """What a framework does with mixtures of experts from release ``since`` on.
+
+    It applies to runs whose products have one of the dtypes ``products``, on devices of one of the ``architectures``
+    (all if empty), and on machines that join at least ``joined`` devices by their fast links. Fields of
+    :class:`Runtime` that are ``None`` stay as they are.
+    """
+
+    since: Release = ""
+    products: tuple[Text, ...] = ()
+    architectures: tuple[Text, ...] = ()
+    joined: Whole = 0
+    dispatcher: Dispatcher | None = None
+    grouped: GroupedKernel | None = None
+    routing_launches: Amount | None = None
+    overlap_experts: Amount | None = None
+    overlap_batches: Share | None = None
+    overlap_batches_near: bool | None = None
+    cuda_graphs: bool | None = None
+    sinks: SinkAttention | None = None
+    reduce_dtype: GradientDType | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """How a framework carries out a strategy.
 
+    With ``written_out``, norms and rotary positions are single kernels, as in Hugging Face's modules
+    (:mod:`traincast.strategy.written_out`); with ``repeats_keys``, keys and values are also copied for all heads that
+    share them.
+
     ``kernels`` names the framework whose measured operators are preferred, spelt as in tables of measurements.
-    ``attention`` is fused, with kernels made for the device (``flash``) or for Ampere (``flash-2``), or it writes its
-    scores to memory (``unfused``, ``eager``).
+    ``attention`` is fused, with kernels made for the device (``flash``), for Ampere (``flash-2``) or for early Hopper
+    (``cudnn-8``), or it writes its scores to memory (``unfused``, ``eager``).
 
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward operator (autograd's are cheaper), ``collective_launches`` per collective,
@@ -50,7 +83,18 @@ class Runtime:
 
     Tensor groups split embedding, logits and loss by vocabulary, unless ``split_vocabulary`` is off.
     ``overlap_tensor`` and ``overlap_experts`` are the shares of the neighbouring products that tensor-parallel and
-    expert traffic can overlap with. Gradients are sent in ``reduce_dtype``. If it is empty, they are sent in the dtype
+    expert traffic can overlap with. Where microbatches are interleaved, the expert traffic of one microbatch may
+    instead overlap with the share ``overlap_batches`` of another's compute: between nodes, and with
+    ``overlap_batches_near`` also within a domain of fast links. The ``dispatcher`` sends a token once per expert
+    (``all_to_all``), or once per rank and node that has any of its experts, and reorders tokens on the way (``fused``).
+    The experts' products are one kernel per expert (``looped``), or one kernel for all that also does what lies between
+    them (``fused``); ``grouped`` = "" means kernels of inference. The device waits ``routing_launches`` in each layer
+    with experts while the host reads how many tokens each expert got, unless shapes are fixed by a capacity or a
+    recorded graph. Attention with sinks runs by ``sinks`` kernels; ``flash-2`` computes hidden scores of a window too.
+    ``habits`` change these settings from a release on (:mod:`traincast.strategy.releases`); ``release`` is the
+    framework's own number, empty for the newest.
+
+    Gradients are sent in ``reduce_dtype``. If it is empty, they are sent in the dtype
     in which they are stored or, with sharded parameters, in the dtype in which parameters are gathered.
 
     Gradients leave in buckets of ``bucket_bytes``. The first bucket may be smaller: ``first_bucket_bytes``, where 0
@@ -67,22 +111,32 @@ class Runtime:
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
     ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs.
 
+    With ``lean_recompute``, a recomputed block runs again only up to its last product, whose result no backward reads:
+    a compiler leaves out what nobody uses.
+
     Memory: with ``lean_kernels``, attention and routing keep only the tensors that their backward reads. If gradients
     are summed in a wider dtype, there are also ``gradient_copies`` in the narrow dtype: ``none`` (each is freed after
     its own product), one of each shape (``shapes``), or ``all`` of a stage. The loss holds ``logits_copies`` of the
-    logits in fp32 in addition to those that it keeps for backward. ``tensor_buffers`` whole tensors are in use around
-    tensor-parallel collectives, and ``held_collectives`` more cannot be reused while the host runs ahead of the
-    device. Libraries hold ``workspace_bytes``, the driver ``context_bytes``, and each communicator ``buffer_bytes``.
-    Fragmentation adds ``allocator_overhead`` times the bytes of all tensors. The framework's log ``reports`` the first
-    rank or the fullest one, by a ``counter`` of allocated or reserved memory. In 90 % of runs, the memory of a rank
-    beyond weights, gradients and optimizer states is between ``memory_low`` and ``memory_high`` times its forecast
-    (see :mod:`traincast.strategy.fits`); the defaults are for frameworks without measurements.
+    logits in fp32 in addition to those that it keeps for backward. With ``loss_chunks``, the projection to the
+    vocabulary and the loss run in that number of pieces, forward and backward, and no logits are kept. A block that is
+    recomputed keeps ``kept_inputs`` copies of its input. With ``frees_gradients``, gradients do not exist before
+    backward makes them, unless several microbatches are accumulated. The update needs ``update_share`` times the bytes
+    of the optimizer's states for a moment; it reads and writes its tensors ``update_passes`` times. ``tensor_buffers``
+    whole tensors are in use around tensor-parallel collectives, and ``held_collectives`` more cannot be reused while
+    the host runs ahead of the device. Libraries hold ``workspace_bytes``, the driver ``context_bytes``, and each
+    communicator ``buffer_bytes``. Fragmentation adds ``allocator_overhead`` times the bytes of all tensors. The
+    framework's log ``reports`` the first rank or the fullest one, by a ``counter`` of allocated or reserved memory. In
+    90 % of runs, the memory of a rank beyond weights, gradients and optimizer states is between ``memory_low`` and
+    ``memory_high`` times its forecast (see :mod:`traincast.strategy.fits`); the defaults are for frameworks without
+    measurements.
     """
 
     name: str
     description: str
     frameworks: tuple[str, ...] = ()
     fusions: tuple[Fusion, ...] = ()
+    written_out: bool = False
+    repeats_keys: bool = False
     attention: Attention = "flash"
     kernels: str = ""
     operator_launches: Amount = 2.0
@@ -103,11 +157,20 @@ class Runtime:
     send_launches: Amount = 0.0
     overlap_tensor: Amount = 0.0
     overlap_experts: Amount = 0.0
+    overlap_batches: Share = 0.0
+    overlap_batches_near: bool = False
+    dispatcher: Dispatcher = "all_to_all"
+    grouped: GroupedKernel = ""
+    routing_launches: Amount = 0.0
+    sinks: SinkAttention = "flash"
+    release: Release = ""
+    habits: tuple[Habit, ...] = ()
     cuda_graphs: bool = False
     gradient_dtype: GradientDType = ""
     reduce_dtype: GradientDType = ""
     servers: Whole = 0
     recompute: RecomputationName = "none"
+    lean_recompute: bool = False
     zero: Literal[0, 1, 2, 3] = 0
     sequence_parallel: bool = False
     split_vocabulary: bool = True
@@ -117,6 +180,11 @@ class Runtime:
     lean_kernels: bool = False
     gradient_copies: GradientCopies = "none"
     logits_copies: Amount = 1.0
+    kept_inputs: Amount = 1.0
+    frees_gradients: bool = False
+    update_share: Amount = 0.0
+    update_passes: Annotated[int, Meta(ge=1, le=100)] = 1
+    loss_chunks: Whole = 0
     tensor_buffers: Amount = 4.0
     held_collectives: Amount = 0.0
     workspace_bytes: Amount = 0.1e9
@@ -140,11 +208,23 @@ def runtime_names() -> tuple[str, ...]:
 
 
 def load_runtime(spec: str) -> Runtime:
-    """Returns a bundled runtime by name, or the one in a ``.toml`` file, which may extend a bundled one."""
-    if spec.endswith(".toml"):
-        path = Path(spec)
-        return _read(read_toml(path, "runtime file"), name=path.stem, where=f"{path.name}:")
-    return _bundled(spec)
+    """Returns a bundled runtime by name, or the one in a ``.toml`` file, which may extend a bundled one.
+
+    Either may be followed by the release of the framework: ``megatron-bridge:release=26.04``.
+    """
+    name, says, release = spec.partition(":release=")
+    if name.endswith(".toml"):
+        path = Path(name)
+        runtime = _read(read_toml(path, "runtime file"), name=path.stem, where=f"{path.name}:")
+    else:
+        runtime = _bundled(name)
+    if not says:
+        return runtime
+    if not runtime.habits:
+        raise RequestError(f"runtime {name} has no habits that depend on its release; leave out :release={release}")
+    if not re.fullmatch(r"\d+(\.\d+)*", release):
+        raise RequestError(f"release {release!r} of {name}: expected a number such as 26.04")
+    return replace(runtime, release=release)
 
 
 @cache
@@ -157,7 +237,9 @@ def _bundled(name: str) -> Runtime:
 
 def _read(data: dict[str, Any], *, name: str, where: str) -> Runtime:
     """The runtime that a file describes: the bundled runtime that it extends, changed by the file's own settings."""
-    values = read_table(data, table_of(Runtime, extends=Text), where)
+    values = read_table(data, table_of(Runtime, without=("habits",), extends=Text, habits=tuple[Habit, ...]), where)
+    for n, habit in enumerate(data.get("habits", ())):
+        read_table(habit, table_of(Habit), f"{where} habits[{n}]")  # refuses keys that no habit has
     parent = values.pop("extends", None)
     base = _bundled(parent) if parent is not None else Runtime(name=name, description="")
     return replace(base, **{"name": name, **values})

@@ -3,7 +3,8 @@
 The pairs are found in the captured graph, so this works for any model whose blocks have the form
 linear → point-wise or attention → linear. If the output of a linear layer reaches another linear layer only through
 operators that do not mix its last dim, the first is cut by column and the second by row (Shoeybi et al. 2019,
-Megatron-LM). A user's rules override what is found.
+Megatron-LM). A user's rules override what is found. Adapters follow their layer: beside a column layer, the second
+product is cut by column and the first is whole; beside a row layer, the first is cut by row and the second is whole.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _KEEPS_SHARDS: Final = frozenset(
         OpKind.ELEMENTWISE,
         OpKind.DROPOUT,
         OpKind.ATTENTION,
+        OpKind.SCAN,
         OpKind.COPY,
         OpKind.SOFTMAX,
         OpKind.BATCHED_GEMM,
@@ -74,13 +76,23 @@ def find_sharding(
     fresh: dict[int, set[int]] = {}  # operator -> linear layers whose sharded output its output is
     columns: set[int] = set()
     rows: set[int] = set()
+    bases: dict[str, int] = {}  # module -> its linear layer, which adapters follow
+    second: dict[int, int] = {}  # second product of an adapter -> its linear layer
     forward = [i for block in graph.blocks for i in block.forward]
     position = {i: p for p, i in enumerate(forward)}
     for i in forward:
         op = graph.operators[i]
         before = [p for p in producers[i] if position.get(p, 1 << 60) < position[i]]
         reached = set().union(*(fresh.get(p, set()) for p in before)) if before else set()
-        if op.kind in LINEAR and op.parameters:
+        if op.kind in LINEAR and "adapts" in op.attributes:
+            base = bases[str(op.attributes["adapts"])]
+            if op.attributes["part"] == "A" and base in rows:
+                rows.add(i)
+            elif op.attributes["part"] == "B" and base in fresh:
+                fresh[i] = {base}
+                second[i] = base
+        elif op.kind in LINEAR and op.parameters:
+            bases[op.scope] = i
             if given.get(i) is Role.ROW or (reached and given.get(i) is None and _last_dim_flows(op)):
                 rows.add(i)
                 columns |= reached
@@ -92,8 +104,12 @@ def find_sharding(
             fresh[i] = reached
     for i in rows:
         roles[i] = Role.ROW
-    for i in columns:
+    for i in (*columns, *(i for i, base in second.items() if base in columns)):
         roles[i] = Role.COLUMN
+    cut = {graph.operators[i].scope for i in (*columns, *rows)}
+    for i in forward:
+        if graph.operators[i].name == "dequantize" and graph.operators[i].scope in cut:
+            roles[i] = Role.INSIDE
     for i, sources in fresh.items():
         if graph.operators[i].kind not in LINEAR and sources <= columns:
             roles[i] = Role.INSIDE
@@ -139,16 +155,21 @@ def _given(graph: OperatorGraph, rules: tuple[ShardRule, ...]) -> dict[int, Role
         matched = [
             i
             for i, op in enumerate(graph.operators)
-            if op.phase is Phase.FORWARD and op.kind in LINEAR and fnmatch.fnmatchcase(op.scope, pattern)
+            if op.phase is Phase.FORWARD and _has_role(op) and fnmatch.fnmatchcase(op.scope, pattern)
         ]
         if not matched:
-            linear = sorted({op.scope for op in graph.operators if op.kind in LINEAR and op.phase is Phase.FORWARD})
+            linear = sorted({op.scope for op in graph.operators if _has_role(op) and op.phase is Phase.FORWARD})
             raise StrategyError(
                 f"shard rule {pattern}={what} matches no linear layer of {graph.name}; its linear layers are "
                 f"{', '.join(linear[:8])}{', …' if len(linear) > 8 else ''}"
             )
         given |= dict.fromkeys(matched, names[what])
     return given
+
+
+def _has_role(op: Operator) -> bool:
+    """Whether a rule can give the operator a role: it is a linear layer and not part of an adapter."""
+    return op.kind in LINEAR and "adapts" not in op.attributes
 
 
 def _last_dim_flows(op: Operator) -> bool:

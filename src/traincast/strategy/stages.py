@@ -11,11 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
+from traincast.cluster import Device
 from traincast.errors import StrategyError
-from traincast.graph import OperatorGraph, OpKind
+from traincast.graph import Operator, OperatorGraph, OpKind
+from traincast.strategy.program import BlockProgram
+
+_PRODUCT_KINDS: Final = frozenset(
+    {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.ATTENTION}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +180,16 @@ def _balanced(units: tuple[int, ...], num_chunks: int, costs: Sequence[float], s
         cuts.append(int(choice[k, cuts[-1]]))
     cuts.reverse()
     return [Stage(blocks=tuple(units[a:b])) for a, b in pairwise(cuts)]
+
+
+def rough_seconds(device: Device, programs: Sequence[BlockProgram]) -> list[float]:
+    """Approximate seconds of blocks, for cutting stages: a simple roofline is enough to compare blocks."""
+
+    def seconds(op: Operator) -> float:
+        dtype = op.dtype.value if op.kind in _PRODUCT_KINDS else "fp32"
+        return max(op.flops / device.peak(dtype), op.nbytes / device.memory_bandwidth)
+
+    return [
+        sum(seconds(item.work) for item in (*program.forward, *program.backward) if isinstance(item.work, Operator))
+        for program in programs
+    ]

@@ -11,6 +11,7 @@ from traincast.strategy.recompute import load_recomputation
 
 ContextExchange: TypeAlias = Literal["all_gather", "ring"]
 Offload: TypeAlias = Literal["optimizer", "activations"]
+TablePlacement: TypeAlias = Literal["replicated", "sharded"]
 ShardRule: TypeAlias = tuple[str, str]
 
 _MAX_DEGREE: Final = 10_000_000
@@ -39,6 +40,8 @@ class Strategy:
     **Parameter servers.** ``servers`` servers hold the weights and replace the all-reduce. They run on the nodes of the
     workers, or on the last ``server_nodes`` nodes of the cluster, which then have no workers. ``placement`` lists the
     nodes that have servers instead: node 0 is that of rank 0. Servers are divided evenly among the listed nodes.
+
+    **Embedding tables** with sparse gradients are ``replicated``, or ``sharded``: divided among replicas.
 
     ``shard_rules`` are (module glob, ``column`` | ``row`` | ``replicate``) pairs. They override the sharding of linear
     layers that is found automatically.
@@ -72,6 +75,7 @@ class Strategy:
     placement: tuple[int, ...] = ()
     asynchronous: bool = False
     shares: tuple[int, ...] = ()
+    tables: TablePlacement = "replicated"
     shard_rules: tuple[ShardRule, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,6 +101,7 @@ class Strategy:
         self._check_servers()
         self._check_experts()
         self._check_shares()
+        self._check_tables()
         for rule in self.shard_rules:
             if rule[1] not in ("column", "row", "replicate"):
                 raise StrategyError(f"shard rule {rule[0]}={rule[1]}: expected column, row or replicate")
@@ -162,6 +167,16 @@ class Strategy:
             raise StrategyError(f"{text} with dp={self.dp}: expected {self.dp} whole numbers from 1, one per replica")
         if self.ep > 1:
             raise StrategyError(f"{text} with ep={self.ep}: experts are shared by replicas; leave out one of them")
+
+    def _check_tables(self) -> None:
+        if self.tables not in get_args(TablePlacement):
+            raise UnknownNameError("tables", self.tables, get_args(TablePlacement))
+        others = self.tp, self.pp, self.cp, self.ep, self.servers, len(self.shares)
+        if self.tables == "sharded" and (others != (1, 1, 1, 1, 0, 0) or self.zero == 3):
+            raise StrategyError(
+                f"tables=sharded with {self}: tables are divided among equal data-parallel replicas only; leave out "
+                "tp, pp, cp, ep, zero=3, servers and shares"
+            )
 
     def _check_experts(self) -> None:
         group = self.ep * self.expert_tp

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class SpanRow(NamedTuple):
@@ -19,6 +19,13 @@ class SpanRow(NamedTuple):
     end_s: float
     nbytes: float
     peer: int
+
+    def columns(self, rank: int, *, start: float, warmup: int) -> list[Any]:
+        """The row of a run's table of spans: times since ``start``, steps counted after ``warmup``."""
+        return [
+            rank, self.step - warmup, self.microbatch, self.stream, self.category, self.label, self.name,
+            self.start_s - start, self.end_s - start, self.nbytes,
+        ]  # fmt: skip
 
 
 class SpanRecorder:

@@ -223,14 +223,14 @@ def _rows(ranks: Sequence[Mapping[str, Any]], warmup: int) -> list[list[Any]]:
         for values in rank["rows"]:
             row = SpanRow(*values)
             if row.category != "message":
-                rows.append(_columns(number, row, starts, warmup))
+                rows.append(row.columns(number, start=starts[row.step], warmup=warmup))
                 continue
             pair = (number, row.peer) if row.name == "send" else (row.peer, number)
             messages[row.step, *pair][row.name].append(row)
     moved = {pair: _messages(sides["send"], sides["receive"]) for pair, sides in messages.items()}
     for (step, sender, receiver), sent in moved.items():
         back = moved.get((step, receiver, sender), [])
-        rows += [_columns(sender, _after_others(row, back), starts, warmup) for row in sent]
+        rows += [_after_others(row, back).columns(sender, start=starts[step], warmup=warmup) for row in sent]
     return rows
 
 
@@ -276,11 +276,3 @@ def _write_spans(rows: list[list[Any]], path: Path) -> None:
     )
     with writing(path) as out:
         pq.write_table(table, out)
-
-
-def _columns(rank: int, row: SpanRow, starts: Sequence[float], warmup: int) -> list[Any]:
-    start = starts[row.step]
-    return [
-        rank, row.step - warmup, row.microbatch, row.stream, row.category, row.label, row.name,
-        row.start_s - start, row.end_s - start, row.nbytes,
-    ]  # fmt: skip

@@ -91,17 +91,11 @@ def served(job: ServerJob, spans: Sequence[ServerSpan], *, warmup: int) -> tuple
         if span.role == ServerRole.FORWARD:
             starts[span.step] = min(starts.get(span.step, span.start), span.start)
     names = [f"block {number}" for number in range(len(job.pieces))]
+    counted = [span for span in spans if span.step >= warmup]
     rows = [
-        [
-            row.rank,
-            row.step - warmup,
-            *row[2:7],
-            row.start_s - starts[row.step],
-            row.end_s - starts[row.step],
-            row.nbytes,
-        ]
-        for row in rows_of(job.setup, [span for span in spans if span.step >= warmup], names)
-        if row.category == "optimizer" or row.rank < job.setup.workers
+        row.columns(rank, start=starts[row.step], warmup=warmup)
+        for rank, row in rows_of(job.setup, counted, names)
+        if row.category == "optimizer" or rank < job.setup.workers
     ]
     return measure(job.setup, timeline).step_s, seconds, rows
 

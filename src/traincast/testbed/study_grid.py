@@ -15,9 +15,11 @@ Kind = Literal["emulated", "mixed", "servers", "real", "job"]
 
 DEVICE: Final = "k80"
 """The emulated device: a slow one, so that compute and communication take similar times on these networks."""
-NETWORKS: Final = ("500Mbit", "1Gbit", "2Gbit")
+NETWORKS: Final = ("200Mbit", "500Mbit", "1Gbit", "2Gbit")
 STEPS: Final = 6
 JOB_STEPS: Final = 200
+REAL_STEPS: Final = 40
+"""Real compute repeats far worse than emulated compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ MODELS: Final[dict[str, StudyModel]] = {
     "gpt": StudyModel(
         spec="gpt:layers=4,hidden=256,heads=4,vocab=1024,seq=128,tied=false", global_batch=512, strategies=("dp=2",)
     ),
-    "resnet": StudyModel(spec="resnet-cifar:layers=56", global_batch=1024, strategies=("dp=2", "dp=4")),
+    "resnet": StudyModel(spec="resnet-cifar:layers=56", global_batch=2048, strategies=("dp=2", "dp=4")),
 }
 """Every model, with the strategies that it runs on every network. Steps are long enough for the hosts to keep up."""
 
@@ -123,8 +125,9 @@ def _gpt(kind: Kind, strategy: str, network: str = "500Mbit", **more: object) ->
 
 def _real(model: str, spec: str, batch: int) -> StudyCell:
     return StudyCell(
-        kind="real", model=model, spec=spec, strategy="dp=2", global_batch=batch, network="1Gbit", compute="real"
-    )
+        kind="real", model=model, spec=spec, strategy="dp=2", global_batch=batch, network="1Gbit", compute="real",
+        steps=REAL_STEPS,
+    )  # fmt: skip
 
 
 SINGLE: Final[tuple[StudyCell, ...]] = (

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from traincast.cluster import Cluster
+from traincast.collector import without_collector
 from traincast.errors import RequestError
 from traincast.forecast import default_cost_model
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
@@ -180,7 +182,7 @@ class Worker:
         for part in self.parts.modules:
             part.zero_grad(set_to_none=True)
         start = self._start()
-        with gpu_kernels(), self.bed.computing():
+        with self._mode():
             self.run()
         self.bed.device_done()
         if self.bed.clock is not None and number >= self.request.warmup:
@@ -190,8 +192,18 @@ class Worker:
         self.optimize()
         return start, now()
 
+    @contextmanager
+    def _mode(self) -> Iterator[None]:
+        """How a step runs: as real training does, or on an emulated device."""
+        if self.bed.emulation is None:
+            with without_collector():
+                yield
+        else:
+            with gpu_kernels(), self.bed.emulation:
+                yield
+
     def _start(self) -> float:
-        """Agree with all ranks on a time, and wait for it."""
+        """Agree with all ranks on a time, and wait for it; a core that computes stays awake."""
         when = torch.zeros(1, dtype=torch.float64)
         dist.barrier()
         if self.rank == 0:
@@ -200,7 +212,10 @@ class Worker:
         start = float(when[0])
         if start + _LATE_S < now():
             raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
-        sleep_until(start)
+        if self.request.emulated:
+            sleep_until(start)
+        while now() < start:
+            pass
         if self.bed.clock is not None:
             self.bed.clock.free = start
         return start

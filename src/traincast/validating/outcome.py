@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,8 @@ class RowOutcome:
     """One measured run and its forecast; times in seconds, memory in bytes.
 
     ``measured`` and ``predicted`` are times; a run that failed has no measured time. ``low`` to ``high`` is the 90 %
-    interval of ``predicted``, ``memory_low`` to ``memory_high`` that of ``predicted_memory``. ``fits`` says whether
+    interval of ``predicted``, ``memory_low`` to ``memory_high`` that of ``predicted_memory``. ``memory_kind`` says how
+    memory was counted: ``allocated``, ``reserved`` or ``nvidia-smi`` ("": as the runtime reports). ``fits`` says if
     the forecast fits into memory, with ``fits_probability``; ``ran`` says whether the run did.
     ``failed_otherwise`` marks a run that failed although another run that needs at least as much memory succeeded.
     ``assumed`` has one sentence for each thing that the row did not state. ``calibrated_by`` names the calibrated
@@ -40,6 +42,7 @@ class RowOutcome:
     predicted_memory: float | None = None
     memory_low: float | None = None
     memory_high: float | None = None
+    memory_kind: str = ""
     fits_probability: float | None = None
     failed_otherwise: bool = False
     assumed: tuple[str, ...] = ()
@@ -112,6 +115,7 @@ class RowValidation:
                 if r.status == "ok" and r.measured_memory and r.predicted_memory
             ]
             figures["memory_mape"] = sum(memory) / len(memory) if memory else math.nan
+            figures["memory_median_ape"] = statistics.median(memory) if memory else math.nan
             inside = [
                 r.memory_low <= r.measured_memory <= r.memory_high
                 for r in rows

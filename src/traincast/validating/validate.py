@@ -12,12 +12,13 @@ from traincast.errors import RequestError
 from traincast.estimate import CostModel
 from traincast.validating.outcome import Validation
 
-TableKind: TypeAlias = Literal["steps", "dp-steps", "operators", "collectives"]
-"""What a table holds: steps of language models, data-parallel steps of other models, operators, or collectives."""
+TableKind: TypeAlias = Literal["steps", "dp-steps", "finetune", "operators", "collectives"]
+"""What a table holds: steps of language models, data-parallel steps, fine-tuning runs, operators, or collectives."""
 
 _TAKES: Final[dict[TableKind, frozenset[str]]] = {
     "steps": frozenset({"cluster", "calibrated", "allow_code", "cost_model"}),
     "dp-steps": frozenset({"calibrated", "cost_model"}),
+    "finetune": frozenset({"calibrated", "cost_model"}),
     "operators": frozenset({"bundles", "rows", "where"}),
     "collectives": frozenset({"bundles", "own_points"}),
 }
@@ -44,9 +45,9 @@ def validate(
     with the reason. These arguments apply to some kinds only, and are refused for the others:
 
     - ``cluster`` (steps): the cluster that all rows ran on; without it, each row describes its machine.
-    - ``calibrated`` (steps, dp-steps): false leaves calibrations of the catalog out.
+    - ``calibrated`` (steps, dp-steps, finetune): false leaves calibrations of the catalog out.
     - ``allow_code`` (steps): lets rows name models and schedules that are Python code, and runs it.
-    - ``cost_model`` (steps, dp-steps): replaces the usual cost model.
+    - ``cost_model`` (steps, dp-steps, finetune): replaces the usual cost model.
     - ``bundles`` (operators, collectives): folders of learned models that are asked before the shipped ones.
     - ``rows`` (operators): takes an even sample of this many rows.
     - ``where`` (operators): takes the rows with one of the given values in each named column.
@@ -82,6 +83,10 @@ def validate(
         from traincast.validating.collectives import validate_collectives
 
         return validate_collectives(path, progress=progress, **stated)
+    if kind == "finetune":
+        from traincast.validating.finetune import validate_finetune
+
+        return validate_finetune(path, progress=progress, **stated)
     from traincast.validating.steps import validate_dp_steps, validate_steps
 
     compare: Callable[..., Validation] = validate_steps if kind == "steps" else validate_dp_steps

@@ -7,6 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from traincast.errors import RequestError
+from traincast.graph.zoo.layers import check_sizes
 from traincast.graph.zoo.traceable import Traceable
 from traincast.graph.zoo.vision import conv_norm, image_model, variant
 
@@ -41,6 +43,37 @@ class DenseLayer(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, inputs, h, w]`` to ``[batch, inputs + growth, h, w]``."""
         return torch.cat([x, self.body(x)], dim=1)
+
+
+class PlainDenseLayer(nn.Module):  # type: ignore[misc]
+    """A dense layer of one convolution, without a bottleneck (Huang et al. 2017, section 3)."""
+
+    def __init__(self, inputs: int, growth: int) -> None:
+        super().__init__()
+        self.body = _norm_conv(inputs, growth, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, inputs, h, w]`` to ``[batch, inputs + growth, h, w]``."""
+        return torch.cat([x, self.body(x)], dim=1)
+
+
+def densenet_cifar(*, layers: int = 40, growth: int = 12, classes: int = 10, resolution: int = 32) -> Traceable:
+    """DenseNet for CIFAR without bottlenecks: three dense blocks of equal depth (Huang et al. 2017, section 3)."""
+    check_sizes("densenet-cifar", {"layers": layers, "growth": growth, "classes": classes})
+    depth, rest = divmod(layers - 4, 3)
+    if depth < 1 or rest:
+        raise RequestError(f"densenet-cifar with layers={layers} is not 3n + 4: choose 40, 100 or 190")
+    channels = 16
+    with torch.device("meta"):
+        parts: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
+        for block in range(3):
+            if block:
+                parts += [_norm_conv(channels, channels, 1), nn.AvgPool2d(2)]
+            parts.append(nn.Sequential(*(PlainDenseLayer(channels + i * growth, growth) for i in range(depth))))
+            channels += depth * growth
+        head = (nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        module = nn.Sequential(*parts, *head, nn.Linear(channels, classes))
+    return image_model(module, resolution=resolution)
 
 
 def densenet(*, layers: int = 121, classes: int = 1000, resolution: int = 224) -> Traceable:

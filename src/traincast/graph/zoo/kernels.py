@@ -3,7 +3,9 @@
 * ``traincast::rms_norm``: PyTorch decomposes it into six operators, and its backward into eighteen;
 * ``traincast::rotary``: seven operators on slices, where training frameworks launch one kernel;
 * ``traincast::grouped_mm``: PyTorch's accepts bf16 on a GPU only;
-* ``traincast::attention``: PyTorch's fused CPU kernel wants value heads as wide as query heads.
+* ``traincast::attention``: PyTorch's fused CPU kernel wants value heads as wide as query heads;
+* ``traincast::table_lookup``: PyTorch's gradient of an embedding is as large as its table, or sparse, which fake
+  tensors cannot follow. Here the backward operator updates the rows that were read, and the table has no gradient.
 
 Each has a plain implementation for real tensors, shapes for fake ones, and a backward operator.
 """
@@ -78,6 +80,14 @@ def _grouped_mm_backward(rows: torch.Tensor, grad: torch.Tensor, ends: torch.Ten
     return torch.stack([a.mT @ b for a, b in pairs])
 
 
+def _table_lookup(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return table[ids]
+
+
+def _table_lookup_backward(grad: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return grad.neg()
+
+
 _rms_norm_op = torch.library.custom_op("traincast::rms_norm", _rms_norm, mutates_args=())
 _rms_norm_backward_op = torch.library.custom_op("traincast::rms_norm_backward", _rms_norm_backward, mutates_args=())
 _rotary_op = torch.library.custom_op("traincast::rotary", _rotary, mutates_args=())
@@ -87,6 +97,10 @@ _attention_backward_op = torch.library.custom_op("traincast::attention_backward"
 _grouped_mm_op = torch.library.custom_op("traincast::grouped_mm", _grouped_mm, mutates_args=())
 _grouped_mm_backward_op = torch.library.custom_op(
     "traincast::grouped_mm_backward", _grouped_mm_backward, mutates_args=()
+)
+_table_lookup_op = torch.library.custom_op("traincast::table_lookup", _table_lookup, mutates_args=())
+_table_lookup_backward_op = torch.library.custom_op(
+    "traincast::table_lookup_backward", _table_lookup_backward, mutates_args=()
 )
 
 _rms_norm_op.register_fake(lambda x, weight, eps: (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))))
@@ -103,6 +117,9 @@ _grouped_mm_op.register_fake(lambda rows, weights, ends: rows.new_empty((rows.sh
 _grouped_mm_backward_op.register_fake(
     lambda rows, grad, ends: rows.new_empty((ends.shape[0], rows.shape[1], grad.shape[1]))
 )
+
+_table_lookup_op.register_fake(lambda table, ids: table.new_empty((*ids.shape, table.shape[1])))
+_table_lookup_backward_op.register_fake(lambda grad, ids: torch.empty_like(grad))
 
 
 def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -146,10 +163,21 @@ def _differentiate_grouped_mm(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return _grouped_mm_op(grad, weights.mT, ends), _grouped_mm_backward_op(rows, grad, ends), None
 
 
+def _keep_table_lookup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _differentiate_table_lookup(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    _table_lookup_backward_op(grad, *ctx.saved_tensors)
+    return None, None
+
+
 _rms_norm_op.register_autograd(_differentiate_rms_norm, setup_context=_keep_rms_norm)
 _rotary_op.register_autograd(_differentiate_rotary, setup_context=_keep_rotary)
 _attention_op.register_autograd(_differentiate_attention, setup_context=_keep_attention)
 _grouped_mm_op.register_autograd(_differentiate_grouped_mm, setup_context=_keep_grouped_mm)
+
+_table_lookup_op.register_autograd(_differentiate_table_lookup, setup_context=_keep_table_lookup)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -173,3 +201,8 @@ def grouped_mm(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) ->
     ``ends`` [experts] are the rows at which each expert's share ends.
     """
     return _grouped_mm_op(rows, weights, ends)
+
+
+def table_lookup(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows ``ids`` of ``table`` [rows, width]; backward updates these rows by plain SGD and returns no gradient."""
+    return _table_lookup_op(table, ids)

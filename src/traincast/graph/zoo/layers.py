@@ -32,10 +32,12 @@ LIMITS: Final[Mapping[str, int]] = {
 """The largest accepted value of each size; sizes that are not listed may be up to ``LARGEST``."""
 LARGEST: Final = 2**20
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "norm": ("layernorm", "rmsnorm"),
-    "activation": ("gelu", "gelu_new", "relu", "swiglu", "geglu"),
+    "norm": ("layernorm", "rmsnorm", "plain"),
+    "activation": ("gelu", "gelu_new", "relu", "relu2", "swiglu", "geglu"),
     "positions": ("learned", "rope", "alibi", "none"),
     "router": ("softmax", "sigmoid"),
+    "norms": ("before", "after", "around", "parallel", "shared"),
+    "qk": ("none", "head", "heads", "width", "unit"),
 }
 """The accepted words of each setting; settings that are not listed are true or false."""
 
@@ -154,7 +156,9 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
 
 
 def norm(kind: str, size: int, *, bias: bool = True) -> nn.Module:
-    """The norm named ``kind`` over the last dim of ``size`` elements."""
+    """The norm named ``kind`` over the last dim of ``size`` elements; a ``plain`` layer norm has no weights."""
+    if kind == "plain":
+        return nn.LayerNorm(size, elementwise_affine=False)
     return RMSNorm(size) if kind == "rmsnorm" else nn.LayerNorm(size, bias=bias)
 
 
@@ -277,6 +281,8 @@ def activate(activation: str, x: torch.Tensor) -> torch.Tensor:
             return functional.gelu(gate) * up
         case "relu":
             return functional.relu(x)
+        case "relu2":  # squared (So et al. 2021, arXiv:2109.08668)
+            return functional.relu(x).square()
         case "gelu_new":  # as Hugging Face writes it out, eight kernels where nothing fuses them
             return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
         case _:
@@ -331,10 +337,14 @@ class MoE(nn.Module):  # type: ignore[misc]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map ``x`` [batch, seq, hidden] to the same shape, each token through ``top_k`` experts."""
         rows = x.reshape(-1, x.shape[-1])
-        weights, choice = self._route(rows)
+        combined = self._mixed(rows, *self._route(rows)).view(x.shape)
+        return combined if self.shared is None else combined + self.shared(x)
+
+    def _mixed(self, rows: torch.Tensor, weights: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of the experts that each of ``rows`` is sent to."""
         expert, order = choice.reshape(-1).sort(stable=True)
         token = order // self.top_k
-        ends = torch.searchsorted(expert, torch.arange(self.experts, device=x.device), right=True)
+        ends = torch.searchsorted(expert, torch.arange(self.experts, device=rows.device), right=True)
         inner = grouped_mm(rows.index_select(0, token), self.up, ends)
         if self.up_bias is not None:
             inner = inner + self.up_bias.index_select(0, expert)
@@ -342,8 +352,7 @@ class MoE(nn.Module):  # type: ignore[misc]
         if self.down_bias is not None:
             outer = outer + self.down_bias.index_select(0, expert)
         outer = outer * weights.reshape(-1).index_select(0, order)[:, None]
-        combined = torch.zeros_like(rows).index_add(0, token, outer).view(x.shape)
-        return combined if self.shared is None else combined + self.shared(x)
+        return torch.zeros_like(rows).index_add(0, token, outer)
 
 
 class Layer(nn.Module):  # type: ignore[misc]

@@ -345,6 +345,16 @@ EFFICIENTNET: Final[dict[str, tuple[int, tuple[Row, ...]]]] = {
 """Channels of the stem, and the stages (Tan & Le 2019, table 1; Tan & Le 2021, table 4)."""
 
 
+def efficientnet_stages(*, width: float = 1.0, depth: float = 1.0) -> tuple[list[nn.Module], list[int]]:
+    """The stages of EfficientNet, the stem in front of the first, and the channels of each."""
+    stem, rows = EFFICIENTNET["v1"]
+    blocks = _repeated(rows, divisible(stem * width), width=width, depth=depth, activation=nn.SiLU, efficient=True)
+    first, *rest = _stages(blocks)
+    start = conv_norm(3, blocks[0].inputs, stride=2, activation=nn.SiLU)
+    channels = [run for run, _ in groupby(block.outputs for block in blocks)]
+    return [nn.Sequential(start, first), *rest], channels
+
+
 def efficientnet(
     *,
     version: str = "v1",

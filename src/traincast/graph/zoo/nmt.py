@@ -1,11 +1,11 @@
-"""GNMT (Wu et al. 2016, arXiv:1609.08144): translation by stacked LSTMs with additive attention."""
+"""Translation by stacked LSTMs: GNMT (Wu et al. 2016, arXiv:1609.08144), and Luong's attention (Luong et al. 2015)."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from traincast.graph.zoo.layers import check_sizes, cross_entropy, token_ids
+from traincast.graph.zoo.layers import check_divides, check_sizes, cross_entropy, token_ids
 from traincast.graph.zoo.traceable import Traceable
 
 
@@ -42,6 +42,28 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         return out + x if self.residual else out
 
 
+class LuongNMT(nn.Module):  # type: ignore[misc]
+    """A bidirectional encoder, and a decoder whose last layer attends to it (Luong et al. 2015, arXiv:1508.04025)."""
+
+    def __init__(self, *, layers: int, hidden: int, vocab: int, dropout: float) -> None:
+        super().__init__()
+        self.source = nn.Embedding(vocab, hidden)
+        self.target = nn.Embedding(vocab, hidden)
+        self.encoder = nn.LSTM(hidden, hidden // 2, num_layers=layers, bidirectional=True, dropout=dropout)
+        self.decoder = nn.LSTM(hidden, hidden, num_layers=layers, dropout=dropout)
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.combine = nn.Linear(2 * hidden, hidden, bias=False)
+        self.logits = nn.Linear(hidden, vocab)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Logits [target, batch, vocab] for ``source`` [batch, seq] and ``target`` [batch, target]."""
+        memory = self.encoder(self.source(source.t()))[0].transpose(0, 1)
+        x = self.decoder(self.target(target.t()))[0]
+        weights = torch.bmm(self.query(x).transpose(0, 1), memory.transpose(1, 2)).softmax(dim=2)
+        context = torch.bmm(weights, memory).transpose(0, 1)
+        return self.logits(torch.tanh(self.combine(torch.cat((x, context), dim=2))))
+
+
 class GNMT(nn.Module):  # type: ignore[misc]
     """One bidirectional and further LSTM layers encode; attention feeds every decoder layer but the first."""
 
@@ -69,6 +91,24 @@ class GNMT(nn.Module):  # type: ignore[misc]
         for layer in self.decoder:
             x = layer(x, context)
         return self.logits(x)
+
+
+def nmt_luong(
+    *, layers: int = 4, hidden: int = 512, vocab: int = 32000, seq: int = 50, dropout: float = 0.3
+) -> Traceable:
+    """OpenNMT's recurrent translator: ``layers`` LSTMs of ``hidden`` on each side, half of it in each direction.
+
+    The attended context is not fed to the next step's input, so that every layer is one kernel.
+    """
+    check_sizes("nmt-luong", {"layers": layers, "hidden": hidden, "vocab": vocab, "seq": seq})
+    check_divides("nmt-luong", whole=("hidden", hidden), parts=("directions", 2), remedy="choose an even width")
+    with torch.device("meta"):
+        module = LuongNMT(layers=layers, hidden=hidden, vocab=vocab, dropout=dropout)
+
+    def inputs(batch: int) -> tuple[torch.Tensor, ...]:
+        return token_ids(module, batch, seq), token_ids(module, batch, seq)
+
+    return Traceable(module=module, inputs=inputs, loss=cross_entropy, tokens_per_sample=seq, optimizer="adam")
 
 
 def nmt(

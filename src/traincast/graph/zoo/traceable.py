@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,17 @@ class Traceable:
 
     ``inputs(batch)`` makes example inputs for ``batch`` samples on the module's device; ``loss``
     turns the module's output into a scalar (``None``: the sum of its floating-point outputs).
+
+    A step with several losses, such as that of a GAN, has ``losses`` instead of ``loss``: a function of the module and
+    its inputs that yields one loss after the other, each of which is differentiated before the function goes on.
+    ``optimizers`` has a name for patterns of parameters (``{"generator.*": "adam", "critic.*": "sgd"}``), of which the
+    first that matches counts; ``optimizer`` updates all other parameters.
     """
 
     module: torch.nn.Module
     inputs: Callable[[int], tuple[torch.Tensor, ...]]
     loss: Callable[[Any], torch.Tensor] | None = None
+    losses: Callable[..., Iterable[torch.Tensor]] | None = None
     tokens_per_sample: int = 0
     optimizer: str = "adamw"
+    optimizers: Mapping[str, str] | None = None

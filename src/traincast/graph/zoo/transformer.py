@@ -31,7 +31,7 @@ def _probability(family: str, dropout: float) -> float:
     return float(dropout)
 
 
-def _layer(
+def layer_sizes(
     family: str,
     *,
     hidden: int,
@@ -105,7 +105,9 @@ def gpt(
     check_choices("gpt", {"positions": positions, "norm": norm, "activation": activation})
     check_choices("gpt", {"bias": bias, "tied": tied, "parallel": parallel})
     rope = rope_fraction if positions == "rope" else 0.0
-    layer = _layer("gpt", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=rope)
+    layer = layer_sizes(
+        "gpt", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=rope
+    )
     table = seq if max_positions is None else max_positions
     check_sizes("gpt", {"layers": layers, "vocab": vocab, "max_positions": table})
     layer = replace(layer, norm=norm, norm_bias=bias, activation=activation, parallel=parallel)
@@ -176,7 +178,7 @@ def llama(
     check_choices("llama", {"qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias})
     sizes = {"layers": layers, "vocab": vocab, "window": window, "window_period": window_period}
     check_sizes("llama", sizes, may_be_zero=_MAY_BE_ZERO)
-    layer = _layer(
+    layer = layer_sizes(
         "llama",
         hidden=hidden,
         heads=heads,
@@ -208,7 +210,7 @@ def bert(
     ``predictions`` tokens per sample reach the masked-token head, as the original code gathers them;
     0 sends all, as Megatron-LM and Hugging Face do.
     """
-    layer = _layer("bert", hidden=hidden, heads=heads, ffn=ffn, seq=seq)
+    layer = layer_sizes("bert", hidden=hidden, heads=heads, ffn=ffn, seq=seq)
     sizes = {"layers": layers, "vocab": vocab, "max_positions": max_positions, "predictions": predictions}
     check_sizes("bert", sizes, may_be_zero=_MAY_BE_ZERO)
     if predictions > seq:
@@ -240,7 +242,7 @@ def vit(
     check_sizes("vit", {"layers": layers, "patch": patch, "image": image, "classes": classes})
     remedy = "an image is a whole number of patches"
     check_divides("vit", whole=("image", image), parts=("patch", patch), remedy=remedy)
-    layer = _layer("vit", hidden=hidden, heads=heads, ffn=ffn, seq=(image // patch) ** 2 + 1)
+    layer = layer_sizes("vit", hidden=hidden, heads=heads, ffn=ffn, seq=(image // patch) ** 2 + 1)
     config = TransformerConfig(
         layers=layers,
         layer=replace(layer, causal=False),
@@ -252,7 +254,7 @@ def vit(
     return traceable(config)
 
 
-def _experts(
+def expert_sizes(
     family: str, *, count: int, top_k: int, ffn: int, shared_ffn: int, router: str, bias: bool = False
 ) -> Experts:
     """The experts of a layer, checked."""
@@ -287,8 +289,10 @@ def moe(
     check_choices("moe", {"qk_norm": qk_norm, "tied": tied})
     sizes = {"layers": layers, "vocab": vocab, "first_dense": first_dense}
     check_sizes("moe", sizes, may_be_zero=_MAY_BE_ZERO)
-    layer = _layer("moe", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=1.0)
-    mixture = _experts("moe", count=experts, top_k=top_k, ffn=expert_ffn, shared_ffn=shared_ffn, router=router)
+    layer = layer_sizes(
+        "moe", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=1.0
+    )
+    mixture = expert_sizes("moe", count=experts, top_k=top_k, ffn=expert_ffn, shared_ffn=shared_ffn, router=router)
     layer = replace(_llama_layer(layer, ffn=ffn), qk_norm=qk_norm, experts=mixture)
     return traceable(TransformerConfig(layers=layers, layer=layer, vocab=vocab, tied=tied, first_dense=first_dense))
 
@@ -323,7 +327,7 @@ def deepseek(
     ranks = {"q_lora": q_lora, "kv_lora": kv_lora, "rope_dim": rope_dim, "nope_dim": nope_dim, "v_dim": v_dim}
     check_sizes("deepseek", sizes | ranks, may_be_zero=_MAY_BE_ZERO)
     check_divides("deepseek", whole=("rope_dim", rope_dim), parts=("pair", 2), remedy="elements turn in pairs")
-    mixture = _experts(
+    mixture = expert_sizes(
         "deepseek",
         count=experts,
         top_k=top_k,
@@ -332,7 +336,7 @@ def deepseek(
         router=router,
     )
     latent = Latent(q_rank=q_lora, kv_rank=kv_lora, rope_dim=rope_dim, nope_dim=nope_dim, v_dim=v_dim)
-    layer = _layer("deepseek", hidden=hidden, heads=heads, head_dim=nope_dim + rope_dim, ffn=ffn, seq=seq)
+    layer = layer_sizes("deepseek", hidden=hidden, heads=heads, head_dim=nope_dim + rope_dim, ffn=ffn, seq=seq)
     layer = replace(_llama_layer(layer, ffn=ffn), latent=latent, experts=mixture)
     return traceable(TransformerConfig(layers=layers, layer=layer, vocab=vocab, tied=tied, first_dense=first_dense))
 
@@ -354,9 +358,9 @@ def gpt_oss(
     """GPT-OSS (OpenAI 2025, arXiv:2508.10925): biased experts, sinks, a window on every other layer."""
     sizes = {"layers": layers, "vocab": vocab, "window": window}
     check_sizes("gpt-oss", sizes, may_be_zero=_MAY_BE_ZERO)
-    layer = _layer("gpt-oss", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seq=seq, rope=1.0)
+    layer = layer_sizes("gpt-oss", hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seq=seq, rope=1.0)
     width = hidden if expert_ffn is None else expert_ffn
-    mixture = _experts("gpt-oss", count=experts, top_k=top_k, ffn=width, shared_ffn=0, router="softmax", bias=True)
+    mixture = expert_sizes("gpt-oss", count=experts, top_k=top_k, ffn=width, shared_ffn=0, router="softmax", bias=True)
     layer = replace(_llama_layer(layer, ffn=width), qkv_bias=True, out_bias=True, sinks=True, window=window)
     layer = replace(layer, experts=mixture)
     return traceable(TransformerConfig(layers=layers, layer=layer, vocab=vocab, window_period=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,10 +25,6 @@ class Bed:
     recorder: SpanRecorder
     clock: DeviceClock | None = None
     emulation: Emulation | None = None
-
-    def computing(self) -> AbstractContextManager[Any]:
-        """The mode in which a step runs."""
-        return self.emulation if self.emulation is not None else nullcontext()
 
     def device_done(self) -> None:
         """Wait for the emulated device, before something else depends on it."""

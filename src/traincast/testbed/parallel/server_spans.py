@@ -10,6 +10,7 @@ import numpy as np
 from traincast.simulate.servers import ServerTimeline
 from traincast.strategy.server_setup import Piece, ServerSetup
 from traincast.strategy.servers import ServerRole, lay_out
+from traincast.testbed.recorder import SpanRow
 
 _KINDS: Final = {
     ServerRole.FORWARD: ("compute", "forward"),
@@ -38,24 +39,8 @@ class ServerSpan(NamedTuple):
     nbytes: float
 
 
-class ServerRow(NamedTuple):
-    """A span as a run has it: on a rank, and at the other end of a message the rank ``peer`` (−1 if there is none)."""
-
-    rank: int
-    step: int
-    microbatch: int
-    stream: str
-    category: str
-    label: str
-    name: str
-    start_s: float
-    end_s: float
-    nbytes: float
-    peer: int
-
-
-def rows_of(setup: ServerSetup, spans: Sequence[ServerSpan], names: Sequence[str]) -> Iterator[ServerRow]:
-    """Returns the rows of all ``spans``; a message has one at both of its ends. ``names`` are those of the pieces."""
+def rows_of(setup: ServerSetup, spans: Sequence[ServerSpan], names: Sequence[str]) -> Iterator[tuple[int, SpanRow]]:
+    """Yield rank and row of every span; a message has one at both of its ends. ``names`` are those of the pieces."""
     for span in spans:
         stream, category = _KINDS[ServerRole(span.role)]
         server = setup.workers + span.server
@@ -63,8 +48,7 @@ def rows_of(setup: ServerSetup, spans: Sequence[ServerSpan], names: Sequence[str
         label = ServerRole(span.role).name.lower()
         ends = [(span.worker, server), (server, span.worker)] if message else []
         for rank, peer in ends or [(server if span.role == ServerRole.UPDATE else span.worker, -1)]:
-            yield ServerRow(
-                rank=rank,
+            row = SpanRow(
                 step=span.step,
                 microbatch=-1,
                 stream=stream,
@@ -76,6 +60,7 @@ def rows_of(setup: ServerSetup, spans: Sequence[ServerSpan], names: Sequence[str
                 nbytes=span.nbytes,
                 peer=peer,
             )
+            yield rank, row
 
 
 def timeline_of(setup: ServerSetup, pieces: Sequence[Piece], spans: Sequence[ServerSpan]) -> ServerTimeline:

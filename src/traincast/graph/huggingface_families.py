@@ -1,0 +1,231 @@
+"""Readers of Hugging Face configurations whose families the zoo has: GPT, Llama, BERT, T5, mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from traincast.graph.huggingface_fields import DEFAULT_SEQ, GATED, PLAIN, Fields, Reading, decoder_sizes, seq_of
+
+
+def _llama(fields: Fields) -> Reading:
+    bias = fields.flag("attention_bias", default=False)
+    return "llama", decoder_sizes(fields) | {
+        "activation": fields.choice("hidden_act", default="swiglu", known=GATED),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": fields.flag("mlp_bias", default=False),
+        "tied": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _mistral(fields: Fields) -> Reading:
+    family, parameters = _llama(fields)
+    return family, parameters | {"window": fields.size("sliding_window", default=0, low=0)}
+
+
+def _phi3(fields: Fields) -> Reading:
+    family, parameters = _mistral(fields)
+    return family, parameters | {"rope_fraction": fields.fraction("partial_rotary_factor", default=1.0)}
+
+
+def _qwen2(fields: Fields) -> Reading:
+    family, parameters = _llama(fields)
+    fields.require("use_sliding_window", False, why="which layers have a window is not read")
+    return family, parameters | {"qkv_bias": True}
+
+
+def _qwen3(fields: Fields) -> Reading:
+    family, parameters = _llama(fields)
+    fields.require("use_sliding_window", False, why="which layers have a window is not read")
+    return family, parameters | {"head_dim": fields.size("head_dim", default=128), "qk_norm": True}
+
+
+def _gemma(fields: Fields) -> Reading:
+    family, parameters = _llama(fields)
+    return family, parameters | {
+        "head_dim": fields.size("head_dim", default=256),
+        "activation": fields.choice("hidden_activation", "hidden_act", default="geglu", known=GATED),
+        "tied": fields.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _gpt2(fields: Fields) -> Reading:
+    hidden, positions = fields.size("n_embd"), fields.size("n_positions", "n_ctx", default=1024)
+    return "gpt", {
+        "layers": fields.size("n_layer"),
+        "hidden": hidden,
+        "heads": fields.size("n_head"),
+        "ffn": fields.size("n_inner", default=4 * hidden),
+        "vocab": fields.size("vocab_size"),
+        "seq": min(DEFAULT_SEQ, positions),
+        "max_positions": positions,
+        "activation": fields.choice("activation_function", default="gelu", known=PLAIN),
+        "tied": fields.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _gpt_neox(fields: Fields) -> Reading:
+    return "gpt", decoder_sizes(fields) | {
+        "positions": "rope",
+        "rope_fraction": fields.fraction("rotary_pct", default=0.25),
+        "activation": fields.choice("hidden_act", default="gelu", known=PLAIN),
+        "parallel": fields.flag("use_parallel_residual", default=True),
+        "tied": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _opt(fields: Fields) -> Reading:
+    hidden = fields.size("hidden_size")
+    fields.require("do_layer_norm_before", True, why="only pre-norm OPT models can be built (all but 350m)")
+    fields.require("word_embed_proj_dim", hidden, why=f"embeddings must be as wide as hidden_size={hidden}")
+    positions = fields.size("max_position_embeddings", default=2048)
+    return "gpt", {
+        "layers": fields.size("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": fields.size("num_attention_heads"),
+        "ffn": fields.size("ffn_dim"),
+        "vocab": fields.size("vocab_size"),
+        "seq": min(DEFAULT_SEQ, positions),
+        "max_positions": positions + 2,
+        "activation": fields.choice("activation_function", default="relu", known=PLAIN),
+        "bias": fields.flag("enable_bias", default=True),
+        "tied": fields.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _mpt(fields: Fields) -> Reading:
+    hidden = fields.size("d_model")
+    alibi = fields.section("attn_config").flag("alibi", default=False)
+    learned = fields.flag("learned_pos_emb", default=True) and not alibi
+    return "mpt", {
+        "layers": fields.size("n_layers"),
+        "hidden": hidden,
+        "heads": fields.size("n_heads"),
+        "ffn": hidden * fields.size("expansion_ratio", default=4),
+        "vocab": fields.size("vocab_size"),
+        "seq": seq_of(fields, "max_seq_len"),
+        "positions": "alibi" if alibi else "learned" if learned else "none",
+        "bias": not fields.flag("no_bias", default=True),
+        "tied": fields.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _bert(fields: Fields) -> Reading:
+    fields.require("type_vocab_size", 2, why="BERT is built with two segment types")
+    positions = fields.size("max_position_embeddings", default=512)
+    return "bert", {
+        "layers": fields.size("num_hidden_layers"),
+        "hidden": fields.size("hidden_size"),
+        "heads": fields.size("num_attention_heads"),
+        "ffn": fields.size("intermediate_size"),
+        "vocab": fields.size("vocab_size"),
+        "seq": min(DEFAULT_SEQ, positions),
+        "max_positions": positions,
+    }
+
+
+def _mixtral(fields: Fields) -> Reading:
+    return "moe", decoder_sizes(fields) | {
+        "experts": fields.size("num_local_experts"),
+        "top_k": fields.size("num_experts_per_tok"),
+        "expert_ffn": fields.size("intermediate_size"),
+        "tied": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _qwen3_moe(fields: Fields) -> Reading:
+    fields.require("decoder_sparse_step", 1, why="every layer must have experts")
+    fields.require("mlp_only_layers", [], why="every layer must have experts")
+    return "moe", decoder_sizes(fields) | {
+        "head_dim": fields.size("head_dim", default=128),
+        "experts": fields.size("num_experts", "num_local_experts"),
+        "top_k": fields.size("num_experts_per_tok"),
+        "expert_ffn": fields.size("moe_intermediate_size"),
+        "qk_norm": True,
+        "tied": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _deepseek(fields: Fields) -> Reading:
+    fields.require("moe_layer_freq", 1, why="every layer after the first dense ones must have experts")
+    common = decoder_sizes(fields)
+    return "deepseek", {name: common[name] for name in ("layers", "hidden", "heads", "ffn", "vocab", "seq")} | {
+        "experts": fields.size("n_routed_experts"),
+        "top_k": fields.size("num_experts_per_tok"),
+        "expert_ffn": fields.size("moe_intermediate_size"),
+        "shared_experts": fields.size("n_shared_experts", default=0, low=0),
+        "first_dense": fields.size("first_k_dense_replace", default=0, low=0),
+        "q_lora": fields.size("q_lora_rank", default=0, low=0),
+        "kv_lora": fields.size("kv_lora_rank"),
+        "rope_dim": fields.size("qk_rope_head_dim"),
+        "nope_dim": fields.size("qk_nope_head_dim"),
+        "v_dim": fields.size("v_head_dim"),
+        "router": "softmax" if fields.model_type == "deepseek_v2" else "sigmoid",
+        "tied": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _gpt_oss(fields: Fields) -> Reading:
+    common = decoder_sizes(fields)
+    return "gpt-oss", {name: common[name] for name in ("layers", "hidden", "heads", "kv_heads", "vocab", "seq")} | {
+        "head_dim": fields.size("head_dim", default=64),
+        "experts": fields.size("num_local_experts", "num_experts"),
+        "top_k": fields.size("num_experts_per_tok", "experts_per_token", default=4),
+        "expert_ffn": fields.size("intermediate_size"),
+        "window": fields.size("sliding_window", default=128, low=0),
+    }
+
+
+def _t5(fields: Fields) -> Reading:
+    layers = fields.size("num_layers")
+    known = {"relu": "relu", "gated-gelu": "geglu", "gated-silu": "swiglu"}
+    return "t5", {
+        "layers": layers,
+        "decoder_layers": fields.size("num_decoder_layers", default=layers),
+        "hidden": fields.size("d_model"),
+        "heads": fields.size("num_heads"),
+        "head_dim": fields.size("d_kv"),
+        "ffn": fields.size("d_ff"),
+        "vocab": fields.size("vocab_size"),
+        "seq": min(DEFAULT_SEQ, fields.size("n_positions", default=512)),
+        "activation": fields.choice("feed_forward_proj", default="relu", known=known),
+        "tied": fields.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _vit(fields: Fields) -> Reading:
+    fields.require("num_channels", 3, why="images have three channels")
+    return "vit", {
+        "layers": fields.size("num_hidden_layers"),
+        "hidden": fields.size("hidden_size"),
+        "heads": fields.size("num_attention_heads"),
+        "ffn": fields.size("intermediate_size"),
+        "patch": fields.size("patch_size", default=16),
+        "image": fields.size("image_size", default=224),
+        "classes": fields.length("id2label", default=1000),
+    }
+
+
+FAMILY_READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = {
+    "bert": _bert,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gemma": _gemma,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "gpt_oss": _gpt_oss,
+    "kimi_k2": _deepseek,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "mpt": _mpt,
+    "opt": _opt,
+    "phi3": _phi3,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "t5": _t5,
+    "vit": _vit,
+}
+"""The reader of each ``model_type`` of these families."""

@@ -1,0 +1,101 @@
+"""Loads the operator graph of an ONNX file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from traincast.errors import FileFormatError, RequestError
+from traincast.graph.capture import capture, require_torch
+from traincast.graph.light_torch import without_compiler
+from traincast.graph.onnx_file.network import Input, OnnxNetwork
+from traincast.graph.onnx_file.read import read_network
+from traincast.graph.onnx_file.rewrite import rewritten
+from traincast.graph.operator import OperatorGraph
+from traincast.graph.tracing import Progress
+from traincast.graph.zoo.traceable import Traceable
+
+if TYPE_CHECKING:
+    import torch
+
+_NO_LOSS: Final = "has no loss: the sum of its outputs is taken"
+_BATCH_WORDS: Final = ("batch", "n", "b", "bs", "unk__0", "n_samples")
+
+
+def load_onnx(path: Path, *, seq: int | None = None, progress: Progress | None = None) -> OperatorGraph:
+    """Returns the operators of one training step of the network in the ONNX file ``path``.
+
+    The file gives the forward pass. The loss is the file's scalar output or, if it has none, the sum of its outputs,
+    and the graph's attribute ``note`` says so. ``seq`` is the length of open dims other than the batch.
+    """
+    network = rewritten(read_network(path))
+    require_torch(f"tracing {path}")
+    with without_compiler():
+        graph = capture(traceable(network, seq=seq), name=path.stem, progress=progress)
+    return graph if network.has_loss else replace(graph, attributes={"note": f"{path.name} {_NO_LOSS}"})
+
+
+def traceable(network: OnnxNetwork, *, seq: int | None) -> Traceable:
+    """``network`` as something that can be traced."""
+    import torch
+
+    from traincast.graph.onnx_file.module import FUNCTIONS, OnnxModule
+
+    for node in network.nodes:
+        if node.op not in FUNCTIONS:
+            raise FileFormatError(f"{network.path}: {node.label} is an operator that Traincast does not know")
+    batch, fixed = _batch_of(network)
+    shapes = [_sized(network, i, batch, seq) for i in network.inputs]
+    if seq is not None and not any(_open(i, batch) for i in network.inputs):
+        raise RequestError(
+            f"{network.path}: a sequence length of {seq} is asked for, and every dim but the batch has a size; leave "
+            f"the sequence length out, or export the file with an open dim"
+        )
+    dtypes = [getattr(torch, i.dtype) for i in network.inputs]
+
+    def inputs(count: int) -> tuple[torch.Tensor, ...]:
+        made = zip(shapes, dtypes, strict=True)
+        return tuple(torch.empty([count * -s if s < 0 else s for s in shape], dtype=d) for shape, d in made)
+
+    first, shape = network.inputs[0], shapes[0]
+    tokens = shape[1] if len(shape) == 2 and not first.dtype.startswith("float") else 0
+    return Traceable(module=OnnxModule(network, fixed), inputs=inputs, tokens_per_sample=tokens)
+
+
+def _batch_of(network: OnnxNetwork) -> tuple[str, int | None]:
+    """The name of the open batch dim; or, if the first dim of the first input has a size, that size."""
+    if not network.inputs:
+        raise FileFormatError(f"{network.path}: the network has no inputs")
+    opened = [dim for i in network.inputs for dim in i.shape if isinstance(dim, str)]
+    named = [dim for dim in opened if "batch" in dim.lower() or dim.lower() in _BATCH_WORDS]
+    first = network.inputs[0].shape[0] if network.inputs[0].shape else 1
+    if named:
+        return named[0], None
+    if isinstance(first, str):
+        return first, None
+    return "", max(1, first)
+
+
+def _open(given: Input, batch: str) -> list[str]:
+    """Names of the dims that have neither a size nor the batch; with a fixed batch, all open ones."""
+    return [dim for n, dim in enumerate(given.shape) if isinstance(dim, str) and not _is_batch(dim, n, batch)]
+
+
+def _is_batch(dim: str, position: int, batch: str) -> bool:
+    return dim == batch or (position == 0 and dim.startswith("dim 0 of ") and batch.startswith("dim 0 of "))
+
+
+def _sized(network: OnnxNetwork, given: Input, batch: str, seq: int | None) -> list[int]:
+    """The shape of an input; the batch dim is -1, or -n if a sample has n rows."""
+    shape: list[int] = []
+    for n, dim in enumerate(given.shape):
+        if isinstance(dim, str) and not _is_batch(dim, n, batch):
+            if seq is None:
+                raise RequestError(
+                    f"{network.path}: dim {dim!r} of input {given.name!r} is open: give its length as sequence length"
+                )
+            shape.append(seq)
+        else:
+            shape.append(-1 if isinstance(dim, str) or (n == 0 and not batch) else dim)
+    return shape

@@ -1,0 +1,141 @@
+"""A user's own modules: a factory named ``package.module:factory``, or a live module with example inputs.
+
+Inputs are tensors whose first dim is the batch. Their sequence, if they have one, is the second dim of the first input:
+tokens [batch, seq], or rows of features [batch, seq, features].
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from traincast.errors import CaptureError, RequestError
+from traincast.graph.capture import capture, require_torch
+from traincast.graph.operator import OperatorGraph
+from traincast.graph.tracing import Progress
+from traincast.graph.zoo.traceable import Traceable
+from traincast.imports import described, import_callable, place_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
+    """Call ``package.module:factory`` and return its result as something that can be traced.
+
+    The factory returns the module and example inputs, a :class:`Traceable`, or a module that declares
+    ``example_inputs``. It is called with the ``meta`` device as default, so that no weights are made. A sequence length
+    is passed as its argument ``seq``. If it has none, the example inputs are made that long, if they have a sequence.
+    """
+    require_torch()
+    import torch
+
+    factory = import_callable(spec, "model", role="factory")
+    takes = seq is not None and takes_seq(factory)
+    try:
+        with torch.device("meta"):
+            made = factory(seq=seq) if takes else factory()
+    except (Exception, SystemExit) as error:  # the user's code may do anything
+        raise CaptureError(f"model {spec!r}: its factory failed{place_of(error)}: {described(error)}") from error
+    if isinstance(made, Traceable):
+        if seq is None or takes:
+            return made
+        raise RequestError(
+            f"model {spec!r}: a sequence length of {seq} is asked for, and its factory takes no argument seq; write "
+            f"`def {spec.partition(':')[2]}(seq)` and make inputs of that length, or leave the sequence length out"
+        )
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, torch.nn.Module):
+        raise RequestError(
+            f"model {spec!r}: its factory returned {type(made).__name__}; expected (module, example inputs), or a "
+            f"module with example_inputs"
+        )
+    return traceable_module(module, inputs, name=spec, seq=None if takes else seq)
+
+
+def takes_seq(factory: Callable[..., object]) -> bool:
+    """Whether a factory has an argument ``seq``."""
+    try:
+        return "seq" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # not every built-in function tells its arguments
+        return False
+
+
+def load_module(
+    module: torch.nn.Module | Traceable,
+    example_inputs: Any = None,
+    *,
+    seq: int | None = None,
+    progress: Progress | None = None,
+) -> OperatorGraph:
+    """Returns the operator graph of a live ``module``, whose weights are left as they are.
+
+    ``example_inputs`` is a tensor or a tuple of tensors whose first dim is the batch; it may be omitted if the module
+    has an attribute ``example_inputs``. ``seq`` replaces the length of their sequence.
+    """
+    require_torch()
+    import torch
+
+    if isinstance(module, Traceable):
+        if seq is not None or example_inputs is not None:
+            raise RequestError("a Traceable makes its own inputs: leave example_inputs and seq out")
+        return capture(module, name=type(module.module).__name__, progress=progress)
+    if not isinstance(module, torch.nn.Module):
+        raise RequestError(
+            f"the model is a {type(module).__name__}: give a name, a graph, or a torch.nn.Module with example inputs"
+        )
+    name = type(module).__name__
+    return capture(traceable_module(module, example_inputs, name=name, seq=seq), name=name, progress=progress)
+
+
+class _Input(NamedTuple):
+    """Shape without the batch, and dtype, of one example input."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def traceable_module(module: torch.nn.Module, inputs: Any, *, name: str, seq: int | None) -> Traceable:
+    """Returns ``module`` with example ``inputs`` as something that can be traced."""
+    import torch
+
+    if inputs is None:
+        inputs = getattr(module, "example_inputs", None)
+        inputs = inputs() if callable(inputs) else inputs
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, tuple | list) or not inputs:
+        raise RequestError(
+            f"model {name!r}: {type(module).__name__} has no example inputs; give a tensor, or a tuple of tensors, "
+            f"whose first dim is the batch"
+        )
+    if not all(isinstance(t, torch.Tensor) and t.ndim >= 1 for t in inputs):
+        raise RequestError(f"model {name!r}: example inputs must be tensors whose first dim is the batch")
+    first = inputs[0]
+    specs = [_Input(tuple(t.shape[1:]), t.dtype) for t in inputs]
+    tokens = first.shape[1] if not first.is_floating_point() and first.ndim == 2 else 0
+    if seq is not None:
+        if first.ndim != (3 if first.is_floating_point() else 2):
+            raise RequestError(
+                f"model {name!r}: a sequence length of {seq} is asked for, and its first input {tuple(first.shape)} is "
+                f"neither tokens [batch, seq] nor features [batch, seq, features]; leave the sequence length out, or "
+                f"give its factory an argument seq"
+            )
+        specs = _lengthened(specs, old=first.shape[1], new=seq)
+        tokens = seq
+    return Traceable(
+        module=module,
+        inputs=lambda batch: tuple(torch.empty((batch, *spec.shape), dtype=spec.dtype) for spec in specs),
+        tokens_per_sample=tokens,
+    )
+
+
+def _lengthened(specs: Sequence[_Input], *, old: int, new: int) -> list[_Input]:
+    """``specs`` with a sequence of ``new`` elements instead of ``old``.
+
+    Of the first input the second dim changes. Of the others every dim of the old length does: labels, masks, positions.
+    """
+    first, *others = specs
+    rest = [spec._replace(shape=tuple(new if size == old else size for size in spec.shape)) for spec in others]
+    return [first._replace(shape=(new, *first.shape[1:])), *rest]

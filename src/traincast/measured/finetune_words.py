@@ -1,0 +1,145 @@
+"""How rows of fine-tuning runs spell methods, targets, quantisation and kinds of memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from traincast.measured.run import unstated
+from traincast.tables import Row, RowError, figure, number, text
+from traincast.units import GB, GIB
+
+MemoryKind: TypeAlias = Literal["allocated", "reserved", "nvidia-smi"]
+
+_ADAPTER_WORDS: Final = re.compile(r"(?<![a-z])(q?lora|dora|adapters?|peft)(?![a-z])")
+_COLUMNS: Final = ("method", "model", "notes", "strategy", "framework", "task", "lora_rank", "lora_targets")
+"""Columns in which a row of training steps may say that it trains adapters."""
+_DENIED: Final = re.compile(
+    r"lora (?:rank|targets)[^;]*not in table|\bno (?:q?lora|adapters?|peft)\b|without (?:q?lora|adapters?)"
+)
+_FULL: Final = frozenset({"", "full", "sft", "full-finetuning", "finetune", "fine-tuning", "none"})
+_LAST: Final[dict[str, str]] = {
+    **dict.fromkeys(("q", "q_proj", "query", "wq", "linear_q"), "q"),
+    **dict.fromkeys(("k", "k_proj", "key", "wk", "linear_k"), "k"),
+    **dict.fromkeys(("v", "v_proj", "value", "wv", "linear_v"), "v"),
+    **dict.fromkeys(("o", "o_proj", "out_proj", "wo", "linear_proj", "proj", "dense"), "o"),
+    **dict.fromkeys(("qkv", "c_attn", "query_key_value", "w_pack", "linear_qkv", "attention_qkv", "wqkv"), "qkv"),
+    **dict.fromkeys(("gate", "gate_proj", "w1"), "gate"),
+    **dict.fromkeys(("up", "up_proj", "w3", "linear_fc1", "fc1"), "up"),
+    **dict.fromkeys(("down", "down_proj", "w2", "linear_fc2", "fc2"), "down"),
+    **dict.fromkeys(("attention", "attn", "self_attn"), "attention"),
+    **dict.fromkeys(("mlp", "ffn"), "mlp"),
+    **dict.fromkeys(("all", "all-linear", "all linear", "all_linear"), "all"),
+}
+"""Words of fine-tuning by the names that modules have."""
+_UNITS: Final = {"gib": GIB, "gb": GB, "mib": GIB / 1024, "mb": 1e6, "b": 1.0, "byte": 1.0, "bytes": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What a row says of its fine-tuning.
+
+    ``method`` is "full" or the name of an adapter method. ``targets`` are words or module paths; "" words were not
+    stated. ``rank`` is 0 and ``trainable`` is 0 if not stated. ``quantize`` is a storage format of the frozen weights,
+    or "".
+    """
+
+    method: str
+    rank: int = 0
+    targets: tuple[str, ...] = ()
+    trainable: float = 0.0
+    quantize: str = ""
+
+
+def trains_adapters(row: Row) -> bool:
+    """Return whether any column of a row says that the run trains adapters beside frozen weights."""
+    if number(row, "lora_rank"):
+        return True
+    said = " ; ".join(text(row, key) for key in _COLUMNS).lower()
+    return _ADAPTER_WORDS.search(_DENIED.sub("", said)) is not None
+
+
+def tuning_of(row: Row, *, method: str = "") -> Tuning:
+    """Return what a row says of its fine-tuning; ``method`` stands in for a column that it lacks."""
+    written = (text(row, "method") or method).lower().replace(" ", "_")
+    storage = _storage(row, written)
+    plain = re.sub(r"^(?:q|gptq[-_]?|bnb[-_]?)lora[-_]?\d*$", "lora", written)
+    return Tuning(
+        method="full" if plain in _FULL else plain,
+        rank=round(figure(row, "lora_rank") or 0),
+        targets=_targets(text(row, "lora_targets")),
+        trainable=figure(row, "trainable_params") or 0.0,
+        quantize=storage,
+    )
+
+
+def _storage(row: Row, method: str) -> str:
+    """Return the format of quantised weights that a row states; "" if none."""
+    bits = figure(row, "quant_bits")
+    said = " ".join(text(row, key) for key in ("notes", "model", "precision", "framework")).lower()
+    if not bits:
+        found = re.search(r"lora[-_]?(4|8)", method)
+        if found is None and "qlora" not in method:
+            return ""
+        bits = float(found[1]) if found else 4.0
+    if bits not in (4, 8):
+        raise RowError(f"quant_bits is {bits:g}: expected 4 or 8")
+    if bits == 8:
+        return "int8"
+    if "gptq" in said:
+        return "gptq"
+    return "nf4-single" if re.search(r"nf4(?!-dq)\b", said) and "nf4-dq" not in said else "nf4"
+
+
+def _targets(written: str) -> tuple[str, ...]:
+    """Return the words of fine-tuning in a list of module names such as ``q_proj+v_proj``."""
+    if not written or written.lower() == "default":
+        return ()
+    plain = re.sub(r"\(.*?\)", lambda m: m[0] if written.lower().startswith("default") else "", written)
+    names = [n.strip().lower() for n in re.split(r"[+,/;()]|\bdefault\b|:", plain) if n.strip()]
+    return tuple(dict.fromkeys(_LAST.get(name.rpartition(".")[2], name) for name in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigure:
+    """The memory that a row states, in bytes, and how it was counted.
+
+    ``high`` says that it is a high percentile over training steps, not the maximum.
+    """
+
+    nbytes: float
+    kind: MemoryKind
+    high: bool = False
+
+
+def memory_of(row: Row, assumed: list[str]) -> MemoryFigure | None:
+    """Return the memory that a row states for training; ``None`` if it states none.
+
+    A maximum that covers evaluation as well is replaced by the figure in ``mem_other_gb``.
+    """
+    if text(row, "judge_memory").lower() in ("false", "0"):
+        return None
+    other, other_kind = number(row, "mem_other_gb"), text(row, "mem_other_kind").lower()
+    if other and ("train step" in other_kind or "prefer mem_other" in text(row, "notes").lower()):
+        return MemoryFigure(nbytes=other * _unit(row), kind=_kind(other_kind), high="pct" in other_kind)
+    amount = number(row, "mem_gb")
+    if not amount or amount <= 0.0:
+        return None
+    if not text(row, "mem_kind"):
+        assumed.append(unstated("kind of memory", "allocated"))
+    return MemoryFigure(nbytes=amount * _unit(row), kind=_kind(text(row, "mem_kind").lower()))
+
+
+def _unit(row: Row) -> float:
+    written = text(row, "mem_unit").lower() or "gib"
+    found = _UNITS.get(re.sub(r"[^a-z].*$", "", written))
+    if found is None:
+        raise RowError(f"mem_unit is {written[:40]!r}: expected one of {', '.join(_UNITS)}")
+    return found
+
+
+def _kind(written: str) -> MemoryKind:
+    if "smi" in written or "nvml" in written or "device" in written or "process" in written:
+        return "nvidia-smi"
+    return "reserved" if "reserved" in written else "allocated"

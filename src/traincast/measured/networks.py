@@ -1,0 +1,188 @@
+"""The network that a row of data-parallel steps trained, from its name, its task and the size of its inputs."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from traincast.graph import OperatorGraph, zoo
+from traincast.measured.models import model, zoo_name
+from traincast.measured.run import unstated
+from traincast.tables import Row, RowError, figure, text
+
+_SAME: Final = {
+    "resnet50v15": "resnet50",
+    "resnext10132x4d": "resnext101-32x4d",
+    "unetmedical": "unet",
+    "unetindustrial": "unet-industrial",
+    "gnmt": "nmt",
+    "gnmtv2": "nmt",
+    "vit": "vit-base",
+    "vitb16": "vit-base",
+    "vitbase": "vit-base",
+    "vitbasepatch16224in21k": "vit-base",
+    "vitl16": "vit-large",
+    "vitg14": "vit-giant",
+    "mobilenet": "mobilenet-v1",
+    "inception": "inception-v3",
+    "biobert": "bert-base",
+    "electrabase": "electra-base",
+    "temporalfusiontransformer": "tft",
+    "fasterrcnn": "faster-rcnn-r50-fpn",
+    "maskrcnn": "mask-rcnn-r50-fpn",
+    "retinanet": "retinanet-resnet50-fpn",
+    "densenet4012": "densenet40-k12",
+    "densenet40": "densenet40-k12",
+    "swinbasepatch4window7224in22k": "swin-base",
+    "distilbert": "distilbert-base",
+    "distilbertbaseuncased": "distilbert-base",
+    "albertlargev2": "albert-large",
+    "albertxxlargev1": "albert-xxlarge",
+    "bertlargeuncasedwholewordmasking": "bert-large",
+    "bertlargeph2": "bert-large",
+    "berthf": "bert-large",
+    "clipbase": "clip-base",
+    "wav2vec2largelv60": "wav2vec2-large",
+    "astfinetunedspeechcommandsv2": "ast",
+    "bridgetowerlargeitmmlmitc": "bridgetower-large",
+    "protstesm1bforsequentialclassification": "esm-1b",
+    "detr": "detr-r50",
+    "bigtransfer": "bit-r152x2",
+    "flant5xxl": "t5-v1.1-xxl",
+    "llama7b": "llama2-7b",
+    "llama318b": "llama3-8b",
+    "metallama318b": "llama3-8b",
+    "gptneox20b": "neox-20b",
+    "codellama13binstructhf": "codellama-13b",
+    "llamaguard7b": "llama2-7b",
+    "gemma2bit": "gemma-2b",
+}
+"""Other names of models of the zoo."""
+_LIKE: Final = {
+    "efficientnetwideseb0": "efficientnet-b0",
+    "efficientnetwideseb4": "efficientnet-b4",
+    "nnunet": "nnunet-2d",
+    "seresnext10132x4d": "resnext101-32x4d",
+    "quartznet10x5": "quartznet-15x5",  # the only one that NVIDIA's recipe has a configuration of
+}
+"""Models that are not in the zoo, and the most similar one that is."""
+_WORDS: Final = re.compile(r"\(.*?\)|\bhugging ?face\b|\b(?:fine|pre)-?(?:tun|train)ing\b")
+_TASKS: Final = (
+    ("spans", re.compile(r"squad")),
+    ("masked", re.compile(r"wikitext|wikipedia|openwebtext|masked|pre-?train")),
+    ("classes", re.compile(r"mrpc|sst|glue|classif|fine-?tun")),
+)
+"""What an encoder learns, by the dataset or the task that a row names; the first that matches counts."""
+_ENTITIES: Final = {"electricity": 369, "traffic": 963}
+"""Households and sensors of the datasets that TFT is trained on (NVIDIA DeepLearningExamples)."""
+_BINNED_SINCE: Final = {"pytorch": 21.11, "paddlepaddle": 22.12}
+"""The first container in which BERT's sequences are grouped by length in bins of 64 (NVIDIA's LDDL), by framework."""
+_BINNED_LENGTH: Final = {512: 288}
+"""The average padded length of grouped sequences: half of Wikipedia's 512 tokens are text (Krell et al. 2021,
+arXiv:2107.02027), and half a bin is padding."""
+_MASKED: Final = {128: 20, 512: 80}
+_SECOND: Final = re.compile(r"\bph(?:ase)?[ -]?2\b")
+_SECOND_LENGTH: Final = 512
+"""Tokens of BERT's second phase of pre-training, by which it is defined (Devlin et al. 2019)."""
+_MASKED_SHARE: Final = 0.15
+"""Tokens that BERT's recipes predict in a sequence of each length, and their share in sequences of other lengths."""
+_SIDES: Final = ("resolution", "image")
+"""Names that families give to the side of their square images."""
+_NO_SEQUENCE: Final = ("vit", "clip", "bridgetower", "whisper", "nmt", "nmt-luong", "transformer")
+"""Families whose tokens are patches, or text of a usual length beside something else."""
+
+
+def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
+    """Return the graph of a row's model; ``assumed`` gets a sentence for each thing that is not stated."""
+    written = text(row, "model")
+    plain = re.sub(r"[^a-z0-9]", "", _WORDS.sub("", written.lower()))
+    name = _SAME.get(plain) or _LIKE.get(plain) or zoo_name(written)
+    if name is None:
+        raise RowError(f"model {written!r} is not in the zoo")
+    if plain in _LIKE:
+        assumed.append(f"model {written!r} is not in the zoo: {name}")
+    task = _task(row)
+    if name == "electra-base" and task == "spans":
+        name = "electra-base-squad"
+    card = zoo.card(name)
+    seq = _length(row, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
+    changes = _changes(row, card, task, seq, assumed)
+    graph = model(_changed(card, changes) if changes else name, seq)
+    _say_input(row, card, graph, assumed)
+    return graph
+
+
+def _task(row: Row) -> str:
+    """Return what an encoder learns in a row: masked tokens, spans or classes; "" if the row does not say."""
+    said = " ".join(text(row, key) for key in ("task", "notes", "model")).lower()
+    return next((task for task, words in _TASKS if words.search(said)), "")
+
+
+def _changes(row: Row, card: zoo.ModelCard, task: str, seq: int | None, assumed: list[str]) -> dict[str, int | str]:
+    """Return the dimensions in which a row's model differs from the model of the zoo."""
+    changes: dict[str, int | str] = {}
+    if card.family == "bert":
+        if not task and not text(row, "task"):
+            assumed.append(unstated("task", "pre-training"))
+        if seq:
+            tuned = task in ("spans", "classes")
+            changes["predictions"] = 1 if tuned else _MASKED.get(seq, round(_MASKED_SHARE * seq))
+    if card.family == "encoder":
+        if not task:
+            assumed.append(unstated("task", card.parameters["task"]))
+        elif task != card.parameters["task"]:
+            changes["task"] = task
+    if card.family == "tft":
+        entities = _ENTITIES.get(text(row, "task").lower(), card.parameters["entities"])
+        if entities != card.parameters["entities"]:
+            changes["entities"] = entities
+    parallelism = text(row, "parallelism")
+    if "embedding" in parallelism and card.family != "dlrm":
+        raise RowError(f"parallelism is {parallelism[:40]!r}: expected data parallelism only")
+    side = _side(row)
+    changes |= {key: side for key in _SIDES if side and card.parameters.get(key, side) != side}
+    return changes
+
+
+def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: list[str]) -> None:
+    """Add a sentence to ``assumed`` for each size of input that a row does not state, or that cannot be read."""
+    if graph.tokens_per_sample and card.family not in ("vit",) and not figure(row, "seq_len"):
+        assumed.append(unstated("sequence length", graph.tokens_per_sample))
+    written = text(row, "input_resolution").lower()
+    for key in (*_SIDES, "size", "frames", "samples"):
+        usual = card.parameters.get(key)
+        if usual is None or (key == "size" and "x" not in str(usual)):
+            continue
+        if not written:
+            assumed.append(unstated("size of inputs", usual))
+        elif (_side(row) is None) if key in _SIDES else not written.startswith(str(usual)):
+            assumed.append(f"size of inputs {written!r} cannot be read: {usual}")
+
+
+def _length(row: Row, assumed: list[str]) -> int | None:
+    """Return the tokens of a sequence after padding: pre-training may group sequences by length."""
+    seq = figure(row, "seq_len")
+    if seq and seq < _SECOND_LENGTH and _SECOND.search(f"{text(row, 'model')} {text(row, 'task')}".lower()):
+        assumed.append(f"the second phase of pre-training has {_SECOND_LENGTH} tokens, not {seq:g} as the row says")
+        return _SECOND_LENGTH
+    since = _BINNED_SINCE.get(text(row, "framework").lower())
+    released = figure(row, "container")
+    if seq and since and released and released >= since and "pre-training" in text(row, "task").lower():
+        binned = _BINNED_LENGTH.get(int(seq), int(seq))
+        if binned != seq:
+            assumed.append(f"sequences of {seq:g} tokens are grouped by length: {binned} tokens on average")
+        return binned
+    return int(seq) if seq else None
+
+
+def _side(row: Row) -> int | None:
+    """Return the side of square images, stated as ``300x300`` or ``572x572x1``; ``None`` otherwise."""
+    sides = text(row, "input_resolution").lower().split("x")
+    same = len(sides) > 1 and sides[0] == sides[1] and sides[0].isdecimal()
+    return int(sides[0]) if same and (len(sides) == 2 or int(sides[2]) < int(sides[0])) else None
+
+
+def _changed(card: zoo.ModelCard, changes: dict[str, int | str]) -> str:
+    """Return the spec of a model of the zoo with some of its dimensions changed."""
+    parts = {**card.parameters, **changes}
+    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")

@@ -1,0 +1,78 @@
+"""Configurations that an installed ``transformers`` builds, and the message where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.huggingface_configs import PUBLISHED
+from traincast.errors import MissingDependencyError, RequestError
+from traincast.graph import OperatorGraph, OpKind
+from traincast.graph.load import load_model, load_transformers
+from traincast.graph.work_amount import model_flops
+
+NEEDED = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+RWKV = {"model_type": "rwkv", "hidden_size": 64, "vocab_size": 128, "num_hidden_layers": 2}
+HELIUM = {
+    "model_type": "helium",
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 256,
+    "vocab_size": 512,
+}
+
+
+def written(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_without_transformers_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        load_model(written(tmp_path, RWKV))
+    assert str(caught.value) == (
+        "model_type 'rwkv' is none that Traincast reads itself; building it needs transformers, which is not "
+        "installed: pip install 'traincast[transformers]'"
+    )
+
+
+@NEEDED
+def test_a_type_of_transformers_is_traced_with_fused_operators(tmp_path: Path) -> None:
+    graph = load_model(written(tmp_path, HELIUM), seq=256)
+    assert graph.tokens_per_sample == 256
+    assert [block.count for block in graph.blocks if block.repeated] == [4]
+    kinds = [op.kind for op, _ in graph]
+    assert OpKind.ATTENTION in kinds and OpKind.LAYER_NORM in kinds
+    assert not any(op.attributes.get("unknown") for op, _ in graph)
+
+
+@NEEDED
+def test_a_type_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="model_type 'nonesuch' is unknown to transformers"):
+        load_model(written(tmp_path, {"model_type": "nonesuch"}))
+
+
+def products(graph: OperatorGraph) -> float:
+    return sum(model_flops(op) * count for op, count in graph)
+
+
+@NEEDED
+@pytest.mark.parametrize(
+    "name",
+    ["llama-3.2-1b", "gemma-3-1b", "mamba2-2.7b", "olmoe-1b-7b", "qwen3-next-80b", "nemotron-h-8b", "mamba-2.8b"],
+)
+def test_both_ways_give_the_same_parameters_and_products(name: str, tmp_path: Path) -> None:
+    published, config = PUBLISHED[name]
+    own = load_model(written(tmp_path, config), seq=1024)
+    built = load_transformers(config, name=name, seq=1024)
+    assert own.num_parameters == built.num_parameters == published
+    assert products(built) == pytest.approx(products(own), rel=1e-6)

@@ -1,0 +1,89 @@
+"""Models of data-parallel steps are found by their names, tasks and notes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.measured.test_dp_steps import ROW
+from traincast.measured.dp_steps import read_row, read_run, request_of
+from traincast.strategy import lower
+from traincast.tables import Row, RowError
+
+SMALL: Row = {**ROW, "n_gpus": 8, "gpus_per_node": 8, "container": None}
+
+
+@pytest.mark.parametrize(("written", "parameters"), [
+    ("temporal-fusion-transformer", 1_617_451),
+    ("gpunet-0", 11_885_432),
+    ("HuggingFace CLIP-Base fine-tuning", 151_277_313),
+    ("swin_base_patch4_window7_224_in22k", 87_768_224),
+    ("efficientdet-d0", 3_880_067),
+    ("densenet40_k12", 1_019_722),
+    ("vit_base_patch16_224_in21k", 86_567_656),
+])  # fmt: skip
+def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) -> None:
+    assert request_of({**SMALL, "model": written}).graph.num_parameters == parameters
+
+
+@pytest.mark.parametrize(("notes", "parameters"), [
+    ("a short fine-tune on squad", 66_362_880 + 2 * 769),
+    ("a short fine-tune on mrpc", 66_362_880 + 768 * 769 + 2 * 769),
+    ("a short fine-tune on wikitext", 66_362_880 + 768 * 769 + 2 * 768 + 30_522),
+])  # fmt: skip
+def test_the_dataset_tells_what_an_encoder_learns(notes: str, parameters: int) -> None:
+    row = {**SMALL, "model": "distilbert_base_uncased", "notes": notes, "seq_len": 128}
+    assert request_of(row).graph.num_parameters == parameters
+
+
+def test_the_task_tells_the_series_that_tft_learns() -> None:
+    more = (963 - 369) * 128
+    one, two = (request_of({**SMALL, "model": "tft", "task": task}).graph for task in ("Electricity", "Traffic"))
+    assert two.num_parameters - one.num_parameters == more
+
+
+def test_embeddings_that_are_spread_are_sharded_tables() -> None:
+    row = {**SMALL, "model": "dlrm-small", "parallelism": "hybrid (embeddings model-parallel)"}
+    request = read_row(row).request
+    assert request.graph.num_parameters == 32_709_138 * 128 + 2_369_921
+    assert str(request.strategy) == "dp=8,tables=sharded"
+    assert lower(request).memory[0].parts["frozen weights"] == 32_709_138 * 128 * 4 / 8
+    assert read_row({**row, "parallelism": "data-parallel"}).request.strategy.tables == "replicated"
+
+
+def test_a_batch_that_is_not_stated_follows_from_rate_and_time() -> None:
+    row = {**SMALL, "batch_per_gpu": None, "throughput_samples_per_s": 358.2, "step_time_s": 0.35734}
+    reading = read_row(row)
+    assert reading.request.global_batch == 128
+    assert "batch_per_gpu not stated: 16" in reading.assumed
+    with pytest.raises(RowError, match=r"make 16\.50 samples"):
+        read_row({**row, "throughput_samples_per_s": 132 / 0.35734})
+
+
+def test_notes_tell_sharding_splitting_and_recomputation() -> None:
+    row = {**SMALL, "notes": "deepspeed; zero_2; gradient checkpointing"}
+    strategy = request_of(row).strategy
+    assert (strategy.dp, strategy.zero, strategy.recompute) == (8, 2, "full")
+    split = request_of({**SMALL, "model": "cpm", "seq_len": 200, "notes": "TP=2; rounded"}).strategy
+    assert (split.dp, split.tp) == (4, 2)
+    with pytest.raises(RowError, match="trains adapters"):
+        request_of({**SMALL, "notes": "LoRA/PEFT"})
+
+
+def test_graph_libraries_run_on_pytorch() -> None:
+    assert request_of({**SMALL, "framework": "DGL-PyTorch", "container": "22.01"}).runtime.name == "pytorch-1"
+
+
+def test_a_rate_becomes_the_time_of_a_step() -> None:
+    row = {k: v for k, v in SMALL.items() if k not in ("step_time_s", "microstep_time_s")}
+    assert read_run(0, {**row, "throughput_samples_per_s": 1000.0}).seconds == pytest.approx(8 * 32 / 1000)
+
+
+def test_fp32_is_tf32_on_a_device_that_has_it() -> None:
+    row = {**SMALL, "gpu_model": "A100", "gpu_mem_gb": 80, "system": "DGX A100", "precision": "fp32"}
+    assert request_of(row).precision.name == "tf32"
+    assert request_of({**SMALL, "precision": "fp32"}).precision.name == "fp32"
+
+
+@pytest.mark.parametrize(("written", "tokens"), [("BERT-Large Ph2 pre-training", 512), ("bert-large", 128)])
+def test_the_second_phase_of_pre_training_has_512_tokens(written: str, tokens: int) -> None:
+    assert request_of({**SMALL, "model": written, "seq_len": 128}).graph.tokens_per_sample == tokens

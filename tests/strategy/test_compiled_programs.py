@@ -1,0 +1,51 @@
+"""Habits of compilers: they leave out what nobody reads, and sum gradients of slices after backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import GPT, request_of
+from traincast.graph import Operator, OpKind
+from traincast.strategy import Runtime, load_runtime, lower
+from traincast.strategy.recompute import load_recomputation
+from traincast.work import Collective
+
+
+def again(runtime: Runtime) -> list[str]:
+    """Names of the works that a layer of GPT runs again before its backward."""
+    prepared = lower(request_of("dp=1,recompute=full", model=GPT, runtime=runtime)).prepared
+    layer = next(p for p in prepared.programs if any("(again)" in item.label for item in p.backward))
+    items = [item for item in layer.backward if "(again)" in item.label]
+    return [item.work.name for item in items if isinstance(item.work, Operator) and item.work.kind is OpKind.GEMM]
+
+
+def test_a_compiler_does_not_repeat_the_last_product_of_a_layer() -> None:
+    plain = load_runtime("megatron")
+    lean = again(replace(plain, lean_recompute=True))
+    assert len(again(plain)) == len(lean) + 1 == 4  # qkv, output projection, up, down
+
+
+def test_only_whole_blocks_are_cut_short() -> None:
+    prepared = lower(request_of("dp=1", model=GPT)).prepared
+    forward = list(prepared.programs[1].forward)
+    selective = load_recomputation("selective")
+    assert selective.again(forward, lean=True) == selective.again(forward)
+    assert load_recomputation("full").again([], lean=True) == []
+
+
+def between_slices(runtime: Runtime) -> list[float]:
+    """Bytes of each collective that two slices exchange in one step."""
+    plan = lower(request_of("dp=8,zero=3,shard=4", model=GPT, runtime=runtime), grain="operator").plan
+    works = [plan.work_of(cost) for cost in plan.cost.tolist() if cost < len(plan.works)]  # without slowed kernels
+    found = [work for work in works if isinstance(work, Collective) and work.kind == "all_reduce"]
+    assert {work.num_ranks for work in found} == {2}
+    return [work.nbytes for work in found]
+
+
+def test_slices_sum_their_gradients_once_after_backward() -> None:
+    jax = load_runtime("maxtext")
+    late, early = between_slices(jax), between_slices(replace(jax, overlap_gradients=True))
+    assert sum(late) == pytest.approx(sum(early))
+    assert len(late) == 1 < len(early)

@@ -1,0 +1,106 @@
+"""Works around experts: bytes of dispatchers, the wait for the host, what overlaps, and kernels of products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from traincast.cluster import load_cluster
+from traincast.graph import Operator, OpKind
+from traincast.graph.load import load_model
+from traincast.strategy import Request, load_precision, load_runtime, lower, parse_strategy
+from traincast.strategy.attention import sink_scopes, without_window
+from traincast.strategy.experts import distinct, find_regions, overlaps_batches
+from traincast.work import Collective, Launch
+
+MIXTURE = "qwen3-30b-a3b"
+TOKENS, WIDTH, TOPK = 4096, 2048, 8
+
+
+def _works(strategy: str = "dp=8,ep=8,micro_batch=1", *, cluster: str = "dgx-b200:1", **habits: Any) -> list[Any]:
+    request = Request(
+        graph=load_model(MIXTURE, seq=TOKENS),
+        cluster=load_cluster(cluster),
+        strategy=parse_strategy(strategy, global_batch=16),
+        runtime=replace(load_runtime("megatron"), **habits),
+        precision=load_precision("bf16"),
+        global_batch=16,
+    )
+    return list(lower(request).plan.works)
+
+
+def _sent(**said: Any) -> float:
+    (work,) = (w for w in _works(**said) if isinstance(w, Collective) and w.kind == "all_to_all")
+    return work.nbytes
+
+
+def test_distinct_places() -> None:
+    assert distinct(8, 1) == pytest.approx(1.0)
+    assert distinct(2, 2) == pytest.approx(1.5)
+    assert distinct(8, 8) == pytest.approx(8 * (1 - (7 / 8) ** 8))
+    assert distinct(4, 1e6) == pytest.approx(4.0)
+
+
+def test_an_all_to_all_sends_a_token_once_for_each_expert() -> None:
+    assert _sent() == TOKENS * TOPK * WIDTH * 2
+
+
+def test_a_fused_dispatcher_sends_a_token_once_to_each_rank_and_node() -> None:
+    assert _sent(dispatcher="fused") == pytest.approx(TOKENS * WIDTH * 2 * distinct(8, TOPK))
+    nodes = _sent(strategy="dp=16,ep=16,micro_batch=1", cluster="dgx-b200:2", dispatcher="fused")
+    assert nodes == pytest.approx(TOKENS * WIDTH * 2 * distinct(2, TOPK))
+    rack = _sent(strategy="dp=16,ep=16,micro_batch=1", cluster="dgx-gb200:4", dispatcher="fused")
+    assert rack == pytest.approx(TOKENS * WIDTH * 2 * distinct(16, TOPK))
+
+
+def test_the_device_waits_for_the_host_unless_shapes_are_known() -> None:
+    def waits(strategy: str = "dp=8,ep=8,micro_batch=1", **habits: Any) -> bool:
+        return Launch(blocks=77.0) in _works(strategy, routing_launches=77.0, **habits)
+
+    assert waits()
+    assert not waits("dp=8,ep=8,micro_batch=1,capacity=1")
+    assert not waits(cuda_graphs=True)
+    assert Launch(blocks=77.0) not in _works()
+
+
+def test_products_of_experts_say_which_kernels_run_them() -> None:
+    def kernels(**habits: Any) -> set[object]:
+        found = (w for w in _works(**habits) if isinstance(w, Operator) and w.kind is OpKind.GROUPED_GEMM)
+        return {w.attributes.get("kernel") for w in found}
+
+    assert kernels() == {None}
+    assert kernels(grouped="looped") == {"looped"}
+
+
+def test_traffic_of_one_microbatch_runs_beside_another_if_they_are_interleaved() -> None:
+    runtime = replace(load_runtime("megatron"), overlap_batches=0.5)
+    near = replace(runtime, overlap_batches_near=True)
+
+    def overlaps(strategy: str, used: Any = runtime) -> bool:
+        return overlaps_batches(parse_strategy(strategy, global_batch=64), used)
+
+    assert overlaps("dp=8,ep=8,pp=2,vp=2,schedule=interleaved,micro_batch=1")
+    assert not overlaps("dp=8,ep=8,pp=2,micro_batch=1")
+    assert not overlaps("dp=8,ep=8,micro_batch=1")
+    assert overlaps("dp=8,ep=8,micro_batch=1", near)
+    assert not overlaps("dp=8,ep=8,num_microbatches=1", near)
+    assert not overlaps("dp=8,micro_batch=1", near)
+
+
+def test_operators_that_move_tokens_are_found_and_no_others() -> None:
+    graph = load_model(MIXTURE, seq=TOKENS)
+    block = next(b for b in graph.blocks if find_regions(graph, b))
+    (region,) = find_regions(graph, block)
+    assert region.copies == TOPK
+    moving = [graph.operators[i].name for i in block.forward if region.moves_tokens(graph.operators[i], i)]
+    assert moving == ["index_select", "mul", "index_add"]
+
+
+def test_attention_with_sinks_is_found_by_its_parameter_per_head() -> None:
+    graph = load_model("gpt-oss-120b", seq=256)
+    assert sink_scopes(graph) == {"layers.0.attention", "layers.1.attention"}
+    assert sink_scopes(load_model(MIXTURE, seq=TOKENS)) == frozenset()
+    windowed = next(op for op in graph.operators if "window" in op.attributes)
+    assert without_window(windowed).flops > windowed.flops
