@@ -188,8 +188,22 @@ def test_workers_are_set_up_once_and_one_worker_is_the_caller(tmp_path: Path) ->
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize(("loaded", "forked"), [("json", "1"), ("ray", "0")])
+def test_workers_are_forked_unless_a_package_with_threads_of_its_own_is_loaded(
+    loaded: str, forked: str, tmp_path: Path
+) -> None:
+    code = (
+        f"import {loaded}, pytest\n"  # a fork has pytest loaded, a new interpreter has not
+        "from traincast.engines import local_engine\n"
+        f"local_engine(2).run('{HERE}:setups', {str(tmp_path)!r}, [0, 1], done=lambda _, found: print(found[1]))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ran.stdout.split() == [forked] * 2
+
+
 def test_beside_other_threads_workers_are_not_forked(tmp_path: Path) -> None:
-    assert {forked for _, forked in results(local_engine(2), "setups", str(tmp_path), [0, 1])} == {1}
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()

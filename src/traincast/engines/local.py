@@ -29,6 +29,9 @@ THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", 
 PATIENCE_S: Final = 1.0
 """Seconds that a process may take to end, after it was told to or its pipe closed, before it is killed."""
 
+FORK_UNSAFE: Final = ("ray", "grpc", "jax")
+"""Packages whose native threads may hold a lock at any time, even after a shutdown: a fork beside them can hang."""
+
 
 def local_engine(workers: int | None = None) -> Engine:
     """Return an engine of ``workers`` processes, by default one for each processor that this process may use.
@@ -114,7 +117,8 @@ class _Crew:
         # A fork takes 9 ms and has everything imported, a new interpreter takes 0.7 s for Numba alone, and a
         # fork server takes the same once and stays behind. A fork is safe while no other thread of Python can
         # hold a lock; the threads of BLAS and Arrow are not in the way, both prepare for it themselves.
-        fork = sys.platform == "linux" and threading.active_count() == 1
+        alone = threading.active_count() == 1 and not any(map(sys.modules.get, FORK_UNSAFE))
+        fork = sys.platform == "linux" and alone
         self._context: ForkContext | SpawnContext = get_context("fork") if fork else get_context("spawn")
         if not fork and hasattr(signal, "pthread_sigmask"):
             resource_tracker.ensure_running()  # else it is started beside the first process, and lets interrupts in
