@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.searching.problems import exhausted
+from tests.searching.test_explore import PARTED, by_engine, same
 from traincast.engines import ENGINES, Engine, load_engine, local_engine, ray_engine
 from traincast.errors import MissingDependencyError, RequestError, SimulationError, TraincastError, UnknownNameError
 
@@ -292,6 +294,11 @@ def test_ray_closes_the_connection_that_it_opened_and_no_other(nodes: TwoNodes) 
             results(ray_engine("127.0.0.1:1"), "powers", {"numbers": [2]}, [3, 4])
     finally:
         nodes.connect()
+
+
+def test_a_search_on_ray_gives_the_answer_of_one_process(nodes: TwoNodes) -> None:
+    problem, columns = exhausted(PARTED)
+    same(by_engine(ray_engine(nodes.address), problem, problem.tasks()), columns)
 
 
 def test_ray_survives_the_loss_of_a_node(nodes: TwoNodes, tmp_path: Path) -> None:

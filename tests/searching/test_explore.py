@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +22,7 @@ from tests.searching.problems import (
     solved,
     strategies_of,
 )
-from traincast.engines import Engine, local_engine, ray_engine
+from traincast.engines import Engine, local_engine
 from traincast.searching.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem, SpaceCounts, Task
@@ -213,18 +209,3 @@ def test_the_order_of_tasks_does_not_change_the_answer(seed: int) -> None:
     bulk = bulk_of(problem)
     found = {place: explore(bulk, problem, tasks[place])[0] for place in places}
     same(joined([found[n] for n in range(len(tasks))]), columns)
-
-
-@pytest.fixture
-def ray_on_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    # Where jsonschema finds this package, it builds a grammar for 2.5 s in each of Ray's dozen processes.
-    (tmp_path / "rfc3987_syntax.py").write_text("raise ImportError\n")
-    monkeypatch.setitem(sys.modules, "rfc3987_syntax", None)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    yield ray_engine(workers=1)
-
-
-def test_ray_gives_the_same_answer(ray_on_one_node: Engine) -> None:
-    problem, columns = exhausted(PARTED)
-    same(by_engine(ray_on_one_node, problem, problem.tasks()), columns)
