@@ -42,14 +42,15 @@ class Habit:
     """What a framework does with mixtures of experts from release ``since`` on.
 
     It applies to runs whose products have one of the dtypes ``products``, on devices of one of the ``architectures``
-    (all if empty), and on machines that join at least ``joined`` devices by their fast links. Fields of
-    :class:`Runtime` that are ``None`` stay as they are.
+    (all if empty), and on machines that join at least ``joined`` devices by their fast links. If not ``hybrids``, it
+    does not apply to models with state-space layers. Fields of :class:`Runtime` that are ``None`` stay as they are.
     """
 
     since: Release = ""
     products: tuple[Text, ...] = ()
     architectures: tuple[Text, ...] = ()
     joined: Whole = 0
+    hybrids: bool = True
     dispatcher: Dispatcher | None = None
     grouped: GroupedKernel | None = None
     routing_launches: Amount | None = None
