@@ -4,9 +4,9 @@ With E experts that have R rows together and weights [k, n] each:
 
     seconds = √((c · product)² + (bytes of weights / bandwidth)²) + E · start
 
-``product`` is the time of one plain product of R rows. All weights are read; the gradient of the weights writes them, or
-reads and writes the sums that it is added to. So few rows per expert are slow: weights are read for little work, and
-each expert's product starts and drains by itself.
+``product`` is the time of one plain product of R rows. All weights are read; the gradient of the weights writes them,
+or reads and writes the sums that it is added to. So few rows per expert are slow: weights are read for little work,
+and each expert's product starts and drains by itself.
 
 The constants are fitted to products of Transformer Engine on B200 and A100, forward and both gradients; ``python -m
 benchmarks.grouped`` fits them again and shows the error on shapes, experts, rows and devices that were left out.
@@ -23,8 +23,11 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.work_amount import grouped_gemm_dims
 
 SLOWDOWN: Final = {"looped": 1.44, "fused": 1.37}
-"""c, by kernels, over products measured in inference. On B200, the plain products of training themselves take 1.37 times
-as long as those, so a loop over the experts costs 5 %, which a fused kernel saves. Hopper was not measured."""
+"""c, by kernels, over products measured in inference.
+
+On B200, the plain products of training themselves take 1.37 times as long as those of inference. So a loop over the
+experts costs 5 %, which a fused kernel saves. Hopper was not measured.
+"""
 OLDER_SLOWDOWN: Final = {"looped": 1.03, "fused": 1.0}
 """The same up to Ampere, measured on A100."""
 _OLDER: Final = frozenset({"kepler", "maxwell", "pascal", "volta", "turing", "ampere"})
