@@ -74,6 +74,21 @@ def test_products_of_experts_say_which_kernels_run_them() -> None:
     assert kernels(grouped="looped") == {"looped"}
 
 
+def test_products_that_make_gradients_of_weights_say_what_they_add_to() -> None:
+    works = [w for w in _works(grouped="looped") if isinstance(w, Operator) and w.kind is OpKind.GROUPED_GEMM]
+    makes = {len(w.inputs[1].shape) == 2: w.attributes.get("adds_to") for w in works}
+    assert makes == {True: "fp32", False: None}
+    apart = _works(grouped="looped", fusions=("norm", "elementwise", "loss"))
+    assert not any(w.attributes.get("adds_to") for w in apart if isinstance(w, Operator))
+
+
+def test_a_dispatch_in_fp8_halves_the_tokens_of_forward_alone() -> None:
+    works = _works(dispatch_dtype="fp8")
+    sent = sorted(w.nbytes for w in works if isinstance(w, Collective) and w.kind == "all_to_all")
+    whole = TOKENS * TOPK * WIDTH * 2
+    assert sent == pytest.approx([whole * (1 + 1 / 32) / 2, whole])
+
+
 def test_traffic_of_one_microbatch_runs_beside_another_if_they_are_interleaved() -> None:
     runtime = replace(load_runtime("megatron"), overlap_batches=0.5)
     near = replace(runtime, overlap_batches_near=True)

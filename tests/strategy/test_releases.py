@@ -11,7 +11,7 @@ from traincast import predict
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError
 from traincast.graph.load import load_model
-from traincast.strategy import Runtime, load_precision, load_runtime
+from traincast.strategy import Runtime, load_precision, load_runtime, releases
 from traincast.strategy.releases import assumed_release, has_experts, newest, settled
 
 MIXTURE = "deepseek-v2-lite"
@@ -40,6 +40,12 @@ def test_habits_depend_on_precision_and_machine() -> None:
     assert _settled("megatron-bridge:release=26.06", cluster="dgx-b300:1").grouped == "looped"
     assert _settled("megatron-bridge:release=26.06", cluster="dgx-b300:1").dispatcher == "fused"
     assert _settled("megatron-bridge:release=26.06", cluster="dgx-h100:1").dispatcher == "all_to_all"
+
+
+def test_a_habit_may_leave_out_models_with_state_space_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases, "_is_hybrid", lambda graph: True)
+    assert not _settled("megatron-bridge:release=26.06").cuda_graphs
+    assert _settled("megatron-bridge:release=26.06").dispatcher == "fused"
 
 
 def test_without_a_release_the_newest_counts_and_is_said() -> None:

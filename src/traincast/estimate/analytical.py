@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from traincast.cluster import Cluster, Device
+from traincast.estimate import grouped
 from traincast.estimate.collectives import collective_seconds, crosses_nics, transfer_seconds
 from traincast.estimate.efficiency import (
     ARCHITECTURES,
@@ -39,23 +40,20 @@ UNALIGNED_SHARE: Final = 0.7
 
 On A100, unfused attention with heads of 108 and 150 dims ran at 7 to 9 TFLOP/s in published steps.
 """
-GROUPED_SHARE: Final = {"": 0.42, "looped": 0.65, "fused": 0.9}
-"""What a grouped GEMM reaches of a batched one of the same size with many rows per expert, by its kernels.
+GROUPED_SHARE: Final = 0.42
+"""What a grouped GEMM by kernels of inference reaches of a batched one of the same size with many rows per expert.
 
-"" stands for the fused kernels of inference, ``looped`` for one GEMM per expert on several streams as Transformer
-Engine launches them (fitted to its products on B200), ``fused`` for a persistent kernel over the experts of training
-(taken from runs, not from measured kernels).
+Kernels of training are in :mod:`traincast.estimate.grouped`.
 """
-LOOPED_SHARE: Final = {"ampere": 0.9}
-"""As ``looped`` above, on architectures that were measured and differ."""
-EXPERT_S: Final = 3e-6
-"""Seconds that each expert adds to a looped product: its GEMM begins and drains by itself."""
 STATIC_SHARE: Final = 0.75
 """The same where a compiler gives every expert the same rows: TPUs and the like."""
 RNN_STEP_S: Final = 12e-6
 """Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
 SCAN_SHARE: Final = 0.25
 """What the products of a chunked scan reach of a matrix product: small tiles, with decays applied to every one."""
+SCAN_SM_RATE: Final = 2.3e12
+"""FLOP/s per SM above which those products do not become faster: A100's. Their kernels, written in Triton, feed matrix
+units from registers, and the larger units of Hopper and Blackwell wait for them."""
 SELECTIVE_SHARE: Final = 0.25
 """What a selective scan reaches of the fp32 peak: an exponential per state, no product."""
 DEPTHWISE_SHARE: Final = 0.25
@@ -179,14 +177,7 @@ class _Operators:
             case OpKind.GEMM | OpKind.BATCHED_GEMM:
                 self._add_gemm(index, op, gemm_dims(op), 1.0)
             case OpKind.GROUPED_GEMM:
-                experts, rows, n, k = grouped_gemm_dims(op)
-                per_expert = rows / experts
-                of_weight = len(op.inputs[1].shape) < 3
-                dims = (experts, k, n, per_expert) if of_weight else (experts, per_expert, n, k)
-                share = grouped_share(op, self.device) if self.reach.graphics else STATIC_SHARE
-                self._add_gemm(index, op, dims, share)
-                if op.attributes.get("kernel") == "looped":
-                    self._traffic.append((index, 0.0, 1.0, 0.0, experts * EXPERT_S))
+                self._add_grouped(index, op)
             case OpKind.ATTENTION:
                 self._add_attention(index, op)
             case OpKind.CONV:
@@ -218,12 +209,38 @@ class _Operators:
             rate = self._rates[family, dtype] = fraction * self.device.peak(dtype)
         return rate
 
-    def _add_gemm(self, index: int, op: Operator, dims: tuple[float, float, float, float], share: float) -> None:
+    def _scan_rate(self, dtype: str) -> float:
+        rate = self._rate("gemm", dtype)
+        return min(rate, SCAN_SM_RATE * self.device.num_sms) if self.reach.graphics else rate
+
+    def _add_grouped(self, index: int, op: Operator) -> None:
+        if grouped.of_training(op) and self.reach.graphics:
+            share = 1.0 / grouped.slowdown(op, self.device)
+            more = max(0.0, grouped.weight_bytes(op) - op.outputs[0].nbytes) if grouped.makes_weights(op) else 0.0
+            dims = (1.0, *grouped.dims_of_product(op))
+            self._add_gemm(index, op, dims, share, more_bytes=more, sharpness=grouped.SHARPNESS)
+            self._traffic.append((index, 0.0, 1.0, 0.0, grouped.starts_s(op)))
+            return
+        experts, rows, n, k = grouped_gemm_dims(op)
+        per_expert = rows / experts
+        dims = (experts, k, n, per_expert) if grouped.makes_weights(op) else (experts, per_expert, n, k)
+        self._add_gemm(index, op, dims, GROUPED_SHARE if self.reach.graphics else STATIC_SHARE)
+
+    def _add_gemm(
+        self,
+        index: int,
+        op: Operator,
+        dims: tuple[float, float, float, float],
+        share: float,
+        *,
+        more_bytes: float = 0.0,
+        sharpness: float = SHARPNESS,
+    ) -> None:
         dtype = op.inputs[0].dtype.value
         cast = CAST_BYTES.get(dtype, 0.0) * op.inputs[0].numel
         rate = share * self._rate("gemm", dtype) * attention_share(op, self.device)
         out_bytes = op.outputs[0].dtype.nbytes
-        self._products.append((index, *dims, rate, out_bytes, op.nbytes, cast, SHARPNESS, 1.0))
+        self._products.append((index, *dims, rate, out_bytes, op.nbytes + more_bytes, cast, sharpness, 1.0))
 
     def _add_conv(self, index: int, op: Operator) -> None:
         dtype = op.inputs[0].dtype.value
@@ -274,7 +291,7 @@ class _Operators:
             compute = op.flops / (DEPTHWISE_SHARE * self.device.peak("fp32"))
         elif kind is OpKind.SCAN:
             plain = op.name in WITHOUT_PRODUCTS
-            peak = self.device.peak("fp32") if plain else self._rate("gemm", op.inputs[0].dtype.value)
+            peak = self.device.peak("fp32") if plain else self._scan_rate(op.inputs[0].dtype.value)
             compute = op.flops / ((SELECTIVE_SHARE if plain else SCAN_SHARE) * peak)
         elif kind is OpKind.OPTIMIZER:
             floor *= FUSED_FLOOR
@@ -302,13 +319,6 @@ class _Operators:
             spent = join(compute, memory_seconds(nbytes, machine, share)) + floor
             np.add.at(total, index.astype(np.intp), spent)
         return total
-
-
-def grouped_share(op: Operator, device: Device) -> float:
-    """What a grouped product reaches of a batched one of the same size, by the kernels that run it."""
-    kernel = str(op.attributes.get("kernel", ""))
-    usual = GROUPED_SHARE[kernel]
-    return LOOPED_SHARE.get(device.architecture, usual) if kernel == "looped" else usual
 
 
 def attention_share(op: Operator, device: Device) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from traincast.estimate.cells import ANY, Cell, beside, setting_of
 from traincast.estimate.efficiency import achievable
 from traincast.estimate.families import Rates
 from traincast.estimate.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
+from traincast.estimate.grouped import INTERVAL, as_product, grouped_seconds, of_training
 from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.estimate.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
@@ -86,6 +87,7 @@ class LearnedCostModel:
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
             unmeasured[where] = strange
+        self._grouped(works, cluster, columns, (source, bundle), (unmeasured, warnings))
         self._collectives(works, cluster, columns, (source, bundle), warnings)
         rest = np.flatnonzero(source < 0)
         if len(rest):
@@ -104,6 +106,36 @@ class LearnedCostModel:
             bundles=tuple(map(str, self.given)),
             unmeasured=unmeasured,
         )
+
+    def _grouped(
+        self,
+        works: Sequence[Work],
+        cluster: Cluster,
+        columns: Mapping[str, npt.NDArray[np.float64]],
+        told: tuple[npt.NDArray[np.int8], npt.NDArray[np.int16]],
+        marks: tuple[npt.NDArray[np.bool_], dict[str, None]],
+    ) -> None:
+        """Fill in the grouped products of training that no cell knows, from learned products of the same rows.
+
+        Their law is relative to the products of inference, which were measured on most devices.
+        """
+        (source, bundle), (unmeasured, warnings) = told, marks
+        places = [i for i, w in enumerate(works) if source[i] < 0 and isinstance(w, Operator) and of_training(w)]
+        if not places:
+            return
+        operators = [cast(Operator, works[i]) for i in places]
+        found = replace(self, framework="").estimate([as_product(op) for op in operators], cluster)
+        assert found.bundle is not None and found.unmeasured is not None
+        for i, op, n in zip(places, operators, range(len(places)), strict=True):
+            if found.source[n] != _LEARNED:
+                continue
+            product_s = float(found.seconds[n])
+            seconds = grouped_seconds(op, cluster.device, product_s=product_s)
+            columns["seconds"][i] = seconds
+            for name, share in zip(("low", "high"), INTERVAL, strict=True):
+                columns[name][i] = seconds * share * float(getattr(found, name)[n]) / product_s
+            source[i], bundle[i], unmeasured[i] = _LEARNED, found.bundle[n], found.unmeasured[n]
+        warnings |= dict.fromkeys(found.warnings)
 
     def _number(self, path: Path | None) -> int:
         """The position of a bundle in ``given``, or −1."""
@@ -165,6 +197,8 @@ class LearnedCostModel:
             shapes = shapes_of(family, [operators[i] for i in members])
             for answer in self._candidates(family, dtype, device):
                 known = answer.cell.knows(shapes)
+                if family == "grouped" and answer.cell.device == ANY:  # their law is surer than other devices' kernels
+                    known &= ~np.array([of_training(operators[i]) for i in left.tolist()], dtype=bool)
                 if known.any():
                     chosen = np.flatnonzero(known)
                     yield left[chosen], answer, (shapes.take(chosen), dtype)

@@ -28,6 +28,8 @@ def to_experts(
     It overlaps with the experts' own operators ``beside`` it, or with the ``whole`` pass of the block.
     """
     sent, held = _routed(builder, region)
+    if beside == region.forward:
+        sent, held = sent * _narrowed(builder), held * _narrowed(builder)
     if builder.strategy.ep > 1:
         yield _collective(
             builder, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=_behind_experts(builder, beside, whole)
@@ -55,6 +57,12 @@ def _routed(builder: ProgramBuilder, region: Region) -> tuple[float, float]:
     rows = region.tokens.with_batch(builder.micro_batch).numel * builder.precision.activations.nbytes
     held = rows / (strategy.cp * strategy.tp) * strategy.load
     return held * _sent_share(builder, region), held * strategy.expert_tp
+
+
+def _narrowed(builder: ProgramBuilder) -> float:
+    """The bytes of dispatched tokens over those of activations. In fp8, 32 elements have one scale of a byte."""
+    narrow = builder.runtime.dispatch_dtype == "fp8"
+    return (1.0 + 1.0 / 32.0) / builder.precision.activations.nbytes if narrow else 1.0
 
 
 def _sent_share(builder: ProgramBuilder, region: Region) -> float:

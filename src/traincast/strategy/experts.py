@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from traincast.errors import StrategyError
-from traincast.graph import Block, Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph import Block, DType, Operator, OperatorGraph, OpKind, Phase, Scalar, TensorSpec
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Strategy
 
@@ -101,6 +101,17 @@ def overlaps_batches(strategy: Strategy, runtime: Runtime) -> bool:
     """
     several = strategy.virtual_stages > 1 if strategy.pp > 1 else runtime.overlap_batches_near
     return strategy.ep > 1 and strategy.num_microbatches > 1 and several and runtime.overlap_batches > 0.0
+
+
+def kernel_marks(runtime: Runtime, gradients: DType | None) -> dict[str, Scalar]:
+    """The attributes of a grouped product that tell a cost model which kernels run it; none if nobody says.
+
+    ``gradients`` is the dtype in which gradients of weights are summed, if the product makes such.
+    """
+    if not runtime.grouped:
+        return {}
+    adds = {"adds_to": gradients.value} if gradients and "gradients" in runtime.fusions else {}
+    return {"kernel": runtime.grouped, **adds}
 
 
 def distinct(places: int, draws: float) -> float:

@@ -31,7 +31,7 @@ from traincast.strategy.block_traffic import (
 )
 from traincast.strategy.cut import cut_operator
 from traincast.strategy.embedding_tables import TableSharing, find_tables
-from traincast.strategy.experts import Region, cut_expert
+from traincast.strategy.experts import Region, cut_expert, kernel_marks
 from traincast.strategy.holdings import Holdings, holdings_of, share_of
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
@@ -206,8 +206,8 @@ class ProgramBuilder:
                 sequence_parallel=self.strategy.sequence_parallel,
             )
         kept = {k: v for k, v in op.attributes.items() if k not in _NOT_OF_WORKS}
-        if op.kind is OpKind.GROUPED_GEMM and self.runtime.grouped:
-            kept["kernel"] = self.runtime.grouped
+        if op.kind is OpKind.GROUPED_GEMM:
+            kept |= kernel_marks(self.runtime, self.precision.gradients if self.makes_weight_gradients(index) else None)
         return replace(op, scope="", saved=(), parameters=(), attributes=kept)
 
     def cut_expert(self, op: Operator, region: Region) -> Operator:

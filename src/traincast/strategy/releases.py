@@ -14,12 +14,16 @@ from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy.precision import Precision
 from traincast.strategy.runtime import Habit, Runtime, load_runtime
 
-_CONDITIONS: Final = ("since", "products", "architectures", "joined")
+_CONDITIONS: Final = ("since", "products", "architectures", "joined", "hybrids")
 
 
 def has_experts(graph: OperatorGraph) -> bool:
     """Return whether a model has experts."""
     return any(op.kind is OpKind.GROUPED_GEMM for op in graph.operators)
+
+
+def _is_hybrid(graph: OperatorGraph) -> bool:
+    return any(op.kind is OpKind.SCAN for op in graph.operators)
 
 
 def settled(runtime: Runtime, *, graph: OperatorGraph, cluster: Cluster, precision: Precision) -> Runtime:
@@ -33,7 +37,7 @@ def settled(runtime: Runtime, *, graph: OperatorGraph, cluster: Cluster, precisi
         return replace(runtime, habits=())
     found = replace(runtime, habits=(), release=runtime.release or newest(runtime))
     for habit in runtime.habits:
-        if _applies(habit, runtime.release, cluster, precision):
+        if (habit.hybrids or not _is_hybrid(graph)) and _applies(habit, runtime.release, cluster, precision):
             said = {f.name: getattr(habit, f.name) for f in fields(habit) if f.name not in _CONDITIONS}
             found = replace(found, **{name: value for name, value in said.items() if value is not None})
     return found

@@ -29,6 +29,7 @@ Whole: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 Share: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Release: TypeAlias = Annotated[str, Meta(max_length=20, pattern=r"^(\d+(\.\d+)*)?$")]
 Dispatcher: TypeAlias = Literal["all_to_all", "fused"]
+DispatchDType: TypeAlias = Literal["", "fp8"]
 SinkAttention: TypeAlias = Literal["flash", "flash-2"]
 GroupedKernel: TypeAlias = Literal["", "looped", "fused"]
 if TYPE_CHECKING:
@@ -42,15 +43,17 @@ class Habit:
     """What a framework does with mixtures of experts from release ``since`` on.
 
     It applies to runs whose products have one of the dtypes ``products``, on devices of one of the ``architectures``
-    (all if empty), and on machines that join at least ``joined`` devices by their fast links. Fields of
-    :class:`Runtime` that are ``None`` stay as they are.
+    (all if empty), and on machines that join at least ``joined`` devices by their fast links. If not ``hybrids``, it
+    does not apply to models with state-space layers. Fields of :class:`Runtime` that are ``None`` stay as they are.
     """
 
     since: Release = ""
     products: tuple[Text, ...] = ()
     architectures: tuple[Text, ...] = ()
     joined: Whole = 0
+    hybrids: bool = True
     dispatcher: Dispatcher | None = None
+    dispatch_dtype: DispatchDType | None = None
     grouped: GroupedKernel | None = None
     routing_launches: Amount | None = None
     overlap_experts: Amount | None = None
@@ -87,6 +90,7 @@ class Runtime:
     instead overlap with the share ``overlap_batches`` of another's compute: between nodes, and with
     ``overlap_batches_near`` also within a domain of fast links. The ``dispatcher`` sends a token once per expert
     (``all_to_all``), or once per rank and node that has any of its experts, and reorders tokens on the way (``fused``).
+    Forward sends them in ``dispatch_dtype``, if it is given, and results and gradients in that of activations.
     The experts' products are one kernel per expert (``looped``), or one kernel for all that also does what lies between
     them (``fused``); ``grouped`` = "" means kernels of inference. The device waits ``routing_launches`` in each layer
     with experts while the host reads how many tokens each expert got, unless shapes are fixed by a capacity or a
@@ -160,6 +164,7 @@ class Runtime:
     overlap_batches: Share = 0.0
     overlap_batches_near: bool = False
     dispatcher: Dispatcher = "all_to_all"
+    dispatch_dtype: DispatchDType = ""
     grouped: GroupedKernel = ""
     routing_launches: Amount = 0.0
     sinks: SinkAttention = "flash"
