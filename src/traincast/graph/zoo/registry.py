@@ -28,6 +28,7 @@ FAMILIES: Final[dict[str, str]] = {
     "bert": "traincast.graph.zoo.transformer:bert",
     "moe": "traincast.graph.zoo.transformer:moe",
     "deepseek": "traincast.graph.zoo.transformer:deepseek",
+    "deepseek-v4": "traincast.graph.zoo.deepseek_v4:deepseek_v4",
     "gpt-oss": "traincast.graph.zoo.transformer:gpt_oss",
     "decoder": "traincast.graph.zoo.decoders:decoder",
     "vit": "traincast.graph.zoo.transformer:vit",
