@@ -201,7 +201,9 @@ def _deepseek_v4(fields: Fields) -> Reading:
     elif not kinds and not ratios:
         letters = ("hh" + "hc" * layers)[:layers]
     else:
-        raise fields.refuse("layer_types", f"must be made of {', '.join(_V4_KINDS)}, or compress_ratios of 0, 4 and 128")
+        raise fields.refuse(
+            "layer_types", f"must be made of {', '.join(_V4_KINDS)}, or compress_ratios of 0, 4 and 128"
+        )
     if len(letters) < layers:
         raise fields.refuse("layer_types", f"names {len(letters)} layers where num_hidden_layers={layers}")
     rates = fields.section("compress_rates")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -78,7 +79,7 @@ def decoder(
     flags |= {"shared_gate": shared_gate, "state_bias": state_bias, "conv_bias": conv_bias, "sinks": sinks}
     words = {"norm": norm, "norms": norms, "activation": activation, "qk": qk, "router": router}
     sizes = {"layers": layers, "vocab": vocab, "window": window, "latent": latent, "state": state, "taps": taps}
-    _check(flags | words, sizes | {"chunk": chunk, "linear_heads": linear_heads}, idle=idle)
+    _check({**flags, **words}, sizes | {"chunk": chunk, "linear_heads": linear_heads}, idle=idle)
     layer = layer_sizes(
         _NAME, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=rope_fraction
     )
@@ -102,7 +103,7 @@ def decoder(
     return traceable_decoder(config)
 
 
-def _check(choices: dict[str, object], sizes: dict[str, object], *, idle: int) -> None:
+def _check(choices: Mapping[str, object], sizes: Mapping[str, object], *, idle: int) -> None:
     """Raise ``RequestError`` for words, flags and sizes that the family does not know."""
     check_choices(_NAME, choices)
     check_sizes(_NAME, sizes, may_be_zero=_MAY_BE_ZERO)

@@ -6,6 +6,7 @@ route by a hash of the token are built like the others: they look their experts 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -70,7 +71,7 @@ def keys_seen(seq: int, *, window: int, every: int = 0, top_k: int = 0) -> int:
     if every:
         scores += sum(min((i + 1) // every, top_k or seq) for i in range(seq))
     # W·seq - W·(W - 1) / 2 = scores
-    root = max(0.0, (2 * seq + 1) ** 2 - 8 * scores) ** 0.5
+    root = math.sqrt(max(0.0, (2 * seq + 1) ** 2 - 8 * scores))
     return min(seq, max(1, round((2 * seq + 1 - root) / 2)))
 
 

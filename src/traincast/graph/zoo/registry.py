@@ -84,6 +84,8 @@ FAMILIES: Final[dict[str, str]] = {
     "bridgetower": "traincast.graph.zoo.pairs:bridgetower",
     "detr": "traincast.graph.zoo.detr:detr",
     "bit": "traincast.graph.zoo.bit:bit",
+    "perceiver": "traincast.graph.zoo.perceiver:perceiver",
+    "imagen": "traincast.graph.zoo.imagen:imagen",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 

@@ -96,11 +96,13 @@ def differentiable(
     """
 
     def fake(*given: Any) -> Tensor:
+        if callable(like):
+            return like(*given)
         return torch.empty_like(given[like], memory_format=torch.contiguous_format)
 
     count = function.__code__.co_argcount - settings
     run = torch.library.custom_op(f"traincast::{name}", function, mutates_args=())
-    run.register_fake(fake if isinstance(like, int) else like)
+    run.register_fake(fake)
     tensors = ", ".join(f"Tensor {argument}" for argument in function.__code__.co_varnames[:count])
     numbers = "".join(f", int n{i}" for i in range(settings))
     schema = f"(Tensor grad, {tensors}{numbers}) -> ({', '.join(['Tensor'] * count)})"
