@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from traincast.graph.huggingface_fields import DEFAULT_SEQ, GATED, PLAIN, Fields, Reading, decoder_sizes, seq_of
+from traincast.graph.huggingface_fields import (
+    DEFAULT_SEQ,
+    GATED,
+    PLAIN,
+    Fields,
+    Parameters,
+    Reading,
+    decoder_sizes,
+    seq_of,
+)
 
 
 def _llama(fields: Fields) -> Reading:
@@ -111,17 +120,35 @@ def _mpt(fields: Fields) -> Reading:
     }
 
 
-def _bert(fields: Fields) -> Reading:
-    fields.require("type_vocab_size", 2, why="BERT is built with two segment types")
-    positions = fields.size("max_position_embeddings", default=512)
-    return "bert", {
+def _encoder_sizes(fields: Fields) -> Parameters:
+    """The dimensions that all encoders have."""
+    return {
         "layers": fields.size("num_hidden_layers"),
         "hidden": fields.size("hidden_size"),
         "heads": fields.size("num_attention_heads"),
         "ffn": fields.size("intermediate_size"),
         "vocab": fields.size("vocab_size"),
-        "seq": min(DEFAULT_SEQ, positions),
+    }
+
+
+def _bert(fields: Fields) -> Reading:
+    fields.require("type_vocab_size", 2, why="BERT is built with two segment types")
+    positions = fields.size("max_position_embeddings", default=512)
+    return "bert", _encoder_sizes(fields) | {"seq": min(DEFAULT_SEQ, positions), "max_positions": positions}
+
+
+def _longformer(fields: Fields) -> Reading:
+    """Longformer on masked tokens; all layers must have the same window."""
+    windows = fields.numbers("attention_window") or [512]
+    if len(set(windows)) > 1:
+        raise fields.refuse("attention_window", "must be the same in all layers")
+    positions = fields.size("max_position_embeddings", default=4098)
+    return "encoder", _encoder_sizes(fields) | {
+        "seq": min(DEFAULT_SEQ, positions - 2),
         "max_positions": positions,
+        "token_types": fields.size("type_vocab_size", default=1),
+        "window": windows[0],
+        "task": "masked",
     }
 
 
@@ -205,7 +232,10 @@ def _deepseek_v4(fields: Fields) -> Reading:
             "layer_types", f"must be made of {', '.join(_V4_KINDS)}, or compress_ratios of 0, 4 and 128"
         )
     if len(letters) < layers:
-        raise fields.refuse("layer_types", f"names {len(letters)} layers where num_hidden_layers={layers}")
+        raise fields.refuse(
+            "layer_types" if kinds else "compress_ratios",
+            f"names {len(letters)} layers where num_hidden_layers={layers}",
+        )
     rates = fields.section("compress_rates")
     head_dim = fields.size("head_dim", default=512)
     return "deepseek-v4", {
@@ -287,6 +317,7 @@ FAMILY_READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = {
     "gpt_oss": _gpt_oss,
     "kimi_k2": _deepseek,
     "llama": _llama,
+    "longformer": _longformer,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "mpt": _mpt,
