@@ -49,6 +49,7 @@ from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import plain
+from traincast.units import format_seconds
 from traincast.work import Work
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class Forecast:
     timeline: Timeline
     cost_model: CostModel
     servers: ServerJob | None = None
+
+    def __repr__(self) -> str:
+        """The headline alone: the parts of a forecast hold megabytes."""
+        r = self.report
+        return f"Forecast({r.model} on {r.cluster}, {r.strategy}: step {format_seconds(r.step_s)})"
 
     def detailed(self, *, all_ranks: bool = False) -> Timeline:
         """Return the timeline operator by operator: of one rank per stage, or of all ranks if asked or if they differ.

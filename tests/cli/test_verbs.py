@@ -156,6 +156,14 @@ def test_a_catalog_lists_and_shows_what_is_known(verb: str, capsys: pytest.Captu
     assert name in run(capsys, verb, name)
 
 
+def test_every_model_is_listed_with_the_parameters_of_its_captured_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {model["name"]: model["parameters"] for model in run_json(capsys, "models")}
+    assert all(isinstance(count, int) and count > 1000 for count in counts.values())
+    assert counts["gpt2"] == 124_439_808
+    assert counts["deepseek-v4-flash"] == 284_332_230_231
+    assert run_json(capsys, "models", "dlrm-small")["parameters"] == counts["dlrm-small"]
+
+
 def test_a_cluster_of_ones_own_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(

@@ -1,7 +1,9 @@
 """Dimensions of well-known Hugging Face models, and the number of parameters that each was published with.
 
 Numbers are those of the released checkpoints, a tied embedding counted once, without modules that only speed up
-decoding (multi-token prediction). Routers' balancing offsets are no trained parameters and are left out."""
+decoding (multi-token prediction). Routers' balancing offsets are no trained parameters and are left out. Those of
+DeepSeek V3.2 and V4, Nemotron 3 Super and Longformer are what ``transformers`` 5.22 builds; they agree with the
+published 685 billion (with prediction of further tokens), 284, 120 billion and 149 million."""
 
 from __future__ import annotations
 
@@ -110,6 +112,15 @@ PUBLISHED: Final[dict[str, tuple[int, dict[str, Any]]]] = {
         "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
         "n_shared_experts": 1,
     }),
+    "nemotron-3-super": (120_668_687_360, {
+        "model_type": "nemotron_h", "hidden_size": 4096, "hybrid_override_pattern":
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 2688,
+        "vocab_size": 131072, "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8,
+        "conv_kernel": 4, "chunk_size": 128, "n_routed_experts": 512, "num_experts_per_tok": 22,
+        "moe_intermediate_size": 2688, "moe_shared_expert_intermediate_size": 5376, "moe_latent_size": 1024,
+        "n_shared_experts": 1,
+    }),
     "olmo-2-7b": (7_298_617_344, {
         "model_type": "olmo2", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 32, "intermediate_size": 11008, "vocab_size": 100352,
@@ -164,6 +175,31 @@ PUBLISHED: Final[dict[str, tuple[int, dict[str, Any]]]] = {
         "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
         "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "q_lora_rank": 1536,
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "vocab_size": 129280,
+    }),
+    "kimi-k2": (1_026_408_209_408, {
+        "model_type": "kimi_k2", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 384,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "vocab_size": 163840,
+    }),
+    "deepseek-v3.2": (671_877_929_216, {
+        "model_type": "deepseek_v32", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "vocab_size": 129280,
+        "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048,
+    }),
+    "deepseek-v4-flash": (284_332_230_231, {
+        "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 43, "num_attention_heads": 64,
+        "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1024, "o_groups": 8,
+        "o_lora_rank": 1024, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 6, "sliding_window": 128, "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+        "index_n_heads": 64, "index_head_dim": 128, "index_topk": 512, "hc_mult": 4, "vocab_size": 129280,
+    }),
+    "longformer-base": (148_711_257, {
+        "model_type": "longformer", "vocab_size": 50265, "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 4098, "type_vocab_size": 1,
+        "attention_window": [512] * 12,
     }),
     "qwen3-next-80b": (79_674_391_296, {
         "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,

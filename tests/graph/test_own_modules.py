@@ -122,6 +122,17 @@ def test_an_optimizer_that_is_unknown_is_refused() -> None:
         capture(gan({"generator.*": "adagrad"}), name="gan")
 
 
+def test_a_pattern_of_optimizers_that_matches_nothing_is_refused() -> None:
+    said = r"no parameter matches 'critic\.\*'; the first parameters are generator\.weight"
+    with pytest.raises(CaptureError, match=said):
+        capture(gan({"generator.*": "adam", "critic.*": "sgd"}), name="gan")
+
+
+def test_example_inputs_of_a_wrong_type_are_named() -> None:
+    with pytest.raises(RequestError, match="has example inputs of type dict; give a tensor, or a tuple of tensors in"):
+        load_model(nn.Linear(8, 8), {"x": torch.zeros(1, 8)})
+
+
 def test_a_module_that_never_runs_keeps_all_of_its_parameters() -> None:
     class Idle(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -39,6 +39,13 @@ def test_every_name_has_a_shipped_graph_and_no_other_file_ships() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
+def test_the_index_has_the_parameters_of_the_graph(name: str) -> None:
+    card, index = zoo.card(name), shipped.index()
+    assert index.num_parameters(card.family, card.parameters) == load_model(name).num_parameters
+    assert index.num_parameters(card.family, {**card.parameters, "colour": 3}) is None
+
+
+@pytest.mark.parametrize("name", SAMPLE)
 def test_a_shipped_graph_is_what_a_capture_gives(name: str) -> None:
     assert is_current(name), "run `make graphs`"
 

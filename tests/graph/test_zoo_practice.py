@@ -45,6 +45,12 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "clip-roberta": [(512,), (512,)],
     "bridgetower-large": [(2,)],
     "bit-r152x2": [(1000,)],
+    "longformer-base": [(1024, 50_265)],
+    "perceiver-language": [(2048, 262)],
+    "perceiver-vision-conv": [(1, 1000)],
+    "imagen-base-500m": [(3, 64, 64)],
+    "imagen-sr1-430m": [(3, 256, 256)],
+    "imagen-sr1-600m": [(3, 256, 256)],
 }
 """Shapes of the outputs, without their batch, which is their first dim."""
 OTHERS = ("mask-rcnn-r50-fpn", "faster-rcnn-r50-fpn", "detr-r50", "nmt-medium", "t5-v1.1-large", "vit-giant", "cpm")
@@ -57,6 +63,7 @@ COUNTED = [
     "swin-base",
     "t5-v1.1-xl",
     "t5-v1.1-xxl",
+    "imagen-base-2b",
 ]
 
 

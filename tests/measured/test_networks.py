@@ -20,6 +20,9 @@ SMALL: Row = {**ROW, "n_gpus": 8, "gpus_per_node": 8, "container": None}
     ("efficientdet-d0", 3_880_067),
     ("densenet40_k12", 1_019_722),
     ("vit_base_patch16_224_in21k", 86_567_656),
+    ("HuggingFace Vision-Perceiver-Conv fine-tuning", 48_646_522),
+    ("Imagen-SR1-600M-EffUNet", 605_253_379),
+    ("Imagen-base-2B", 2_063_161_091),
 ])  # fmt: skip
 def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) -> None:
     assert request_of({**SMALL, "model": written}).graph.num_parameters == parameters

@@ -69,6 +69,12 @@ def test_a_stated_parameter_count_tells_tied_tables_from_two() -> None:
     assert tied.graph.num_parameters == request_of(ROW).graph.num_parameters - 256 * 1000
 
 
+def test_a_model_whose_family_columns_cannot_describe_is_that_of_the_zoo() -> None:
+    stated = {"n_layers": 48.0, "hidden": 3840.0, "heads": 16.0, "kv_heads": None, "ffn": None, "vocab": None}
+    request = request_of({**ROW, **stated, "model": "Gemma3-12B", "seq": 8192.0})
+    assert request.graph.num_parameters == 11_766_034_176
+
+
 def test_a_run_without_optimizer_says_so_in_its_notes() -> None:
     assert request_of(ROW).optimizer
     assert not request_of({**ROW, "notes": "forward and backward, no optimizer"}).optimizer
@@ -99,6 +105,9 @@ def test_zoo_models_are_known_by_many_spellings() -> None:
     assert zoo_name("DeepSeekV3 (w/o MTP)") == "deepseek-v3"
     assert zoo_name("GPT OSS 120B") == "gpt-oss-120b"
     assert zoo_name("DeepSeek3-671B") == "deepseek-v3"
+    assert zoo_name("DeepSeekV4 Flash") == "deepseek-v4-flash"
+    assert zoo_name("Nemotron_3_Super") == "nemotron-3-super"
+    assert zoo_name("Llama4-Scout-17B-16E") == "llama4-scout"
     assert zoo_name("something else") is None
 
 

@@ -31,7 +31,7 @@ def _text(value: Any) -> str:
         return ", ".join(_text(v) for v in value) or "–"
     if isinstance(value, float):
         return f"{value:g}"
-    return str(value) if value != "" else "–"
+    return str(value) if value not in ("", None) else "–"
 
 
 @click.command(short_help="List the models of the zoo, or show one.", epilog=options.example("models llama3-8b"))
@@ -39,7 +39,10 @@ def _text(value: Any) -> str:
 @options.json()
 def models(name: str | None, as_json: bool) -> None:
     """List the models of the zoo, or show the model NAME."""
-    from traincast.graph import zoo
+    from traincast.graph import shipped, zoo
+
+    def counted(card: zoo.ModelCard) -> int | None:
+        return shipped.index().num_parameters(card.family, card.parameters)
 
     if name is not None:
         card = zoo.card(name)
@@ -47,6 +50,7 @@ def models(name: str | None, as_json: bool) -> None:
             "name": card.name,
             "family": card.family,
             "description": card.description,
+            "parameters": counted(card),
             "dimensions": dict(card.parameters),
             "published": dict(card.published),
         }
@@ -54,9 +58,14 @@ def models(name: str | None, as_json: bool) -> None:
         return
     cards = [zoo.card(n) for n in zoo.names()]
     if as_json:
-        print_json([{"name": c.name, "family": c.family, "description": c.description} for c in cards])
+        print_json(
+            [
+                {"name": c.name, "family": c.family, "description": c.description, "parameters": counted(c)}
+                for c in cards
+            ]
+        )
         return
-    rows = [(c.name, c.family, _parameters(c.published.get("parameters")), c.description) for c in cards]
+    rows = [(c.name, c.family, _parameters(counted(c) or c.published.get("parameters")), c.description) for c in cards]
     print_table(f"{len(rows)} models", ("model", "family", "parameters", "description"), rows, right=(2,))
 
 

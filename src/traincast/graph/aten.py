@@ -28,7 +28,7 @@ FREE: Final = frozenset(
 
 _NAMES: Final[dict[OpKind, str]] = {
     OpKind.GEMM: "mm addmm linear addmv mv _scaled_mm",
-    OpKind.BATCHED_GEMM: "bmm baddbmm",
+    OpKind.BATCHED_GEMM: "bmm baddbmm index_scores",
     OpKind.GROUPED_GEMM: "_grouped_mm grouped_mm grouped_mm_backward _scaled_grouped_mm",
     OpKind.ATTENTION: (
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward "
@@ -109,7 +109,8 @@ _NAMES: Final[dict[OpKind, str]] = {
         "trunc remainder fmod floor_divide erf isnan isinf isfinite nan_to_num complex view_as_complex "
         "view_as_real polar conj_physical _conj bitwise_xor __and__ __or__ fmax fmin sigmoid_grad expm1 "
         "rotary rotary_backward causal_conv1d causal_conv1d_backward atan2 copysign hypot logit erfinv "
-        "special_erfcx prelu digamma lgamma"
+        "special_erfcx prelu digamma lgamma stream_weights stream_weights_backward stream_collapse "
+        "stream_collapse_backward stream_expand stream_expand_backward"
     ),
 }
 

@@ -214,6 +214,12 @@ def _record_optimizer(recorder: Recorder, module: torch.nn.Module, optimizers: M
     for name in optimizers.values():
         if name not in _STATES:
             raise CaptureError(f"unknown optimizer {name!r}: known are {', '.join(_STATES)}")
+    paths = [path for path, _ in module.named_parameters()]
+    idle = [pattern for pattern in optimizers if pattern != "*" and not fnmatch.filter(paths, pattern)]
+    if idle:
+        raise CaptureError(
+            f"optimizers: no parameter matches {idle[0]!r}; the first parameters are {', '.join(paths[:3])}"
+        )
     for path, parameter in module.named_parameters():
         if parameter.grad is None:  # frozen, or no gradient reaches it
             continue

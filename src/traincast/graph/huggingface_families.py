@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from traincast.graph.huggingface_fields import DEFAULT_SEQ, GATED, PLAIN, Fields, Reading, decoder_sizes, seq_of
+from traincast.graph.huggingface_fields import (
+    DEFAULT_SEQ,
+    GATED,
+    PLAIN,
+    Fields,
+    Parameters,
+    Reading,
+    decoder_sizes,
+    seq_of,
+)
 
 
 def _llama(fields: Fields) -> Reading:
@@ -111,17 +120,35 @@ def _mpt(fields: Fields) -> Reading:
     }
 
 
-def _bert(fields: Fields) -> Reading:
-    fields.require("type_vocab_size", 2, why="BERT is built with two segment types")
-    positions = fields.size("max_position_embeddings", default=512)
-    return "bert", {
+def _encoder_sizes(fields: Fields) -> Parameters:
+    """The dimensions that all encoders have."""
+    return {
         "layers": fields.size("num_hidden_layers"),
         "hidden": fields.size("hidden_size"),
         "heads": fields.size("num_attention_heads"),
         "ffn": fields.size("intermediate_size"),
         "vocab": fields.size("vocab_size"),
-        "seq": min(DEFAULT_SEQ, positions),
+    }
+
+
+def _bert(fields: Fields) -> Reading:
+    fields.require("type_vocab_size", 2, why="BERT is built with two segment types")
+    positions = fields.size("max_position_embeddings", default=512)
+    return "bert", _encoder_sizes(fields) | {"seq": min(DEFAULT_SEQ, positions), "max_positions": positions}
+
+
+def _longformer(fields: Fields) -> Reading:
+    """Longformer on masked tokens; all layers must have the same window."""
+    windows = fields.numbers("attention_window") or [512]
+    if len(set(windows)) > 1:
+        raise fields.refuse("attention_window", "must be the same in all layers")
+    positions = fields.size("max_position_embeddings", default=4098)
+    return "encoder", _encoder_sizes(fields) | {
+        "seq": min(DEFAULT_SEQ, positions - 2),
         "max_positions": positions,
+        "token_types": fields.size("type_vocab_size", default=1),
+        "window": windows[0],
+        "task": "masked",
     }
 
 
@@ -163,6 +190,77 @@ def _deepseek(fields: Fields) -> Reading:
         "v_dim": fields.size("v_head_dim"),
         "router": "softmax" if fields.model_type == "deepseek_v2" else "sigmoid",
         "tied": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _deepseek_v32(fields: Fields) -> Reading:
+    fields = fields.with_defaults(first_k_dense_replace=3, n_shared_experts=1)
+    family, parameters = _deepseek(fields)
+    kinds = fields.words("mlp_layer_types")
+    dense = next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    if set(kinds[dense:]) - {"sparse"}:
+        raise fields.refuse("mlp_layer_types", "must be dense layers, then sparse ones")
+    return family, parameters | {
+        "first_dense": dense if kinds else parameters["first_dense"],
+        "index_heads": fields.size("index_n_heads", default=64),
+        "index_dim": fields.size("index_head_dim", default=128),
+        "index_top_k": fields.size("index_topk", default=2048),
+    }
+
+
+_V4_RATIOS: Final = {0: "w", 4: "c", 128: "h"}
+_V4_KINDS: Final = {
+    "sliding_attention": "w",
+    "compressed_sparse_attention": "c",
+    "heavily_compressed_attention": "h",
+}
+
+
+def _deepseek_v4(fields: Fields) -> Reading:
+    """DeepSeek V4; a file names the attention of its layers, or how many tokens each compresses into one."""
+    layers = fields.size("num_hidden_layers")
+    ratios, kinds = fields.numbers("compress_ratios"), fields.words("layer_types")
+    fields.require("num_key_value_heads", 1, why="all query heads share one head of keys")
+    if not kinds and ratios and set(ratios) <= set(_V4_RATIOS):
+        letters = "".join(_V4_RATIOS[ratio] for ratio in ratios)
+    elif kinds and set(kinds) <= set(_V4_KINDS):
+        letters = "".join(_V4_KINDS[kind] for kind in kinds)
+    elif not kinds and not ratios:
+        letters = ("hh" + "hc" * layers)[:layers]
+    else:
+        raise fields.refuse(
+            "layer_types", f"must be made of {', '.join(_V4_KINDS)}, or compress_ratios of 0, 4 and 128"
+        )
+    if len(letters) < layers:
+        raise fields.refuse(
+            "layer_types" if kinds else "compress_ratios",
+            f"names {len(letters)} layers where num_hidden_layers={layers}",
+        )
+    rates = fields.section("compress_rates")
+    head_dim = fields.size("head_dim", default=512)
+    return "deepseek-v4", {
+        "layers": layers,
+        "hidden": fields.size("hidden_size"),
+        "heads": fields.size("num_attention_heads"),
+        "head_dim": head_dim,
+        "mixers": letters[:layers],
+        "experts": fields.size("n_routed_experts"),
+        "top_k": fields.size("num_experts_per_tok"),
+        "expert_ffn": fields.size("moe_intermediate_size"),
+        "shared_experts": fields.size("n_shared_experts", default=1, low=0),
+        "q_lora": fields.size("q_lora_rank"),
+        "rope_dim": fields.size("qk_rope_head_dim", default=int(fields.rope_fraction(default=0.125) * head_dim)),
+        "out_groups": fields.size("o_groups", default=8),
+        "out_lora": fields.size("o_lora_rank", default=1024),
+        "window": fields.size("sliding_window", default=128),
+        "every": rates.size("compressed_sparse_attention", default=4),
+        "heavily": rates.size("heavily_compressed_attention", default=128),
+        "index_heads": fields.size("index_n_heads", default=64),
+        "index_dim": fields.size("index_head_dim", default=128),
+        "index_top_k": fields.size("index_topk", default=512),
+        "streams": fields.size("hc_mult", default=4),
+        "vocab": fields.size("vocab_size"),
+        "seq": seq_of(fields, "max_position_embeddings"),
     }
 
 
@@ -211,12 +309,15 @@ FAMILY_READERS: Final[Mapping[str, Callable[[Fields], Reading]]] = {
     "bert": _bert,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek_v32,
+    "deepseek_v4": _deepseek_v4,
     "gemma": _gemma,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
     "kimi_k2": _deepseek,
     "llama": _llama,
+    "longformer": _longformer,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "mpt": _mpt,

@@ -33,6 +33,12 @@ def load_factory(spec: str, *, seq: int | None = None) -> Traceable:
 
     factory = import_callable(spec, "model", role="factory")
     takes = seq is not None and takes_seq(factory)
+    missing = required(factory) - ({"seq"} if takes else set())
+    if missing:
+        raise RequestError(
+            f"model {spec!r} requires the arguments {', '.join(sorted(missing))}, and a factory takes none but seq; "
+            f"if it is a train step of JAX, give it an attribute example_inputs"
+        )
     try:
         with torch.device("meta"):
             made = factory(seq=seq) if takes else factory()
@@ -60,6 +66,16 @@ def takes_seq(factory: Callable[..., object]) -> bool:
         return "seq" in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # not every built-in function tells its arguments
         return False
+
+
+def required(factory: Callable[..., object]) -> set[str]:
+    """The arguments that ``factory`` cannot be called without."""
+    try:
+        arguments = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # not every built-in function tells its arguments
+        return set()
+    named = (a for a in arguments if a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD))
+    return {a.name for a in named if a.default is a.empty}
 
 
 def load_module(
@@ -105,10 +121,11 @@ def traceable_module(module: torch.nn.Module, inputs: Any, *, name: str, seq: in
         inputs = inputs() if callable(inputs) else inputs
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
-    if not isinstance(inputs, tuple | list) or not inputs:
+    if inputs is None or not isinstance(inputs, tuple | list) or not inputs:
+        what = "has no example inputs" if inputs is None else f"has example inputs of type {type(inputs).__name__}"
         raise RequestError(
-            f"model {name!r}: {type(module).__name__} has no example inputs; give a tensor, or a tuple of tensors, "
-            f"whose first dim is the batch"
+            f"model {name!r}: {type(module).__name__} {what}; give a tensor, or a tuple of tensors in the order of its "
+            f"forward, whose first dim is the batch"
         )
     if not all(isinstance(t, torch.Tensor) and t.ndim >= 1 for t in inputs):
         raise RequestError(f"model {name!r}: example inputs must be tensors whose first dim is the batch")

@@ -6,6 +6,7 @@
 * ``torch``: the release of PyTorch that they were captured with,
 * ``defaults``: the default dimensions of every family,
 * ``graphs``: the digest of a family and all of its dimensions, to the name of the file,
+* ``parameters``: the number of parameters of each file's model,
 * ``stacks``: the digest of a family and all of its dimensions but ``layers``, to the name of the file and its layers,
   for models in which another number of layers changes nothing but the counts of repeated blocks.
 
@@ -44,6 +45,7 @@ class Index:
     torch: str
     defaults: Mapping[str, Mapping[str, Any]]
     graphs: Mapping[str, str]
+    parameters: Mapping[str, int]
     stacks: Mapping[str, tuple[str, int]]
 
     @property
@@ -68,6 +70,11 @@ class Index:
             return None
         return stack[0], layers - stack[1]
 
+    def num_parameters(self, family: str, parameters: Mapping[str, Any]) -> int | None:
+        """Returns how many parameters a model has whose graph ships with exactly these dimensions."""
+        found = self.find(family, parameters)
+        return None if found is None or found[1] else self.parameters.get(found[0])
+
     def lacks_sequence(self, family: str) -> bool:
         """Whether models of ``family`` are known to have no sequence length."""
         return not self.is_stale and family in self.defaults and "seq" not in self.defaults[family]
@@ -78,10 +85,10 @@ def index() -> Index:
     """The index of this installation; one without graphs counts as stale."""
     entry = _folder().joinpath("index.json")
     if not entry.is_file():
-        return Index(code="", torch="", defaults={}, graphs={}, stacks={})
+        return Index(code="", torch="", defaults={}, graphs={}, parameters={}, stacks={})
     made = json.loads(entry.read_bytes())
     if made["code"] != code_digest().hex():  # other code may have written another index
-        return Index(code=made["code"], torch=made["torch"], defaults={}, graphs={}, stacks={})
+        return Index(code=made["code"], torch=made["torch"], defaults={}, graphs={}, parameters={}, stacks={})
     return Index(**made)
 
 
@@ -111,6 +118,7 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
     """
     defaults = {family: zoo.defaults_of(family) for family in zoo.FAMILIES}
     graphs: dict[str, str] = {}
+    parameters: dict[str, int] = {}
     stacks: dict[str, tuple[str, int]] = {}
     contents: dict[str, bytes] = {}
     for name in zoo.names():
@@ -120,6 +128,7 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
             continue
         graph = capture(name, None)
         text = json.dumps(graph_to_dict(graph), separators=(",", ":"), allow_nan=False)
+        parameters[name] = graph.num_parameters
         contents[f"{name}.json.gz"] = gzip.compress(text.encode(), mtime=0)
         layers = dimensions.pop("layers", None)
         stack = _digest(card.family, dimensions)
@@ -132,6 +141,7 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
         "torch": torch,
         "defaults": defaults,
         "graphs": graphs,
+        "parameters": parameters,
         "stacks": stacks,
     }
     write_folder(path, {"index.json": (json.dumps(made, indent=1) + "\n").encode(), **contents})

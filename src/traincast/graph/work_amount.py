@@ -44,11 +44,15 @@ def attention_dims(op: Operator) -> tuple[int, int, int, int, int, int]:
 
 
 def attention_fraction(op: Operator) -> float:
-    """Share of the score matrix that is computed; causal and sliding-window masks skip the rest."""
+    """Share of the score matrix that is computed; causal and sliding-window masks skip the rest.
+
+    Without a causal mask, half of a window lies on either side of a query.
+    """
     _, _, queries, keys, _, _ = attention_dims(op)
-    if not op.attributes.get("causal", False):
-        return 1.0
     window = float(op.attributes.get("window", 0)) or float(keys)
+    if not op.attributes.get("causal", False):
+        side = window // 2
+        return min(1.0, (queries * (2 * side + 1) - side * (side + 1)) / (queries * keys)) if window < keys else 1.0
     if window >= keys:
         return (keys - queries / 2 + 0.5) / keys if keys >= queries else 0.5
     return (window * queries - window * (window - 1) / 2) / (queries * keys)

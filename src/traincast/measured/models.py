@@ -36,7 +36,13 @@ _AS_RUN: Final = {
 The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
 """
 _TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat|q?lora|dora|peft)\b")
-_SAME: Final = {"deepseek3671b": "deepseek-v3", "bert110m": "bert-base", "bert340m": "bert-large"}
+_SAME: Final = {
+    "deepseek3671b": "deepseek-v3",
+    "bert110m": "bert-base",
+    "bert340m": "bert-large",
+    "llama4scout17b16e": "llama4-scout",
+    "llama4maverick17b128e": "llama4-maverick",
+}
 """Other names of models of the zoo, without punctuation."""
 _HEAD: Final = 128
 """Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
@@ -99,7 +105,8 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     known = zoo_name(name)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
-    if known is not None and (_is_mixture(row) or not (layers and hidden and heads)):
+    described = any(word in name.lower() for word, _ in _FAMILY_WORDS)
+    if known is not None and (_is_mixture(row) or not (layers and hidden and heads and described)):
         return model(_shortened(known, int(layers)) if layers else known, seq)
     layers, hidden, heads = _shape(row, layers, hidden, heads, assumed)
     kv_heads, ffn, vocab = (figure(row, key) for key in ("kv_heads", "ffn", "vocab"))

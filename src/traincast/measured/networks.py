@@ -56,6 +56,12 @@ _SAME: Final = {
     "codellama13binstructhf": "codellama-13b",
     "llamaguard7b": "llama2-7b",
     "gemma2bit": "gemma-2b",
+    "longformer": "longformer-base",
+    "languageperceiver": "perceiver-language",
+    "languageperveriver": "perceiver-language",  # as one table spells it
+    "visionperceiverconv": "perceiver-vision-conv",
+    "imagensr1430munet": "imagen-sr1-430m",
+    "imagensr1600meffunet": "imagen-sr1-600m",
 }
 """Other names of models of the zoo."""
 _LIKE: Final = {

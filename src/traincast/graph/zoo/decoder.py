@@ -70,16 +70,16 @@ class DecoderConfig:
         """Mixer and feed of each layer, in order."""
         return [(self.mixers[i % len(self.mixers)], self.feeds[i % len(self.feeds)]) for i in range(self.layers)]
 
-    def check(self, family: str) -> None:
+    def check(self) -> None:
         """Raise ``RequestError`` for letters that are not known or that lack their sizes."""
         for name, text, known in (("mixers", self.mixers, MIXERS), ("feeds", self.feeds, FEEDS)):
             unknown = sorted(set(text) - set(known))
             if unknown or not text:
                 letters = ", ".join(f"{letter} ({what})" for letter, what in known.items())
-                raise RequestError(f"{family}: {name}={text[:80]!r} must be made of {letters}")
+                raise RequestError(f"decoder: {name}={text[:80]!r} must be made of {letters}")
         if any(pair == ("-", "-") for pair in self.letters()):
             raise RequestError(
-                f"{family}: mixers={self.mixers[:80]!r} and feeds={self.feeds[:80]!r} leave a layer empty"
+                f"decoder: mixers={self.mixers[:80]!r} and feeds={self.feeds[:80]!r} leave a layer empty"
             )
         needs = (
             ("M", self.mixers, "state", self.state),
@@ -88,7 +88,7 @@ class DecoderConfig:
         )
         for letter, text, name, given in needs:
             if letter in text and given is None:
-                raise RequestError(f"{family}: layers of kind {letter!r} need {name}")
+                raise RequestError(f"decoder: layers of kind {letter!r} need {name}")
 
 
 class MixtureOfExperts(MoE):
@@ -207,7 +207,8 @@ class MixedDecoder(nn.Module):  # type: ignore[misc]
 
 
 def traceable_decoder(config: DecoderConfig) -> Traceable:
-    """Build ``config`` on the ``meta`` device."""
+    """Build ``config`` on the ``meta`` device; letters that cannot be built are refused."""
+    config.check()
     with torch.device("meta"):
         module = MixedDecoder(config)
     seq = config.layer.seq

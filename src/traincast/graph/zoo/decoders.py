@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -73,15 +74,12 @@ def decoder(
 
     ``mixers`` and ``feeds`` have a letter per layer (:mod:`traincast.graph.zoo.decoder`) and are repeated.
     """
-    check_choices(_NAME, {"norm": norm, "norms": norms, "activation": activation, "qk": qk, "router": router})
     flags = {"norm_bias": norm_bias, "qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias, "tied": tied}
     flags |= {"head_bias": head_bias, "embedding_norm": embedding_norm, "gated_attention": gated_attention}
     flags |= {"shared_gate": shared_gate, "state_bias": state_bias, "conv_bias": conv_bias, "sinks": sinks}
-    check_choices(_NAME, flags)
+    words = {"norm": norm, "norms": norms, "activation": activation, "qk": qk, "router": router}
     sizes = {"layers": layers, "vocab": vocab, "window": window, "latent": latent, "state": state, "taps": taps}
-    check_sizes(_NAME, sizes | {"chunk": chunk, "linear_heads": linear_heads}, may_be_zero=_MAY_BE_ZERO)
-    if type(idle) is not int or not 0 <= idle <= _MOST_IDLE:
-        raise RequestError(f"{_NAME}: idle={idle!r} must be a whole number from 0 to {_MOST_IDLE:,}")
+    _check({**flags, **words}, sizes | {"chunk": chunk, "linear_heads": linear_heads}, idle=idle)
     layer = layer_sizes(
         _NAME, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, seq=seq, rope=rope_fraction
     )
@@ -90,48 +88,32 @@ def decoder(
     if experts:
         mixture = expert_sizes(_NAME, count=experts, top_k=top_k, ffn=expert_ffn, shared_ffn=shared_ffn, router=router)
         layer = replace(layer, experts=mixture)
-    config = DecoderConfig(
-        layers=layers,
-        layer=layer,
-        mixers=str(mixers),
-        feeds=str(feeds),
-        vocab=vocab,
-        norms=norms,
-        qk=qk,
-        gated_attention=gated_attention,
-        shared_gate=shared_gate,
-        latent=latent,
-        tied=tied,
-        head_bias=head_bias,
-        embedding_norm=embedding_norm,
-        idle=idle,
-    )
+    config = DecoderConfig(layers=layers, layer=layer, mixers=str(mixers), feeds=str(feeds), vocab=vocab, tied=tied)
+    config = replace(config, norms=norms, qk=qk, gated_attention=gated_attention, shared_gate=shared_gate)
+    config = replace(config, latent=latent, head_bias=head_bias, embedding_norm=embedding_norm, idle=idle)
     if state:
-        space = StateSpace(
-            inner=2 * hidden if state_inner is None else state_inner,
-            state=state,
-            heads=state_heads,
-            groups=state_groups,
-            taps=taps,
-            chunk=chunk,
-            rank=state_rank or -(-hidden // 16),
-            bias=state_bias,
-            conv_bias=conv_bias,
-            norm_groups=state_groups if state_norm_groups is None else state_norm_groups,
-        )
-        config = replace(config, state=_checked(space))
+        space = StateSpace(inner=2 * hidden if state_inner is None else state_inner, state=state, heads=state_heads)
+        space = replace(space, groups=state_groups, taps=taps, chunk=chunk, rank=state_rank or -(-hidden // 16))
+        space = replace(space, bias=state_bias, conv_bias=conv_bias)
+        config = replace(config, state=_checked(space, state_norm_groups))
     if linear_heads:
-        values = linear_value_heads or linear_heads
-        delta = DeltaNet(
-            key_heads=linear_heads, value_heads=values, key_dim=linear_dim, value_dim=linear_value_dim, taps=taps
-        )
+        delta = DeltaNet(key_heads=linear_heads, value_heads=linear_value_heads or linear_heads, taps=taps)
+        delta = replace(delta, key_dim=linear_dim, value_dim=linear_value_dim)
         config = replace(config, delta=_checked_delta(delta))
-    config.check(_NAME)
     return traceable_decoder(config)
 
 
-def _checked(space: StateSpace) -> StateSpace:
-    """Returns ``space``, or raises ``RequestError`` for sizes that do not divide one another."""
+def _check(choices: Mapping[str, object], sizes: Mapping[str, object], *, idle: int) -> None:
+    """Raise ``RequestError`` for words, flags and sizes that the family does not know."""
+    check_choices(_NAME, choices)
+    check_sizes(_NAME, sizes, may_be_zero=_MAY_BE_ZERO)
+    if type(idle) is not int or not 0 <= idle <= _MOST_IDLE:
+        raise RequestError(f"{_NAME}: idle={idle!r} must be a whole number from 0 to {_MOST_IDLE:,}")
+
+
+def _checked(space: StateSpace, norm_groups: int | None) -> StateSpace:
+    """Returns ``space`` with the groups of its norm, by default all; ``RequestError`` if sizes do not divide."""
+    space = replace(space, norm_groups=space.groups if norm_groups is None else norm_groups)
     sizes = {"state_inner": space.inner, "state_groups": space.groups, "state_norm_groups": space.norm_groups}
     check_sizes(_NAME, sizes | {"state_heads": space.heads, "state_rank": space.rank}, may_be_zero=_MAY_BE_ZERO)
     pairs = (

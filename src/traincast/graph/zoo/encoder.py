@@ -22,7 +22,6 @@ from traincast.graph.zoo.traceable import Traceable
 
 TASKS: Final = ("masked", "spans", "classes", "pooled")
 """Masked tokens; first and last token of an answer (SQuAD); classes of a sequence; the bare model with its pooler."""
-ATTENTIONS: Final = ("full", "window")
 
 
 class Embeddings(nn.Module):  # type: ignore[misc]
@@ -72,6 +71,17 @@ class TaskHead(nn.Module):  # type: ignore[misc]
         return pooled if self.classes is None else self.classes(pooled)
 
 
+class WindowLayer(Layer):
+    """A layer whose tokens attend to their neighbours (Beltagy et al. 2020, arXiv:2004.05150).
+
+    The projections of tokens that attend to everything are held; no token does while masked tokens are learned.
+    """
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__(config)
+        self.everywhere = nn.Linear(config.hidden, 3 * config.hidden).requires_grad_(False)
+
+
 class SharedLayer(nn.Module):  # type: ignore[misc]
     """One layer that is run ``times`` times (Lan et al. 2019, arXiv:1909.11942)."""
 
@@ -119,6 +129,7 @@ def encoder(
     token_types: int = 2,
     embedding: int | None = None,
     shared: bool = False,
+    window: int = 0,
     task: str = "spans",
     classes: int = 2,
     dropout: float = 0.1,
@@ -126,11 +137,12 @@ def encoder(
     """BERT's encoder (Devlin et al. 2018, arXiv:1810.04805) for a task: masked, spans, classes or pooled.
 
     ``embedding`` is the width of the embeddings if it differs from the layers'; ``shared`` layers have equal weights.
+    With a ``window`` a token attends to that many neighbours (Longformer).
     """
     width, inner = hidden if embedding is None else embedding, 4 * hidden if ffn is None else ffn
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": inner, "vocab": vocab, "seq": seq}
     sizes |= {"max_positions": max_positions, "embedding": width, "classes": classes, "token_types": token_types}
-    check_sizes("encoder", sizes, may_be_zero=frozenset({"token_types"}))
+    check_sizes("encoder", sizes | {"window": window}, may_be_zero=frozenset({"token_types", "window"}))
     check_choices("encoder", {"shared": shared})
     remedy = "choose heads that divide hidden"
     check_divides("encoder", whole=("hidden", hidden), parts=("heads", heads), remedy=remedy)
@@ -147,11 +159,13 @@ def encoder(
         seq=seq,
         post_norm=True,
         causal=False,
+        window=window,
         dropout=dropout,
     )
+    one = WindowLayer if window else Layer
     with torch.device("meta"):
         rows = max(max_positions, seq)
-        parts = [SharedLayer(config, layers)] if shared else [Layer(config) for _ in range(layers)]
+        parts = [SharedLayer(config, layers)] if shared else [one(config) for _ in range(layers)]
         module = Encoder(
             Embeddings(vocab=vocab, width=width, hidden=hidden, positions=rows, types=token_types, dropout=dropout),
             nn.ModuleList(parts),

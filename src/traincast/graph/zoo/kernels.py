@@ -5,9 +5,11 @@
 * ``traincast::grouped_mm``: PyTorch's accepts bf16 on a GPU only;
 * ``traincast::attention``: PyTorch's fused CPU kernel wants value heads as wide as query heads;
 * ``traincast::table_lookup``: PyTorch's gradient of an embedding is as large as its table, or sparse, which fake
-  tensors cannot follow. Here the backward operator updates the rows that were read, and the table has no gradient.
+  tensors cannot follow. Here the backward operator updates the rows that were read, and the table has no gradient;
+* ``traincast::index_scores``: scores of sparse attention's indexer, summed over heads without being written per head.
 
-Each has a plain implementation for real tensors, shapes for fake ones, and a backward operator.
+Each has a plain implementation for real tensors, shapes for fake ones, and a backward operator. Scores of an indexer
+choose keys and have no gradient.
 """
 
 from __future__ import annotations
@@ -88,6 +90,11 @@ def _table_lookup_backward(grad: torch.Tensor, ids: torch.Tensor) -> torch.Tenso
     return grad.neg()
 
 
+def _index_scores(queries: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    scores = (queries @ keys).relu().unflatten(1, weights.shape[1:])
+    return (scores * weights[..., None]).sum(dim=2)
+
+
 _rms_norm_op = torch.library.custom_op("traincast::rms_norm", _rms_norm, mutates_args=())
 _rms_norm_backward_op = torch.library.custom_op("traincast::rms_norm_backward", _rms_norm_backward, mutates_args=())
 _rotary_op = torch.library.custom_op("traincast::rotary", _rotary, mutates_args=())
@@ -102,6 +109,7 @@ _table_lookup_op = torch.library.custom_op("traincast::table_lookup", _table_loo
 _table_lookup_backward_op = torch.library.custom_op(
     "traincast::table_lookup_backward", _table_lookup_backward, mutates_args=()
 )
+_index_scores_op = torch.library.custom_op("traincast::index_scores", _index_scores, mutates_args=())
 
 _rms_norm_op.register_fake(lambda x, weight, eps: (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))))
 _rms_norm_backward_op.register_fake(lambda grad, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)))
@@ -120,6 +128,7 @@ _grouped_mm_backward_op.register_fake(
 
 _table_lookup_op.register_fake(lambda table, ids: table.new_empty((*ids.shape, table.shape[1])))
 _table_lookup_backward_op.register_fake(lambda grad, ids: torch.empty_like(grad))
+_index_scores_op.register_fake(lambda queries, keys, weights: keys.new_empty((*weights.shape[:2], keys.shape[2])))
 
 
 def _keep_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -206,3 +215,12 @@ def grouped_mm(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) ->
 def table_lookup(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Rows ``ids`` of ``table`` [rows, width]; backward updates these rows by plain SGD and returns no gradient."""
     return _table_lookup_op(table, ids)
+
+
+def index_scores(queries: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """``Σ relu(q·k)·w`` over heads, [batch, seq, keys].
+
+    ``queries`` are [batch, seq · heads, d], ``keys`` [batch, d, keys], ``weights`` [batch, seq, heads]. All pairs count
+    as work, as in kernels that mask the future afterwards.
+    """
+    return _index_scores_op(queries, keys, weights)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from traincast.errors import RequestError, UnknownNameError
+from traincast.graph.zoo.indexer import Index, Indexer
 from traincast.graph.zoo.kernels import attention, grouped_mm, rms_norm, rotary
 
 LIMITS: Final[Mapping[str, int]] = {
@@ -104,7 +105,7 @@ class Latent:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434): low-rank q and joint k, v.
 
     A head's query and key have ``nope_dim`` plus ``rope_dim`` elements, its value ``v_dim``;
-    ``q_rank`` 0 projects queries directly.
+    ``q_rank`` 0 projects queries directly. With an ``index`` each query attends to the keys that it chooses alone.
     """
 
     q_rank: int
@@ -112,6 +113,7 @@ class Latent:
     rope_dim: int
     nope_dim: int
     v_dim: int
+    index: Index | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,24 @@ def share_tables(layers: nn.Module) -> None:
             module.cos, module.sin = first.cos, first.sin
 
 
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """Fused attention of ``q`` [batch, seq, heads, d] to fewer or as many heads of ``k`` and ``v``.
+
+    ``sinks`` [heads] are logits of a key that all queries see and that has no value.
+    """
+    mixed = functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        is_causal=causal,
+        enable_gqa=k.shape[2] != q.shape[2],
+    ).transpose(1, 2)
+    # The exact factor is sigmoid(logsumexp(scores) - sink): same operator, same cost.
+    return mixed if sinks is None else mixed * torch.sigmoid(-sinks)[:, None]
+
+
 class Attention(nn.Module):  # type: ignore[misc]
     """Multi-head or grouped-query attention (Vaswani et al. 2017; Ainslie et al. 2023, arXiv:2305.13245).
 
@@ -213,16 +233,7 @@ class Attention(nn.Module):  # type: ignore[misc]
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
-        mixed = functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=self.causal,
-            enable_gqa=self.kv_heads != self.heads,
-        ).transpose(1, 2)
-        if self.sinks is not None:
-            # The exact factor is sigmoid(logsumexp(scores) - sink): same operator, same cost.
-            mixed = mixed * torch.sigmoid(-self.sinks)[:, None]
+        mixed = attend(q, k, v, causal=self.causal, sinks=self.sinks)
         return self.out(mixed.reshape(batch, seq, self.heads * self.head_dim))
 
 
@@ -236,6 +247,10 @@ class LatentAttention(nn.Module):  # type: ignore[misc]
     def __init__(self, config: LayerConfig, latent: Latent) -> None:
         super().__init__()
         self.heads, self.causal, self.window = config.heads, config.causal, 0
+        index = latent.index
+        self.indexer = None if index is None else Indexer(config.hidden, q_rank=latent.q_rank, sizes=index)
+        if index is not None and index.top_k < config.seq:
+            self.window = index.top_k  # a query reads as many keys as in a window, wherever they stand
         self.rope_dim, self.nope_dim, self.v_dim = latent.rope_dim, latent.nope_dim, latent.v_dim
         self.kv_rank = latent.kv_rank
         qk_dim = latent.nope_dim + latent.rope_dim
@@ -259,6 +274,8 @@ class LatentAttention(nn.Module):  # type: ignore[misc]
         kv = self.kv_up(self.kv_norm(compressed)).view(batch, seq, self.heads, self.nope_dim + self.v_dim)
         k_nope, v = kv.split([self.nope_dim, self.v_dim], dim=-1)
         k_rope = self.rotary(k_rope[:, :, None]).expand(batch, seq, self.heads, self.rope_dim)
+        if self.indexer is not None:
+            self.indexer(x, latent, self.rotary)
         q = torch.cat((q_nope, self.rotary(q_rope)), dim=-1)
         k = torch.cat((k_nope, k_rope), dim=-1)
         mixed = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.causal)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from traincast.graph.zoo.kernels import rms_norm
-from traincast.graph.zoo.layers import LayerConfig, RMSNorm, Rotary
+from traincast.graph.zoo.layers import LayerConfig, RMSNorm, Rotary, attend
 from traincast.graph.zoo.scans import causal_conv1d, gated_delta_rule, gated_rms_norm, selective_scan, ssd_scan
 
 
@@ -39,8 +39,8 @@ class DeltaNet:
 
     key_heads: int
     value_heads: int
-    key_dim: int
-    value_dim: int
+    key_dim: int = 128
+    value_dim: int = 128
     taps: int = 4
     chunk: int = 64
 
@@ -222,14 +222,6 @@ class OptionalAttention(nn.Module):  # type: ignore[misc]
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         v = v.reshape(batch, seq, self.kv_heads, self.head_dim)
-        mixed = functional.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=self.causal,
-            enable_gqa=self.kv_heads != self.heads,
-        ).transpose(1, 2)
-        if self.sinks is not None:
-            mixed = mixed * torch.sigmoid(-self.sinks)[:, None]
+        mixed = attend(q, k, v, causal=self.causal, sinks=self.sinks)
         mixed = mixed.reshape(batch, seq, self.heads * self.head_dim)
         return self.out(mixed if gate is None else mixed * torch.sigmoid(gate))

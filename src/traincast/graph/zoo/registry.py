@@ -28,6 +28,7 @@ FAMILIES: Final[dict[str, str]] = {
     "bert": "traincast.graph.zoo.transformer:bert",
     "moe": "traincast.graph.zoo.transformer:moe",
     "deepseek": "traincast.graph.zoo.transformer:deepseek",
+    "deepseek-v4": "traincast.graph.zoo.deepseek_v4:deepseek_v4",
     "gpt-oss": "traincast.graph.zoo.transformer:gpt_oss",
     "decoder": "traincast.graph.zoo.decoders:decoder",
     "vit": "traincast.graph.zoo.transformer:vit",
@@ -83,6 +84,8 @@ FAMILIES: Final[dict[str, str]] = {
     "bridgetower": "traincast.graph.zoo.pairs:bridgetower",
     "detr": "traincast.graph.zoo.detr:detr",
     "bit": "traincast.graph.zoo.bit:bit",
+    "perceiver": "traincast.graph.zoo.perceiver:perceiver",
+    "imagen": "traincast.graph.zoo.imagen:imagen",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 

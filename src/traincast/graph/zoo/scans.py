@@ -86,14 +86,23 @@ def _autograd_inside() -> Any:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded - keys)
 
 
-def _differentiable(name: str, function: Callable[..., Tensor], *, like: int, settings: int = 0) -> Any:
-    """Register ``function`` as an operator whose output has the shape of argument ``like``, with its backward.
+def differentiable(
+    name: str, function: Callable[..., Tensor], *, like: int | Callable[..., Tensor], settings: int = 0
+) -> Any:
+    """Register ``function`` as an operator with its backward.
 
-    The last ``settings`` arguments are whole numbers; all others are tensors and are kept for backward.
+    Its output has the shape of argument ``like``, or is what the function ``like`` makes of fake arguments. The last
+    ``settings`` arguments are whole numbers; all others are tensors and are kept for backward.
     """
+
+    def fake(*given: Any) -> Tensor:
+        if callable(like):
+            return like(*given)
+        return torch.empty_like(given[like], memory_format=torch.contiguous_format)
+
     count = function.__code__.co_argcount - settings
     run = torch.library.custom_op(f"traincast::{name}", function, mutates_args=())
-    run.register_fake(lambda *given: torch.empty_like(given[like], memory_format=torch.contiguous_format))
+    run.register_fake(fake)
     tensors = ", ".join(f"Tensor {argument}" for argument in function.__code__.co_varnames[:count])
     numbers = "".join(f", int n{i}" for i in range(settings))
     schema = f"(Tensor grad, {tensors}{numbers}) -> ({', '.join(['Tensor'] * count)})"
@@ -117,15 +126,15 @@ def _differentiable(name: str, function: Callable[..., Tensor], *, like: int, se
     return run
 
 
-causal_conv1d = _differentiable("causal_conv1d", _causal_conv1d, like=0)
+causal_conv1d = differentiable("causal_conv1d", _causal_conv1d, like=0)
 """``silu(conv(x))``: x [batch, seq, channels], weight [channels, taps], bias [channels]."""
-gated_rms_norm = _differentiable("gated_rms_norm", _gated_rms_norm, like=0)
+gated_rms_norm = differentiable("gated_rms_norm", _gated_rms_norm, like=0)
 """RMS norm of ``y·silu(gate)`` over the last dim; y and gate [batch, seq, groups, width]."""
-selective_scan = _differentiable("selective_scan", _selective_scan, like=0)
+selective_scan = differentiable("selective_scan", _selective_scan, like=0)
 """Mamba's recurrence: x, step and gate [batch, seq, channels], b and c [batch, seq, state], a_log [channels, state]."""
-ssd_scan = _differentiable("ssd_scan", _ssd_scan, like=0, settings=1)
+ssd_scan = differentiable("ssd_scan", _ssd_scan, like=0, settings=1)
 """Mamba-2's recurrence in chunks: x [batch, heads, seq, width], step [batch, heads, seq], b and c [batch, groups,
 seq, state]; a_log, skip and bias [heads]."""
-gated_delta_rule = _differentiable("gated_delta_rule", _gated_delta_rule, like=2, settings=1)
+gated_delta_rule = differentiable("gated_delta_rule", _gated_delta_rule, like=2, settings=1)
 """The gated delta rule in chunks: q and k [batch, key heads, seq, key width], v [batch, heads, seq, value width],
 step and strength [batch, heads, seq]; a_log and bias [heads]."""

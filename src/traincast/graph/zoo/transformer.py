@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.errors import RequestError
+from traincast.graph.zoo.indexer import Index
 from traincast.graph.zoo.layers import (
     Experts,
     Latent,
@@ -21,7 +22,7 @@ DROPOUT: Final = 0.1
 """The settings that GPT-2, BERT and their successors are trained with."""
 
 _MAY_BE_ZERO: Final = frozenset(
-    {"window", "window_period", "first_dense", "shared_ffn", "shared_experts", "q_lora", "predictions"}
+    {"window", "window_period", "first_dense", "shared_ffn", "shared_experts", "q_lora", "predictions", "index_heads"}
 )
 
 
@@ -313,19 +314,28 @@ def deepseek(
     rope_dim: int = 64,
     nope_dim: int = 128,
     v_dim: int = 128,
+    index_heads: int = 0,
+    index_dim: int = 128,
+    index_top_k: int = 2048,
     router: str = "sigmoid",
     vocab: int = 129280,
     seq: int = 4096,
     tied: bool = False,
 ) -> Traceable:
-    """DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437): latent attention, many small experts.
+    """DeepSeek-V2, V3 and V3.2 (arXiv:2405.04434, arXiv:2412.19437): latent attention, many small experts.
 
-    Without V3's multi-token-prediction module; its expert-balancing bias is not a trained parameter.
+    With ``index_heads``, an indexer chooses ``index_top_k`` keys for each query (V3.2, arXiv:2512.02556). Without the
+    prediction of further tokens; the expert-balancing bias is not a trained parameter.
     """
     check_choices("deepseek", {"tied": tied})
     sizes = {"layers": layers, "vocab": vocab, "first_dense": first_dense, "shared_experts": shared_experts}
     ranks = {"q_lora": q_lora, "kv_lora": kv_lora, "rope_dim": rope_dim, "nope_dim": nope_dim, "v_dim": v_dim}
+    sizes |= {"index_heads": index_heads, "index_dim": index_dim, "index_top_k": index_top_k}
     check_sizes("deepseek", sizes | ranks, may_be_zero=_MAY_BE_ZERO)
+    if index_heads and (not q_lora or index_dim < rope_dim):
+        raise RequestError(
+            f"deepseek: index_heads={index_heads} needs q_lora above 0 and index_dim of at least rope_dim"
+        )
     check_divides("deepseek", whole=("rope_dim", rope_dim), parts=("pair", 2), remedy="elements turn in pairs")
     mixture = expert_sizes(
         "deepseek",
@@ -336,6 +346,8 @@ def deepseek(
         router=router,
     )
     latent = Latent(q_rank=q_lora, kv_rank=kv_lora, rope_dim=rope_dim, nope_dim=nope_dim, v_dim=v_dim)
+    if index_heads:
+        latent = replace(latent, index=Index(heads=index_heads, dim=index_dim, top_k=index_top_k))
     layer = layer_sizes("deepseek", hidden=hidden, heads=heads, head_dim=nope_dim + rope_dim, ffn=ffn, seq=seq)
     layer = replace(_llama_layer(layer, ffn=ffn), latent=latent, experts=mixture)
     return traceable(TransformerConfig(layers=layers, layer=layer, vocab=vocab, tied=tied, first_dense=first_dense))
