@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError, TraincastError
@@ -19,6 +20,8 @@ from traincast.tables import Row, RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation
 
 Progress = Callable[[int, int], None]
+_LOADING_SPREAD: Final = 1.6
+"""Ratio between the time of loading samples and the ends of its interval: hosts differ by this much."""
 
 
 def validate_steps(
@@ -114,9 +117,9 @@ def _judged(
     report = made.report
     outcome = replace(
         outcome,
-        predicted=report.step_s,
-        low=report.low_s,
-        high=report.high_s,
+        predicted=max(report.step_s, run.loading_s),
+        low=max(report.low_s, run.loading_s / _LOADING_SPREAD),
+        high=max(report.high_s, run.loading_s * _LOADING_SPREAD),
         fits=report.fits,
         fits_probability=report.fits_probability,
     )
