@@ -28,6 +28,7 @@ from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
+from traincast.measured.complete import completed
 from traincast.report.outlook import UNCALIBRATED
 from traincast.tables import Row, read_rows, text
 
@@ -79,7 +80,7 @@ def make(
     runs: list[MeasuredRun] = []
     if steps is not None:
         read, group = language_steps.read_timed_run, language_steps.group_of
-        _prepare("steps", read_rows(steps, needs=()), read, group, runs, entries, skipped)
+        _prepare("steps", completed(read_rows(steps, needs=())), read, group, runs, entries, skipped)
     if dp is not None:
         _prepare("dp-steps", read_rows(dp, needs=()), dp_steps.read_run, dp_steps.group_of, runs, entries, skipped)
     for run, entry in zip(runs, entries, strict=True):

@@ -22,13 +22,14 @@ _RATE_HZ: Final = 16_000
 class Recipe:
     """What a script does with the dataset whose name matches ``dataset``; 0 and "" mean that it has no such habit.
 
-    ``tokens`` is the longest text, ``target`` the longest answer of a model with two texts and ``seconds`` the longest
-    sound. With ``frozen``, only the head of the model is trained. One loader prepares a sample in ``load_s`` seconds;
+    ``tokens`` is the longest text and ``mean`` the mean length of texts before padding, ``target`` the longest answer
+    of a model with two texts and ``seconds`` the longest sound. With ``frozen``, only the head of the model is trained. One loader prepares a sample in ``load_s`` seconds;
     with ``on_device``, units of the device itself decode images.
     """
 
     dataset: str
     tokens: int = 0
+    mean: int = 0
     target: int = 0
     seconds: float = 0.0
     frozen: bool = False
@@ -44,7 +45,7 @@ class Recipe:
 _RECIPES: Final = (
     Recipe(dataset=r"wikitext|openwebtext", tokens=1024),
     Recipe(dataset=r"cnn[_ -]?daily", tokens=1024, target=128),
-    Recipe(dataset=r"squad", tokens=384, target=30),
+    Recipe(dataset=r"squad", tokens=384, mean=200, target=30),
     Recipe(dataset=r"mrpc|glue|sst-?2", tokens=128),
     Recipe(dataset=r"alpaca|dolly|guanaco|openassistant", tokens=512),
     Recipe(dataset=r"(?:multitask-)?prompt-tuning", target=16),
@@ -70,6 +71,12 @@ def recipe_of(row: Row) -> Recipe | None:
     """Return the recipe whose dataset a row names in its task or in its notes; ``None`` if it names none."""
     said = " ".join(text(row, key) for key in ("task", "notes")).lower()
     return next((recipe for recipe in _RECIPES if re.search(recipe.dataset, said)), None)
+
+
+def packed_tokens(row: Row) -> int:
+    """Return the mean length of the texts that a row packs into each sequence; 0 if it packs none, or none that is known."""
+    recipe = recipe_of(row)
+    return recipe.mean if recipe is not None and re.search(r"\bpack(?:ed|ing)\b", text(row, "notes").lower()) else 0
 
 
 def loading_s(row: Row, *, family: str, architecture: str, batch: int) -> float:

@@ -8,12 +8,13 @@ from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.graph import OpKind
-from traincast.measured.finetune_graph import tuned_graph
+from traincast.measured.finetune_graph import packed_graph, tuned_graph
 from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
+from traincast.measured.recipes import packed_tokens
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import (
     optimizer_of,
@@ -142,6 +143,7 @@ def read_row(
     runtime = runtime_of(row, usual=usual_runtime(graph), device=place.device, assumed=assumed)
     if tuning is not None:
         graph = tuned_graph(row, graph, runtime, tuning, assumed)
+    graph = packed_graph(graph, runtime, packed_tokens(row))
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     optimizer = "no optimizer" not in notes
     if optimizer:

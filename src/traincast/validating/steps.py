@@ -13,6 +13,7 @@ from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast
 from traincast.measured import Measured, dp_steps, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
+from traincast.measured.complete import completed
 from traincast.measured.failures import failed_otherwise
 from traincast.strategy.fits import at_share, factor
 from traincast.strategy.memory import reported
@@ -38,7 +39,7 @@ def validate_steps(
     Rows ran on ``cluster`` if it is given, otherwise on the machines that they describe. With ``calibrated`` false,
     no calibration is used. ``allow_code`` lets rows name models and schedules that are Python code.
     """
-    rows = read_rows(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER)
+    rows = completed(read_rows(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER))
 
     def outcome(index: int, row: Row) -> RowOutcome:
         run = steps.read_run(index, row, cluster=cluster, allow_code=allow_code)
