@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-
 from typing import Final
 
 from traincast.cluster import Cluster, find_calibrated

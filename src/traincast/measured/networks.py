@@ -194,7 +194,9 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
         stated = next((n for word, n in _TOKENIZER_LENGTHS.items() if word in text(row, "model").lower()), 0)
         if stated:
             return stated
-        most = int(card.parameters.get("max_positions", 0)) or (_MOST_POSITIONS if card.family == "bert" else recipe.tokens)
+        most = int(card.parameters.get("max_positions", 0)) or (
+            _MOST_POSITIONS if card.family == "bert" else recipe.tokens
+        )
         return min(recipe.tokens, most - most % _POSITION_STEP)
     if seq and seq < _SECOND_LENGTH and _SECOND.search(f"{text(row, 'model')} {text(row, 'task')}".lower()):
         assumed.append(f"the second phase of pre-training has {_SECOND_LENGTH} tokens, not {seq:g} as the row says")

@@ -23,8 +23,8 @@ class Recipe:
     """What a script does with the dataset whose name matches ``dataset``; 0 and "" mean that it has no such habit.
 
     ``tokens`` is the longest text and ``mean`` the mean length of texts before padding, ``target`` the longest answer
-    of a model with two texts and ``seconds`` the longest sound. With ``frozen``, only the head of the model is trained. One loader prepares a sample in ``load_s`` seconds;
-    with ``on_device``, units of the device itself decode images.
+    of a model with two texts and ``seconds`` the longest sound. With ``frozen``, only the head of the model is trained.
+    One loader prepares a sample in ``load_s`` seconds; with ``on_device``, units of the device itself decode images.
     """
 
     dataset: str
@@ -74,7 +74,7 @@ def recipe_of(row: Row) -> Recipe | None:
 
 
 def packed_tokens(row: Row) -> int:
-    """Return the mean length of the texts that a row packs into each sequence; 0 if it packs none, or none that is known."""
+    """Return the mean length of the texts that a row packs into each sequence; 0 if it packs none that are known."""
     recipe = recipe_of(row)
     return recipe.mean if recipe is not None and re.search(r"\bpack(?:ed|ing)\b", text(row, "notes").lower()) else 0
 
