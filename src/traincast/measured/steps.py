@@ -202,10 +202,12 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         assumed.append(unstated("strategy", chosen))
         return replace(request, strategy=chosen)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
-    open_axes = [axis for axis in ("tp", "pp", "cp") if figure(row, axis) is None]
+    dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
+    if figure(row, "dp") is None and figure(row, "cp") is None:
+        dp, cp = _split_by_context(row, dp, assumed)
+    open_axes = [axis for axis, size in (("tp", tp), ("pp", pp), ("cp", cp)) if figure(row, axis) is None and size == 1]
     if open_axes and figure(row, "dp") is None and devices > 1:
         assumed.append(unstated(", ".join(open_axes), 1))
-    dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
     virtual, schedule = _pipeline(row, pp, assumed, allow_code=allow_code)
     zero, shard, reshard = _sharding(row, request, dp * cp, pp, assumed)
     strategy = Strategy(
@@ -226,6 +228,15 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     request = replace(request, strategy=strategy)
     request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
     return _with_micro_batch(row, request, assumed)
+
+
+def _split_by_context(row: Row, replicas: int, assumed: list[str]) -> tuple[int, int]:
+    """Return dp and cp of devices that split no layers: if a step has fewer sequences, several share each of them."""
+    total = whole(row, "global_batch", 0)
+    if not total or replicas <= total or replicas % total:
+        return replicas, 1
+    assumed.append(f"cp not stated: {replicas // total}, since {replicas} replicas share {total} sequences")
+    return total, replicas // total
 
 
 def _must_be_split(row: Row, request: Request) -> bool:
