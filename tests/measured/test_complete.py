@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from traincast.measured.complete import FROM_OTHERS, completed
 from traincast.measured.models import graph_of
+from traincast.tables import Row
 
 
 def test_heads_come_from_rows_of_the_same_source_and_width() -> None:
-    rows = [
+    rows: list[Row] = [
         {"source": "a", "hidden": 240, "heads": 6},
         {"source": "a", "hidden": 240, "heads": None},
         {"source": "b", "hidden": 240, "heads": None},
@@ -22,7 +23,7 @@ def test_heads_come_from_rows_of_the_same_source_and_width() -> None:
 
 
 def test_a_completed_row_says_so() -> None:
-    rows = [
+    rows: list[Row] = [
         {"model": "gpt", "n_layers": 2, "hidden": 240, "heads": heads, "vocab": 100, "seq": 16} for heads in (6, None)
     ]
     assumed: list[str] = []

@@ -52,7 +52,7 @@ _RECIPES: Final = (
     Recipe(dataset=r"poly-tuning", target=2),
     Recipe(dataset=r"prost-sequence", tokens=1024, frozen=True),
     Recipe(dataset=r"cifar", load_s=1.1e-3),
-    Recipe(dataset=r"coco|newyorker", load_s=5.5e-3, on_device=True),
+    Recipe(dataset=r"coco|caption_contest", load_s=5.5e-3, on_device=True),
     Recipe(dataset=r"common_language", seconds=8.0, load_s=4.0e-3),
 )
 """The first recipe whose dataset a row names counts.
