@@ -27,11 +27,12 @@ from benchmarks.markdown import table as markdown
 from benchmarks.markers import write
 from traincast.forecast import forecast
 from traincast.measured.calibrations import without_calibration
-from traincast.measured.finetune import group_of, read_tuning, start_up
+from traincast.measured.finetune import MeasuredTuning, group_of, read_tuning, start_up
 from traincast.measured.finetune_habits import NEUTRAL, USUAL, Habits
+from traincast.measured.finetune_words import tuning_of
 from traincast.strategy import load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
-from traincast.tables import Row, RowError, read_rows
+from traincast.tables import Row, figure, read_rows, text
 from traincast.validating.finetune import counted
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "fine-tuning.md"
@@ -41,13 +42,15 @@ CANDIDATES: Final[Mapping[str, tuple[Any, ...]]] = {
     "update_passes": (1, 3),
     "padded": (1.0, 1.08, 1.16),
     "start_s": (0.0, 1.0, 2.0, 4.0),
-    "long": (1.0, 2.0, 2.9, 4.0),
+    "long": (NEUTRAL.long, 2.0, 2.9, 4.0),
     "grown": (0.0, 1.6, 3.2, 4.8),
     "steady": (0.0, 0.12, 0.25, 0.5),
 }
 """Habits in the order in which they are chosen, and what each may be; the first candidate is the neutral one."""
 TIMES: Final = ("methods", "targets", "update_passes", "padded")
 """Habits that change the simulated time of a step; the time of the start is added to it."""
+MEMORIES: Final = ("methods", "targets", "long", "grown", "steady")
+"""Habits that change the memory of a step."""
 LEAST_GAIN: Final = 0.002
 """By how much the error on other sources must fall before a habit leaves its neutral value."""
 Ratios = tuple[float | None, float | None]
@@ -64,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     judge = Judge(options.table, options.output)
     studies = {source: choose(judge, without=source) for source in judge.sources}
     parts = {"left-out-sources": errors(judge, studies), "left-out-habits": chosen(studies)}
-    for name, text in parts.items():
-        print(f"{text}\n")
+    for name, said in parts.items():
+        print(f"{said}\n")
         if options.write:
-            write(PAGE, name, text)
+            write(PAGE, name, said)
 
 
 class Judge:
@@ -77,8 +80,10 @@ class Judge:
         self._saved = saved
         self.rows: Sequence[Row] = read_rows(path, needs=())
         self.sources = sorted({group_of(row) for row in self.rows})
-        self._matters = [_matters(index, row) for index, row in enumerate(self.rows)]
-        self.kind = [_kind(index, row) for index, row in enumerate(self.rows)]
+        found = [read_tuning(index, row) for index, row in enumerate(self.rows)]
+        self._measured = [(one.run.seconds, one.run.memory_bytes) for one in found]
+        self._matters = [_matters(one, row) for one, row in zip(found, self.rows, strict=True)]
+        self.kind = [_kind(one) for one in found]
         self._known: dict[str, float] = {}
         self._seconds = lru_cache(maxsize=256)(lambda request: forecast(request).report.step_s)
         if saved is not None and saved.is_file():
@@ -101,23 +106,25 @@ class Judge:
         return made
 
     def _ratios(self, index: int, habits: Habits) -> Ratios:
-        row = self.rows[index]
-        found = read_tuning(index, row, habits=habits)
-        time = memory = None
-        if found.run.seconds:
-            key = self._key("time", index, habits, TIMES)
-            if key not in self._known:
-                self._known[key] = self._seconds(without_calibration(found.run.request))
-            time = found.run.seconds / (self._known[key] + start_up(row, habits))
-        if found.run.memory_bytes:
-            key = self._key("memory", index, habits, tuple(CANDIDATES))
-            if key not in self._known:
-                longest = without_calibration(found.longest)
-                parts = memory_by_stage(longest, prepare(longest))
-                shown = counted(parts, found.kind, longest.runtime, cache=found.cache, habits=habits)
-                self._known[key] = min(shown, longest.cluster.device.memory_bytes)
-            memory = found.run.memory_bytes / self._known[key]
-        return time, memory
+        seconds, nbytes = self._measured[index]
+        time_key = self._key("time", index, habits, TIMES)
+        memory_key = self._key("memory", index, habits, MEMORIES)
+        if (seconds and time_key not in self._known) or (nbytes and memory_key not in self._known):
+            self._forecast(index, habits, time_key, memory_key)
+        return (
+            seconds / (self._known[time_key] + start_up(self.rows[index], habits)) if seconds else None,
+            nbytes / self._known[memory_key] if nbytes else None,
+        )
+
+    def _forecast(self, index: int, habits: Habits, time_key: str, memory_key: str) -> None:
+        found = read_tuning(index, self.rows[index], habits=habits)
+        if found.run.seconds and time_key not in self._known:
+            self._known[time_key] = self._seconds(without_calibration(found.run.request))
+        if found.run.memory_bytes and memory_key not in self._known:
+            longest = without_calibration(found.longest)
+            parts = memory_by_stage(longest, prepare(longest))
+            shown = counted(parts, found.kind, longest.runtime, cache=found.cache, habits=habits)
+            self._known[memory_key] = min(shown, longest.cluster.device.memory_bytes)
 
     def _key(self, what: str, index: int, habits: Habits, names: Sequence[str]) -> str:
         settings = {name: getattr(habits, name) for name in names if name in self._matters[index]}
@@ -218,34 +225,32 @@ def chosen(studies: Mapping[str, Habits]) -> str:
 def _says(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value == NEUTRAL.long:
+        return "as stated"
     return "+".join(value) if isinstance(value, tuple) else f"{value:g}"
 
 
-def _kind(index: int, row: Row) -> str:
+def _kind(found: MeasuredTuning) -> str:
     """Return the kind of framework of a row: Megatron's, or plain modules of Hugging Face and the like."""
-    try:
-        name = read_tuning(index, row).run.request.runtime.name
-    except RowError:
-        return ""
-    return "megatron" if name.startswith("megatron") else "plain"
+    return "megatron" if found.run.request.runtime.name.startswith("megatron") else "plain"
 
 
-def _matters(index: int, row: Row) -> tuple[str, ...]:
+def _matters(found: MeasuredTuning, row: Row) -> tuple[str, ...]:
     """Return the habits that change the forecast of a row."""
-    usual = read_tuning(index, row)
-    found = []
-    for name in CANDIDATES:
-        other = replace(USUAL, **{name: getattr(NEUTRAL, name)})
-        if name in ("grown", "steady"):
-            differs = usual.cache == name and usual.kind != "allocated"
-        elif name == "start_s":
-            differs = start_up(row, USUAL) != start_up(row, NEUTRAL)
-        else:
-            made = read_tuning(index, row, habits=other)
-            differs = made.run.request != usual.run.request or made.longest != usual.longest
-        if differs:
-            found.append(name)
-    return tuple(found)
+    tuning, notes = tuning_of(row), text(row, "notes").lower()
+    varied = bool(figure(row, "avg_tokens_per_step")) and "packed" not in notes
+    megatron = _kind(found) == "megatron"
+    decide = {
+        "methods": tuning.method not in ("full", "lora"),
+        "targets": megatron and tuning.method != "full" and not tuning.targets,
+        "update_passes": found.run.request.runtime.update_passes > 1,
+        "padded": varied and "padding" in notes,
+        "start_s": start_up(row, USUAL) > 0.0,
+        "long": varied,
+        "grown": found.cache == "grown" and found.kind != "allocated",
+        "steady": found.cache == "steady" and found.kind != "allocated",
+    }
+    return tuple(name for name in CANDIDATES if decide[name])
 
 
 if __name__ == "__main__":

@@ -43,12 +43,17 @@ class Habits:
         return tuning
 
 
+_CAP: Final = 1e6
+"""A length relative to the mean that no row reaches before its stated length."""
 USUAL: Final = Habits()
 """The habits of forecasts."""
 NEUTRAL: Final = Habits(
-    padded=1.0, long=1.0, start_s=0.0, grown=0.0, steady=0.0, update_passes=1, targets=("q", "v"), methods=False
+    padded=1.0, long=_CAP, start_s=0.0, grown=0.0, steady=0.0, update_passes=1, targets=("q", "v"), methods=False
 )
-"""What one would take who has seen no run: nothing is padded, cached or slower at first, and all adapters are LoRA."""
+"""What one would take who has seen no run.
+
+Nothing is padded, cached or slower at first, the longest batches have the stated length, and all adapters are LoRA.
+"""
 NAMES: Final = tuple(field.name for field in fields(Habits))
 
 
