@@ -28,11 +28,14 @@ from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
+from traincast.measured.complete import completed
 from traincast.report.outlook import UNCALIBRATED
-from traincast.tables import Row, read_rows
+from traincast.tables import Row, read_rows, text
 
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
+_LOADED: Final = 0.7
+"""Share of a step from which the time of loading its samples hides that of the device."""
 _COLUMNS: Final = (
     "model",
     "n_gpus",
@@ -77,14 +80,14 @@ def make(
     runs: list[MeasuredRun] = []
     if steps is not None:
         read, group = language_steps.read_timed_run, language_steps.group_of
-        _prepare("steps", read_rows(steps, needs=()), read, group, runs, entries, skipped)
+        _prepare("steps", completed(read_rows(steps, needs=())), read, group, runs, entries, skipped)
     if dp is not None:
         _prepare("dp-steps", read_rows(dp, needs=()), dp_steps.read_run, dp_steps.group_of, runs, entries, skipped)
     for run, entry in zip(runs, entries, strict=True):
         entry["zero_shot"] = run.simulated(Calibration())
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, (run, entry) in enumerate(zip(runs, entries, strict=True)):
-        place = entry["source"] if entry["table"] == "steps" else "deep-learning-examples"
+        place = entry["source"] if entry["table"] == "steps" else entry.pop("publisher")
         request = run.measured.request
         groups[place, request.cluster.device.name, request.runtime.name].append(i)
     results: dict[tuple[str, str, str], Calibrated] = {}
@@ -122,6 +125,9 @@ def _prepare(  # noqa: PLR0917
 ) -> None:
     made, why = prepare_runs(rows, measure, progress=_progress(table))
     for run in made:
+        if run.measured.loading_s > _LOADED * run.seconds:
+            why[run.measured.index] = "the loader of samples sets the time of this run, not the cluster"
+            continue
         row, request = rows[run.measured.index], run.measured.request
         entry: Entry = {name: row.get(name) for name in _COLUMNS}
         entry |= {
@@ -140,10 +146,18 @@ def _prepare(  # noqa: PLR0917
             "assumed": list(run.measured.assumed),
             "parts": {name: seconds for name, seconds in run.by_part.items() if seconds > 0.0},
         }
+        if table != "steps":
+            entry["publisher"] = _publisher(row)
         runs.append(run)
         entries.append(entry)
     for index, reason in why.items():
         skipped.append({"table": table, "index": index, "source": source(rows[index]), "reason": reason})
+
+
+def _publisher(row: Row) -> str:
+    """Return the repository that a row was published in, or the one of all rows that do not say."""
+    where = text(row, "where").partition(":")[0]
+    return where.rpartition("/")[2].lower() or "deep-learning-examples"
 
 
 def _note(entries: list[Entry], members: Sequence[int], result: Calibrated) -> None:

@@ -104,7 +104,8 @@ ADVICE: Final = """\
 - Communication and compute that overlap are assumed not to slow each other down; on real devices they share memory and
   compute units.
 - Mixture-of-experts layers are forecast with balanced experts, unless `imbalance` says otherwise.
-- Data loading, stragglers, thermal limits and other users of the network are not part of a forecast step.
+- Data loading, stragglers, thermal limits and other users of the network are not part of a forecast step. `validate dp-steps` adds the loading
+  of images and sounds where a row says that it fine-tunes a model.
 - Convolutions vary most between library versions and layouts; their intervals are the widest of the common operators.
 - Architectures without published operator measurements get conservative efficiencies and wider intervals.
 """

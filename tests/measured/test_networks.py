@@ -68,8 +68,15 @@ def test_notes_tell_sharding_splitting_and_recomputation() -> None:
     assert (strategy.dp, strategy.zero, strategy.recompute) == (8, 2, "full")
     split = request_of({**SMALL, "model": "cpm", "seq_len": 200, "notes": "TP=2; rounded"}).strategy
     assert (split.dp, split.tp) == (4, 2)
-    with pytest.raises(RowError, match="trains adapters"):
-        request_of({**SMALL, "notes": "LoRA/PEFT"})
+
+
+def test_a_row_with_adapters_trains_only_them() -> None:
+    row = {**SMALL, "model": "cpm", "seq_len": 200, "notes": "LoRA/PEFT"}
+    graph = request_of(row).graph
+    assert graph.num_trainable_parameters == 24 * 2 * 16 * (1024 + 1024)
+    assert (
+        graph.num_parameters - graph.num_trainable_parameters == request_of({**row, "notes": ""}).graph.num_parameters
+    )
 
 
 def test_graph_libraries_run_on_pytorch() -> None:

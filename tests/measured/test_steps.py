@@ -128,6 +128,22 @@ def test_batches_that_do_not_go_together_are_a_reason() -> None:
         request_of({**ROW, "grad_accum": None, "global_batch": 17.0})
 
 
+def test_replicas_that_share_few_sequences_split_their_tokens() -> None:
+    row = {
+        **ROW,
+        "dp": None,
+        "pp": 1.0,
+        "micro_batch": None,
+        "grad_accum": None,
+        "global_batch": 2.0,
+        "recompute": "no",
+    }
+    reading = read_row(row)
+    assert (reading.request.strategy.dp, reading.request.strategy.cp) == (2, 2)
+    assert "cp not stated: 2, since 4 replicas share 2 sequences" in reading.assumed
+    assert read_row({**row, "global_batch": 16.0}).request.strategy.cp == 1
+
+
 def test_a_framework_that_is_not_known_is_taken_for_the_usual_one_and_said() -> None:
     reading = read_row({**ROW, "framework": "homegrown"})
     assert reading.request.runtime.name == "megatron"

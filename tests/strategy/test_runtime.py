@@ -82,7 +82,7 @@ def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
         ("T5X (JAX)", "maxtext"),
         ("NeuronX Distributed 2.16.0", "neuronx"),
         ("PyTorch Neuron 2.14.0", "neuronx-1"),
-        ("PyTorch Neuron 2.21.0", "neuronx"),
+        ("PyTorch Neuron 2.21.0", "neuronx-1"),
         ("optimum-habana multi_card", "optimum-habana"),
     ],
 )

@@ -16,6 +16,7 @@ from traincast.errors import RequestError
 from traincast.forecast import forecast
 from traincast.measured import Measured
 from traincast.measured.calibrations import with_calibration, without_calibration
+from traincast.measured.complete import completed
 from traincast.measured.steps import NEEDS_ON_A_CLUSTER, read_timed_run
 from traincast.report import Report
 from traincast.tables import RowError, read_rows
@@ -78,7 +79,7 @@ def explain_row(
     The run took place on ``cluster`` if it is given, otherwise on the machine that the row describes. With
     ``calibrated`` false, no calibration is used. A row that cannot be read is refused.
     """
-    rows = read_rows(path, needs=NEEDS_ON_A_CLUSTER)
+    rows = completed(read_rows(path, needs=NEEDS_ON_A_CLUSTER))
     if index >= len(rows):
         raise RequestError(f"row {index} is not in {path}: it has rows 0 to {len(rows) - 1}")
     try:

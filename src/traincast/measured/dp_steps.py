@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from traincast.cluster import Device
+from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
+from traincast.graph import OperatorGraph, OpKind
+from traincast.graph.finetune import FineTuning, fine_tuned
+from traincast.measured.finetune_graph import tuned_graph
+from traincast.measured.finetune_words import trains_adapters, tuning_of
 from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
+from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import optimizer_of, precision_name, supported
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
@@ -22,10 +27,13 @@ _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
 _PREFIX: Final = re.compile(r"^(?:dgl|pyg)-", re.IGNORECASE)
 """Libraries of graph networks that run on PyTorch."""
-_ADAPTERS: Final = re.compile(r"lora|peft")
 _ZERO: Final = re.compile(r"\bzero_([123])\b")
 _SPLIT: Final = re.compile(r"\b(?:tp=|model parallel )(\d+)\b")
-"""How the notes of a row say that a model is adapted, that its states are sharded, or that its layers are split."""
+"""How the notes of a row say that states are sharded, or that layers are split."""
+_STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 16.0)}
+"""Bytes per parameter that each replica holds, and that all replicas share, by stage of ZeRO: 16 bits and Adam."""
+_IN_LIBRARY: Final = ("vit", "swin")
+"""Families of torchvision, whose attention is PyTorch's own; others write it out in their own code."""
 
 
 def group_of(row: Row) -> str:
@@ -37,8 +45,21 @@ def read_run(index: int, row: Row) -> Measured:
     """Read one row; a row without a time or a throughput is refused."""
     seconds = _seconds(row)
     reading = read_row(row)
+    request = reading.request
+    loading = loading_s(
+        row,
+        family=request.graph.name.partition(":")[0].partition("-")[0],
+        architecture=request.cluster.device.architecture,
+        batch=request.global_batch // request.cluster.num_devices,
+    )
+    said = (unstated("loaders", "one process per device"),) if loading else ()
     return Measured(
-        index=index, source=text(row, "source"), request=reading.request, seconds=seconds, assumed=reading.assumed
+        index=index,
+        source=text(row, "source"),
+        request=request,
+        seconds=seconds,
+        loading_s=loading,
+        assumed=(*reading.assumed, *said),
     )
 
 
@@ -85,19 +106,18 @@ def request_of(row: Row) -> Request:
 def read_row(row: Row) -> Reading:
     """Return the request that repeats a row's run, and what was assumed in it.
 
-    The notes of a row may say that optimizer states are sharded or that layers are split; runs that train adapters are
-    refused.
+    The notes of a row may say that adapters are trained, that optimizer states are sharded or that layers are split.
     """
     notes = text(row, "notes").lower()
-    if _ADAPTERS.search(notes):
-        raise RowError("the run trains adapters, which this table has no columns for")
     assumed: list[str] = []
     devices, batch = whole(row, "n_gpus"), _batch(row, assumed)
     place = dp_cluster_of(row, assumed)
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     precision = _as_computed(precision, place.device, assumed)
-    runtime = _runtime(row, assumed)
+    runtime = _runtime(row, graph, assumed)
+    zero = _stage(row, graph, place, assumed)
+    graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
     optimizer_of(row, optimizer_name(graph), assumed)
     accumulate = _accumulation(row)
     total = figure(row, "global_batch")
@@ -109,7 +129,7 @@ def read_row(row: Row) -> Reading:
         )
     if text(row, "flag"):
         assumed.append(f"the table flags this row: {text(row, 'flag')}")
-    sharded, split = _ZERO.search(notes), _SPLIT.search(notes)
+    split = _SPLIT.search(notes)
     tp = int(split[1]) if split else 1
     if devices % tp:
         raise RowError(f"{devices} GPUs do not divide into groups of {tp}")
@@ -117,7 +137,7 @@ def read_row(row: Row) -> Reading:
         dp=devices // tp,
         tp=tp,
         num_microbatches=accumulate,
-        zero=int(sharded[1]) if sharded else 0,  # type: ignore[arg-type]
+        zero=zero,  # type: ignore[arg-type]
         recompute="full" if "gradient checkpointing" in notes else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
@@ -140,14 +160,55 @@ def _as_computed(precision: str, device: Device, assumed: list[str]) -> str:
     return "tf32"
 
 
-def _runtime(row: Row, assumed: list[str]) -> Runtime:
-    """Return the runtime of a row's framework; the container, numbered by year and month, tells PyTorch 1 from 2."""
+def _stage(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> int:
+    """Return the stage of ZeRO: as stated, or with DeepSpeed the least whose states fit on a device."""
+    stated = _ZERO.search(text(row, "notes").lower())
+    if stated is not None:
+        return int(stated[1])
+    if "deepspeed" not in text(row, "framework").lower():
+        return 0
+    room = place.device.memory_bytes / graph.num_parameters
+    found = next((stage for stage, (own, shared) in _STATE_BYTES.items() if own + shared / place.num_devices < room), 3)
+    assumed.append(unstated("zero", found))
+    return found
+
+
+def _tuned(
+    row: Row, graph: OperatorGraph, place: Cluster, runtime: Runtime, assumed: list[str], *, zero: int
+) -> OperatorGraph:
+    """Return ``graph`` as the run trains it: in full, only its head, or adapters.
+
+    A run that fine-tunes a model whose weights and states no device could hold trains adapters.
+    """
+    recipe = recipe_of(row)
+    if recipe is not None and recipe.frozen:
+        assumed.append("the script of this dataset trains the head only")
+        body = tuple(dict.fromkeys(op.scope.partition(".")[0] for op, _ in graph if op.scope))
+        body = tuple(name for name in body if name != "head")
+        return fine_tuned(graph, FineTuning(freeze=body))
+    adapted = trains_adapters(row)
+    own, shared = _STATE_BYTES[zero]
+    needs = (own + shared / place.num_devices) * graph.num_parameters
+    if not adapted and "fine-tun" in text(row, "notes").lower() and needs > place.device.memory_bytes:
+        assumed.append(f"full training needs {needs / 1e9:.0f} GB per device, more than it has: adapters")
+        adapted = True
+    return tuned_graph(row, graph, runtime, tuning_of(row, method="lora"), assumed) if adapted else graph
+
+
+def _runtime(row: Row, graph: OperatorGraph, assumed: list[str]) -> Runtime:
+    """Return the runtime of a row's framework; the container, numbered by year and month, tells PyTorch 1 from 2.
+
+    If it is not stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
+    """
     framework = _PREFIX.sub("", text(row, "framework"))
     released = figure(row, "container")
     if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
         framework = "PyTorch 1"
     elif framework.lower() == "pytorch" and released is None:
-        assumed.append(unstated("release of PyTorch", 2))
+        own = graph.name.partition("-")[0] not in _IN_LIBRARY
+        old = own and any(op.kind is OpKind.ATTENTION for op, _ in graph)
+        assumed.append(unstated("release of PyTorch", 1 if old else 2))
+        framework = "PyTorch 1" if old else framework
     if framework.lower().startswith("tensorflow"):
         compiled = _compiled(row)
         framework = f"{framework} XLA" if compiled else framework

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from traincast.graph import DType
 from traincast.graph.optimizers import with_optimizer
 from traincast.measured.finetune_graph import extra_tokens
+from traincast.measured.finetune_habits import USUAL, Habits
 from traincast.measured.finetune_words import MemoryKind, Tuning, memory_of, tuning_of
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.steps import read_row
@@ -27,12 +28,6 @@ NEEDS: Final = ("model", "method", "gpu", "n_gpus", "seq", "micro_batch")
 """Columns that a table of fine-tuning runs must have."""
 
 Cache: TypeAlias = Literal["grown", "steady", "emptied"]
-_PADDED: Final = 1.08
-"""Tokens computed per token counted, if batches of similar lengths are padded to their longest sequence."""
-_LONG: Final = 2.9
-"""Length that a high percentile of batches reaches, relative to the mean length of a sequence."""
-_START_S: Final = 2.0
-"""Seconds that the first step takes longer than others, if the time of a step is that of a short run."""
 _SHORT: Final = 200
 """Number of steps up to which a run counts as short."""
 _RESHARDS: Final = 2024
@@ -63,18 +58,18 @@ def group_of(row: Row) -> str:
     return text(row, "source") or "unknown"
 
 
-def read_tuning(index: int, row: Row) -> MeasuredTuning:
+def read_tuning(index: int, row: Row, *, habits: Habits = USUAL) -> MeasuredTuning:
     """Read one row; it must state a time or a memory that can be judged."""
     assumed: list[str] = []
-    tuning = tuning_of(row)
+    tuning = habits.of(row, tuning_of(row))
     memory = memory_of(row, assumed)
     seconds = _seconds(row)
     if seconds is None and memory is None:
         raise RowError("neither a time nor a memory is stated")
-    mean, high = _lengths(row, tuning, assumed)
+    mean, high = _lengths(row, tuning, assumed, habits)
     longest_length = high if memory is not None and memory.high else whole(row, "seq") + extra_tokens(row, tuning)
-    reading = _reading(row, tuning, mean)
-    longest = reading if longest_length == mean else _reading(row, tuning, longest_length)
+    reading = _reading(row, tuning, mean, habits)
+    longest = reading if longest_length == mean else _reading(row, tuning, longest_length, habits)
     assumed += reading.assumed
     return MeasuredTuning(
         run=Measured(
@@ -92,12 +87,12 @@ def read_tuning(index: int, row: Row) -> MeasuredTuning:
     )
 
 
-def start_up(row: Row) -> float:
+def start_up(row: Row, habits: Habits = USUAL) -> float:
     """Return the seconds that the start of a short run adds to the mean time of its steps; 0 if steps were timed."""
     steps, total, step = (figure(row, key) for key in ("num_steps", "train_time_s", "step_time_s"))
     if not steps or not total or not step or steps > _SHORT:
         return 0.0
-    return _START_S / steps if abs(total / steps / step - 1.0) < 0.01 else 0.0
+    return habits.start_s / steps if abs(total / steps / step - 1.0) < 0.01 else 0.0
 
 
 def _seconds(row: Row) -> float | None:
@@ -121,7 +116,7 @@ def _varied(row: Row) -> bool:
     return bool(figure(row, "avg_tokens_per_step")) or "max_length" in notes or "cap" in notes
 
 
-def _lengths(row: Row, tuning: Tuning, assumed: list[str]) -> tuple[int, int]:
+def _lengths(row: Row, tuning: Tuning, assumed: list[str], habits: Habits) -> tuple[int, int]:
     """Return the length of a sequence that sets the time of a step, and the length of the longest batches."""
     cap, more = whole(row, "seq"), extra_tokens(row, tuning)
     tokens = figure(row, "avg_tokens_per_step")
@@ -134,16 +129,18 @@ def _lengths(row: Row, tuning: Tuning, assumed: list[str]) -> tuple[int, int]:
     if "packed" in text(row, "notes").lower():
         return round(each) + more, cap + more
     if "padding" in text(row, "notes").lower():
-        each *= _PADDED
-        assumed.append(f"padded tokens not stated: {_PADDED:g} times the counted ones")
-    return max(1, min(cap, round(each))) + more, min(cap, round(tokens / samples * _LONG)) + more
+        each *= habits.padded
+        assumed.append(f"padded tokens not stated: {habits.padded:g} times the counted ones")
+    return max(1, min(cap, round(each))) + more, min(cap, round(tokens / samples * habits.long)) + more
 
 
-def _reading(row: Row, tuning: Tuning, length: int) -> Reading:
+def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
     reading = read_row(_plain(row, length), tuning=tuning)
     request, assumed = reading.request, list(reading.assumed)
     precision = _precision(row, tuning, request)
     runtime = _kept_twice(row, tuning, request, _habits(row, request.runtime))
+    if habits.update_passes and runtime.update_passes > 1:
+        runtime = replace(runtime, update_passes=habits.update_passes)
     name = _optimizer(row)
     if name:
         assumed = [said for said in assumed if not said.startswith("optimizer ")]

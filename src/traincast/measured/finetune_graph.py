@@ -22,6 +22,8 @@ _USUAL_TARGETS: Final = {"megatron": ("qkv",), "": ("q", "v")}
 """What frameworks adapt by default: the recipes of NeMo and Megatron-Bridge the projection qkv, PEFT q and v."""
 _PROMPT: Final = 20
 """Trained tokens of a prompt whose number a row does not state."""
+_TILE: Final = 128
+"""Side of the tiles of scores that kernels of attention compute at once."""
 _FP32: Final = {"reads": "fp32", "writes": "fp32"}
 
 
@@ -76,6 +78,26 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
 @lru_cache(maxsize=256)
 def _frozen(graph: OperatorGraph, tuning: FineTuning) -> OperatorGraph:
     return fine_tuned(graph, tuning)
+
+
+def packed_graph(graph: OperatorGraph, runtime: Runtime, tokens: int) -> OperatorGraph:
+    """Return ``graph`` with sequences packed from texts of ``tokens`` tokens each; 0 means that nothing is packed.
+
+    Megatron's attention sees where texts end and computes only the scores within each. A token then sees half of its
+    text on average, and the tile of scores that its text ends in is computed whole. Other trainers join texts into one.
+    """
+    if not tokens or not _family(runtime):
+        return graph
+    return _within(graph, tokens // 2 + _TILE)
+
+
+@lru_cache(maxsize=64)
+def _within(graph: OperatorGraph, window: int) -> OperatorGraph:
+    operators = tuple(
+        replace(op, attributes={**op.attributes, "window": window}) if op.kind is OpKind.ATTENTION else op
+        for op in graph.operators
+    )
+    return replace(graph, operators=operators)
 
 
 def _family(runtime: Runtime) -> str:

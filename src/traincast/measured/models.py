@@ -10,6 +10,7 @@ from typing import Final
 
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
+from traincast.measured.complete import FROM_OTHERS
 from traincast.measured.run import unstated
 from traincast.tables import Row, RowError, figure, text, whole
 
@@ -44,6 +45,12 @@ _SAME: Final = {
     "llama4maverick17b128e": "llama4-maverick",
 }
 """Other names of models of the zoo, without punctuation."""
+_PUBLISHED: Final = {
+    "bert4b": "bert:layers=48,hidden=2560,heads=32",
+    "bert20b": "bert:layers=48,hidden=6144,heads=96",
+    "bert100b": "bert:layers=96,hidden=9216,heads=96",
+}
+"""Models that NeMo publishes configurations of, by name without punctuation."""
 _HEAD: Final = 128
 """Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
 _WIDE: Final = 3072
@@ -98,11 +105,16 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     if ":" in name:
         return model(name, seq, allow_code=allow_code)
     layers, hidden, heads = (figure(row, key) for key in ("n_layers", "hidden", "heads"))
+    if text(row, FROM_OTHERS):
+        assumed.append(unstated("heads", f"{heads:g}, as in other rows of this width"))
     written_out = "/hf" in text(row, "framework").lower()
     as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
     if as_run is not None:
         return model(as_run, seq)
     known = zoo_name(name)
+    published = _PUBLISHED.get(re.sub(r"[^a-z0-9]", "", name.lower()))
+    if published is not None and not (layers and hidden and heads):
+        return model(published, seq)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
     described = any(word in name.lower() for word, _ in _FAMILY_WORDS)

@@ -7,6 +7,7 @@ from typing import Final
 
 from traincast.graph import OperatorGraph, zoo
 from traincast.measured.models import model, zoo_name
+from traincast.measured.recipes import recipe_of
 from traincast.measured.run import unstated
 from traincast.tables import Row, RowError, figure, text
 
@@ -92,6 +93,15 @@ _SECOND_LENGTH: Final = 512
 """Tokens of BERT's second phase of pre-training, by which it is defined (Devlin et al. 2019)."""
 _MASKED_SHARE: Final = 0.15
 """Tokens that BERT's recipes predict in a sequence of each length, and their share in sequences of other lengths."""
+_SHORT_SOUND: Final = re.compile(r"speech-?_?commands")
+_SHORT_FRAMES: Final = 128
+"""Frames that models of spoken commands read: sounds of about a second."""
+_MOST_POSITIONS: Final = 512
+"""Tokens that encoders of text read at most if they do not say otherwise (Devlin et al. 2019)."""
+_TOKENIZER_LENGTHS: Final = {"neox": 2048}
+"""Longest texts that a tokenizer states itself; scripts take them instead of their own default."""
+_POSITION_STEP: Final = 16
+"""Longest texts are multiples of this; RoBERTa has two positions more, which are not for tokens."""
 _SIDES: Final = ("resolution", "image")
 """Names that families give to the side of their square images."""
 _NO_SEQUENCE: Final = ("vit", "clip", "bridgetower", "whisper", "nmt", "nmt-luong", "transformer")
@@ -111,7 +121,7 @@ def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
     if name == "electra-base" and task == "spans":
         name = "electra-base-squad"
     card = zoo.card(name)
-    seq = _length(row, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
+    seq = _length(row, card, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
     changes = _changes(row, card, task, seq, assumed)
     graph = model(_changed(card, changes) if changes else name, seq)
     _say_input(row, card, graph, assumed)
@@ -142,6 +152,7 @@ def _changes(row: Row, card: zoo.ModelCard, task: str, seq: int | None, assumed:
         entities = _ENTITIES.get(text(row, "task").lower(), card.parameters["entities"])
         if entities != card.parameters["entities"]:
             changes["entities"] = entities
+    changes |= _by_recipe(row, card)
     parallelism = text(row, "parallelism")
     if "embedding" in parallelism and card.family != "dlrm":
         raise RowError(f"parallelism is {parallelism[:40]!r}: expected data parallelism only")
@@ -165,9 +176,34 @@ def _say_input(row: Row, card: zoo.ModelCard, graph: OperatorGraph, assumed: lis
             assumed.append(f"size of inputs {written!r} cannot be read: {usual}")
 
 
-def _length(row: Row, assumed: list[str]) -> int | None:
-    """Return the tokens of a sequence after padding: pre-training may group sequences by length."""
+def _by_recipe(row: Row, card: zoo.ModelCard) -> dict[str, int | str]:
+    """Return the lengths of answers and of sounds that the script of a row's dataset, or its checkpoint, sets."""
+    recipe = recipe_of(row)
+    found: dict[str, int | str] = {}
+    if recipe is not None and recipe.target and card.family == "t5":
+        found["target_seq"] = recipe.target
+    if recipe is not None and recipe.seconds and "samples" in card.parameters:
+        found["samples"] = recipe.sound_samples
+    if card.family == "ast" and _SHORT_SOUND.search(text(row, "model").lower()):
+        found["frames"] = _SHORT_FRAMES
+    return found
+
+
+def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
+    """Return the tokens of a sequence after padding: pre-training may group sequences by length.
+
+    A length that is not stated is the one that the script of the row's dataset cuts or pads to.
+    """
     seq = figure(row, "seq_len")
+    recipe = recipe_of(row)
+    if not seq and recipe is not None and recipe.tokens:
+        stated = next((n for word, n in _TOKENIZER_LENGTHS.items() if word in text(row, "model").lower()), 0)
+        if stated:
+            return stated
+        most = int(card.parameters.get("max_positions", 0)) or (
+            _MOST_POSITIONS if card.family == "bert" else recipe.tokens
+        )
+        return min(recipe.tokens, most - most % _POSITION_STEP)
     if seq and seq < _SECOND_LENGTH and _SECOND.search(f"{text(row, 'model')} {text(row, 'task')}".lower()):
         assumed.append(f"the second phase of pre-training has {_SECOND_LENGTH} tokens, not {seq:g} as the row says")
         return _SECOND_LENGTH

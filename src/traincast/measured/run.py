@@ -23,7 +23,8 @@ class Measured:
 
     ``index`` is the number of the row, from 0. ``source`` names who published it ("" if not stated). ``seconds`` is
     the time of one step: ``None`` if the run failed or states no time. ``memory_bytes`` is the memory that the
-    framework reported: ``None`` if not stated. ``ran`` is false for a run that failed.
+    framework reported: ``None`` if not stated. ``ran`` is false for a run that failed. ``loading_s`` is the time in
+    which a process beside the run prepares the samples of one step: no step is shorter.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Measured:
     source: str = ""
     memory_bytes: float | None = None
     ran: bool = True
+    loading_s: float = 0.0
     assumed: tuple[str, ...] = ()
 
 

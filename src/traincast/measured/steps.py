@@ -8,12 +8,13 @@ from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.graph import OpKind
-from traincast.measured.finetune_graph import tuned_graph
+from traincast.measured.finetune_graph import packed_graph, tuned_graph
 from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
+from traincast.measured.recipes import packed_tokens
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import (
     optimizer_of,
@@ -142,6 +143,7 @@ def read_row(
     runtime = runtime_of(row, usual=usual_runtime(graph), device=place.device, assumed=assumed)
     if tuning is not None:
         graph = tuned_graph(row, graph, runtime, tuning, assumed)
+    graph = packed_graph(graph, runtime, packed_tokens(row))
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     optimizer = "no optimizer" not in notes
     if optimizer:
@@ -200,10 +202,12 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         assumed.append(unstated("strategy", chosen))
         return replace(request, strategy=chosen)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
-    open_axes = [axis for axis in ("tp", "pp", "cp") if figure(row, axis) is None]
+    dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
+    if figure(row, "dp") is None and figure(row, "cp") is None:
+        dp, cp = _split_by_context(row, dp, assumed)
+    open_axes = [axis for axis, size in (("tp", tp), ("pp", pp), ("cp", cp)) if figure(row, axis) is None and size == 1]
     if open_axes and figure(row, "dp") is None and devices > 1:
         assumed.append(unstated(", ".join(open_axes), 1))
-    dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
     virtual, schedule = _pipeline(row, pp, assumed, allow_code=allow_code)
     zero, shard, reshard = _sharding(row, request, dp * cp, pp, assumed)
     strategy = Strategy(
@@ -224,6 +228,15 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     request = replace(request, strategy=strategy)
     request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
     return _with_micro_batch(row, request, assumed)
+
+
+def _split_by_context(row: Row, replicas: int, assumed: list[str]) -> tuple[int, int]:
+    """Return dp and cp of devices that split no layers: if a step has fewer sequences, several share each of them."""
+    total = whole(row, "global_batch", 0)
+    if not total or replicas <= total or replicas % total:
+        return replicas, 1
+    assumed.append(f"cp not stated: {replicas // total}, since {replicas} replicas share {total} sequences")
+    return total, replicas // total
 
 
 def _must_be_split(row: Row, request: Request) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
 
 from traincast.errors import TraincastError
 from traincast.estimate import CostModel
@@ -14,6 +13,7 @@ from traincast.forecast import forecast
 from traincast.measured import finetune
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.finetune import Cache, MeasuredTuning
+from traincast.measured.finetune_habits import USUAL, Habits
 from traincast.measured.finetune_words import MemoryKind
 from traincast.report import Report
 from traincast.strategy import Memory, Request, Runtime
@@ -21,15 +21,6 @@ from traincast.strategy.fits import at_share, factor
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation
-
-_VARIED: Final = 3.2
-"""Bytes that stay reserved per byte of working memory if lengths differ from batch to batch.
-
-Each batch that is longer than all before finds no free block for its largest tensors, the logits, and takes new memory,
-while the blocks of shorter batches stay in the allocator's cache.
-"""
-_CACHED: Final = 0.25
-"""Bytes that stay reserved per byte of activations if all batches have the same length."""
 
 
 def validate_finetune(
@@ -92,7 +83,9 @@ def _judged(
     )
 
 
-def counted(memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, cache: Cache) -> float:
+def counted(
+    memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, cache: Cache, habits: Habits = USUAL
+) -> float:
     """Return the bytes that a tool shows of the fullest rank, or of the first if the runtime reports that one.
 
     ``allocated`` counts tensors; ``reserved`` also the allocator's ``cache``; ``nvidia-smi`` everything on the device.
@@ -101,7 +94,8 @@ def counted(memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, c
     for memory in memories:
         kept, working = (memory.parts.get(name, 0.0) for name in ("kept for backward", "working"))
         idle = memory.parts.get("fragmentation", 0.0)
-        cached = idle + {"emptied": 0.0, "grown": _VARIED * working, "steady": _CACHED * (kept + working)}[cache]
+        added = {"emptied": 0.0, "grown": habits.grown * working, "steady": habits.steady * (kept + working)}
+        cached = idle + added[cache]
         beside = {"allocated": 0.0, "reserved": cached, "nvidia-smi": memory.other - idle + cached}
         shown.append(memory.tensors + beside[kind])
     return shown[0] if runtime.reports == "first" else max(shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError, TraincastError
@@ -12,6 +13,7 @@ from traincast.estimate import CostModel
 from traincast.forecast import Forecast, forecast
 from traincast.measured import Measured, dp_steps, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
+from traincast.measured.complete import completed
 from traincast.measured.failures import failed_otherwise
 from traincast.strategy.fits import at_share, factor
 from traincast.strategy.memory import reported
@@ -19,6 +21,8 @@ from traincast.tables import Row, RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation
 
 Progress = Callable[[int, int], None]
+_LOADING_SPREAD: Final = 1.6
+"""Ratio between the time of loading samples and the ends of its interval: hosts differ by this much."""
 
 
 def validate_steps(
@@ -35,7 +39,7 @@ def validate_steps(
     Rows ran on ``cluster`` if it is given, otherwise on the machines that they describe. With ``calibrated`` false,
     no calibration is used. ``allow_code`` lets rows name models and schedules that are Python code.
     """
-    rows = read_rows(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER)
+    rows = completed(read_rows(path, needs=steps.NEEDS if cluster is None else steps.NEEDS_ON_A_CLUSTER))
 
     def outcome(index: int, row: Row) -> RowOutcome:
         run = steps.read_run(index, row, cluster=cluster, allow_code=allow_code)
@@ -114,9 +118,9 @@ def _judged(
     report = made.report
     outcome = replace(
         outcome,
-        predicted=report.step_s,
-        low=report.low_s,
-        high=report.high_s,
+        predicted=max(report.step_s, run.loading_s),
+        low=max(report.low_s, run.loading_s / _LOADING_SPREAD),
+        high=max(report.high_s, run.loading_s * _LOADING_SPREAD),
         fits=report.fits,
         fits_probability=report.fits_probability,
     )

@@ -1,0 +1,56 @@
+"""Habits of fine-tuning change only the rows that they are about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.measured.test_finetune import ROW
+from traincast.measured.finetune import read_tuning, start_up
+from traincast.measured.finetune_habits import NAMES, NEUTRAL, USUAL
+from traincast.measured.finetune_words import tuning_of
+from traincast.strategy.prepare import memory_by_stage, prepare
+from traincast.validating.finetune import counted
+
+
+def test_every_habit_has_a_neutral_value() -> None:
+    assert all(getattr(NEUTRAL, name) != getattr(USUAL, name) for name in NAMES)
+
+
+def test_neutral_adapters_are_lora_with_the_stated_number_of_parameters() -> None:
+    row = ROW | {"method": "ia3", "lora_rank": None, "trainable_params": 4 * 10 * (512 + 384)}
+    assert NEUTRAL.of(row, tuning_of(row)).method == "lora"
+    assert USUAL.of(row, tuning_of(row)).method == "ia3"
+    assert read_tuning(0, row, habits=NEUTRAL).run.request.graph.num_trainable_parameters == row["trainable_params"]
+
+
+def test_targets_of_megatron_are_a_habit_and_stated_targets_are_not() -> None:
+    row = ROW | {"framework": "NeMo", "lora_targets": None}
+    assert NEUTRAL.of(row, tuning_of(row)).targets == ("q", "v")
+    assert USUAL.of(row, tuning_of(row)).targets == ()
+    stated = row | {"lora_targets": "linear_qkv"}
+    assert NEUTRAL.of(stated, tuning_of(stated)).targets == ("qkv",)
+
+
+def test_padding_lengthens_what_is_computed() -> None:
+    row = ROW | {"avg_tokens_per_step": 100.0, "notes": "tokens do not count padding"}
+    lengths = [
+        read_tuning(0, row, habits=replace(USUAL, padded=padded)).run.request.graph.tokens_per_sample
+        for padded in (1.0, 1.2)
+    ]
+    assert lengths == [50, 60]
+
+
+def test_the_start_and_the_cache_are_in_proportion_to_their_habit() -> None:
+    row = ROW | {"num_steps": 100, "train_time_s": 10.0}
+    assert start_up(row, NEUTRAL) == 0.0
+    assert start_up(row, replace(USUAL, start_s=4.0)) == pytest.approx(0.04)
+    longest = read_tuning(0, ROW).longest
+    parts = memory_by_stage(longest, prepare(longest))
+    shown = [
+        counted(parts, "reserved", longest.runtime, cache="steady", habits=replace(USUAL, steady=share))
+        for share in (0.0, 0.25, 0.5)
+    ]
+    assert shown[2] - shown[0] == pytest.approx(2 * (shown[1] - shown[0]))
+    assert shown[1] > shown[0]
