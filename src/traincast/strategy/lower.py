@@ -337,7 +337,14 @@ class Layout:
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
         if request.optimizer:
             items += self._update(programs, dense, experts)
+            items += self._between_steps()
         return [WorkRun(parts=[tuple(items)])] if items else []
+
+    def _between_steps(self) -> list[Item]:
+        """The host's work for which the device waits between two steps."""
+        runtime = self.request.runtime
+        launches = runtime.step_launches + (runtime.replica_launches if self.request.strategy.dp > 1 else 0.0)
+        return [Item(work=Launch(blocks=launches), launches=Launch(), label="between steps")] if launches else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:
         first = next(p for p in programs if p.num_parameters)
