@@ -17,6 +17,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy.buckets import cut_buckets
 from traincast.strategy.exchange import Exchange
 from traincast.strategy.fits import MemoryNeed, need_of
+from traincast.strategy.host_work import sample_launches
 from traincast.strategy.memory import Memory
 from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
@@ -341,10 +342,14 @@ class Layout:
         return [WorkRun(parts=[tuple(items)])] if items else []
 
     def _between_steps(self) -> list[Item]:
-        """The host's work for which the device waits between two steps."""
-        runtime = self.request.runtime
-        launches = runtime.step_launches + (runtime.replica_launches if self.request.strategy.dp > 1 else 0.0)
-        return [Item(work=Launch(blocks=launches), launches=Launch(), label="between steps")] if launches else []
+        """The host's work for which the device waits at the end of a step; longer if other ranks use the same host."""
+        runtime, mesh, graph = self.request.runtime, self.prepared.mesh, self.request.graph
+        updates = runtime.parameter_launches * sum(b.count * len(b.optimizer) for b in graph.blocks) / mesh.pp
+        samples = self.prepared.micro_batch * self.request.strategy.num_microbatches
+        others = min(mesh.num_ranks, mesh.devices_per_node) - 1
+        crowded = runtime.crowding * others * (updates + samples * sample_launches(graph.name))
+        launches = Launch(blocks=updates + crowded)
+        return [Item(work=launches, launches=Launch(), label="update on the host")] if launches.blocks else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:
         first = next(p for p in programs if p.num_parameters)
