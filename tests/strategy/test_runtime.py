@@ -34,8 +34,11 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
         ("bucket_bytes = nan", "expected a number from 0"),
         ("overlap_gradients = 1", "expected true or false"),
         ("attention = 'fast'", "expected one of flash, flash-2, cudnn-8, unfused, eager"),
-        ("fusions = ['all']", r"fusions\[0\] is 'all': expected one of norm, batch_norm, half_batch_norm, elementwise, loss, gradients"),
-        ("fusions = 'norm'", "expected a list of words of norm, elementwise"),
+        (
+            "fusions = ['all']",
+            r"fusions\[0\] is 'all': expected one of norm, batch_norm, half_batch_norm, elementwise, loss, gradients",
+        ),
+        ("fusions = 'norm'", "expected a list of words of norm, batch_norm, half_batch_norm, elementwise"),
         ("zero = 4", "expected one of 0, 1, 2, 3"),
         ("zero = true", "expected one of 0, 1, 2, 3"),
         ("gradient_dtype = 'fp8'", "expected one of '', fp32, bf16, fp16"),

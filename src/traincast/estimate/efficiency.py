@@ -111,7 +111,11 @@ ARCHITECTURES: Final[dict[str, Achievable]] = {
         {"": 0.72, "fp32": 0.75}, {"": 0.6, "fp32": 0.8}, attention=(0.4, 0.3, 40.0), memory=0.84, floor_us=4.5
     ),
     "ampere": _of(
-        {"": 0.80, "fp32": 0.90}, {"": 0.72, "tf32": 0.66, "fp32": 0.9}, attention=(0.62, 0.50, 40.0), memory=0.85, floor_us=3.6
+        {"": 0.80, "fp32": 0.90},
+        {"": 0.72, "tf32": 0.66, "fp32": 0.9},
+        attention=(0.62, 0.50, 40.0),
+        memory=0.85,
+        floor_us=3.6,
     ),
     "ada": _of(
         {"": 0.67, "fp8": 0.62, "fp32": 0.6},
