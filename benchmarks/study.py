@@ -2,10 +2,11 @@
 
     python -m benchmarks.study --steps steps.parquet --dp-steps dp_steps.parquet -o study.json [--clusters DIR]
 
-Runs are grouped by source, device and framework. Each group is calibrated, and every run is forecast by calibrations
-that have not seen it: with its configuration left out, with its model left out, and with its whole source left out
-(no calibration). ``--clusters`` writes the calibrated clusters of the catalog. Finished fits are saved in a folder
-beside the output, and the same command resumes from them if it was stopped.
+Runs are grouped by source, device and framework, data-parallel ones also by what their models read. Each group is
+calibrated, and every run is forecast by calibrations that have not seen it: with its configuration left out, with its
+model left out, and with its whole source left out (no calibration). ``--clusters`` writes the calibrated clusters of
+the catalog. Finished fits are saved in a folder beside the output, and the same command resumes from them if it was
+stopped.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from traincast.cluster import Calibration, find_node, load_device, write_calibra
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
 from traincast.report.outlook import UNCALIBRATED
+from traincast.strategy.model_kind import kind_of
 from traincast.tables import Row, read_rows
 
+_EXAMPLES: Final = "deep-learning-examples"
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
 _COLUMNS: Final = (
@@ -84,8 +87,8 @@ def make(
         entry["zero_shot"] = run.simulated(Calibration())
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, (run, entry) in enumerate(zip(runs, entries, strict=True)):
-        place = entry["source"] if entry["table"] == "steps" else "deep-learning-examples"
         request = run.measured.request
+        place = entry["source"] if entry["table"] == "steps" else f"{kind_of(request.graph)}-{_EXAMPLES}"
         groups[place, request.cluster.device.name, request.runtime.name].append(i)
     results: dict[tuple[str, str, str], Calibrated] = {}
     for number_, (key, members) in enumerate(sorted(groups.items())):
@@ -95,6 +98,9 @@ def make(
         if journals:
             journals.mkdir(parents=True, exist_ok=True)
         results[key] = calibrate_runs([runs[i] for i in members], curve=sizes, journal=journal)
+        if key[0].endswith(_EXAMPLES):
+            kinds = (kind_of(runs[members[0]].measured.request.graph),)
+            results[key] = replace(results[key], calibration=replace(results[key].calibration, models=kinds))
         _note(entries, members, results[key])
         _note_repeats(entries, members, runs, results[key])
     _note_intervals(entries, groups, results)
@@ -239,9 +245,14 @@ def write_clusters(folder: Path, results: dict[tuple[str, str, str], Calibrated]
             calibration=result.calibration,
             name=name,
             num_nodes=result.calibration.nodes[1],
-            source=f"calibrated with {result.calibration.runs} runs published by {source}; see NOTICE",
+            source=f"calibrated with {result.calibration.runs} runs published by {_published(source)}; see NOTICE",
             comments={m.name: f"± {100 * m.sure:.0f} %" for m in result.moves if m.taught > 0.05},
         )
+
+
+def _published(source: str) -> str:
+    """Return who published the runs of a group: those of data-parallel steps are divided by kinds of models."""
+    return _EXAMPLES if source.endswith(_EXAMPLES) else source
 
 
 def _node_of(device: str) -> str:

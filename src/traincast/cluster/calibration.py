@@ -73,6 +73,8 @@ class Correction:
 class Calibration:
     """Parameters fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` (fewest, most) nodes.
 
+    ``models`` are the kinds of models that ran (:mod:`traincast.strategy.model_kind`); empty: it serves all.
+
     Factors multiply the time of matrix products (``gemm``; ``narrow_gemm`` in fp8 and below; ``grouped`` for experts),
     ``attention``, memory-bound operators (``memory``), convolutions (``conv``; ``half_conv`` in 16 bits, whose kernels
     differ), collectives within and between nodes (``intra``, ``inter``), messages between stages (``send``), and the
@@ -110,6 +112,7 @@ class Calibration:
     high: Factor = 1.6
     unknown: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
     runtimes: Words = ()
+    models: Words = ()
     nodes: tuple[Nodes, Nodes] = (1, 1)
     runs: Annotated[int, Meta(ge=0, le=10**9)] = 0
     stall: Stall | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from traincast.cluster import find_calibrated
 from traincast.strategy import Request
+from traincast.strategy.model_kind import kind_of
 
 
 def with_calibration(request: Request) -> Request:
@@ -14,7 +15,7 @@ def with_calibration(request: Request) -> Request:
     cluster = request.cluster
     if cluster.calibration is not None:
         return request
-    known = find_calibrated(cluster, request.runtime.name)
+    known = find_calibrated(cluster, request.runtime.name, models=kind_of(request.graph))
     return replace(request, cluster=replace(cluster, calibration=known.calibration if known else None))
 
 
@@ -27,7 +28,7 @@ def calibrated_by(request: Request) -> str:
     """Return the name of the cluster whose calibration :func:`with_calibration` uses; "" if there is none."""
     if request.cluster.calibration is not None:
         return request.cluster.name
-    known = find_calibrated(request.cluster, request.runtime.name)
+    known = find_calibrated(request.cluster, request.runtime.name, models=kind_of(request.graph))
     return known.name if known else ""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from traincast.graph import zoo
+from traincast.graph import OperatorGraph, zoo
 
 PER_SAMPLE: Final = {"rcnn": 8000.0, "retinanet": 1500.0}
 """Kernel launches of the host per image, by family of the model: detectors of two stages, and of one stage with a
@@ -24,3 +24,11 @@ def sample_launches(name: str) -> float:
     if family not in PER_SAMPLE and family in zoo.names():
         family = zoo.card(family).family
     return PER_SAMPLE.get(family, 0.0)
+
+
+def beside_operators(graph: OperatorGraph, samples: int) -> float:
+    """Returns the launches for ``samples`` samples, spread over all operators, between which they happen."""
+    launches = sample_launches(graph.name) * samples
+    if not launches:
+        return 0.0
+    return launches / sum(b.count * (len(b.forward) + len(b.backward)) for b in graph.blocks)

@@ -33,7 +33,7 @@ from traincast.strategy.cut import cut_operator
 from traincast.strategy.embedding_tables import TableSharing, find_tables
 from traincast.strategy.experts import Region, cut_expert
 from traincast.strategy.holdings import Holdings, holdings_of, share_of
-from traincast.strategy.host_work import sample_launches
+from traincast.strategy.host_work import beside_operators
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import Behind, BlockProgram, Item, Share
@@ -284,7 +284,7 @@ class ProgramBuilder:
         return op.kind in (*LINEAR, OpKind.EMBEDDING) and of.kind is op.kind and bool(of.parameters)
 
     def _forward(self, block: Block) -> Iterator[Item]:
-        launches = Launch(kernels=self.runtime.operator_launches) + self._sample_launches
+        launches = Launch(kernels=self.runtime.operator_launches + beside_operators(self.graph, self.micro_batch))
         first = launches + Launch(blocks=self.runtime.block_launches)
         ends = {r.forward[0]: r for r in self._regions(block)}, {r.forward[-1]: r for r in self._regions(block)}
         tables = find_tables(self.graph, block)
@@ -304,7 +304,7 @@ class ProgramBuilder:
             yield from after_lookup(self, tables, i)
 
     def _backward(self, block: Block) -> Iterator[Item]:
-        launches = Launch(kernels=self.runtime.backward_launches) + self._sample_launches
+        launches = Launch(kernels=self.runtime.backward_launches + beside_operators(self.graph, self.micro_batch))
         first = launches + Launch(blocks=self.runtime.block_launches)
         last = {self.graph.forward_of[i]: i for i in block.backward}
         after_enter = region_ends(self, block, last)
@@ -330,16 +330,6 @@ class ProgramBuilder:
                 yield from from_experts(self, ends[1][i], ends[1][i].backward, block.backward)
             for enter in after_enter.get(i, ()):
                 yield from enter_backward(self, enter, block, beside=product_of(self, block.backward[n::-1]))
-
-    @property
-    def _sample_launches(self) -> Launch:
-        """The host's own work on each sample, spread over all operators, between which it happens."""
-
-        def find() -> Launch:
-            operators = sum(b.count * (len(b.forward) + len(b.backward)) for b in self.graph.blocks)
-            return Launch(kernels=sample_launches(self.graph.name) * self.micro_batch / max(1, operators))
-
-        return self.once(("sample launches",), find)
 
     def _regions(self, block: Block) -> list[Region]:
         """The expert regions of the block that are divided among ranks."""
