@@ -33,7 +33,8 @@ from traincast.report.outlook import UNCALIBRATED
 from traincast.strategy.model_kind import kind_of
 from traincast.tables import Row, read_rows
 
-_EXAMPLES: Final = "deep-learning-examples"
+EXAMPLES: Final = "deep-learning-examples"
+"""Who published the data-parallel steps. Groups of them are named by what their models read, and by this."""
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
 _COLUMNS: Final = (
@@ -88,7 +89,7 @@ def make(
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, (run, entry) in enumerate(zip(runs, entries, strict=True)):
         request = run.measured.request
-        place = entry["source"] if entry["table"] == "steps" else f"{kind_of(request.graph)}-{_EXAMPLES}"
+        place = entry["source"] if entry["table"] == "steps" else f"{entry['kind']}-{EXAMPLES}"
         groups[place, request.cluster.device.name, request.runtime.name].append(i)
     results: dict[tuple[str, str, str], Calibrated] = {}
     for number_, (key, members) in enumerate(sorted(groups.items())):
@@ -98,9 +99,9 @@ def make(
         if journals:
             journals.mkdir(parents=True, exist_ok=True)
         results[key] = calibrate_runs([runs[i] for i in members], curve=sizes, journal=journal)
-        if key[0].endswith(_EXAMPLES):
-            kinds = (kind_of(runs[members[0]].measured.request.graph),)
-            results[key] = replace(results[key], calibration=replace(results[key].calibration, models=kinds))
+        if key[0].endswith(EXAMPLES):
+            calibration = replace(results[key].calibration, models=(entries[members[0]]["kind"],))
+            results[key] = replace(results[key], calibration=calibration)
         _note(entries, members, results[key])
         _note_repeats(entries, members, runs, results[key])
     _note_intervals(entries, groups, results)
@@ -138,6 +139,7 @@ def _prepare(  # noqa: PLR0917
             "device": request.cluster.device.name,
             "nodes": request.cluster.num_nodes,
             "runtime": request.runtime.name,
+            "kind": kind_of(request.graph),
             "strategy": str(request.strategy),
             "moe": request.strategy.ep > 1 or any("grouped" in part and s > 0 for part, s in run.by_part.items()),
             "measured": run.seconds,
@@ -252,7 +254,7 @@ def write_clusters(folder: Path, results: dict[tuple[str, str, str], Calibrated]
 
 def _published(source: str) -> str:
     """Return who published the runs of a group: those of data-parallel steps are divided by kinds of models."""
-    return _EXAMPLES if source.endswith(_EXAMPLES) else source
+    return EXAMPLES if source.endswith(EXAMPLES) else source
 
 
 def _node_of(device: str) -> str:
