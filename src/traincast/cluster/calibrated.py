@@ -34,9 +34,9 @@ def find_calibrated(cluster: Cluster, runtime: str, *, models: str = "") -> Clus
     return load_cluster(entry.name) if entry else None
 
 
-def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
+def find_calibration(cluster: Cluster, runtime: str, *, models: str = "") -> Calibration | None:
     """Returns the calibration of the cluster that :func:`find_calibrated` finds, or ``None``."""
-    known = find_calibrated(cluster, runtime)
+    known = find_calibrated(cluster, runtime, models=models)
     return known.calibration if known else None
 
 
