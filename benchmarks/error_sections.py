@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks import figures, words
 from benchmarks.figures import Errors, Row, by_source, covered, errors, grouped
 from benchmarks.markdown import number, pair, percent, prose, share, table
+from benchmarks.study import EXAMPLES
 
 _FEWEST_TO_PICK: Final = 3
 _MODES_DIFFER: Final = 1.2
@@ -219,7 +220,8 @@ def ablation(study: Mapping[str, Any], steps: Sequence[Row], other: Sequence[Row
     groups = [*by_source(steps), ("all language models", steps), ("all others", other)]
     for name, rows in groups:
         fields = ("calibrated_physics", "calibrated", "unseen_model_physics", "unseen_model")
-        of = kept.get(name, kept.get("deep-learning-examples", []) if name == "all others" else [])
+        others = [group for source, groups in kept.items() if source.endswith(EXAMPLES) for group in groups]
+        of = others if name == "all others" else kept.get(name, [])
         share = f"{sum(bool(g['correction']) for g in of)} of {len(of)}" if of else "–"
         lines.append([name, f"{len(rows):,}", share, *(percent(errors(rows, field).mean) for field in fields)])
     said = (

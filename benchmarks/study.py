@@ -2,10 +2,11 @@
 
     python -m benchmarks.study --steps steps.parquet --dp-steps dp_steps.parquet -o study.json [--clusters DIR]
 
-Runs are grouped by source, device and framework. Each group is calibrated, and every run is forecast by calibrations
-that have not seen it: with its configuration left out, with its model left out, and with its whole source left out
-(no calibration). ``--clusters`` writes the calibrated clusters of the catalog. Finished fits are saved in a folder
-beside the output, and the same command resumes from them if it was stopped.
+Runs are grouped by source, device and framework, data-parallel ones also by what their models read. Each group is
+calibrated, and every run is forecast by calibrations that have not seen it: with its configuration left out, with its
+model left out, and with its whole source left out (no calibration). ``--clusters`` writes the calibrated clusters of
+the catalog. Finished fits are saved in a folder beside the output, and the same command resumes from them if it was
+stopped.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
 from traincast.measured.complete import completed
 from traincast.report.outlook import UNCALIBRATED
+from traincast.strategy.model_kind import kind_of
 from traincast.tables import Row, read_rows, text
 
+EXAMPLES: Final = "deep-learning-examples"
+"""Who published the data-parallel steps. Groups of them are named by what their models read, and by this."""
 _POOLED_BELOW: Final = 30
 _REPEATED: Final = 0.8
 _LOADED: Final = 0.7
@@ -87,8 +91,9 @@ def make(
         entry["zero_shot"] = run.simulated(Calibration())
     groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, (run, entry) in enumerate(zip(runs, entries, strict=True)):
-        place = entry["source"] if entry["table"] == "steps" else entry.pop("publisher")
         request = run.measured.request
+        place = entry["source"] if entry["table"] == "steps" else entry.pop("publisher")
+        place = f"{entry['kind']}-{place}" if place == EXAMPLES else place
         groups[place, request.cluster.device.name, request.runtime.name].append(i)
     results: dict[tuple[str, str, str], Calibrated] = {}
     for number_, (key, members) in enumerate(sorted(groups.items())):
@@ -98,6 +103,9 @@ def make(
         if journals:
             journals.mkdir(parents=True, exist_ok=True)
         results[key] = calibrate_runs([runs[i] for i in members], curve=sizes, journal=journal)
+        if key[0].endswith(EXAMPLES):
+            calibration = replace(results[key].calibration, models=(entries[members[0]]["kind"],))
+            results[key] = replace(results[key], calibration=calibration)
         _note(entries, members, results[key])
         _note_repeats(entries, members, runs, results[key])
     _note_intervals(entries, groups, results)
@@ -138,6 +146,7 @@ def _prepare(  # noqa: PLR0917
             "device": request.cluster.device.name,
             "nodes": request.cluster.num_nodes,
             "runtime": request.runtime.name,
+            "kind": kind_of(request.graph),
             "strategy": str(request.strategy),
             "moe": request.strategy.ep > 1 or any("grouped" in part and s > 0 for part, s in run.by_part.items()),
             "measured": run.seconds,
@@ -157,7 +166,7 @@ def _prepare(  # noqa: PLR0917
 def _publisher(row: Row) -> str:
     """Return the repository that a row was published in, or the one of all rows that do not say."""
     where = text(row, "where").partition(":")[0]
-    return where.rpartition("/")[2].lower() or "deep-learning-examples"
+    return where.rpartition("/")[2].lower() or EXAMPLES
 
 
 def _note(entries: list[Entry], members: Sequence[int], result: Calibrated) -> None:
@@ -253,9 +262,14 @@ def write_clusters(folder: Path, results: dict[tuple[str, str, str], Calibrated]
             calibration=result.calibration,
             name=name,
             num_nodes=result.calibration.nodes[1],
-            source=f"calibrated with {result.calibration.runs} runs published by {source}; see NOTICE",
+            source=f"calibrated with {result.calibration.runs} runs published by {_published(source)}; see NOTICE",
             comments={m.name: f"± {100 * m.sure:.0f} %" for m in result.moves if m.taught > 0.05},
         )
+
+
+def _published(source: str) -> str:
+    """Return who published the runs of a group: those of data-parallel steps are divided by kinds of models."""
+    return EXAMPLES if source.endswith(EXAMPLES) else source
 
 
 def _node_of(device: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.figures import Row, degree, grouped, in_its_mode, log_error, stall_forecast, stalled
+from benchmarks.study import EXAMPLES
 
 _REPEATS_DIFFER: Final = 0.15
 _FEW: Final = 15
@@ -83,7 +84,7 @@ class Reasons:
 
 def group_of(row: Row) -> str:
     """Return the name of the study's group of sources that a row belongs to."""
-    return str(row["source"]) if row["table"] == "steps" else "deep-learning-examples"
+    return str(row["source"]) if row["table"] == "steps" else f"{row['kind']}-{EXAMPLES}"
 
 
 def _configuration(row: Row) -> tuple[object, ...]:

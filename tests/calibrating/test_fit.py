@@ -37,7 +37,7 @@ def test_a_fit_finds_what_made_its_runs(make_runs: MakeRuns) -> None:
 
 def test_parameters_that_no_run_depends_on_stay_where_they_were(make_runs: MakeRuns) -> None:
     made = fit(make_runs(TRUE))
-    for name in ("grouped", "conv", "narrow_gemm"):
+    for name in ("grouped", "conv", "half_conv", "narrow_gemm"):
         i = NAMES.index(name)
         assert getattr(made.calibration, name) == 1.0
         assert made.spread[i] == pytest.approx(made.prior.spread[i])

@@ -161,7 +161,7 @@ def test_a_forecast_points_to_what_is_calibrated(capsys: pytest.CaptureFixture[s
     asked = ["predict", "bert-base", "--global-batch", "64", "--strategy", "dp=8,micro_batch=4", "--seq", "128"]
     place = ["--cluster", "dgx-a100", "--runtime"]
     _, out, _ = run([*asked, *place, "pytorch-1"], capsys)
-    assert "not calibrated; a100-sxm4-80gb-pytorch-1-deep-learning-examples is calibrated with" in out
+    assert "not calibrated; a100-sxm4-80gb-pytorch-1-sequences-deep-learning-examples is calibrated with" in out
     _, out, _ = run([*asked, *place, "nanotron"], capsys)
     assert "calibrated" not in out
 

@@ -21,11 +21,18 @@ def test_the_index_is_read_as_it_was_written() -> None:
 
 
 def test_a_cluster_is_found_by_device_and_runtime() -> None:
-    found = find_entry(load_cluster("dgx-a100"), "pytorch-1")
+    found = find_entry(load_cluster("dgx-a100"), "pytorch-1", models="sequences")
     assert found is not None
-    assert found.name == "a100-sxm4-80gb-pytorch-1-deep-learning-examples"
+    assert found.name == "a100-sxm4-80gb-pytorch-1-sequences-deep-learning-examples"
     assert (found.device, "pytorch-1" in found.runtimes) == ("a100-sxm4-80gb", True)
     assert find_entry(load_cluster("dgx-a100"), "nanotron") is None
+
+
+def test_a_cluster_serves_the_kinds_of_models_that_it_was_calibrated_with() -> None:
+    names = [find_entry(load_cluster("dgx-a100"), "pytorch-1", models=kind) for kind in ("images", "sequences")]
+    assert [entry.models for entry in names if entry] == [("images",), ("sequences",)]
+    any_model = find_entry(load_cluster("a100-sxm4-80gb-fsdp-llm-foundry"), "fsdp", models="sequences")
+    assert any_model is not None and any_model.models == ()
 
 
 def test_an_index_is_written_where_asked(tmp_path: Path) -> None:

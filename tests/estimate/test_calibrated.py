@@ -34,6 +34,7 @@ def collective(kind: CollectiveKind, *, ranks: int, nodes: int) -> Collective:
 
 
 ROWS, IMAGE = TensorSpec((512, 512), DType.BF16), TensorSpec((8, 64, 56, 56))
+HALF_IMAGE = TensorSpec((8, 64, 56, 56), DType.FP16)
 HEADS, SCORES = TensorSpec((2, 16, 1024, 64), DType.BF16), TensorSpec((32, 64, 64), DType.BF16)
 WORKS: dict[str, list[Work]] = {
     "gemm": [gemm(DType.BF16), gemm(DType.FP32)],
@@ -41,12 +42,15 @@ WORKS: dict[str, list[Work]] = {
     "grouped": [op(OpKind.GROUPED_GEMM, ROWS, TensorSpec((8, 512, 512), DType.BF16))],
     # Scores that are not fused are batched products.
     "attention": [op(OpKind.ATTENTION, HEADS, HEADS, HEADS), op(OpKind.BATCHED_GEMM, SCORES, SCORES)],
-    "conv": [op(OpKind.CONV, IMAGE, TensorSpec((64, 64, 3, 3)))],
+    "conv": [
+        op(OpKind.CONV, IMAGE, TensorSpec((64, 64, 3, 3))),
+        op(OpKind.DEPTHWISE_CONV, IMAGE, TensorSpec((64, 1, 3, 3))),
+    ],
+    "half_conv": [op(OpKind.CONV, HALF_IMAGE, TensorSpec((64, 64, 3, 3), DType.FP16))],
     "memory": [
         op(OpKind.ELEMENTWISE, ROWS),
         op(OpKind.LAYER_NORM, ROWS),
         op(OpKind.SOFTMAX, ROWS),
-        op(OpKind.DEPTHWISE_CONV, IMAGE, TensorSpec((64, 1, 3, 3))),
     ],
     "intra": [collective("all_reduce", ranks=8, nodes=1), collective("all_to_all", ranks=4, nodes=1)],
     "inter": [collective("all_reduce", ranks=32, nodes=4), collective("all_gather", ranks=2, nodes=2)],

@@ -27,7 +27,10 @@ CASES = [(spec, f) for spec in (GPT, LLAMA, BERT) for f in (("norm",), ("element
         *CASES,
         (CNN, ("elementwise",)),
         (CNN, ("norm",)),
+        (CNN, ("batch_norm",)),
+        (CNN, ("batch_norm", "elementwise")),
         (CNN, ALL),
+        (GPT, ("batch_norm",)),
     ],
 )
 def test_fusing_keeps_products_and_parameters_and_never_adds_traffic(spec: str, fusions: tuple[Fusion, ...]) -> None:
@@ -51,6 +54,25 @@ def test_fusing_keeps_products_and_parameters_and_never_adds_traffic(spec: str, 
 def test_nothing_is_fused_that_was_not_asked_for() -> None:
     assert fuse(graph_of(GPT), ()) is graph_of(GPT)
     assert fuse(graph_of(GPT), ("gradients",)) == graph_of(GPT)
+
+
+def test_batch_norm_joins_additions_and_activations_across_single_layers() -> None:
+    graph = graph_of("resnet50")
+    fused = fuse(graph, ("batch_norm",))
+    kinds = {(op.kind, op.phase) for op in fused.operators if max(t.numel for t in op.outputs) > 1000}
+    assert (OpKind.ACTIVATION, Phase.FORWARD) not in kinds
+    assert (OpKind.ACTIVATION, Phase.BACKWARD) not in kinds
+    first = next(op for op in fused.operators if op.name == "fused_batch_norm")
+    whole = first.outputs[0].numel
+    assert [t.numel for t in first.inputs].count(whole) == 1  # reads its input once in this count, writes one result
+    assert [t.numel for t in first.outputs].count(whole) == 1
+    joined = next(op for op in fused.operators if op.attributes.get("fused") == 3 and op.phase is Phase.FORWARD)
+    assert [t.numel for t in joined.inputs].count(joined.outputs[0].numel) == 2  # and the residual
+    back = next(op for op in fused.operators if op.name == "fused_batch_norm_backward")
+    assert [t.numel for t in back.inputs].count(back.outputs[0].numel) == 3  # gradient, mask and input
+    assert sum(t.numel for op in fused.operators for t in op.saved) == sum(
+        t.numel for op in graph.operators for t in op.saved
+    )
 
 
 def test_softmax_and_loss_become_one_kernel() -> None:

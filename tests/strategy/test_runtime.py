@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from traincast.errors import RequestError
-from traincast.strategy import Runtime, find_runtime, load_runtime, runtime_names
+from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime, runtime_names
+from traincast.strategy.prepare import fusions_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
 
@@ -34,8 +35,11 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
         ("bucket_bytes = nan", "expected a number from 0"),
         ("overlap_gradients = 1", "expected true or false"),
         ("attention = 'fast'", "expected one of flash, flash-2, cudnn-8, unfused, eager"),
-        ("fusions = ['all']", r"fusions\[0\] is 'all': expected one of norm, elementwise, loss, gradients"),
-        ("fusions = 'norm'", "expected a list of words of norm, elementwise"),
+        (
+            "fusions = ['all']",
+            r"fusions\[0\] is 'all': expected one of norm, batch_norm, half_batch_norm, elementwise, loss, gradients",
+        ),
+        ("fusions = 'norm'", "expected a list of words of norm, batch_norm, half_batch_norm, elementwise"),
         ("zero = 4", "expected one of 0, 1, 2, 3"),
         ("zero = true", "expected one of 0, 1, 2, 3"),
         ("gradient_dtype = 'fp8'", "expected one of '', fp32, bf16, fp16"),
@@ -99,3 +103,14 @@ def test_every_framework_leads_to_its_own_runtime() -> None:
     for name in runtime_names():
         for framework in load_runtime(name).frameworks:
             assert find_runtime(framework).name == name
+
+
+@pytest.mark.parametrize(("framework", "name"), [("MXNet", "mxnet"), ("PaddlePaddle", "paddle")])
+def test_frameworks_of_convolutional_networks_have_runtimes(framework: str, name: str) -> None:
+    assert find_runtime(framework).name == name
+
+
+def test_kernels_for_16_bits_fuse_only_there() -> None:
+    runtime = load_runtime("mxnet")
+    assert "batch_norm" in fusions_of(runtime, load_precision("amp"))
+    assert fusions_of(runtime, load_precision("fp32")) == ("elementwise",)

@@ -35,6 +35,7 @@ PARAMETERS: Final = (
     Parameter(name="memory", usual=1.0, spread=0.3, meaning="time of memory-bound operators"),
     Parameter(name="grouped", usual=1.0, spread=0.4, meaning="time of the experts' products"),
     Parameter(name="conv", usual=1.0, spread=0.3, meaning="time of convolutions"),
+    Parameter(name="half_conv", usual=1.0, spread=0.3, meaning="time of convolutions in 16 bits"),
     Parameter(name="intra", usual=1.0, spread=0.4, meaning="time of collectives within a node"),
     Parameter(name="inter", usual=1.0, spread=0.5, meaning="time of collectives between nodes"),
     Parameter(name="send", usual=1.0, spread=0.5, meaning="time of messages between stages"),

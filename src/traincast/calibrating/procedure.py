@@ -31,6 +31,7 @@ from traincast.cluster import Calibration, Stall
 from traincast.errors import RequestError
 from traincast.journal import Journal, key_of
 from traincast.report.outlook import UNCALIBRATED
+from traincast.strategy.model_kind import kind_of
 
 _FEWEST_FOR_FOLDS: Final = 4
 _PAYS: Final = 0.98
@@ -118,10 +119,19 @@ def calibrate_runs(
     believed = prior or Prior.usual()
     with Journal(journal, kind="a calibration", key=_key(runs, believed), restart=True) as kept:
         result = _calibrated(runs, believed, curve, kept, progress)
+        result = replace(result, warnings=(*result.warnings, *_mixed(runs)))
         if save is not None:
             save(result)
         kept.remove()
     return result
+
+
+def _mixed(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return a warning if models of several kinds ran: one set of parameters cannot fit all."""
+    kinds = sorted({kind_of(run.measured.request.graph) for run in runs})
+    if len(kinds) == 1:
+        return []
+    return [f"models that read {' and '.join(kinds)} ran: what decides their steps differs; calibrate each kind alone"]
 
 
 def _key(runs: Sequence[MeasuredRun], prior: Prior) -> str:

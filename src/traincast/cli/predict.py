@@ -231,10 +231,11 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
 def _say_if_calibrated(result: Forecast) -> None:
     """Print the name of a calibrated cluster with the same device and runtime, unless the request is calibrated."""
     from traincast.cluster import find_entry
+    from traincast.strategy.model_kind import kind_of
 
-    cluster = result.request.cluster
-    known = find_entry(cluster, result.request.runtime.name) if cluster.calibration is None else None
-    if known is not None:
+    request, cluster = result.request, result.request.cluster
+    known = find_entry(cluster, request.runtime.name, models=kind_of(request.graph))
+    if known is not None and cluster.calibration is None:
         console().print(
             f"[dim]this forecast is not calibrated; {known.name} is calibrated with {known.runs} runs of the same "
             f"device and runtime: compare with --cluster {known.name}:{cluster.num_nodes}[/dim]"

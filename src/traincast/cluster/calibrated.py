@@ -24,18 +24,19 @@ def calibrated_clusters() -> tuple[Cluster, ...]:
     return tuple(cluster for cluster in found if cluster.calibration is not None)
 
 
-def find_calibrated(cluster: Cluster, runtime: str) -> Cluster | None:
+def find_calibrated(cluster: Cluster, runtime: str, *, models: str = "") -> Cluster | None:
     """Returns the calibrated cluster most like ``cluster`` under ``runtime``, or ``None``.
 
-    It must have the same device and the same runtime. Of several, the one with the nearest number of nodes is taken.
+    It must have the same device and the same runtime, and serve ``models``, a kind of models. Of several, one for this
+    kind alone is taken, then the one with the nearest number of nodes.
     """
-    entry = find_entry(cluster, runtime)
+    entry = find_entry(cluster, runtime, models=models)
     return load_cluster(entry.name) if entry else None
 
 
-def find_calibration(cluster: Cluster, runtime: str) -> Calibration | None:
+def find_calibration(cluster: Cluster, runtime: str, *, models: str = "") -> Calibration | None:
     """Returns the calibration of the cluster that :func:`find_calibrated` finds, or ``None``."""
-    known = find_calibrated(cluster, runtime)
+    known = find_calibrated(cluster, runtime, models=models)
     return known.calibration if known else None
 
 
@@ -45,6 +46,8 @@ def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | 
     default = Calibration()
     lines = ["[calibration]"]
     lines.append(f"runtimes = [{', '.join(_quoted(name) for name in calibration.runtimes)}]")
+    if calibration.models:
+        lines.append(f"models = [{', '.join(_quoted(kind) for kind in calibration.models)}]")
     lines.append(f"nodes = [{calibration.nodes[0]}, {calibration.nodes[1]}]")
     lines.append(f"runs = {calibration.runs}")
     for name in NUMBERS:

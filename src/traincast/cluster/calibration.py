@@ -16,7 +16,7 @@ LogOdds: TypeAlias = Annotated[float, Meta(ge=-1e6, le=1e6)]
 Nodes: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 FACTORS: Final = (
-    "gemm", "narrow_gemm", "attention", "memory", "grouped", "conv",
+    "gemm", "narrow_gemm", "attention", "memory", "grouped", "conv", "half_conv",
     "intra", "inter", "send",
     "kernels", "blocks", "collectives", "handshakes", "waits",
 )  # fmt: skip
@@ -73,13 +73,15 @@ class Correction:
 class Calibration:
     """Parameters fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` (fewest, most) nodes.
 
+    ``models`` are the kinds of models that ran (:mod:`traincast.strategy.model_kind`); empty: it serves all.
+
     Factors multiply the time of matrix products (``gemm``; ``narrow_gemm`` in fp8 and below; ``grouped`` for experts),
-    ``attention``, memory-bound operators (``memory``), convolutions (``conv``), collectives within and between nodes
-    (``intra``, ``inter``), messages between stages (``send``), and the host's work for operators, blocks, collectives,
-    handshakes and waits (see :class:`traincast.work.Launch`). ``intra_latency_s`` or ``inter_latency_s`` is added to a
-    collective for every hop of its messages. ``interference`` multiplies the device's. A step takes the share
-    ``jitter`` longer for every doubling of nodes, and ``step_s`` longer in any case. ``memory_share`` is real memory
-    over forecast memory.
+    ``attention``, memory-bound operators (``memory``), convolutions (``conv``; ``half_conv`` in 16 bits, whose kernels
+    differ), collectives within and between nodes (``intra``, ``inter``), messages between stages (``send``), and the
+    host's work for operators, blocks, collectives, handshakes and waits (see :class:`traincast.work.Launch`).
+    ``intra_latency_s`` or ``inter_latency_s`` is added to a collective for every hop of its messages.
+    ``interference`` multiplies the device's. A step takes the share ``jitter`` longer for every doubling of nodes, and
+    ``step_s`` longer in any case. ``memory_share`` is real memory over forecast memory.
 
     In 90 % of cases like the measured ones, a run takes between ``low`` and ``high`` times its forecast. The interval
     widens with the distance from measured runs, up to ``unknown``, the standard deviation of the logarithm there.
@@ -91,6 +93,7 @@ class Calibration:
     memory: Factor = 1.0
     grouped: Factor = 1.0
     conv: Factor = 1.0
+    half_conv: Factor = 1.0
     intra: Factor = 1.0
     inter: Factor = 1.0
     send: Factor = 1.0
@@ -109,6 +112,7 @@ class Calibration:
     high: Factor = 1.6
     unknown: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.0
     runtimes: Words = ()
+    models: Words = ()
     nodes: tuple[Nodes, Nodes] = (1, 1)
     runs: Annotated[int, Meta(ge=0, le=10**9)] = 0
     stall: Stall | None = None

@@ -24,21 +24,31 @@ INDEX: Final = DATA / "calibrated.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedEntry:
-    """A calibrated cluster: its name, its device, the runtimes, the range of nodes and the number of measured runs."""
+    """A calibrated cluster: its name, its device, the runtimes, the range of nodes and the number of measured runs.
+
+    ``models`` are the kinds of models that it serves; empty: all.
+    """
 
     name: str
     device: str
     runtimes: tuple[str, ...]
     nodes: tuple[int, int]
     runs: int
+    models: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cluster: Cluster) -> CalibratedEntry:
         """The entry of a cluster that has a calibration."""
         known = cluster.calibration
         assert known is not None
-        device = cluster.device.name
-        return cls(name=cluster.name, device=device, runtimes=known.runtimes, nodes=known.nodes, runs=known.runs)
+        return cls(
+            name=cluster.name,
+            device=cluster.device.name,
+            runtimes=known.runtimes,
+            nodes=known.nodes,
+            runs=known.runs,
+            models=known.models,
+        )
 
 
 @lru_cache(maxsize=1)
@@ -52,24 +62,28 @@ def calibrated_index() -> tuple[CalibratedEntry, ...]:
             runtimes=tuple(entry["runtimes"]),
             nodes=(entry["nodes"][0], entry["nodes"][1]),
             runs=entry["runs"],
+            models=tuple(entry.get("models", ())),
         )
         for name, entry in table.items()
     )
 
 
-def find_entry(cluster: Cluster, runtime: str) -> CalibratedEntry | None:
-    """The calibrated cluster with the same device and runtime as ``cluster``, or None.
+def find_entry(cluster: Cluster, runtime: str, *, models: str = "") -> CalibratedEntry | None:
+    """The calibrated cluster with the same device and runtime as ``cluster`` that serves ``models``, or None.
 
-    Of several, the one whose number of nodes is nearest.
+    Of several, one that serves only this kind of models is taken, then the one whose number of nodes is nearest.
     """
-    best: tuple[float, CalibratedEntry] | None = None
+    best: tuple[tuple[bool, float], CalibratedEntry] | None = None
     for entry in calibrated_index():
         if entry.device != cluster.device.name or runtime not in entry.runtimes:
             continue
+        if entry.models and models not in entry.models:
+            continue
         fewest, most = entry.nodes
         distance = max(math.log(fewest / cluster.num_nodes), math.log(cluster.num_nodes / most), 0.0)
-        if best is None or distance < best[0]:
-            best = distance, entry
+        key = not entry.models, distance
+        if best is None or key < best[0]:
+            best = key, entry
     return best[1] if best else None
 
 
@@ -79,6 +93,7 @@ def index_toml(clusters: Iterable[Cluster]) -> str:
     for entry in map(CalibratedEntry.of, clusters):
         runtimes, nodes = json.dumps(list(entry.runtimes)), list(entry.nodes)
         values = f'device = "{entry.device}", runtimes = {runtimes}, nodes = {nodes}, runs = {entry.runs}'
+        values += f", models = {json.dumps(list(entry.models))}" if entry.models else ""
         lines.append(f"{json.dumps(entry.name)} = {{ {values} }}")
     return "\n".join(lines) + "\n"
 

@@ -56,8 +56,12 @@ SCAN_SM_RATE: Final = 2.3e12
 units from registers, and the larger units of Hopper and Blackwell wait for them."""
 SELECTIVE_SHARE: Final = 0.25
 """What a selective scan reaches of the fp32 peak: an exponential per state, no product."""
-DEPTHWISE_SHARE: Final = 0.25
-"""What a depthwise convolution reaches of the fp32 peak: it has no product to tile."""
+DEPTHWISE_BYTES: Final = {False: 0.0116, True: 0.0060}
+"""Bytes of its tensors that a depthwise convolution, or its gradients, move per operation of the fp32 peak.
+
+It has no product to tile: each thread computes addresses and loads a window, so that issuing instructions takes longer
+than memory. Fitted to published steps of EfficientNet on V100 and A100, whose bandwidths differ by 2.2 times.
+"""
 WINOGRAD_GAIN: Final = 1.4
 """Speed of 3 × 3 convolutions of stride 1 in fp32 over their multiply-adds (Lavin and Gray, 2016)."""
 MIN_CHANNELS: Final = 16
@@ -65,6 +69,14 @@ MIN_CHANNELS: Final = 16
 DATA_GRADIENT_SHARE: Final = 0.85
 WEIGHT_GRADIENT_SHARE: Final = 0.7
 """What the gradients of a convolution reach of its forward."""
+CONV3D_SHARE: Final = 0.8
+"""What convolutions of volumes in fp32 reach of those of images."""
+PLAIN_GRADIENT_GAIN: Final = 1.2
+"""Speed of the gradients of 1 × 1 convolutions over those of larger windows: they are plain products."""
+CONVERTED: Final = frozenset({"tf32"})
+CONVERSION_TRAFFIC: Final = 1.0
+"""Dtypes whose tensors frameworks keep channels first although matrix units read them channels last, and the bytes
+moved to convert them, in units of a convolution's own: some layers find a kernel that needs no conversion."""
 CONV_TRAFFIC_SHARE: Final = 0.7
 """Share of the achievable bandwidth that convolutions see: windows overlap, layouts change."""
 CAST_BYTES: Final = {"fp8": 7.0, "nvfp4": 3.0}
@@ -253,6 +265,12 @@ class _Operators:
             rate *= WINOGRAD_GAIN
         nbytes = op.nbytes / (len(products) * traffic)
         out_bytes = op.outputs[0].dtype.nbytes
+        if len(weight) > 4 and dtype == "fp32":
+            rate *= CONV3D_SHARE
+        if plain and op.name.endswith("backward") and self.reach.graphics:
+            rate *= PLAIN_GRADIENT_GAIN
+        if dtype in CONVERTED:
+            self._traffic.append((index, CONVERSION_TRAFFIC * op.nbytes, MEMORY_SHARE[OpKind.COPY, False], 0.0, 0.0))
         for share, *dims in products:
             self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, sharpness, 1.0))
 
@@ -288,7 +306,7 @@ class _Operators:
         share = MEMORY_SHARE.get((kind, op.phase is Phase.BACKWARD), 1.0)
         compute, floor = 0.0, self.machine.floor_s
         if kind is OpKind.DEPTHWISE_CONV:
-            compute = op.flops / (DEPTHWISE_SHARE * self.device.peak("fp32"))
+            compute = op.nbytes / (DEPTHWISE_BYTES[op.phase is Phase.BACKWARD] * self.device.peak("fp32"))
         elif kind is OpKind.SCAN:
             plain = op.name in WITHOUT_PRODUCTS
             peak = self.device.peak("fp32") if plain else self._scan_rate(op.inputs[0].dtype.value)

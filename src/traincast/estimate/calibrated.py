@@ -26,6 +26,7 @@ _PART_OF_KIND: Final = {
     OpKind.GROUPED_GEMM: "grouped",
     OpKind.ATTENTION: "attention",
     OpKind.CONV: "conv",
+    OpKind.DEPTHWISE_CONV: "conv",
 }
 _HOST: Final = ("kernels", "blocks", "collectives", "handshakes", "waits")
 _NINETY: Final = 2.0 * 1.645
@@ -119,6 +120,8 @@ def _part(work: Work, cluster: Cluster) -> int:
         name = _PART_OF_KIND.get(work.kind, "memory")
         if name == "gemm" and work.inputs[0].dtype.value in _NARROW:
             name = "narrow_gemm"
+        if name == "conv" and work.inputs[0].dtype.nbytes == 2:
+            name = "half_conv"
     elif isinstance(work, Collective):
         name = "inter" if crosses_nics(work.num_nodes, cluster) else "intra"
     elif isinstance(work, Transfer):

@@ -105,13 +105,17 @@ ARCHITECTURES: Final[dict[str, Achievable]] = {
         {"": 0.90, "fp16": 0.5}, {"": 0.95, "fp16": 0.55}, attention=(0.3, 0.25, 40.0), memory=0.78, floor_us=5.0
     ),
     "volta": _of(
-        {"": 0.84, "fp32": 0.93}, {"": 0.7, "fp32": 1.0}, attention=(0.45, 0.35, 40.0), memory=0.87, floor_us=4.5
+        {"": 0.84, "fp32": 0.93}, {"": 0.9, "fp32": 1.0}, attention=(0.45, 0.35, 40.0), memory=0.87, floor_us=4.5
     ),
     "turing": _of(
         {"": 0.72, "fp32": 0.75}, {"": 0.6, "fp32": 0.8}, attention=(0.4, 0.3, 40.0), memory=0.84, floor_us=4.5
     ),
     "ampere": _of(
-        {"": 0.80, "fp32": 0.90}, {"": 0.6, "fp32": 0.9}, attention=(0.62, 0.50, 40.0), memory=0.85, floor_us=3.6
+        {"": 0.80, "fp32": 0.90},
+        {"": 0.72, "tf32": 0.66, "fp32": 0.9},
+        attention=(0.62, 0.50, 40.0),
+        memory=0.85,
+        floor_us=3.6,
     ),
     "ada": _of(
         {"": 0.67, "fp8": 0.62, "fp32": 0.6},
@@ -196,8 +200,6 @@ def _by_dtype(base: Mapping[str, float], own: Mapping[str, float], name: str) ->
 
 
 MEMORY_SHARE: Final[dict[tuple[OpKind, bool], float]] = {
-    (OpKind.DEPTHWISE_CONV, False): 0.20,
-    (OpKind.DEPTHWISE_CONV, True): 0.10,
     (OpKind.BATCH_NORM, False): 0.60,
     (OpKind.BATCH_NORM, True): 0.60,
     (OpKind.LAYER_NORM, False): 0.65,

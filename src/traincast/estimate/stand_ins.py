@@ -18,6 +18,8 @@ NAME: Final = "add.fwd"
 _TRAFFIC: Final = {
     "native_batch_norm": 1.5,  # reads its input for the statistics, reads it again, writes
     "native_batch_norm_backward": 5.0 / 3.0,  # reads input and gradient twice, writes
+    "fused_batch_norm": 1.5,
+    "fused_batch_norm_backward": 5.0 / 3.0,
     "relu": 1.0,
     "relu_": 1.0,
     "threshold_backward": 1.0,

@@ -15,6 +15,8 @@ from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
 from traincast.strategy.runtime import Fusion
 
 _POINTWISE: Final = frozenset({OpKind.ACTIVATION, OpKind.ELEMENTWISE, OpKind.DROPOUT})
+_CHAIN: Final = 3
+"""Operators after a batch norm that may still read its result: a copy, an addition, an activation."""
 _LOSS: Final = frozenset({OpKind.SOFTMAX, OpKind.LOSS})
 
 _Joins = Callable[[Operator, Operator, bool], bool]
@@ -23,6 +25,18 @@ _Joins = Callable[[Operator, Operator, bool], bool]
 
 def _norm(last: Operator, op: Operator, reads: bool) -> bool:
     return last.scope == op.scope and "Norm" in str(op.attributes.get("module", "")) and op.scope != ""
+
+
+def _batch_norm(last: Operator, op: Operator, reads: bool) -> bool:
+    """A batch norm joins with what is done to its result; backward, with what is done to the gradient before it."""
+    if op.phase is Phase.BACKWARD:
+        return reads and _beside_norm(last) and (_beside_norm(op) or op.kind is OpKind.BATCH_NORM)
+    return reads and _beside_norm(op) and (_beside_norm(last) or last.kind is OpKind.BATCH_NORM)
+
+
+def _beside_norm(op: Operator) -> bool:
+    """Whether a kernel can do ``op`` while it normalises; it need not copy a tensor that is overwritten later."""
+    return op.kind in _POINTWISE or op.name == "clone"
 
 
 def _elementwise(last: Operator, op: Operator, reads: bool) -> bool:
@@ -36,6 +50,7 @@ def _loss(last: Operator, op: Operator, reads: bool) -> bool:
 _RULES: Final[dict[Fusion, tuple[_Joins, OpKind]]] = {
     "norm": (_norm, OpKind.LAYER_NORM),
     "loss": (_loss, OpKind.LOSS),
+    "batch_norm": (_batch_norm, OpKind.BATCH_NORM),
     "elementwise": (_elementwise, OpKind.ELEMENTWISE),
 }
 
@@ -44,8 +59,41 @@ def fuse(graph: OperatorGraph, fusions: Iterable[Fusion]) -> OperatorGraph:
     """``graph`` with every group of operators that ``fusions`` allow merged into one operator."""
     for fusion in _RULES:
         if fusion in fusions:
-            graph = _fuse_one(graph, *_RULES[fusion])
+            gathered = _gathered(graph) if fusion == "batch_norm" else graph
+            graph = _fuse_one(gathered, *_RULES[fusion])
     return graph
+
+
+def _gathered(graph: OperatorGraph) -> OperatorGraph:
+    """``graph`` with what :func:`_batch_norm` joins in one block each: layers that do not repeat are single blocks."""
+    if not any(op.kind is OpKind.BATCH_NORM for op in graph.operators):
+        return graph
+    edges, ops = set(graph.edges), graph.operators
+    forward, backward = ([list(getattr(b, name)) for b in graph.blocks] for name in ("forward", "backward"))
+    for now, passes in ((forward, range(len(forward))), (backward, range(len(backward) - 1, -1, -1))):
+        before: int | None = None  # the block whose pass runs before
+        for n in passes:
+            if graph.blocks[n].count > 1:
+                before = None
+            if not now[n] or graph.blocks[n].count > 1:
+                continue
+            while before is not None and now[n] and now[before]:
+                last, first = now[before][-1], now[n][0]
+                reads = any((source, first) in edges for source in now[before][-_CHAIN:])
+                if not _batch_norm(ops[last], ops[first], reads):
+                    break
+                if now is forward:
+                    now[before].append(now[n].pop(0))
+                else:
+                    now[n].insert(0, now[before].pop())
+                    if ops[now[n][0]].kind is OpKind.BATCH_NORM:
+                        break
+            before = n if now[n] else before
+    blocks = tuple(
+        replace(block, forward=tuple(f), backward=tuple(b))
+        for block, f, b in zip(graph.blocks, forward, backward, strict=True)
+    )
+    return replace(graph, blocks=blocks)
 
 
 def _fuse_one(graph: OperatorGraph, joins: _Joins, kind: OpKind) -> OperatorGraph:
@@ -101,6 +149,8 @@ def _merge(
     consumers: dict[int, list[int]],
     kind: OpKind,
 ) -> Operator:
+    if kind is OpKind.BATCH_NORM:
+        return _merge_norm(operators, members, consumers)
     inside = set(members)
     external: dict[object, TensorSpec] = {}
     for i in members:
@@ -133,6 +183,32 @@ def _merge(
         outputs=tuple(outputs),
         parameters=tuple(dict.fromkeys(p for i in members for p in operators[i].parameters)),
         saved=tuple(saved),
+        attributes={**first.attributes, "fused": len(members)},
+    )
+
+
+def _merge_norm(operators: Sequence[Operator], members: list[int], consumers: dict[int, list[int]]) -> Operator:
+    """A batch norm and the pointwise operators beside it: each member reads the result of the one before it.
+
+    Written are the last result, results that others read in the same pass, statistics and gradients of weights.
+    """
+    first, last = operators[members[0]], operators[members[-1]]
+    whole = max(t.numel for i in members for t in operators[i].inputs)
+    inputs = [t for i in members for t in operators[i].inputs]
+    wide = [t for t in inputs if t.numel == whole]
+    outputs = [t for i in members[:-1] for t in operators[i].outputs if t.numel < whole]
+    for i in members[:-1]:
+        if any(c not in members and operators[c].phase is first.phase for c in consumers[i]):
+            outputs += [t for t in operators[i].outputs if t.numel == whole]
+    return Operator(
+        name="fused_batch_norm" + ("_backward" if first.phase is Phase.BACKWARD else ""),
+        kind=OpKind.BATCH_NORM,
+        phase=first.phase,
+        scope=last.scope,
+        inputs=(*wide[: max(1, len(wide) - len(members) + 1)], *(t for t in inputs if t.numel < whole)),
+        outputs=(*last.outputs, *outputs),
+        parameters=tuple(dict.fromkeys(p for i in members for p in operators[i].parameters)),
+        saved=tuple(t for i in members for t in operators[i].saved),
         attributes={**first.attributes, "fused": len(members)},
     )
 

@@ -17,6 +17,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy.buckets import cut_buckets
 from traincast.strategy.exchange import Exchange
 from traincast.strategy.fits import MemoryNeed, need_of
+from traincast.strategy.host_work import sample_launches
 from traincast.strategy.memory import Memory
 from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
@@ -337,7 +338,18 @@ class Layout:
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
         if request.optimizer:
             items += self._update(programs, dense, experts)
+            items += self._between_steps()
         return [WorkRun(parts=[tuple(items)])] if items else []
+
+    def _between_steps(self) -> list[Item]:
+        """The host's work for which the device waits at the end of a step; longer if other ranks use the same host."""
+        runtime, mesh, graph = self.request.runtime, self.prepared.mesh, self.request.graph
+        updates = runtime.parameter_launches * sum(b.count * len(b.optimizer) for b in graph.blocks) / mesh.pp
+        samples = self.prepared.micro_batch * self.request.strategy.num_microbatches
+        others = min(mesh.num_ranks, mesh.devices_per_node) - 1
+        crowded = runtime.crowding * others * (updates + samples * sample_launches(graph.name))
+        launches = Launch(blocks=updates + crowded)
+        return [Item(work=launches, launches=Launch(), label="update on the host")] if launches.blocks else []
 
     def _update(self, programs: list[BlockProgram], dense: float, experts: float) -> list[Item]:
         first = next(p for p in programs if p.num_parameters)

@@ -230,6 +230,13 @@ def _of_programs(strategy: Strategy) -> Strategy:
     )
 
 
+def fusions_of(runtime: Runtime, precision: Precision) -> tuple[str, ...]:
+    """The fusions of ``runtime`` in ``precision``; some kernels exist only for 16 bits."""
+    half = precision.activations.nbytes == 2
+    fusions = (f.removeprefix("half_") if half else f for f in runtime.fusions)
+    return tuple(f for f in fusions if not f.startswith("half_"))
+
+
 @lru_cache(maxsize=1024)
 def _programs(  # noqa: PLR0917  (a cache's key)
     graph: OperatorGraph,
@@ -245,7 +252,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     """The program of each block, and the builder that made them."""
     fused, sharding = _fused(
         graph,
-        runtime.fusions,
+        fusions_of(runtime, precision),
         strategy.shard_rules,
         runtime.split_vocabulary,
         (runtime.written_out, runtime.repeats_keys),

@@ -33,6 +33,7 @@ from traincast.strategy.cut import cut_operator
 from traincast.strategy.embedding_tables import TableSharing, find_tables
 from traincast.strategy.experts import Region, cut_expert, kernel_marks
 from traincast.strategy.holdings import Holdings, holdings_of, share_of
+from traincast.strategy.host_work import beside_operators
 from traincast.strategy.mesh import Axis, Span
 from traincast.strategy.precision import Precision
 from traincast.strategy.program import Behind, BlockProgram, Item, Share
@@ -283,7 +284,7 @@ class ProgramBuilder:
         return op.kind in (*LINEAR, OpKind.EMBEDDING) and of.kind is op.kind and bool(of.parameters)
 
     def _forward(self, block: Block) -> Iterator[Item]:
-        launches = Launch(kernels=self.runtime.operator_launches)
+        launches = Launch(kernels=self.runtime.operator_launches + beside_operators(self.graph, self.micro_batch))
         first = launches + Launch(blocks=self.runtime.block_launches)
         ends = {r.forward[0]: r for r in self._regions(block)}, {r.forward[-1]: r for r in self._regions(block)}
         tables = find_tables(self.graph, block)
@@ -303,7 +304,7 @@ class ProgramBuilder:
             yield from after_lookup(self, tables, i)
 
     def _backward(self, block: Block) -> Iterator[Item]:
-        launches = Launch(kernels=self.runtime.backward_launches)
+        launches = Launch(kernels=self.runtime.backward_launches + beside_operators(self.graph, self.micro_batch))
         first = launches + Launch(blocks=self.runtime.block_launches)
         last = {self.graph.forward_of[i]: i for i in block.backward}
         after_enter = region_ends(self, block, last)

@@ -16,7 +16,7 @@ from traincast.errors import RequestError, UnknownNameError
 from traincast.schema import Text, read_table, read_toml, table_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
-Fusion: TypeAlias = Literal["norm", "elementwise", "loss", "gradients"]
+Fusion: TypeAlias = Literal["norm", "batch_norm", "half_batch_norm", "elementwise", "loss", "gradients"]
 Attention: TypeAlias = Literal["flash", "flash-2", "cudnn-8", "unfused", "eager"]
 GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
@@ -79,6 +79,10 @@ class Runtime:
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward operator (autograd's are cheaper), ``collective_launches`` per collective,
     ``block_launches`` of bookkeeping per block and pass, and ``microbatch_launches`` per microbatch and pass.
+    The update of each parameter takes ``parameter_launches``, for which the device waits: gradients are checked and
+    unscaled, states and weights are changed, gradients are cleared, by kernels that are shorter than their launch.
+    Ranks of a node share its host: each further one prolongs this work, and the host's own work on samples
+    (:mod:`traincast.strategy.host_work`), by the share ``crowding``.
     ``send_launches`` is the cost of a send in a pipeline whose two sides first agree on the size of the message; the
     host then waits for the device. With ``cuda_graphs``, the pass of a block is one launch. If a pipeline crosses
     nodes, hosts wait for one another: ``wait_launches`` per rank of a collective that compute waits for. With
@@ -149,6 +153,8 @@ class Runtime:
     wait_launches: Amount = 0.0
     block_launches: Amount = 0.0
     microbatch_launches: Amount = 0.0
+    parameter_launches: Amount = 0.0
+    crowding: Share = 0.0
     sync_passes: bool = False
     bucket_bytes: Amount = 25e6
     first_bucket_bytes: Amount = 0.0
