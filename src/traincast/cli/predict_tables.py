@@ -32,15 +32,8 @@ def show(report: Report, *, chosen: bool, memory: bool) -> None:
     )
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
-    _show_figures(
-        [
-            _pace(report),
-            _parts(report),
-            _memory(report),
-            [*_sources(report), _split(report), *_demand(report)],
-            _job(report),
-        ]
-    )
+    details = [*_sources(report), _split(report), *_demand(report)]
+    _show_figures([_pace(report), _parts(report), _memory(report), details, _job(report)])
     _show_stages(report)
     _show_waits(report)
     if memory:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +129,9 @@ def _by_label(plan: Plan, seconds: Floats, weights: Floats) -> tuple[Floats, Flo
     of_label, leaf, count = np.concatenate(labels), np.concatenate(leaves), np.concatenate(times) / len(plan.ranks)
     found = np.zeros((len(plan.labels), len(PARTS)))
     np.add.at(found, of_label, (plan.leaves(seconds)[leaf] * count)[:, None] * weights[leaf])
-    return found, np.bincount(of_label, weights=count, minlength=len(plan.labels))
+    counts = np.zeros(len(plan.labels))
+    np.add.at(counts, of_label, count)
+    return found, counts
 
 
 def _operators(labels: Sequence[str], by_label: Floats, counts: Floats) -> tuple[OperatorSplit, ...]:
@@ -138,17 +140,14 @@ def _operators(labels: Sequence[str], by_label: Floats, counts: Floats) -> tuple
     for number in np.argsort(-total, kind="stable").tolist():
         if not total[number] > 0.0:
             break
-        parts: dict[str, Any] = {
-            f"{name}_s": value for name, value in zip(PARTS, by_label[number].tolist(), strict=True)
-        }
-        bound_by = PARTS[int(by_label[number].argmax())]
+        parts = dict(zip(PARTS, by_label[number].tolist(), strict=True))
         found.append(
             OperatorSplit(
                 label=labels[number],
                 count=float(counts[number]),
                 seconds=float(total[number]),
-                bound_by=bound_by,
-                **parts,
+                bound_by=max(parts, key=lambda name: parts[name]),
+                **{f"{name}_s": value for name, value in parts.items()},
             )
         )
     return tuple(found)

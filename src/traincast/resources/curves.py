@@ -159,11 +159,10 @@ def _edges(step_s: float, hz: float | None, *, most: int) -> tuple[Floats, float
     more is sampled less often.
     """
     if hz is None:
-        return np.linspace(0.0, step_s, _EXACT_SAMPLES + 1, dtype=np.float64), step_s / _EXACT_SAMPLES
+        return np.linspace(0.0, step_s, _EXACT_SAMPLES + 1), step_s / _EXACT_SAMPLES
     period_s = max(1.0 / hz, step_s / most)
     count = int(np.clip(np.ceil(_FEWEST_STEPS * step_s / period_s), _FEWEST_SAMPLES, most))
-    edges: Floats = period_s * np.arange(count + 1)
-    return edges, period_s
+    return np.linspace(0.0, period_s * count, count + 1), period_s
 
 
 def _sampled(times: Floats, levels: Floats, step_s: float, edges: Floats) -> Floats:

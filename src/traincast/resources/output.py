@@ -7,9 +7,12 @@ import io
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.resources.curves import Curves
 from traincast.resources.forecasting import ResourceForecast
+
+Floats = npt.NDArray[np.float64]
 
 _DIGITS: Final = 6
 _MOST_SHOWN: Final = 16
@@ -42,28 +45,19 @@ def curves_csv(curves: Curves) -> str:
 
 def page_data(forecast: ResourceForecast, exact: Curves) -> dict[str, Any]:
     """Return the figures of ``forecast`` and its ``exact`` curves of one step, as a page draws them."""
-    nodes = exact.of_nodes()
+    nodes, first = exact.of_nodes(), int(exact.ranks[0])
     every = max(1, len(next(iter(exact.values.values()))[0]) // _POINTS)
 
-    def line(values: Any) -> list[float]:
-        return [round(v, 4) for v in values[: len(values) // every * every].reshape(-1, every).mean(axis=1).tolist()]
+    def drawn(name: str, values: dict[str, Floats]) -> dict[str, Any]:
+        points = {key: v[: len(v) // every * every].reshape(-1, every).mean(axis=1) for key, v in values.items()}
+        return {"name": name, "curves": {key: np.round(v, 4).tolist() for key, v in points.items()}}
 
-    first = int(exact.ranks[0])
-    seen = {name: line(value) for name, value in exact.of_node_of(first).items()}
-    rows = (
-        [{"name": f"rank {first}, with the network of its node", "curves": seen}] if exact.network.leaves_node else []
-    )
-    rows += [
-        {
-            "name": " ".join(map(str, exact.scope_of(row))),
-            "curves": {name: line(value[row]) for name, value in exact.values.items()},
-        }
-        for row in list(exact.rows)[:_MOST_SHOWN]
-    ]
-    rows += [
-        {"name": f"node {node}", "curves": {name: line(value[node]) for name, value in nodes.items()}}
-        for node in range(min(_MOST_SHOWN, len(exact.on_node)))
-    ]
+    rows = [drawn(f"rank {first}, with the network of its node", exact.of_node_of(first))]
+    rows = rows if exact.network.leaves_node else []
+    for row in list(exact.rows)[:_MOST_SHOWN]:
+        rows.append(drawn(" ".join(map(str, exact.scope_of(row))), {k: v[row] for k, v in exact.values.items()}))
+    for node in range(min(_MOST_SHOWN, len(exact.on_node))):
+        rows.append(drawn(f"node {node}", {k: v[node] for k, v in nodes.items()}))
     return {
         "uses": forecast.as_dict(),
         "hz": forecast.hz,
