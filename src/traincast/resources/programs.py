@@ -202,7 +202,8 @@ def _mean(levels: Levels, cuts: Floats, duration: Floats, whole: float) -> Float
     ends = np.append(times, whole)
     total = np.concatenate([[0.0], np.cumsum(level * np.diff(ends))])
     drawn = np.diff(np.interp(cuts, ends, total))
-    return np.minimum(1.0, np.divide(drawn, duration, out=np.zeros_like(drawn), where=duration > 0.0))
+    means: Floats = np.divide(drawn, duration, out=np.zeros_like(drawn), where=duration > 0.0)
+    return np.minimum(1.0, means)
 
 
 def _within(inside: list[tuple[float, float, float, float]], cuts: Floats, number: int) -> Floats:
@@ -233,11 +234,9 @@ def _joined(
             source = int(np.searchsorted(cuts, at - near)) - 1  # the task that ends at the cut
             at = max(at, last if message.stream in apart else at)
         delay = max(0.0, message.start - at)
-        entries = [(delay, {})] if delay > near else []
-        for took, drawn in (
-            *entries,
-            (message.end - message.start, {"send": message.send, "receive": message.receive}),
-        ):
+        sent: dict[str, float] = {"send": message.send, "receive": message.receive}
+        entries: list[tuple[float, dict[str, float]]] = [(delay, {})] if delay > near else []
+        for took, drawn in (*entries, (message.end - message.start, sent)):
             seconds.append(took)
             lane.append(1 + message.stream if drawn and message.stream in apart else -1)
             after.append((source,) if source >= 0 else ())

@@ -119,7 +119,7 @@ def together(programs: Sequence[StepProgram], *, phases: Sequence[float] | None 
     begins = [0.0 if phases is None else phase * seconds for phase, seconds in zip(phases or alone, alone, strict=True)]
     ends = _ends(run, counts, begins)
     last = min(float(own[-1]) for own in ends)
-    first = max(max(begins), _WARM_UP * last)
+    first = max(*begins, _WARM_UP * last)
     found = []
     for own, begin, seconds in zip(ends, begins, alone, strict=True):
         edges = np.append(begin, own)
