@@ -12,16 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from traincast.errors import RequestError, UnknownNameError
 from traincast.scheduling.forecasts import ask_of, is_described
 from traincast.scheduling.job import Job
+from traincast.scheduling.placement_rule import Placement
 from traincast.scheduling.run import JobRun
 from traincast.scheduling.space import UNIT, Allocation
 from traincast.scheduling.speeds import PlacedGpus
 from traincast.scheduling.step_times import StepTimes, What, Where
+from traincast.scheduling.traces import Trace
 
 if TYPE_CHECKING:
     from traincast.resources.sharing import StepProgram
 
+SHARES: Final = {"exclusive": "exclusive", "blind": "consolidated", "complementary": "complementary"}
+"""How jobs share nodes, each with its placement: not at all, as it comes, or with neighbours that suit them best."""
 _MOST_TOGETHER: Final = 6
 """Most jobs that are run together; of more, those that are alike count as one group of this size."""
 
@@ -153,3 +158,28 @@ def _on_gpu(run: JobRun, node: int, mask: int) -> bool:
     """Whether a job holds a share of this GPU."""
     held = run.allocation
     return held is not None and held.units < UNIT and held.gpus == ((node, mask),)
+
+
+def contention_of(trace: Trace, steps: StepTimes) -> tuple[ForecastContention, tuple[str, ...]]:
+    """Return how the jobs of a trace slow one another down, and notes; refuses a trace that describes no job."""
+    jobs = trace.jobs
+    known = sum(is_described(job) for job in jobs)
+    if not known:
+        raise RequestError(
+            f"{trace.path}: no job states what it trains, so nobody knows what it draws from its nodes; give model and "
+            "batch, or leave out the sharing"
+        )
+    silent = len(jobs) - known
+    note = f"{silent:,} jobs state no model and batch: they slow nobody down"
+    return ForecastContention(steps), (note,) if silent else ()
+
+
+def placement_of(share: str, placement: str | Placement) -> str | Placement:
+    """Return the placement of a kind of sharing; a placement of the user's own stays if nodes are shared blindly."""
+    if share not in SHARES:
+        raise UnknownNameError("share", share, tuple(SHARES))
+    if share == "blind" and placement != "pooled":
+        return placement
+    if placement not in ("pooled", SHARES[share]):
+        raise RequestError(f"share {share} has a placement of its own: leave out placement {placement}")
+    return SHARES[share]

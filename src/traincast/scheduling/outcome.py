@@ -54,6 +54,12 @@ class JobOutcome:
     overhead_gpu_s: float
     shared_s: float = 0.0
 
+    @property
+    def slowdown(self) -> float:
+        """Its execution time over what that would have been without neighbours."""
+        executed = (self.served_gpu_s - self.overhead_gpu_s) / self.n_gpus
+        return executed / (executed - self.shared_s) if self.shared_s and executed > self.shared_s else 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
