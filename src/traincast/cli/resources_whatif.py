@@ -8,6 +8,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table, traced
+from traincast.cli.resource_options import hz
 from traincast.cli.resource_tables import amounts
 from traincast.units import format_seconds
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce.")
 @click.option("--workers", type=int, metavar="W", help="Another number of workers. Each keeps its share of the batch.")
 @click.option("--batch", type=options.COUNT, metavar="N", help="Another global batch.")
-@options.hz()
+@hz()
 @options.bundle()
 @options.no_cache()
 @options.json()
