@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,9 @@ from traincast.units import format_seconds
 
 if TYPE_CHECKING:
     from traincast.resources.whatif import WhatIf
+
+_SAME: Final = 0.005
+"""A relative change below this is not worth a mention."""
 
 
 @click.command(
@@ -97,7 +100,7 @@ def _show(answer: WhatIf) -> None:
         old, new = amounts(answer.drawn_before.uses[name]), amounts(answer.drawn_after.uses[name])
         cells = [f"{a} → {b}" if a != b else a for a, b in zip(old, new, strict=True)]
         for place, value in zip((1, 2, 3), changes.values(), strict=True):
-            cells[place] += "" if not value else f" ({value:+.0%})"
+            cells[place] += "" if value is None or abs(value) < _SAME else f" ({value:+.0%})"
         rows.append((name, *cells))
     columns = ("resource", "pattern", "amount of a burst", "burst", "pause")
     print_table("what changes, as a monitor on node 0 sees it", columns, rows, right=(2, 3, 4))

@@ -1,8 +1,9 @@
 """The step of a job as a program that can run together with others, from its timeline.
 
-The row with the most messages stands for its node. Its compute lane is cut where messages leave, where they are waited for, and around those
-that compute itself waits in; what lies between two cuts is one task. Time in which the lane only waits for a message is
-no part of it: the wait follows from the message. All other gaps (launches, other stages, servers) stay as they are.
+The row with the most messages stands for its node. Its compute lane is cut where messages leave, where they are waited
+for, and around those that compute itself waits in; what lies between two cuts is one task. Time in which the lane only
+waits for a message is no part of it: the wait follows from the message. All other gaps (launches, other stages,
+servers) stay as they are.
 """
 
 from __future__ import annotations
