@@ -64,10 +64,10 @@ def whatif(
     from traincast.cluster import load_cluster
     from traincast.forecast import predict
     from traincast.resources.curves import HZ
-    from traincast.resources.whatif import Change, what_if
+    from traincast.resources.whatif import SettingChange, what_if
     from traincast.strategy.strategy import says_micro_batch
 
-    change = Change(gpu=gpu, servers=servers, workers=workers, global_batch=batch)
+    change = SettingChange(gpu=gpu, servers=servers, workers=workers, global_batch=batch)
     before = predict(
         traced(model, seq=seq, use_cache=not no_cache),
         cluster=load_cluster(cluster, hosts=True),

@@ -19,7 +19,7 @@ from traincast.forecast import Forecast
 from traincast.resources.draws import network_of
 from traincast.resources.forecasting import moves_on_device
 from traincast.resources.sharing import StepProgram
-from traincast.resources.spans import DrawnSpans, Levels, rows_of
+from traincast.resources.spans import Levels, SpanDraws, rows_of
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.strategy.server_setup import ServerSetup
@@ -76,7 +76,7 @@ def program_of(
     plan, whole = timeline.plan, timeline.step_s
     network = network_of(plan.works, cluster, through_host=servers is not None)
     rows = rows_of(plan, cluster, servers)
-    drawn = DrawnSpans(timeline, rows, network, on_device=on_device and servers is None)
+    drawn = SpanDraws(timeline, rows, network, on_device=on_device and servers is None)
     devices = np.flatnonzero(~rows.is_server)
     sent = {int(row): drawn.messages(int(row)) if network.leaves_node else {} for row in range(len(plan.ranks))}
     total = np.array([sum(a + b for a, b in sent[row].values()) for row in range(len(plan.ranks))])
