@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,9 @@ from traincast.cli.schedule_options import (
     number_of,
     policies_of,
     seeds_of,
+    shares_of,
 )
+from traincast.cli.schedule_shares import shares_data, show_shares
 from traincast.cli.schedule_tables import means, show
 from traincast.files import check_outputs
 
@@ -72,6 +74,12 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="NAME",
     help="Which GPUs a job gets: a placement, or your own as package.module:Class.",
+)
+@click.option(
+    "--share",
+    metavar="KIND,…",
+    help="Let jobs that meet on a node slow one another down; nodes are exclusive, shared blind, or shared by "
+    "complementary jobs. Several are compared.",
 )
 @click.option("--compare", metavar="NAME,…", help="Compare these policies; `all` compares every policy.")
 @click.option(
@@ -147,6 +155,7 @@ def schedule(
     quota: tuple[str, ...],
     policy: str | None,
     placement: str,
+    share: str | None,
     compare: str | None,
     estimates: str,
     kind: str | None,
@@ -183,6 +192,7 @@ def schedule(
     policies = policies_of(policy, compare)
     check_names(policies, placement)
     kinds, loads = listed(estimates, "--estimates"), [number_of(x, "--load") for x in listed(load, "--load")]
+    shares = shares_of(share, placement, policies)
     every_seed = seeds_of(seed, seeds)
     runner = engine_of(engine, workers, address)
     costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
@@ -204,17 +214,20 @@ def schedule(
             notes=notes,
             progress=progress,
         )
+        queue = queue.sharing() if shares else queue
         queues = [queue, *(queue.believing(name, progress=progress) for name in kinds[1:])]
     _show_notes(queue.notes, quiet=as_json)
+    placement = next(iter(shares.values()), placement)
     is_study = runner is not None or seeds > 1 or len(kinds) > 1 or len(loads) > 1
     rows = _study(queues, policies, placement, loads=loads, seeds=every_seed, engine=runner) if is_study else []
     # in a study, only the runs that files and virtual clusters need are repeated here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
+    by_share = _shared(queue, shares, runs[0], seed=seed)
     _write(runs, jobs_out=jobs_out, html=html)
     if as_json:
-        print_json(_document(runs, rows, policies, compared=compare is not None))
+        print_json(_document(runs, rows, policies, compared=compare is not None) | shares_data(by_share))
     else:
-        _show_all(runs, rows, jobs_out=jobs_out, html=html)
+        _show_all(runs, rows, by_share, jobs_out=jobs_out, html=html)
 
 
 def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) -> list[Schedule]:
@@ -225,6 +238,14 @@ def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) ->
             if progress:
                 progress(done + 1, len(policies))
     return runs
+
+
+def _shared(queue: Queue, shares: Mapping[str, str], first: Schedule, *, seed: int) -> dict[str, Schedule]:
+    """Run the queue once for every way to share nodes; ``first`` is the run of the first."""
+    return {
+        name: queue.run(first.policy, placement=rule, seed=seed) if number else first
+        for number, (name, rule) in enumerate(shares.items())
+    }
 
 
 def _study(
@@ -255,6 +276,7 @@ def _study(
             speeds=queue.speeds,
             costs=queue.costs,
             failures=queue.failures,
+            contention=queue.contention,
             engine=engine,
             progress=progress,
         )
@@ -282,9 +304,17 @@ def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
         console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
 
 
-def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: str | None, html: str | None) -> None:
+def _show_all(
+    runs: Sequence[Schedule],
+    rows: Sequence[StudyRow],
+    by_share: Mapping[str, Schedule],
+    *,
+    jobs_out: str | None,
+    html: str | None,
+) -> None:
     """Print the tables, then the paths of the files."""
     show(runs, rows)
+    show_shares(by_share)
     for what, path in (("jobs", jobs_out), ("page", html)):
         if path is not None:
             console().print(f"{what}: {plain(path)}", soft_wrap=True)
