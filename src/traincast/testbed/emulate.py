@@ -21,6 +21,7 @@ from traincast.cluster import Cluster
 from traincast.estimate import CostModel
 from traincast.graph import Operator, Phase
 from traincast.graph.aten import FREE, describe
+from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.in_model import spec_of, without_scratch
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.recorder import SpanRecorder
@@ -43,13 +44,19 @@ class DeviceClock:
     accelerator runs ahead of it. After a wait for other ranks the device starts again from the present.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counter: DeviceCounter | None = None) -> None:
         self.free = now()
+        self._counter = counter
 
-    def run(self, seconds: float) -> tuple[float, float]:
-        """Occupy the device; returns start and end, and comes back when the device is done or nearly so."""
+    def run(self, seconds: float, *, nbytes: float = 0.0) -> tuple[float, float]:
+        """Occupy the device; returns start and end, and comes back when the device is done or nearly so.
+
+        Its memory moves ``nbytes`` meanwhile, which a sampler sees.
+        """
         start = self.free
         self.free = start + seconds
+        if self._counter is not None:
+            self._counter.add(start, self.free, nbytes)
         if self.free - now() > _LEAST_SLEEP_S:
             sleep_until(self.free)
         return start, self.free
@@ -88,6 +95,7 @@ class _Action(NamedTuple):
 
     runs: bool
     seconds: float = 0.0
+    nbytes: float = 0.0
     name: str = ""
     category: str = ""
     outputs: tuple[_Output | None, ...] = ()
@@ -138,7 +146,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
         if action.runs:
             return func(*args, **kwargs)
         if action.seconds:
-            start, end = self._clock.run(action.seconds)
+            start, end = self._clock.run(action.seconds, nbytes=action.nbytes)
             self._recorder.add("compute", action.category, action.category, action.name, start, end)
         made = [self._made(output, args, kwargs) for output in action.outputs]
         return made[0] if action.single else tuple(made)
@@ -160,7 +168,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
 
     def update(self, operator: Operator) -> None:
         """Take the time of an optimizer's update of all parameters of this rank."""
-        start, end = self._clock.run(self._seconds_of(operator))
+        start, end = self._clock.run(self._seconds_of(operator), nbytes=operator.nbytes)
         self._recorder.add("compute", "optimizer", "optimizer", operator.name, start, end)
         self._clock.finish()
 
@@ -201,6 +209,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
         return _Action(
             runs=False,
             seconds=self._seconds_of(operator),
+            nbytes=operator.nbytes,
             name=name,
             category=_CATEGORY[phase],
             outputs=tuple(outputs),

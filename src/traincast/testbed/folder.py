@@ -42,7 +42,12 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """What ``run.json`` of a run says; ``steps_s`` has the seconds of each counted step."""
+    """What ``run.json`` of a run says; ``steps_s`` has the seconds of each counted step.
+
+    A run with a sampler (``monitor_hz``) has ``windows_s``: start and end of every counted step on the clock of its
+    readings, or of all of them together if steps follow one another without a gap. ``sampler_cpu_share`` is the
+    share of a core that sampling took.
+    """
 
     model: Text
     strategy: str
@@ -60,6 +65,9 @@ class RunFolder:
     cluster: Text = "cluster.toml"
     started: str | float = ""
     torch: str = ""
+    monitor_hz: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
+    windows_s: tuple[tuple[float, float], ...] = ()
+    sampler_cpu_share: float | None = None
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

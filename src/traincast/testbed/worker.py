@@ -25,6 +25,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
+from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.events_steps import optimizer_of
 from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
@@ -71,10 +72,10 @@ class Worker:
         self.optimize = self._optimizer()
 
     def _bed(self, cluster: Cluster) -> Bed:
-        recorder = SpanRecorder()
+        recorder, counter = SpanRecorder(), DeviceCounter.asked_for()
         if not self.request.emulated:
             return Bed(recorder=recorder)
-        clock = DeviceClock()
+        clock = DeviceClock(counter)
         kinds, kind = cluster.kinds(), cluster.kind_of_device()[self.rank]
         seconds = SecondsOfOperators(default_cost_model(), kinds[kind], factor=self.request.factor(self.rank))
         return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
@@ -186,7 +187,9 @@ class Worker:
             self.run()
         self.bed.device_done()
         if self.bed.clock is not None and number >= self.request.warmup:
-            self.behind_s = max(self.behind_s, now() - self.bed.clock.free) if self.strategy.dp == 1 else self.behind_s
+            alone = now() - self.bed.clock.free if self.strategy.dp == 1 else 0.0
+            self.behind_s = max(self.behind_s, self.bed.behind_s, alone)
+        self.bed.behind_s = 0.0
         self.bed.device_waited()
         self.bed.recorder.microbatch = -1
         self.optimize()
