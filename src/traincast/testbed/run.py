@@ -45,11 +45,17 @@ Progress = Callable[[int, int], None]
 
 
 def run(
-    request: RunRequest, output: Path, *, progress: Progress | None = None, start: Starter | None = None
+    request: RunRequest,
+    output: Path,
+    *,
+    progress: Progress | None = None,
+    start: Starter | None = None,
+    traced: bool = True,
 ) -> RunFolder:
     """Train as ``request`` says and write the folder ``output``; returns what its ``run.json`` says.
 
-    ``start`` starts the process of a rank; by default it is a program of its own.
+    ``start`` starts the process of a rank; by default it is a program of its own. ``traced`` says whether the folder
+    gets a trace.
     Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
     """
     require_torch()
@@ -69,10 +75,15 @@ def run(
         write_text(output / CLUSTER, cluster_text(request))
         _write_spans(measured.rows, output / "spans.parquet")
         write_row(folder, output / ROW)
-        about = {"model": request.model, "strategy": folder.strategy, "compute": request.compute}
-        write_measured_trace(read_spans(output), output / "trace.json.gz", steps_s=folder.steps_s, about=about)
+        if traced:
+            _write_trace(folder, output)
         write_json(output / "run.json", folder.as_dict())  # last: a folder with it is complete
     return read_run_folder(output)
+
+
+def _write_trace(folder: RunFolder, output: Path) -> None:
+    about = {"model": folder.model, "strategy": folder.strategy, "compute": folder.compute}
+    write_measured_trace(read_spans(output), output / "trace.json.gz", steps_s=folder.steps_s, about=about)
 
 
 class _Measured(NamedTuple):
