@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from traincast.files import make_folder, write_json, write_text
 
 if TYPE_CHECKING:
+    from traincast.cluster import Cluster
     from traincast.forecast import Forecast
     from traincast.graph import OperatorGraph
     from traincast.testbed.request import RunRequest
@@ -161,6 +162,14 @@ def _computed(model: str, device: str, batch: int, folder: Path) -> tuple[float,
 
 
 @cache
+def _cluster(text: str, path: Path) -> Cluster:
+    from traincast.cluster import load_cluster
+
+    write_text(path, text)
+    return load_cluster(str(path), hosts=True)
+
+
+@cache
 def _graph(model: str) -> OperatorGraph:
     from traincast.graph.load import load_model
 
@@ -168,16 +177,13 @@ def _graph(model: str) -> OperatorGraph:
 
 
 def _forecast(run: ResourceRun, folder: Path) -> Forecast:
-    from traincast.cluster import load_cluster
     from traincast.forecast import predict
     from traincast.testbed.run import cluster_text
 
     request = request_of(run)
-    cluster = folder / "cluster.toml"
-    write_text(cluster, cluster_text(request))
     return predict(
         _graph(request.model),
-        cluster=load_cluster(str(cluster), hosts=True),
+        cluster=_cluster(cluster_text(request), folder / "cluster.toml"),
         global_batch=request.global_batch,
         strategy=request.strategy,
         precision="fp32",
