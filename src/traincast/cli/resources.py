@@ -1,4 +1,4 @@
-"""``traincast resources whatif``: what a job draws from its machines."""
+"""``traincast resources compare | whatif``: what a job draws from its machines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from traincast.cli import options
 
 COMMANDS: Final = {
+    "compare": ("traincast.cli.resources_compare", "Compare a sampled run with its forecast."),
     "whatif": ("traincast.cli.resources_whatif", "Ask what another GPU, other workers or another batch would change."),
 }
 

@@ -18,36 +18,42 @@ from typing import Final, NamedTuple
 
 FOLDER: Final = "TRAINCAST_DEVICES"
 """The environment variable that names the folder of the counters."""
-_LAYOUT: Final = struct.Struct("=5d")
+_LAYOUT: Final = struct.Struct("=6d")
 _TRIES: Final = 100
 _SHARED: Final = Path("/dev/shm")  # noqa: S108  (memory, where the system has it)
 
 
 class DeviceReading(NamedTuple):
-    """Totals of a device since its process started: seconds in which it was busy, and bytes moved by its memory."""
+    """Totals of a device since its process started: seconds in which it was busy, and bytes moved by its memory.
+
+    ``memory_rate`` is how many bytes per second its memory moves at most; 0 if there is no emulated device.
+    """
 
     busy_s: float
     nbytes: float
+    memory_rate: float
 
 
 class DeviceCounter:
-    """The counter of this process, which it alone writes."""
+    """The counter of this process, which it alone writes; ``memory_rate`` is the bandwidth of the device's memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, memory_rate: float = 0.0) -> None:
         self._busy_s = self._nbytes = 0.0
+        self._rate = memory_rate
         self._memory = _mapped(path, os.O_CREAT | os.O_RDWR)
+        self.add(0.0, 0.0, 0.0)
 
     @classmethod
-    def asked_for(cls) -> DeviceCounter | None:
+    def asked_for(cls, *, memory_rate: float = 0.0) -> DeviceCounter | None:
         """The counter of this process, or ``None`` if nobody asks for one."""
         folder = os.environ.get(FOLDER)
-        return cls(Path(folder) / str(os.getpid())) if folder else None
+        return cls(Path(folder) / str(os.getpid()), memory_rate=memory_rate) if folder else None
 
     def add(self, start_s: float, end_s: float, nbytes: float) -> None:
         """Count work of the device that moves ``nbytes`` evenly between two moments, which may lie ahead."""
         self._busy_s += end_s - start_s
         self._nbytes += nbytes
-        _LAYOUT.pack_into(self._memory, 0, self._busy_s, self._nbytes, start_s, end_s, nbytes)
+        _LAYOUT.pack_into(self._memory, 0, self._busy_s, self._nbytes, start_s, end_s, nbytes, self._rate)
 
 
 class DeviceReader:
@@ -64,11 +70,12 @@ class DeviceReader:
             if again == values:
                 break
             values = again
-        busy_s, nbytes, start_s, end_s, last = _LAYOUT.unpack(values)
+        busy_s, nbytes, start_s, end_s, last, rate = _LAYOUT.unpack(values)
         ahead = max(0.0, end_s - now_s)
         if not ahead:
-            return DeviceReading(busy_s, nbytes)
-        return DeviceReading(max(0.0, busy_s - ahead), nbytes - last * min(1.0, ahead / (end_s - start_s)))
+            return DeviceReading(busy_s, nbytes, rate)
+        done = 1.0 - min(1.0, ahead / max(end_s - start_s, ahead))
+        return DeviceReading(max(0.0, busy_s - ahead), nbytes - last * (1.0 - done), rate)
 
 
 @contextmanager

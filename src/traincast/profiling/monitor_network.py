@@ -16,17 +16,15 @@ _BYTES_PER_MBIT: Final = 125_000.0
 
 
 class NetworkReading(NamedTuple):
-    """Bytes that a namespace has received and sent since it was made."""
+    """Bytes that the interfaces of a namespace have received and sent, and those of its loopback interface."""
 
     received: float
     sent: float
+    loopback: float
 
 
 class NamespaceReader:
-    """Reads the counters of the network namespace in which the process ``pid`` is now, also after that has ended.
-
-    The loopback interface counts only if the namespace has no other interface that ever moved a byte.
-    """
+    """Reads the counters of the network namespace in which the process ``pid`` is now, also after that has ended."""
 
     def __init__(self, pid: int, *, proc: Path = Path("/proc")) -> None:
         self._file = os.open(proc / str(pid) / "net" / "dev", os.O_RDONLY)
@@ -41,20 +39,19 @@ class NamespaceReader:
 
 
 def totals_of(text: str) -> NetworkReading:
-    """The bytes received and sent by the interfaces that /proc/PID/net/dev lists in ``text``."""
-    received = sent = 0.0
-    local = NetworkReading(0.0, 0.0)
+    """The bytes of the interfaces that /proc/PID/net/dev lists in ``text``."""
+    received = sent = loopback = 0.0
     for line in text.splitlines()[2:]:
         name, _, rest = line.partition(":")
         fields = rest.split()
         if len(fields) <= _SENT:
             continue
         if name.strip() == _LOOPBACK:
-            local = NetworkReading(float(fields[_RECEIVED]), float(fields[_SENT]))
+            loopback += float(fields[_RECEIVED])
             continue
         received += float(fields[_RECEIVED])
         sent += float(fields[_SENT])
-    return NetworkReading(received, sent) if received or sent else local
+    return NetworkReading(received, sent, loopback)
 
 
 def namespace_of(pid: int, *, proc: Path = Path("/proc")) -> int | None:

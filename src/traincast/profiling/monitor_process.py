@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _SCHED: Final = 2
 """The clock of a process that counts what the scheduler gave it."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_ROOM: Final = 1024
+_TICKS: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_ROOM: Final = 4096
 _PROC: Final = Path("/proc")
+_PARENT, _CHILDREN_USER, _CHILDREN_SYSTEM, _STARTED, _RESIDENT = 1, 13, 14, 19, 21
+"""Fields of /proc/PID/stat from the state on: the first after the name of the program."""
 
 
 def clock_of(pid: int) -> float:
@@ -37,3 +42,132 @@ class MemoryReader:
     def close(self) -> None:
         """Give up the file."""
         os.close(self._file)
+
+
+class ProcessStat(NamedTuple):
+    """What /proc/PID/stat says: ``children_s`` is the processor time of children that ended and were waited for."""
+
+    parent: int
+    children_s: float
+    started: int
+    resident_bytes: float
+
+
+def stat_of(text: bytes) -> ProcessStat:
+    """The values of /proc/PID/stat; the name of the program may have spaces and brackets."""
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessStat(
+        parent=int(fields[_PARENT]),
+        children_s=(int(fields[_CHILDREN_USER]) + int(fields[_CHILDREN_SYSTEM])) / _TICKS,
+        started=int(fields[_STARTED]),
+        resident_bytes=float(fields[_RESIDENT]) * _PAGE,
+    )
+
+
+class TreeReading(NamedTuple):
+    """Totals of a process and its descendants: processor time, memory that they hold, how many they are."""
+
+    processor_s: float
+    resident_bytes: float
+    processes: int
+
+
+class _Member:
+    """One process of a tree. ``ended_s`` is the time of its children that have ended, as last seen."""
+
+    __slots__ = ("ended_s", "file", "own_s", "parent", "waited_s")
+
+    def __init__(self, file: int, parent: int) -> None:
+        self.file, self.parent = file, parent
+        self.own_s = self.ended_s = self.waited_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """The time of ended children: as their parent was told when it waited for them, or as last seen."""
+        return max(self.ended_s, self.waited_s)
+
+
+class ProcessTree:
+    """A process and all its descendants, also those that start later.
+
+    A process that ends leaves its time to its parent, so that the total never falls. What it used after its last
+    reading is known in ticks of the kernel (10 ms) once its parent has waited for it. A process that started and ended
+    between two readings is counted that way alone. Processes whose parent has ended stay in the tree.
+    """
+
+    def __init__(self, root: int, *, proc: Path = _PROC, clock: Callable[[int], float] = clock_of) -> None:
+        self._proc, self._clock = proc, clock
+        self._members: dict[int, _Member] = {}
+        self._others: set[int] = set()
+        self._ended_s = 0.0
+        """The time of ended processes whose parent is not in the tree."""
+        self._root, self._root_s = root, 0.0
+        self._join(root, parent=0)
+
+    @property
+    def pids(self) -> Iterator[int]:
+        """The processes that run."""
+        return iter(self._members)
+
+    def discover(self) -> list[int]:
+        """Look for processes that have started; returns the new members of the tree."""
+        there = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208  (ten times faster)
+        self._others &= there
+        parents: dict[int, int] = {}
+        for pid in there - self._others - self._members.keys():
+            with suppress(OSError, ValueError):
+                parents[pid] = stat_of((self._proc / str(pid) / "stat").read_bytes()).parent
+        joined: list[int] = []
+        while new := [pid for pid, parent in parents.items() if parent in self._members]:
+            joined += [pid for pid in new if self._join(pid, parent=parents.pop(pid))]
+        self._others |= parents.keys()
+        return joined
+
+    def read(self) -> TreeReading:
+        """The totals now. Processes that have ended leave the tree."""
+        resident, gone = 0.0, []
+        for pid, member in self._members.items():
+            try:
+                stat = stat_of(os.pread(member.file, _ROOM, 0))
+                member.own_s = max(member.own_s, self._clock(pid))
+            except OSError:
+                gone.append(pid)
+                continue
+            member.waited_s = stat.children_s
+            resident += stat.resident_bytes
+        for pid in gone:
+            self._leave(pid)
+        total = self._ended_s + sum(member.own_s + member.left_s for member in self._members.values())
+        return TreeReading(total, resident, len(self._members))
+
+    def settle(self, root_s: float) -> None:
+        """Say how much the root used in all, with the children it waited for, now that it was waited for."""
+        if self._root in self._members:
+            self._leave(self._root)
+        self._ended_s += max(0.0, root_s - self._root_s)
+        self._root_s = max(self._root_s, root_s)
+
+    def close(self) -> None:
+        """Give up all files."""
+        for member in self._members.values():
+            os.close(member.file)
+        self._members.clear()
+
+    def _join(self, pid: int, *, parent: int) -> bool:
+        try:
+            file = os.open(self._proc / str(pid) / "stat", os.O_RDONLY)
+        except OSError:
+            return False
+        self._members[pid] = _Member(file, parent)
+        return True
+
+    def _leave(self, pid: int) -> None:
+        member = self._members.pop(pid)
+        os.close(member.file)
+        used_s = member.own_s + member.left_s
+        if pid == self._root:
+            self._root_s = used_s
+        if member.parent in self._members:
+            self._members[member.parent].ended_s += used_s
+        else:
+            self._ended_s += used_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -40,11 +40,14 @@ class StepCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceComparison:
-    """The use of each resource as measured and as predicted, seen on the node of one rank."""
+    """The use of each resource as measured and as predicted, seen on the node of one rank.
+
+    Without curves of the forecast there is no ``step``.
+    """
 
     measured: dict[str, ResourceUse] = field(hash=False)
     predicted: dict[str, ResourceUse] = field(hash=False)
-    step: StepCurves
+    step: StepCurves | None
     hz: float
     observed_s: float
     measured_step_s: float
@@ -64,7 +67,7 @@ class ResourceComparison:
 
     def correlations(self) -> dict[str, float | None]:
         """The correlation of each resource's curves."""
-        return {name: self.step.correlation(name) for name in RESOURCES}
+        return {name: None if self.step is None else self.step.correlation(name) for name in RESOURCES}
 
     def as_dict(self) -> dict[str, Any]:
         """The comparison as plain values, for JSON."""
@@ -73,12 +76,28 @@ class ResourceComparison:
             "predicted": {name: asdict(use) for name, use in self.predicted.items()},
             "errors": self.errors(),
             "correlation": self.correlations(),
-            "phase_s": self.step.phase_s,
+            "phase_s": None if self.step is None else self.step.phase_s,
             "hz": self.hz,
             "observed_s": self.observed_s,
             "measured_step_s": self.measured_step_s,
             "predicted_step_s": self.predicted_step_s,
         }
+
+
+def compared_figures(
+    measured: Curves, predicted: Mapping[str, ResourceUse], *, known: Collection[str], predicted_step_s: float
+) -> ResourceComparison:
+    """Compare the ``known`` resources of an observation with figures of a forecast, whose curves nobody has."""
+    uses = uses_of(measured)
+    return ResourceComparison(
+        measured={name: use for name, use in uses.items() if name in known},
+        predicted=dict(predicted),
+        step=None,
+        hz=1.0 / measured.period_s,
+        observed_s=len(measured.values["compute"][0]) * measured.period_s,
+        measured_step_s=measured.step_s,
+        predicted_step_s=predicted_step_s,
+    )
 
 
 def compared(

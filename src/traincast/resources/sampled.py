@@ -108,9 +108,7 @@ def _knots(times: Floats, windows: Sequence[Window]) -> tuple[Floats, list[npt.N
     return np.concatenate(knots), inside
 
 
-def _joined(
-    times: Floats, total: Floats, windows: Sequence[Window], inside: Sequence[npt.NDArray[np.bool_]]
-) -> Floats:
+def _joined(times: Floats, total: Floats, windows: Sequence[Window], inside: Sequence[npt.NDArray[np.bool_]]) -> Floats:
     """A counter without what it rose between windows."""
     base, parts = 0.0, [np.zeros(1)]
     for number, (start, end) in enumerate(windows):

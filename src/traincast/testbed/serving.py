@@ -60,6 +60,12 @@ def server_job(request: RunRequest, cluster: Path) -> ServerJob:
     return replace(job, pieces=tuple(Piece(forward_s=0.0, backward_s=0.0, nbytes=size) for size in sizes))
 
 
+def _memory_rate(request: RunRequest, rank: int, cluster: Path) -> float:
+    """Bytes per second that the memory of a worker's emulated device moves; 0 if there is none."""
+    emulated = request.emulated and rank < request.ranks
+    return load_cluster(str(cluster), hosts=True).device.memory_bandwidth if emulated else 0.0
+
+
 def _emulated(job: ServerJob, rank: int, counter: DeviceCounter | None) -> tuple[Passes | None, Updates | None]:
     """The passes of an emulated worker that a sampler watches; everything else is emulated as usual."""
     if counter is None or rank >= job.setup.workers:
@@ -131,7 +137,7 @@ def main(request_path: str, output: str) -> None:
     job = server_job(request, Path(output) / "cluster.toml")
     dist.init_process_group("gloo")
     store = dist.PrefixStore("servers", dist.distributed_c10d._get_default_store())
-    counter = DeviceCounter.asked_for()
+    counter = DeviceCounter.asked_for(memory_rate=_memory_rate(request, rank, Path(output) / "cluster.toml"))
     passes, updates = _emulated(job, rank, counter) if request.emulated else _real(request, job, rank)
     steps = request.warmup + request.steps
     spans = run_servers(rank, job.setup, job.pieces, steps=steps, store=store, passes=passes, updates=updates)

@@ -72,12 +72,13 @@ class Worker:
         self.optimize = self._optimizer()
 
     def _bed(self, cluster: Cluster) -> Bed:
-        recorder, counter = SpanRecorder(), DeviceCounter.asked_for()
+        recorder = SpanRecorder()
         if not self.request.emulated:
+            DeviceCounter.asked_for()  # tells a sampler that this rank has begun
             return Bed(recorder=recorder)
-        clock = DeviceClock(counter)
-        kinds, kind = cluster.kinds(), cluster.kind_of_device()[self.rank]
-        seconds = SecondsOfOperators(default_cost_model(), kinds[kind], factor=self.request.factor(self.rank))
+        own = cluster.kinds()[cluster.kind_of_device()[self.rank]]
+        clock = DeviceClock(DeviceCounter.asked_for(memory_rate=own.device.memory_bandwidth))
+        seconds = SecondsOfOperators(default_cost_model(), own, factor=self.request.factor(self.rank))
         return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
 
     def _group(self, axis: Axis) -> Any:

@@ -1,0 +1,136 @@
+"""Everything that a sampler reads of one command: processes, devices and networks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from traincast.profiling.device_counter import DeviceReader, reader_of
+from traincast.profiling.monitor_network import NamespaceReader, NetworkReading, namespace_of
+from traincast.profiling.monitor_nvml import GpuReader
+from traincast.profiling.monitor_process import ProcessTree
+
+_DISCOVER_S: Final = 0.1
+"""How often processes that have started are looked for."""
+_CHOOSE_S: Final = 1.0
+"""How often the GPUs in use are looked for."""
+
+
+class MonitorReading(NamedTuple):
+    """Totals at one moment. Times are seconds; ``time_s`` is that of a clock that never jumps.
+
+    ``device_s`` and ``device_memory_s`` add up, over ``devices`` GPUs or emulated devices, the time in which a device
+    was busy and the time that its memory would need at its peak for what it moved. ``namespaces`` are the networks
+    whose interfaces received and sent; their loopback interfaces count apart.
+    """
+
+    time_s: float
+    processor_s: float
+    resident_bytes: float
+    processes: int
+    received_bytes: float
+    sent_bytes: float
+    loopback_bytes: float
+    namespaces: int
+    device_s: float
+    device_memory_s: float
+    devices: int
+
+
+COLUMNS: Final = MonitorReading._fields
+
+
+class _Network:
+    """A namespace, and what its counters showed when it was first seen."""
+
+    def __init__(self, reader: NamespaceReader) -> None:
+        self.reader = reader
+        self._first = reader.read()
+
+    def rise(self) -> NetworkReading:
+        """What it has moved since then."""
+        return NetworkReading(*(now - first for now, first in zip(self.reader.read(), self._first, strict=True)))
+
+
+class Sources:
+    """Reads what the process ``root`` and its descendants use; ``devices`` is the folder of emulated devices."""
+
+    def __init__(
+        self,
+        root: int,
+        *,
+        devices: Path,
+        gpus: GpuReader | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tree = ProcessTree(root)
+        self._devices_at, self._gpus, self._now = devices, gpus, now
+        self._networks: dict[int, _Network] = {}
+        self._moved_before = NetworkReading(0.0, 0.0, 0.0)
+        self._place_of: dict[int, int] = {}
+        self._devices: dict[int, DeviceReader] = {}
+        self._discover_at = self._choose_at = 0.0
+
+    def read(self) -> MonitorReading:
+        """All totals now."""
+        moment = self._now()
+        if moment >= self._discover_at:
+            self._discover(moment)
+        processor_s, resident, processes = self.tree.read()
+        received, sent, loopback = self._moved()
+        moment = self._now()
+        busy_s, memory_s, devices = self._read_devices(moment)
+        return MonitorReading(
+            moment, processor_s, resident, processes, received, sent, loopback, len(self._networks), busy_s, memory_s,
+            devices,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give up all files."""
+        self.tree.close()
+        for network in self._networks.values():
+            network.reader.close()
+        if self._gpus is not None:
+            self._gpus.close()
+
+    def _moved(self) -> NetworkReading:
+        """What all networks have moved since each was first seen."""
+        rises = [self._moved_before, *(network.rise() for network in self._networks.values())]
+        return NetworkReading(*(sum(amounts) for amounts in zip(*rises, strict=True)))
+
+    def _read_devices(self, moment: float) -> tuple[float, float, int]:
+        """Busy and memory time, and the number of devices: emulated ones or, without any, GPUs."""
+        readings = [device.read(moment) for device in self._devices.values()]
+        emulated = [reading for reading in readings if reading.memory_rate]
+        if emulated or self._gpus is None:
+            busy_s = sum(reading.busy_s for reading in emulated)
+            return busy_s, sum(reading.nbytes / reading.memory_rate for reading in emulated), len(emulated)
+        busy_s, memory_s, gpus = self._gpus.read(moment)
+        return busy_s, memory_s, gpus
+
+    def _discover(self, moment: float) -> None:
+        self._discover_at = moment + _DISCOVER_S
+        self.tree.discover()
+        own = namespace_of(os.getpid())
+        for pid in self.tree.pids:
+            place = namespace_of(pid)
+            if place is not None and self._place_of.get(pid) != place:
+                self._place_of[pid] = place
+                if place not in self._networks:
+                    with suppress(OSError):
+                        self._networks[place] = _Network(NamespaceReader(pid))
+            if pid not in self._devices:
+                reader = reader_of(self._devices_at, pid)
+                if reader is not None:
+                    self._devices[pid] = reader
+        if len(self._networks) > 1 and own in self._networks:  # the command's processes have networks of their own
+            left = self._networks.pop(own)
+            self._moved_before = left.rise()
+            left.reader.close()
+        if self._gpus is not None and moment >= self._choose_at:
+            self._choose_at = moment + _CHOOSE_S
+            self._gpus.choose(set(self.tree.pids))
