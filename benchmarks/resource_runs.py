@@ -232,8 +232,10 @@ def _in_a_copy(act: Callable[[], object], patience_s: float = _PATIENCE_S) -> No
         raise RuntimeError(f"exit code {code}")
 
 
-def _prepare(first: ResourceRun, folder: Path) -> None:
-    """Load what ranks need, so that their copies have it; the graph of the ``first`` run is in the cache."""
+def prepare(folder: Path) -> None:
+    """Load what ranks need, so that their copies have it. Graphs are captured in copies: this process must not."""
+    first = ResourceRun(model="gpt", setting="dp=2,servers=1", device="k80", rate="1Gbit", batch=8, steps=1)
+    _in_a_copy(lambda: _forecast(first, folder), _PLANNING_S)
     for name in ("pandas", "torch._dynamo", "traincast.testbed.serving", "traincast.testbed.worker"):
         importlib.import_module(name)
     _forecast(first, folder)  # loads bundles, and what is compiled
@@ -247,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     make_folder(given.output)
     runs = planned(given.runs, given.output)
-    _prepare(runs[0], given.output)
+    prepare(given.output)
     for number, run in enumerate(runs):
         if (given.output / run.name / "run.json").exists():
             continue

@@ -18,7 +18,8 @@ from traincast.processes import Process, end, environment_of, wait_for
 from traincast.testbed.enter import command_in
 from traincast.testbed.network import NodeNetwork
 
-_PORT: Final = 29500
+PORT: Final = 29500
+"""Where rank 0 listens in a network of its own."""
 _PATIENCE_S: Final = 2.0
 _TAIL: Final = 65536
 _LOST: Final = ("connection closed", "connection reset", "connection refused", "broken pipe", "timed out")
@@ -46,6 +47,7 @@ def launch(
     network: NodeNetwork,
     *,
     nodes: Sequence[int] = (),
+    port: int | None = None,
     environment: Mapping[str, str] | None = None,
     cores: Sequence[Sequence[int]] = (),
     urgent: bool = False,
@@ -56,7 +58,8 @@ def launch(
 ) -> None:
     """Runs one command per rank and returns when all have ended with exit code 0.
 
-    ``nodes`` is the node of each rank; without it, rank i is on node i. The environment of a rank is that of this
+    ``nodes`` is the node of each rank; without it, rank i is on node i. Runs that share a network need a ``port`` each.
+    The environment of a rank is that of this
     process, then ``environment``, then what ``torch.distributed`` needs: ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``
     (the node of rank 0), ``MASTER_PORT`` and ``GLOO_SOCKET_IFNAME``. ``cores`` pins each rank to some cores. Rank 0
     writes to ``stdout``; nothing else is shown.
@@ -72,7 +75,7 @@ def launch(
     """
     ranks = len(commands)
     placed = [network.nodes[node] for node in (nodes or range(ranks))]
-    port = _PORT if network.is_shaped else _free_port()
+    port = port or (PORT if network.is_shaped else _free_port())
     processes: list[Process] = []
     with ExitStack() as stack:
         stack.callback(_end, processes, network)

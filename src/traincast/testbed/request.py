@@ -41,7 +41,9 @@ class RunRequest:
     is emulated. ``network`` is ``loopback``, or the rate of every rank's link in text (``1Gbit``); ``link_rates`` are
     rates of single ranks in bytes/s, and ``slow`` the factors by which single ranks compute more slowly.
     ``warmup`` steps come before the ``steps`` that count. ``threads`` are those of each process. ``monitor_hz`` is how
-    often a sampler reads devices, networks and processes in a second; without it, none does.
+    often a sampler reads devices, networks and processes in a second; without it, none does. With ``back_to_back``,
+    a rank begins its next step when it has done the last, as in real training; otherwise all ranks first agree on a
+    common start, so that steps are measured one by one.
     """
 
     model: str
@@ -57,6 +59,7 @@ class RunRequest:
     warmup: int = 3
     threads: int = 1
     monitor_hz: float | None = None
+    back_to_back: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (

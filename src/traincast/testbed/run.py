@@ -51,21 +51,22 @@ def run(
     progress: Progress | None = None,
     start: Starter | None = None,
     traced: bool = True,
+    place: SharedPlace | None = None,
 ) -> RunFolder:
     """Train as ``request`` says and write the folder ``output``; returns what its ``run.json`` says.
 
     ``start`` starts the process of a rank; by default it is a program of its own. ``traced`` says whether the folder
-    gets a trace.
+    gets a trace. ``place`` is where the ranks run beside those of other runs; by default they have their own network.
     Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
     """
     require_torch()
     check_folder(output)
     with tempfile.TemporaryDirectory(prefix="traincast-testbed-") as scratch:
-        place = Path(scratch)
-        write_text(place / CLUSTER, cluster_text(request))
+        folder_of_ranks = Path(scratch)
+        write_text(folder_of_ranks / CLUSTER, cluster_text(request))
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
-        measured = (_train_with_servers if servers else _train)(request, place, start)
+        measured = (_train_with_servers if servers else _train)(request, folder_of_ranks, _Launching(start, place))
         if progress is not None:
             progress(request.steps, request.steps)
         folder = _described(request, measured, started=started)
@@ -101,17 +102,31 @@ class _Measured(NamedTuple):
     warnings: list[str]
 
 
-def _train(request: RunRequest, place: Path, start: Starter | None) -> _Measured:
+class SharedPlace(NamedTuple):
+    """A network that several runs use: the node for each node of a run, and a port that no other run has."""
+
+    network: NodeNetwork
+    nodes: Sequence[int]
+    port: int
+
+
+class _Launching(NamedTuple):
+    """How and where ranks start, if not as programs in a network of their own."""
+
+    start: Starter | None
+    shared: SharedPlace | None
+
+
+def _train(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each rank; ``place`` is a folder for what they write."""
     strategy = lowered_of(request, place / CLUSTER).request.strategy.complete_text
     sampler, warnings = _launched(
-        "worker", replace(request, strategy=strategy), place, nodes=range(request.ranks), start=start
+        "worker", replace(request, strategy=strategy), place, nodes=range(request.ranks), launching=launching
     )
     ranks = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(request.ranks)]
-    windows = [
-        (ranks[0]["times"][step][0], max(rank["times"][step][1] for rank in ranks))
-        for step in range(request.warmup, request.warmup + request.steps)
-    ]
+    ends = [max(rank["times"][step][1] for rank in ranks) for step in range(request.warmup + request.steps)]
+    starts = ends[:-1] if request.back_to_back else [start for start, _ in ranks[0]["times"]][1:]
+    windows = list(zip(starts, ends[1:], strict=True))[request.warmup - 1 :]
     seconds = [end - begin for begin, end in windows]
     mean = statistics.fmean(seconds)
     ran = sorted({name for rank in ranks for name in rank["ran"]})
@@ -123,10 +138,17 @@ def _train(request: RunRequest, place: Path, start: Starter | None) -> _Measured
             f"processes were {behind:.1%} of a step behind their emulated devices: this machine is too slow or busy "
             "for steps that short; use a larger batch or a slower device"
         )
-    return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), windows, sampler, warnings)
+    return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), _joined(windows), sampler, warnings)
 
 
-def _train_with_servers(request: RunRequest, place: Path, start: Starter | None) -> _Measured:
+def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Windows without those borders at which the next begins when one ends."""
+    starts = [start for n, (start, _) in enumerate(windows) if not n or start > windows[n - 1][1]]
+    ends = [end for n, (_, end) in enumerate(windows) if n + 1 == len(windows) or windows[n + 1][0] > end]
+    return list(zip(starts, ends, strict=True))
+
+
+def _train_with_servers(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each worker and each parameter server."""
     from traincast.testbed.parallel.server_spans import ServerSpan
     from traincast.testbed.parallel.servers import nodes_of
@@ -134,7 +156,7 @@ def _train_with_servers(request: RunRequest, place: Path, start: Starter | None)
 
     job = server_job(request, place / CLUSTER)
     nodes = nodes_of(job.setup)
-    sampler, warnings = _launched("serving", request, place, nodes=nodes, start=start)
+    sampler, warnings = _launched("serving", request, place, nodes=nodes, launching=launching)
     spans = [
         ServerSpan(*span)
         for rank in range(len(nodes))
@@ -146,7 +168,7 @@ def _train_with_servers(request: RunRequest, place: Path, start: Starter | None)
 
 
 def _launched(
-    module: str, request: RunRequest, place: Path, *, nodes: Sequence[int], start: Starter | None
+    module: str, request: RunRequest, place: Path, *, nodes: Sequence[int], launching: _Launching
 ) -> tuple[RankSampler | None, list[str]]:
     """Run ``module`` of this package in one process for each entry of ``nodes``.
 
@@ -156,7 +178,9 @@ def _launched(
     command = [sys.executable, "-m", f"traincast.testbed.{module}", str(place / "request.json"), str(place)]
     environment = {"OMP_NUM_THREADS": str(request.threads)}
     with ExitStack() as stack:
-        network = stack.enter_context(network_of(request, max(nodes) + 1))
+        start, shared = launching
+        if shared is None:
+            shared = SharedPlace(stack.enter_context(network_of(request, max(nodes) + 1)), range(max(nodes) + 1), 0)
         sampler = None
         if request.monitor_hz is not None:
             devices = stack.enter_context(counters())
@@ -164,15 +188,16 @@ def _launched(
             sampler = RankSampler(request.monitor_hz, devices, urgent=request.emulated)
         launch(
             [command] * len(nodes),
-            network,
-            nodes=nodes,
+            shared.network,
+            nodes=[shared.nodes[node] for node in nodes],
+            port=shared.port or None,
             environment=environment,
             urgent=request.emulated,
             timeout_s=_START_S + _SLOWEST_STEP_S * (request.warmup + request.steps),
             watching=None if sampler is None else sampler.watching,
             start=start,
         )
-        return sampler, list(network.warnings)
+        return sampler, list(shared.network.warnings)
 
 
 @contextmanager
