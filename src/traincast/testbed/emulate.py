@@ -9,6 +9,7 @@ fast devices run on two cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
-from traincast.graph import Operator, Phase
+from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.aten import FREE, describe
 from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.in_model import spec_of, without_scratch
@@ -33,6 +34,7 @@ _REAL: Final = frozenset({"aten", "traincast"})
 _FUNCTIONAL: Final = "_c10d_functional"
 """Namespace of the collectives of distributed tensors."""
 _TENSOR_COLLECTIVES: Final = frozenset({"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"})
+_SEQUENCE_DIMS: Final = 3
 _ZEROS_BYTES: Final = 1 << 32
 _CATEGORY: Final = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
 
@@ -202,8 +204,8 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
             name=name,
             kind=kind,
             phase=phase,
-            inputs=tuple(without_scratch(spec_of(t), kind) for t in ordered),
-            outputs=tuple(without_scratch(spec_of(t), kind) for t in shapes),
+            inputs=tuple(_spec(t, kind) for t in ordered),
+            outputs=tuple(_spec(t, kind) for t in shapes),
             attributes=attributes,
         )
         return _Action(
@@ -215,6 +217,12 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
             outputs=tuple(outputs),
             single=single,
         )
+
+
+def _spec(tensor: torch.Tensor, kind: OpKind) -> TensorSpec:
+    """The shape of a tensor; sequences of recurrent layers have the samples in their second dim."""
+    spec = without_scratch(spec_of(tensor), kind)
+    return replace(spec, batch_dim=1) if kind is OpKind.RNN and len(spec.shape) == _SEQUENCE_DIMS else spec
 
 
 def _copies_shards(func: Any) -> bool:
