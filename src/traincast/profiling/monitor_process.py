@@ -73,13 +73,38 @@ class TreeReading(NamedTuple):
 
 
 class _Member:
-    """One process of a tree. ``ended_s`` is the time of its children that have ended, as last seen."""
+    """One process of a tree. ``ended_s`` is the time of its children that have ended, as last seen.
 
-    __slots__ = ("ended_s", "file", "own_s", "parent", "waited_s")
+    ``children`` lists the processes that its main thread has started; the kernel may lack that file.
+    """
 
-    def __init__(self, file: int, parent: int) -> None:
-        self.file, self.parent = file, parent
+    __slots__ = ("children", "ended_s", "known", "own_s", "parent", "stat", "waited_s")
+
+    def __init__(self, folder: Path, pid: int, parent: int) -> None:
+        self.stat = os.open(folder / "stat", os.O_RDONLY)
+        self.children: int | None = None
+        with suppress(OSError):
+            self.children = os.open(folder / "task" / str(pid) / "children", os.O_RDONLY)
+        self.parent = parent
+        self.known = b""
         self.own_s = self.ended_s = self.waited_s = 0.0
+
+    def close(self) -> None:
+        """Give up the files."""
+        os.close(self.stat)
+        if self.children is not None:
+            os.close(self.children)
+
+    def started(self) -> list[int]:
+        """The children that were not there before."""
+        if self.children is None:
+            return []
+        listed = os.pread(self.children, _ROOM, 0)
+        if listed == self.known:
+            return []
+        new = set(listed.split()) - set(self.known.split())
+        self.known = listed
+        return [int(pid) for pid in new]
 
     @property
     def left_s(self) -> float:
@@ -93,6 +118,8 @@ class ProcessTree:
     A process that ends leaves its time to its parent, so that the total never falls. What it used after its last
     reading is known in ticks of the kernel (10 ms) once its parent has waited for it. A process that started and ended
     between two readings is counted that way alone. Processes whose parent has ended stay in the tree.
+
+    Every reading looks for children of main threads; :meth:`discover` finds all others, and takes longer.
     """
 
     def __init__(self, root: int, *, proc: Path = _PROC, clock: Callable[[int], float] = clock_of) -> None:
@@ -110,7 +137,7 @@ class ProcessTree:
         return iter(self._members)
 
     def discover(self) -> list[int]:
-        """Look for processes that have started; returns the new members of the tree."""
+        """Look for descendants among all processes of the machine; returns the new members of the tree."""
         there = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208  (ten times faster)
         self._others &= there
         parents: dict[int, int] = {}
@@ -126,10 +153,12 @@ class ProcessTree:
     def read(self) -> TreeReading:
         """The totals now. Processes that have ended leave the tree."""
         resident, gone = 0.0, []
-        for pid, member in self._members.items():
+        for pid, member in list(self._members.items()):
             try:
-                stat = stat_of(os.pread(member.file, _ROOM, 0))
+                stat = stat_of(os.pread(member.stat, _ROOM, 0))
                 member.own_s = max(member.own_s, self._clock(pid))
+                for child in member.started():
+                    self._join(child, parent=pid)
             except OSError:
                 gone.append(pid)
                 continue
@@ -150,20 +179,21 @@ class ProcessTree:
     def close(self) -> None:
         """Give up all files."""
         for member in self._members.values():
-            os.close(member.file)
+            member.close()
         self._members.clear()
 
     def _join(self, pid: int, *, parent: int) -> bool:
+        if pid in self._members:
+            return False
         try:
-            file = os.open(self._proc / str(pid) / "stat", os.O_RDONLY)
+            self._members[pid] = _Member(self._proc / str(pid), pid, parent)
         except OSError:
             return False
-        self._members[pid] = _Member(file, parent)
         return True
 
     def _leave(self, pid: int) -> None:
         member = self._members.pop(pid)
-        os.close(member.file)
+        member.close()
         used_s = member.own_s + member.left_s
         if pid == self._root:
             self._root_s = used_s

@@ -14,10 +14,8 @@ from traincast.profiling.monitor_network import NamespaceReader, NetworkReading,
 from traincast.profiling.monitor_nvml import GpuReader
 from traincast.profiling.monitor_process import ProcessTree
 
-_DISCOVER_S: Final = 0.1
-"""How often processes that have started are looked for."""
-_CHOOSE_S: Final = 1.0
-"""How often the GPUs in use are looked for."""
+_DISCOVER_S: Final = 1.0
+"""How often all processes of the machine are searched for descendants, and the GPUs for those in use."""
 
 
 class MonitorReading(NamedTuple):
@@ -56,6 +54,19 @@ class _Network:
         return NetworkReading(*(now - first for now, first in zip(self.reader.read(), self._first, strict=True)))
 
 
+class _Device:
+    """An emulated device, and what its counter showed when it was first seen."""
+
+    def __init__(self, reader: DeviceReader, now_s: float) -> None:
+        self._reader, self._first = reader, reader.read(now_s)
+        self.emulated = self._first.memory_rate > 0.0
+
+    def rise(self, now_s: float) -> tuple[float, float]:
+        """The seconds since then in which it was busy, and those that its memory needs at its peak."""
+        busy_s, nbytes, rate = self._reader.read(now_s)
+        return busy_s - self._first.busy_s, (nbytes - self._first.nbytes) / rate
+
+
 class Sources:
     """Reads what the process ``root`` and its descendants use; ``devices`` is the folder of emulated devices."""
 
@@ -72,15 +83,20 @@ class Sources:
         self._networks: dict[int, _Network] = {}
         self._moved_before = NetworkReading(0.0, 0.0, 0.0)
         self._place_of: dict[int, int] = {}
-        self._devices: dict[int, DeviceReader] = {}
-        self._discover_at = self._choose_at = 0.0
+        self._devices: dict[int, _Device] = {}
+        self._discover_at, self._seen = 0.0, 0
 
     def read(self) -> MonitorReading:
         """All totals now."""
         moment = self._now()
         if moment >= self._discover_at:
-            self._discover(moment)
+            self._discover_at = moment + _DISCOVER_S
+            self.tree.discover()
+            self._look()
         processor_s, resident, processes = self.tree.read()
+        if processes > self._seen:
+            self._look()
+        self._seen = processes
         received, sent, loopback = self._moved()
         moment = self._now()
         busy_s, memory_s, devices = self._read_devices(moment)
@@ -104,17 +120,14 @@ class Sources:
 
     def _read_devices(self, moment: float) -> tuple[float, float, int]:
         """Busy and memory time, and the number of devices: emulated ones or, without any, GPUs."""
-        readings = [device.read(moment) for device in self._devices.values()]
-        emulated = [reading for reading in readings if reading.memory_rate]
+        emulated = [device.rise(moment) for device in self._devices.values() if device.emulated]
         if emulated or self._gpus is None:
-            busy_s = sum(reading.busy_s for reading in emulated)
-            return busy_s, sum(reading.nbytes / reading.memory_rate for reading in emulated), len(emulated)
+            return sum(busy_s for busy_s, _ in emulated), sum(memory_s for _, memory_s in emulated), len(emulated)
         busy_s, memory_s, gpus = self._gpus.read(moment)
         return busy_s, memory_s, gpus
 
-    def _discover(self, moment: float) -> None:
-        self._discover_at = moment + _DISCOVER_S
-        self.tree.discover()
+    def _look(self) -> None:
+        """Find the networks and devices of all processes."""
         own = namespace_of(os.getpid())
         for pid in self.tree.pids:
             place = namespace_of(pid)
@@ -126,11 +139,10 @@ class Sources:
             if pid not in self._devices:
                 reader = reader_of(self._devices_at, pid)
                 if reader is not None:
-                    self._devices[pid] = reader
+                    self._devices[pid] = _Device(reader, self._now())
         if len(self._networks) > 1 and own in self._networks:  # the command's processes have networks of their own
             left = self._networks.pop(own)
             self._moved_before = left.rise()
             left.reader.close()
-        if self._gpus is not None and moment >= self._choose_at:
-            self._choose_at = moment + _CHOOSE_S
+        if self._gpus is not None:
             self._gpus.choose(set(self.tree.pids))

@@ -17,15 +17,17 @@ Floats = npt.NDArray[np.float64]
 
 _SHIFTS: Final = 4
 """Phases that are tried in each sampling period."""
-_FLAT: Final = 1e-3
-"""A curve whose standard deviation is below this share of the peak has no shape to compare."""
+_FLAT: Final = 0.1
+"""A curve whose standard deviation is below this share of its mean has no shape to compare: it is even."""
+_UNUSED: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCurves:
-    """One mean measured step and the forecast step, in the same periods; amounts are shares of the peak.
+    """One mean measured step, and the forecast step laid over it; amounts are shares of the peak.
 
-    ``edges_s`` has the ends of all periods, from 0. ``phase_s`` is how much later the forecast was made to begin.
+    ``edges_s`` has the ends of all periods of the measured step, from 0. The forecast step is stretched to the same
+    length, so that equal phases meet, and begins ``phase_s`` later.
     """
 
     edges_s: Floats
@@ -130,14 +132,16 @@ def compared(
 
 
 def aligned(step: Mapping[str, Floats], exact: Curves, *, edges_s: Floats, rank: int = 0) -> StepCurves:
-    """Lay the forecast step over the measured one, in the phase in which their curves correlate best on average."""
-    seen = exact.of_node_of(rank)
-    period_s = float(np.diff(edges_s).max())
-    count = max(1, round(_SHIFTS * exact.step_s / period_s))
+    """Lay the forecast step over the measured one, in the phase in which their curves correlate best on average.
+
+    How much the two steps differ in length is an error of its own, and no part of the correlation.
+    """
+    seen, edges = exact.of_node_of(rank), edges_s * (exact.step_s / edges_s[-1])
+    count = max(1, _SHIFTS * (len(edges) - 1))
     best: StepCurves | None = None
     most = -np.inf
     for phase_s in sorted((np.arange(count) / count - 0.5) * exact.step_s, key=abs):
-        predicted = {name: _sampled(seen[name], exact, edges_s - phase_s) for name in step}
+        predicted = {name: _sampled(seen[name], exact, edges - phase_s) for name in step}
         found = [_correlation(step[name], predicted[name]) for name in step]
         mean = float(np.mean([each for each in found if each is not None] or [0.0]))
         if mean > most + 1e-9:
@@ -162,7 +166,7 @@ def _cut(curves: Curves, length: int) -> Curves:
 
 
 def _correlation(one: Floats, other: Floats) -> float | None:
-    if len(one) < 3 or min(one.std(), other.std()) < _FLAT:
+    if len(one) < 3 or any(curve.std() < max(_UNUSED, _FLAT * curve.mean()) for curve in (one, other)):
         return None
     return float(np.corrcoef(one, other)[0, 1])
 
