@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -109,13 +110,12 @@ def _knots(times: Floats, windows: Sequence[Window]) -> tuple[Floats, list[npt.N
 
 
 def _joined(times: Floats, total: Floats, windows: Sequence[Window], inside: Sequence[npt.NDArray[np.bool_]]) -> Floats:
-    """A counter without what it rose between windows."""
+    """A counter without what it rose between windows; before the first and after the last there is a pause as well."""
+    pause_s = min((after - end for (_, end), (after, _) in pairwise(windows)), default=0.0)
     base, parts = 0.0, [np.zeros(1)]
     for number, (start, end) in enumerate(windows):
-        before = windows[number - 1][1] if number else -np.inf
-        after = windows[number + 1][0] if number + 1 < len(windows) else np.inf
-        at_start = _at(times, total, start, (before, start), last=True) if number else _plain(times, total, start)
-        at_end = _at(times, total, end, (end, after), last=False) if np.isfinite(after) else _plain(times, total, end)
+        at_start = _at(times, total, start, (start - pause_s, start), last=True)
+        at_end = _at(times, total, end, (end, end + pause_s), last=False)
         parts += [base + total[inside[number]] - at_start, np.array([base + at_end - at_start])]
         base += at_end - at_start
     return np.maximum.accumulate(np.concatenate(parts))
@@ -124,8 +124,4 @@ def _joined(times: Floats, total: Floats, windows: Sequence[Window], inside: Seq
 def _at(times: Floats, total: Floats, moment: float, pause: Window, *, last: bool) -> float:
     """The counter at one end of a pause: its last or first reading within it or, without any, between readings."""
     found = np.flatnonzero((times >= pause[0]) & (times <= pause[1]))
-    return float(total[found[-1 if last else 0]]) if len(found) else _plain(times, total, moment)
-
-
-def _plain(times: Floats, total: Floats, moment: float) -> float:
-    return float(np.interp(moment, times, total))
+    return float(total[found[-1 if last else 0]] if len(found) else np.interp(moment, times, total))

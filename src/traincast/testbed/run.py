@@ -185,7 +185,9 @@ def _launched(
         if request.monitor_hz is not None:
             devices = stack.enter_context(counters())
             environment[DEVICES] = str(devices)
-            sampler = RankSampler(request.monitor_hz, devices, urgent=request.emulated)
+            sampler = RankSampler(
+                request.monitor_hz, devices, urgent=request.emulated, on_loopback=not shared.network.is_shaped
+            )
         launch(
             [command] * len(nodes),
             shared.network,

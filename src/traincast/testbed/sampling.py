@@ -46,11 +46,13 @@ class RankSampler:
     """Samples all ranks of a run ``hz`` times a second, in a thread, between their start and their end.
 
     With ``urgent``, the thread runs before all usual processes of the machine, as ranks with emulated devices do.
+    Ranks ``on_loopback`` share one network: its counters are those of all of them.
     """
 
     hz: float
     devices: Path
     urgent: bool = False
+    on_loopback: bool = False
     readings: list[RankReading] = field(default_factory=list)
     sampler_s: float = 0.0
     """Processor time that sampling took."""
@@ -83,7 +85,7 @@ class RankSampler:
                         if device is None:  # it has not entered its namespace
                             continue
                         ranks[number] = _Rank(pid, device, NamespaceReader(pid), MemoryReader(pid))
-                    self.readings.append(ranks[number].read(number))
+                    self.readings.append(ranks[number].read(number, on_loopback=self.on_loopback))
         for rank in ranks.values():
             rank.network.close()
             rank.memory.close()
@@ -99,9 +101,9 @@ class _Rank:
     network: NamespaceReader
     memory: MemoryReader
 
-    def read(self, number: int) -> RankReading:
+    def read(self, number: int, *, on_loopback: bool) -> RankReading:
         received, sent, loopback = self.network.read()
-        if not received and not sent:  # all ranks are on the loopback interface
+        if on_loopback:
             received = sent = loopback
         moment = now()
         busy_s, nbytes, _ = self.device.read(moment)
