@@ -69,6 +69,7 @@ NAVIGATION: Final = {
         "your-hardware",
         "mixed",
         "runtimes",
+        "resources",
     ],
     "Fit it to your machine": ["profile", "learned-times", "calibration", "collectives", "events", "testbed"],
     "Job queues": ["scheduling", "traces"],

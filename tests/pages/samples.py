@@ -15,6 +15,8 @@ from traincast.engines import load_engine
 from traincast.report import JobForecast
 from traincast.report.page import write_page as write_forecast
 from traincast.report.report import BundleUse
+from traincast.resources.forecasting import forecast_curves, resources_of
+from traincast.resources.output import page_data
 from traincast.scheduling import FailureLaw, Failures
 from traincast.scheduling.page import write_page as write_schedule
 from traincast.scheduling.policies import POLICIES
@@ -52,7 +54,9 @@ def forecast_page(folder: Path) -> Path:
         runtime="megatron", cost_model=ChosenSeconds(_seconds), conditions=Conditions(slow=((1, 2.0),)),
     )  # fmt: skip
     bundle = BundleUse(path="/data/my-bundle", covered=0.5, operators=0.75, collectives=0.25)
-    write_forecast(replace(made.report, job=JOB, bundles=(bundle,)), made.detailed(), folder / "forecast.html")
+    drawn = page_data(resources_of(made), forecast_curves(made, hz=None))
+    report = replace(made.report, job=JOB, bundles=(bundle,))
+    write_forecast(report, made.detailed(), folder / "forecast.html", resources=drawn)
     return folder / "forecast.html"
 
 

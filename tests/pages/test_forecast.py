@@ -28,7 +28,8 @@ def test_it_draws_without_errors_and_without_the_network(shown: Opened, written:
     assert made.page.title().endswith("Traincast forecast")
     assert made.texts("h2") == [
         *("Warnings",) * bool(written[1]["report"]["warnings"]), "How sure the step time is", "Where the step goes",
-        "Who waits for whom", "What each device does when", "What decides the step time", "Memory", "Memory over time",
+        "What bounds the step", "Who waits for whom", "What each device does when",
+        "What the step draws from its machines", "What decides the step time", "Memory", "Memory over time",
         "Where the numbers come from", "The whole job",
     ]  # fmt: skip
 
@@ -44,6 +45,9 @@ def test_bars_rows_and_areas_are_those_of_the_data(shown: Opened, written: tuple
     assert len(corners.split(" ")) == 4 * len(report["memory_over_time"])
     shares = report["critical_path"]
     assert made.count("section:has(h2:text('What decides')) tbody tr") in (len(shares), len(shares) + 1)
+    assert made.count(".small-charts .use") == 6
+    assert made.count("section:has(h2:text('What the step draws')) tbody tr") == 4
+    assert made.count("section:has(h2:text('What the step draws')) option") == len(data["resources"]["rows"])
     whole = sum(float(width.removesuffix("%")) for width in widths(made, ".bar.big"))
     assert whole == pytest.approx(200, abs=0.1)  # the step's bar and the job's
 

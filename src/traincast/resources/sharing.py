@@ -34,7 +34,7 @@ _PHASES: Final = 4
 _LONGEST_STEPS: Final = 8
 """Steps of the program with the longest step that are simulated."""
 _MOST_TASKS: Final = 6000
-"""Most tasks of one program; if its steps would be more, it is replaced by its mean."""
+"""Most tasks of one program; if its steps would be more, fewer and longer ones stand for them."""
 _WARM_UP: Final = 0.25
 _GOLDEN: Final = (math.sqrt(5.0) - 1.0) / 2.0
 
@@ -73,13 +73,9 @@ class StepProgram:
         weights = {n: w * share if n in ("receive", "send") else w for n, w in self.weights.items()}
         return StepProgram(duration=self.duration, lane=self.lane, after=self.after, weights=weights)
 
-    def mean(self, steps: int) -> StepProgram:
-        """One task as long as ``steps`` steps, with the mean weights; for programs that are much faster than others."""
-        step_s = self.step_s
-        weights = {name: np.array([float(self.duration @ w) / step_s]) for name, w in self.weights.items()}
-        return StepProgram(
-            duration=np.array([step_s * steps]), lane=np.zeros(1, dtype=np.int64), after=((),), weights=weights
-        )
+    def slowed(self, times: int) -> StepProgram:
+        """The program with steps ``times`` as long; beside a much slower program, it has the same effect."""
+        return StepProgram(duration=self.duration * times, lane=self.lane, after=self.after, weights=self.weights)
 
 
 def square_wave(*, busy_s: float, idle_s: float, resource: str = "send", weight: float = 1.0) -> StepProgram:
@@ -114,7 +110,7 @@ def together(programs: Sequence[StepProgram], *, phases: Sequence[float] | None 
     for number, program in enumerate(programs):
         if counts[number] * len(program.duration) > _MOST_TASKS:
             each = max(1, counts[number] // (4 * _LONGEST_STEPS))
-            run[number], alone[number] = program.mean(each), alone[number] * each
+            run[number], alone[number] = program.slowed(each), alone[number] * each
             counts[number] = max(2, math.ceil(horizon / alone[number]))
     begins = [0.0 if phases is None else phase * seconds for phase, seconds in zip(phases or alone, alone, strict=True)]
     ends = _ends(run, counts, begins)

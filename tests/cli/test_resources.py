@@ -1,0 +1,93 @@
+"""What a job draws, on the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scheduling.described import MLP
+from traincast.cli.main import main
+
+GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=128"
+PREDICT = ("predict", GPT, "--cluster", "dgx-h100:2", "--global-batch", "64", "--strategy", "dp=16")
+WHAT_IF = ("resources", "whatif", GPT, "--cluster", "dgx-a100:2", "--global-batch", "64", "--strategy", "dp=16")
+FIGURES = {"burst_amount", "burst_s", "idle_s"}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    shown = capsys.readouterr()
+    assert stopped.value.code == code, shown.err
+    return shown.err if code else shown.out
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    return json.loads(run(capsys, *arguments, "--json"))
+
+
+def test_predict_has_the_twelve_figures_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    report = run_json(capsys, *PREDICT, "--resources")
+    assert set(report["resources"]) == {"compute", "memory", "receive", "send"}
+    for use in report["resources"].values():
+        assert set(use) == {*FIGURES, "pattern", "low", "high"}
+        assert set(use["low"]) == set(use["high"]) == FIGURES
+        assert use["pattern"] in ("idle", "bursts", "busy")
+    assert "resources" not in run_json(capsys, *PREDICT)
+    parts = {name: value for name, value in report["split"].items() if name != "operators"}
+    assert sum(parts.values()) == pytest.approx(report["step_s"])
+
+
+def test_predict_shows_curves_and_writes_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "use.csv"
+    shown = run(capsys, *PREDICT, "--resources-csv", str(path), "--hz", "1000")
+    assert "1000 samples per second" in shown
+    assert "of its node's NICs" in shown
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["scope"] for row in rows} == {"rank", "node"}
+    assert {row["number"] for row in rows if row["scope"] == "node"} == {"0", "1"}
+    first = [row for row in rows if row["scope"] == "rank" and row["number"] == "0"]
+    assert float(first[0]["time_s"]) == pytest.approx(0.001)
+    assert {"compute", "memory", "memory_held", "receive", "send", "host", "flops"} <= set(first[0])
+
+
+def test_a_rate_of_zero_is_as_fine_as_the_simulation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "finely sampled" in run(capsys, *PREDICT, "--resources", "--hz", "0")
+    assert "samples per second" in run(capsys, *PREDICT, "--hz", "-3", code=2)
+
+
+@pytest.mark.parametrize(
+    "change", [("--gpu", "h100-sxm5-80gb"), ("--workers", "8"), ("--servers", "2"), ("--batch", "128")]
+)
+def test_a_question_in_one_command(capsys: pytest.CaptureFixture[str], change: tuple[str, str]) -> None:
+    answer = run_json(capsys, *WHAT_IF, *change)
+    assert set(answer) == {"before", "after", "step_change", "changes"}
+    assert all(set(changes) == FIGURES for changes in answer["changes"].values())
+    shown = run(capsys, *WHAT_IF, *change)
+    assert "before" in shown and "after" in shown
+
+
+def test_a_question_without_a_change_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nothing changes" in run(capsys, *WHAT_IF, code=2)
+
+
+def test_schedule_compares_ways_to_share(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    lines = ["job_id,submit_s,num_gpus,model,batch,steps", *(f'{n},{n},12,"{MLP}",1200,2000' for n in range(4))]
+    path.write_text("\n".join(lines) + "\n")
+    request = ("schedule", str(path), "--nodes", "3x8:V100", "--hardware", "V100=p3.16xlarge")
+    data = run_json(capsys, *request, "--share", "exclusive,blind,complementary")
+    assert [entry["share"] for entry in data["share"]] == ["exclusive", "blind", "complementary"]
+    assert data["share"][0]["gain"] == 0.0
+    assert data["share"][0]["mean_slowdown"] == pytest.approx(1.0)
+    assert data["share"][1]["mean_slowdown"] > 1.0
+    assert "what sharing nodes gains" in run(capsys, *request, "--share", "exclusive,blind")
+    assert "share" not in run_json(capsys, *request)
+    assert "did you mean" in run(capsys, *request, "--share", "blinds", code=2)
+    both = (*request, "--share", "blind,exclusive", "--compare", "fifo,sjf")
+    assert "compare policies" in run(capsys, *both, code=2)
