@@ -27,7 +27,6 @@ _MISSED: Final = 0.05
 
 @click.command(
     short_help="Sample a real run: what it draws from its machine.",
-    context_settings={"ignore_unknown_options": False},
     epilog=options.example("monitor --hz 50 -o readings.csv --html readings.html -- python train.py"),
 )
 @click.option(
@@ -36,7 +35,7 @@ _MISSED: Final = 0.05
     default=50.0,
     show_default=True,
     metavar="RATE",
-    help="Samples per second, as a monitor would take them: from 10 to 100.",
+    help="Samples per second, as a monitor would take them; from 10 to 100.",
 )
 @click.option("--pid", type=options.COUNT, metavar="PID", help="Sample this process, which runs already.")
 @click.option("--for", "for_s", type=options.TIME, metavar="TIME", help="Stop sampling after this time.")

@@ -90,7 +90,7 @@ def testbed() -> None:
     flag_value=50.0,
     type=float,
     metavar="[HZ]",
-    help="Sample devices, networks and processes of all ranks HZ times a second, from 10 to 100. [default: 50]",
+    help="Sample devices, networks and processes of all ranks HZ times a second, from 10 to 100; 50 if HZ is left out.",
 )
 @options.threads()
 @options.output("a folder with the run: its step times, spans, trace and cluster file.")
