@@ -17,13 +17,15 @@ from traincast.profiling.monitor_process import ProcessTree
 _DISCOVER_S: Final = 1.0
 """How often all processes of the machine are searched for descendants, and the GPUs for those in use."""
 
+_FEW_BYTES: Final = 1e4
+
 
 class MonitorReading(NamedTuple):
     """Totals at one moment. Times are seconds; ``time_s`` is that of a clock that never jumps.
 
     ``device_s`` and ``device_memory_s`` add up, over ``devices`` GPUs or emulated devices, the time in which a device
     was busy and the time that its memory would need at its peak for what it moved. ``namespaces`` are the networks
-    whose interfaces received and sent; their loopback interfaces count apart.
+    whose interfaces move more than a few packets; loopback interfaces count apart.
     """
 
     time_s: float
@@ -43,15 +45,23 @@ COLUMNS: Final = MonitorReading._fields
 
 
 class _Network:
-    """A namespace, and what its counters showed when it was first seen."""
+    """A namespace, and what it has moved since it was first seen; an interface that is removed takes nothing back."""
 
     def __init__(self, reader: NamespaceReader) -> None:
         self.reader = reader
-        self._first = reader.read()
+        self._last, self._moved = reader.read(), NetworkReading(0.0, 0.0, 0.0)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether its interfaces have moved more than a few packets."""
+        return self._moved.received + self._moved.sent > _FEW_BYTES
 
     def rise(self) -> NetworkReading:
-        """What it has moved since then."""
-        return NetworkReading(*(now - first for now, first in zip(self.reader.read(), self._first, strict=True)))
+        """What it has moved until now."""
+        now = self.reader.read()
+        risen = (m + max(0.0, n - last) for m, n, last in zip(self._moved, now, self._last, strict=True))
+        self._last, self._moved = now, NetworkReading(*risen)
+        return self._moved
 
 
 class _Device:
@@ -98,10 +108,11 @@ class Sources:
             self._look()
         self._seen = processes
         received, sent, loopback = self._moved()
+        used = sum(network.is_used for network in self._networks.values())
         moment = self._now()
         busy_s, memory_s, devices = self._read_devices(moment)
         return MonitorReading(
-            moment, processor_s, resident, processes, received, sent, loopback, len(self._networks), busy_s, memory_s,
+            moment, processor_s, resident, processes, received, sent, loopback, used, busy_s, memory_s,
             devices,
         )  # fmt: skip
 
