@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.folder / f"accuracy-{given.hz:g}.journal", kind="an accuracy study", key=key_of(given.hz), restart=True
     ) as journal:
         for run in runs_in(given.folder):
-            row = journal.part(run.name, lambda run=run: judged(run, given.folder, hz=given.hz))
+            row = journal.part(run.name, partial(judged, run, given.folder, hz=given.hz))
             if row is not None:
                 found.append(Judged(**row))
     header = "| resource | correlation | ≥ 0.9 | same pattern | amount: mean, median (noise) | burst | pause |"

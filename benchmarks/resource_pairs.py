@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +81,8 @@ def together(requests: Sequence[RunRequest], folders: Sequence[Path]) -> list[Ru
         return [read_run_folder(folder) for folder in folders]
     with shaped([requests[0].rate] * _NODES) as network:
         copies = [
-            ForkedProcess(lambda n=n: _run(requests[n], folders[n], network, PORT + n)) for n in range(len(requests))
+            ForkedProcess(partial(_run, request, folder, network, PORT + number))
+            for number, (request, folder) in enumerate(zip(requests, folders, strict=True))
         ]
         codes = [copy.wait(timeout=_PATIENCE_S) for copy in copies]
     if any(codes):

@@ -20,7 +20,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -114,7 +114,7 @@ def planned(runs: int, folder: Path) -> list[ResourceRun]:
 def _drawn(runs: int, folder: Path) -> Iterator[ResourceRun]:
     cells = list(product(MODELS, SETTINGS))
     everything = list(product(DEVICES, RATES, TARGETS_S))
-    choices = {cell: sorted(everything, key=lambda choice, cell=cell: _mixed(cell, choice)) for cell in cells}
+    choices = {cell: sorted(everything, key=partial(_mixed, cell)) for cell in cells}
     seen: set[str] = set()
     found = turn = 0
     while found < runs and any(choices.values()):
@@ -222,7 +222,7 @@ def _in_a_copy(act: Callable[[], object], patience_s: float = _PATIENCE_S) -> No
     """Act in a copy of this process; raises if that fails or takes too long."""
     from traincast.testbed.forked import ForkedProcess
 
-    copy = ForkedProcess(lambda: act() and None)
+    copy = ForkedProcess(act)
     try:
         code = copy.wait(timeout=patience_s)
     except subprocess.TimeoutExpired:

@@ -21,6 +21,7 @@ from traincast.resources.sampled import Counters, mean_step, observed
 
 Floats = npt.NDArray[np.float64]
 STEP_S, BUSY_S, PAUSE_S = 0.5, 0.3, 0.07
+STARTS = [n * STEP_S for n in range(8)]
 WINDOWS = tuple((n * (STEP_S + PAUSE_S), n * (STEP_S + PAUSE_S) + STEP_S) for n in range(8))
 
 
@@ -75,7 +76,7 @@ def test_one_reading_is_too_few() -> None:
 
 def test_the_mean_step_begins_with_each_step() -> None:
     cut = counters().within(WINDOWS)
-    step = mean_step(cut, starts_s=STEP_S * np.arange(len(WINDOWS)), step_s=STEP_S, hz=50.0)
+    step = mean_step(cut, starts_s=STARTS, step_s=STEP_S, hz=50.0)
     assert len(step["compute"]) == 25
     assert step["compute"][:14] == pytest.approx(1.0)
     assert step["compute"][16:] == pytest.approx(0.0)
@@ -97,7 +98,7 @@ def exact_step(shift: float, length_s: float) -> Curves:
 def test_curves_are_laid_over_one_another_by_phase(shift: float, length_s: float) -> None:
     cut = counters().within(WINDOWS)
     edges = np.linspace(0.0, STEP_S, 26)
-    step = mean_step(cut, starts_s=STEP_S * np.arange(len(WINDOWS)), step_s=STEP_S, hz=50.0)
+    step = mean_step(cut, starts_s=STARTS, step_s=STEP_S, hz=50.0)
     found = aligned(step, exact_step(shift, length_s), edges_s=edges)
     correlation = found.correlation("compute")
     assert correlation is not None
@@ -108,7 +109,7 @@ def test_curves_are_laid_over_one_another_by_phase(shift: float, length_s: float
 
 def test_errors_are_relative_to_what_was_measured() -> None:
     measured = observed([counters()], hz=50.0, step_s=STEP_S, windows=WINDOWS)
-    step = mean_step(counters().within(WINDOWS), starts_s=STEP_S * np.arange(len(WINDOWS)), step_s=STEP_S, hz=50.0)
+    step = mean_step(counters().within(WINDOWS), starts_s=STARTS, step_s=STEP_S, hz=50.0)
     found = compared(measured, measured, exact=exact_step(0.0, STEP_S), step=step, edges_s=np.linspace(0.0, STEP_S, 26))
     assert all(error == 0.0 for figures in found.errors().values() for error in figures.values())
     other = ResourceUse(burst_amount=0.5, burst_s=0.3, idle_s=0.4, pattern="bursts")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ class MonitoredUse:
 
 
 def use_of_command(
-    columns: Mapping[str, Sequence[float]], *, hz: float, cores: int, link_rate: float | None = None
+    columns: Mapping[str, npt.ArrayLike], *, hz: float, cores: int, link_rate: float | None = None
 ) -> MonitoredUse:
     """Return the use of a command from the readings of its sampler.
 

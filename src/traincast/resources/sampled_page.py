@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ _POINTS: Final = 1500
 _DIGITS: Final = 5
 
 
-def monitored_page(used: MonitoredUse, columns: Mapping[str, Sequence[float]], about: Mapping[str, Any]) -> str:
+def monitored_page(used: MonitoredUse, columns: Mapping[str, npt.ArrayLike], about: Mapping[str, Any]) -> str:
     """Return the page of a monitored command; ``columns`` are the readings of its sampler."""
     seen = used.curves.of_node_of(0)
     curves = {name: _thinned(seen[name]) for name in used.uses}

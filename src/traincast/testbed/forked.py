@@ -27,7 +27,7 @@ _POLL_S: Final = 0.005
 class ForkedProcess:
     """A copy of this process, with the methods of ``subprocess.Popen`` that are needed here."""
 
-    def __init__(self, body: Callable[[], None]) -> None:
+    def __init__(self, body: Callable[[], object]) -> None:
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
@@ -84,7 +84,7 @@ def start_forked(words: Sequence[str], how: RankStart) -> Process:
     return ForkedProcess(body)
 
 
-def _become(body: Callable[[], None]) -> NoReturn:
+def _become(body: Callable[[], object]) -> NoReturn:
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
