@@ -8,7 +8,7 @@ from tests.conftest import CNN, GPT, AnalyticalCostModel, ChosenSeconds, graph_o
 from traincast import Report, predict
 from traincast.graph import Operator
 from traincast.simulate import Conditions
-from traincast.work import HostCopy
+from traincast.work import HostCopy, Work
 
 STRATEGIES = [
     ("dp=16", 2),
@@ -76,9 +76,12 @@ def test_an_operator_is_divided_as_its_flops_and_bytes_at_peak_rates() -> None:
 
 
 def test_copies_to_the_host_are_a_part_of_their_own() -> None:
+    def seconds(work: Work) -> float:
+        return 1e-3 if isinstance(work, HostCopy) else 1e-6 if isinstance(work, Operator) else 0.0
+
     made = predict(
         graph_of(GPT), cluster="dgx-a100:1x1", strategy="dp=1,offload=activations", global_batch=8,
-        cost_model=ChosenSeconds(lambda w: 1e-3 if isinstance(w, HostCopy) else 1e-6 if isinstance(w, Operator) else 0.0),
+        cost_model=ChosenSeconds(seconds),
     )  # fmt: skip
     assert made.report.split.host_copies_s == pytest.approx(made.report.exposed_communication_s)
     assert made.report.split.host_copies_s > 0.5 * made.report.step_s

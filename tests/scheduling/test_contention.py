@@ -38,7 +38,11 @@ class Crowded:
 
 def ends(jobs: list[Job], *, nodes: int = 3, gpus: int = 4, **more: object) -> dict[str, float]:
     outcome = simulate(
-        jobs, SharedCluster.uniform(nodes, gpus), placement="consolidated", contention=Crowded(), **more  # type: ignore[arg-type]
+        jobs,
+        SharedCluster.uniform(nodes, gpus),
+        placement="consolidated",
+        contention=Crowded(),
+        **more,  # type: ignore[arg-type]
     )
     return {fate.job_id: fate.end_s for fate in outcome.fates}
 
@@ -152,6 +156,3 @@ def test_ways_to_share_are_checked(tmp_path: Path) -> None:
     assert placement_of("blind", "spread") == "spread"
     with pytest.raises(RequestError, match="states what it trains"):
         schedule(queue((0, 4, 100)), nodes="1x8", share="blind")
-
-
-

@@ -14,7 +14,8 @@ from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.finetuning import fine_tuning
 from traincast.cli.output import console, input_files, print_json, traced
 from traincast.cli.predict_tables import show
-from traincast.cli.resource_tables import Drawn, drawn_by, show_operators, show_resources
+from traincast.cli.resource_options import resources_options
+from traincast.cli.resource_tables import Drawn, drawn_by, show_drawn
 from traincast.errors import RequestError
 from traincast.files import check_outputs
 from traincast.units import parse_count
@@ -75,7 +76,7 @@ _READABLE_SPANS = 150_000
 @click.option(
     "--memory", "show_memory", is_flag=True, help="Show memory over time, and the largest tensors at its peak."
 )
-@options.resources()
+@resources_options()
 @click.option(
     "--trace", metavar="FILE", help="Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank."
 )
@@ -156,16 +157,13 @@ def predict(
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
     text = exported(result.request, export, chosen=strategy is None)
-    drawn = drawn_by(result, hz) if resources or resources_csv or hz else None
+    drawn = drawn_by(result, hz) if resources or resources_csv or hz is not None else None
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html, drawn=drawn, resources_csv=resources_csv)
     if as_json:
-        more = {"resources": drawn.forecast.as_dict()} if drawn else {}
-        print_json({**result.report.as_dict(), **more, "export": text})
+        print_json({**result.report.as_dict(), **(drawn.as_dict() if drawn else {}), "export": text})
         return
     show(result.report, chosen=strategy is None, memory=show_memory)
-    if drawn:
-        show_operators(result.report)
-        show_resources(drawn.forecast, drawn.exact)
+    show_drawn(result, drawn)
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)

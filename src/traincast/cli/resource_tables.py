@@ -41,6 +41,10 @@ class Drawn:
     forecast: ResourceForecast
     exact: Curves
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the JSON of a forecast gets."""
+        return {"resources": self.forecast.as_dict()}
+
     def page_data(self) -> dict[str, Any]:
         """Return the data of a page's curves."""
         from traincast.resources.output import page_data
@@ -61,6 +65,13 @@ def drawn_by(result: Forecast, hz: float | None) -> Drawn:
 
     made = resources_of(result, hz=HZ if hz is None else hz or None)
     return Drawn(forecast=made, exact=forecast_curves(result, hz=None))
+
+
+def show_drawn(result: Forecast, drawn: Drawn | None) -> None:
+    """Print what bounds operators, what the step draws, and when; print nothing if it was not asked for."""
+    if drawn is not None:
+        show_operators(result.report)
+        show_resources(drawn.forecast, drawn.exact)
 
 
 def show_resources(made: ResourceForecast, exact: Curves) -> None:

@@ -10,10 +10,10 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
+from traincast.cli.resource_options import hz
 from traincast.cli.testbed_tables import signed
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import check_outputs, write_text
-from traincast.resources.bursts import RESOURCES
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have. If omitted, "
     "RUN/events is used if it exists.",
 )
-@options.hz()
+@hz()
 @options.html()
 @options.json()
 def compare(paths: tuple[str, ...], events: str | None, hz: float | None, html: str | None, as_json: bool) -> None:
@@ -97,7 +97,7 @@ def _about(sampled: SampledRun, events: str | None) -> dict[str, Any]:
 
 def _with_figures(forecast: Path, sampled: SampledRun, hz: float | None) -> ResourceComparison:
     """Compare with the figures in the JSON of ``predict --resources``."""
-    from traincast.resources.bursts import ResourceUse
+    from traincast.resources.bursts import RESOURCES, ResourceUse
     from traincast.resources.comparing import compared_figures
     from traincast.schema import convert
 

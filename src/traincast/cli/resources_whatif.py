@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table, traced
+from traincast.cli.resource_options import hz
 from traincast.cli.resource_tables import amounts
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
     from traincast.resources.whatif import WhatIf
+
+_SAME: Final = 0.005
+"""A relative change below this is not worth a mention."""
 
 
 @click.command(
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("--servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce.")
 @click.option("--workers", type=int, metavar="W", help="Another number of workers. Each keeps its share of the batch.")
 @click.option("--batch", type=options.COUNT, metavar="N", help="Another global batch.")
-@options.hz()
+@hz()
 @options.bundle()
 @options.no_cache()
 @options.json()
@@ -60,10 +64,10 @@ def whatif(
     from traincast.cluster import load_cluster
     from traincast.forecast import predict
     from traincast.resources.curves import HZ
-    from traincast.resources.whatif import Change, what_if
+    from traincast.resources.whatif import SettingChange, what_if
     from traincast.strategy.strategy import says_micro_batch
 
-    change = Change(gpu=gpu, servers=servers, workers=workers, global_batch=batch)
+    change = SettingChange(gpu=gpu, servers=servers, workers=workers, global_batch=batch)
     before = predict(
         traced(model, seq=seq, use_cache=not no_cache),
         cluster=load_cluster(cluster, hosts=True),
@@ -96,7 +100,7 @@ def _show(answer: WhatIf) -> None:
         old, new = amounts(answer.drawn_before.uses[name]), amounts(answer.drawn_after.uses[name])
         cells = [f"{a} → {b}" if a != b else a for a, b in zip(old, new, strict=True)]
         for place, value in zip((1, 2, 3), changes.values(), strict=True):
-            cells[place] += "" if not value else f" ({value:+.0%})"
+            cells[place] += "" if value is None or abs(value) < _SAME else f" ({value:+.0%})"
         rows.append((name, *cells))
     columns = ("resource", "pattern", "amount of a burst", "burst", "pause")
     print_table("what changes, as a monitor on node 0 sees it", columns, rows, right=(2, 3, 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,14 +222,12 @@ def schedule(
     rows = _study(queues, policies, placement, loads=loads, seeds=every_seed, engine=runner) if is_study else []
     # in a study, only the runs that files and virtual clusters need are repeated here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
-    others = {name: queue.run(policies[0], placement=rule, seed=seed) for name, rule in list(shares.items())[1:]}
-    by_share = {**dict.fromkeys(list(shares)[:1], runs[0]), **others}
+    by_share = _shared(queue, shares, runs[0], seed=seed)
     _write(runs, jobs_out=jobs_out, html=html)
     if as_json:
         print_json(_document(runs, rows, policies, compared=compare is not None) | shares_data(by_share))
     else:
-        _show_all(runs, rows, jobs_out=jobs_out, html=html)
-        show_shares(by_share)
+        _show_all(runs, rows, by_share, jobs_out=jobs_out, html=html)
 
 
 def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) -> list[Schedule]:
@@ -240,6 +238,14 @@ def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) ->
             if progress:
                 progress(done + 1, len(policies))
     return runs
+
+
+def _shared(queue: Queue, shares: Mapping[str, str], first: Schedule, *, seed: int) -> dict[str, Schedule]:
+    """Run the queue once for every way to share nodes; ``first`` is the run of the first."""
+    return {
+        name: queue.run(first.policy, placement=rule, seed=seed) if number else first
+        for number, (name, rule) in enumerate(shares.items())
+    }
 
 
 def _study(
@@ -298,9 +304,17 @@ def _show_notes(notes: Sequence[str], *, quiet: bool) -> None:
         console().print(f"[yellow]note[/yellow] {plain(note)}", soft_wrap=True)
 
 
-def _show_all(runs: Sequence[Schedule], rows: Sequence[StudyRow], *, jobs_out: str | None, html: str | None) -> None:
+def _show_all(
+    runs: Sequence[Schedule],
+    rows: Sequence[StudyRow],
+    by_share: Mapping[str, Schedule],
+    *,
+    jobs_out: str | None,
+    html: str | None,
+) -> None:
     """Print the tables, then the paths of the files."""
     show(runs, rows)
+    show_shares(by_share)
     for what, path in (("jobs", jobs_out), ("page", html)):
         if path is not None:
             console().print(f"{what}: {plain(path)}", soft_wrap=True)

@@ -15,7 +15,7 @@ from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.floor import floor_of
 from traincast.report.outlook import outlook
 from traincast.report.report import RankReport, RankWaits
-from traincast.report.split import Split, split_of
+from traincast.report.split import TimeSplit, split_of
 from traincast.simulate import ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Plan
 from traincast.work import Demand, demand_of
@@ -62,7 +62,7 @@ class StepFigures:
     pace: Pace
     breakdown: Breakdown
     calibrated_s: float
-    split: Split
+    split: TimeSplit
     demand: Demand
     estimated_by: dict[str, float]
     ranks: tuple[RankReport, ...]

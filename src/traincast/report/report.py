@@ -8,7 +8,7 @@ from typing import Any
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
-from traincast.report.split import Split
+from traincast.report.split import TimeSplit
 from traincast.simulate import Conditions, ServerRun
 from traincast.strategy import Memory
 from traincast.strategy.fits import MemoryFit
@@ -88,7 +88,7 @@ class Report:
     optimizer_s: float
     overhead_s: float
     calibrated_s: float
-    split: Split
+    split: TimeSplit
     peak_memory_bytes: float
     memory_capacity_bytes: float
     memory_low_bytes: float

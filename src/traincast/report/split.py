@@ -48,7 +48,7 @@ class OperatorSplit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TimeSplit:
     """The seconds of a step by what bounds them; on average over ranks. They add up to the step.
 
     ``computation_s`` and ``memory_access_s`` are the time of operators. The device waits ``communication_s`` for
@@ -73,14 +73,14 @@ class Split:
 
 def split_of(
     plan: Plan, seconds: Floats, cluster: Cluster, *, breakdown: Breakdown, calibrated_s: float = 0.0
-) -> Split:
+) -> TimeSplit:
     """Return the split of a step with this ``breakdown``; ``seconds`` are those of the works of ``plan``."""
     by_label, counts = _by_label(plan, seconds, _weights(plan, cluster))
     computation, access, _, copies, host = by_label.sum(axis=0).tolist()
     own = breakdown.compute_s + breakdown.optimizer_s
     scale = own / (computation + access + host) if computation + access + host else 0.0
     copied = min(copies, breakdown.exposed_communication_s)
-    return Split(
+    return TimeSplit(
         computation_s=computation * scale,
         memory_access_s=access * scale,
         communication_s=breakdown.exposed_communication_s - copied,

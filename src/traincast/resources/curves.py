@@ -25,8 +25,8 @@ import numpy.typing as npt
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
 from traincast.resources.bursts import RESOURCES, ResourceUse, use_of
-from traincast.resources.draws import Network, network_of
-from traincast.resources.spans import DrawnSpans, held_levels, rows_of
+from traincast.resources.draws import WatchedLinks, network_of
+from traincast.resources.spans import SpanDraws, held_levels, rows_of
 from traincast.simulate import Timeline
 from traincast.strategy.server_setup import ServerSetup
 
@@ -62,7 +62,7 @@ class Curves:
     num_ranks: int
     on_node: Floats
     step_s: float
-    network: Network
+    network: WatchedLinks
     repeats: bool = False
 
     @property
@@ -122,7 +122,7 @@ def curves_of(
     plan = timeline.plan
     network = network_of(plan.works, cluster, through_host=servers is not None)
     rows, shares = rows_of(plan, cluster, servers), {}
-    drawn = DrawnSpans(timeline, rows, network, on_device=on_device and servers is None)
+    drawn = SpanDraws(timeline, rows, network, on_device=on_device and servers is None)
     length = timeline.step_s if step_s is None else step_s
     stretch = length / timeline.step_s if timeline.step_s else 1.0
     edges, period_s = _edges(length, hz, most=max(_FEWEST_SAMPLES, min(_MOST_SAMPLES, _MOST_VALUES // len(plan.ranks))))

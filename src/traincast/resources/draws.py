@@ -27,7 +27,7 @@ receiver, and bytes between a device and its host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class WatchedLinks:
     """The links whose use counts as received and sent.
 
     ``leaves_node``: those of the nodes to the network; otherwise those of each device within its node.
@@ -38,9 +38,9 @@ class Network:
     through_host: bool = False
 
 
-def network_of(works: Sequence[Work], cluster: Cluster, *, through_host: bool = False) -> Network:
+def network_of(works: Sequence[Work], cluster: Cluster, *, through_host: bool = False) -> WatchedLinks:
     """Returns the links to watch: the NICs of the nodes if any message leaves its node, else the links inside it."""
-    return Network(leaves_node=any(_crosses(work, cluster) for work in works), through_host=through_host)
+    return WatchedLinks(leaves_node=any(_crosses(work, cluster) for work in works), through_host=through_host)
 
 
 def _crosses(work: Work, cluster: Cluster) -> bool:
@@ -53,7 +53,7 @@ def _crosses(work: Work, cluster: Cluster) -> bool:
             return False
 
 
-def draws_of(plan: Plan, cluster: Cluster, network: Network, *, on_device: bool) -> dict[str, Floats]:
+def draws_of(plan: Plan, cluster: Cluster, network: WatchedLinks, *, on_device: bool) -> dict[str, Floats]:
     """Returns, for each of :data:`AMOUNTS` and for ``kernel``, the amount of every cost of ``plan``.
 
     Amounts are seconds of the peak on one rank of ``cluster``. ``kernel`` is 1 where the device runs a kernel and 0
@@ -75,7 +75,7 @@ def draws_of(plan: Plan, cluster: Cluster, network: Network, *, on_device: bool)
     return found
 
 
-def _of_works(works: Sequence[Work], cluster: Cluster, network: Network, *, on_device: bool) -> dict[str, Floats]:
+def _of_works(works: Sequence[Work], cluster: Cluster, network: WatchedLinks, *, on_device: bool) -> dict[str, Floats]:
     """The amounts of works, as columns."""
     device = cluster.device
     nics = cluster.inter_node.bandwidth * cluster.nics_per_node * max(1, cluster.domain_nodes)

@@ -1,8 +1,9 @@
 """The step of a job as a program that can run together with others, from its timeline.
 
-One row stands for its node. Its compute lane is cut where messages leave, where they are waited for, and around those
-that compute itself waits in; what lies between two cuts is one task. Time in which the lane only waits for a message is
-no part of it: the wait follows from the message. All other gaps (launches, other stages, servers) stay as they are.
+The row with the most messages stands for its node. Its compute lane is cut where messages leave, where they are waited
+for, and around those that compute itself waits in; what lies between two cuts is one task. Time in which the lane only
+waits for a message is no part of it: the wait follows from the message. All other gaps (launches, other stages,
+servers) stay as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from traincast.forecast import Forecast
 from traincast.resources.draws import network_of
 from traincast.resources.forecasting import moves_on_device
 from traincast.resources.sharing import StepProgram
-from traincast.resources.spans import DrawnSpans, Levels, rows_of
+from traincast.resources.spans import Levels, SpanDraws, rows_of
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.strategy.server_setup import ServerSetup
@@ -67,22 +68,20 @@ def program_of(
 ) -> StepProgram:
     """Return the step of a timeline on ``cluster`` as a program, stretched to ``step_s``.
 
-    Weights are shares of the device's time and memory bandwidth, and of all NICs of the node with the most traffic;
-    messages inside a node are shared with no other job. The arguments are those of
+    Weights are shares of the device's time and memory bandwidth, and of all NICs of the node with the most traffic,
+    which may be that of a parameter server. Messages inside a node are shared with no other job. The arguments are
+    those of
     :func:`traincast.resources.curves_of`.
     """
     plan, whole = timeline.plan, timeline.step_s
     network = network_of(plan.works, cluster, through_host=servers is not None)
     rows = rows_of(plan, cluster, servers)
-    drawn = DrawnSpans(timeline, rows, network, on_device=on_device and servers is None)
+    drawn = SpanDraws(timeline, rows, network, on_device=on_device and servers is None)
     devices = np.flatnonzero(~rows.is_server)
     sent = {int(row): drawn.messages(int(row)) if network.leaves_node else {} for row in range(len(plan.ranks))}
     total = np.array([sum(a + b for a, b in sent[row].values()) for row in range(len(plan.ranks))])
-    on_nodes = rows.on_node @ total
-    node = int(np.argmax(on_nodes))
-    here = devices[rows.on_node[node, devices] > 0.0]
-    row = int(here[np.argmax(total[here])]) if len(here) else int(devices[0])
-    scale = on_nodes[node] / total[row] if total[row] > 0.0 else 1.0
+    row = int(devices[np.argmax(total[devices])])
+    scale = float((rows.on_node @ total).max()) / total[row] if total[row] > 0.0 else 1.0
     beside, inside = _messages(timeline, row, {k: (a * scale, b * scale) for k, (a, b) in sent[row].items()})
     cuts, removed = _cuts(timeline, row, beside, inside)
     kernels, traffic = drawn.levels("compute")[row], drawn.levels("memory")[row]

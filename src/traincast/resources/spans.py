@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
-from traincast.resources.draws import Network, draws_of
+from traincast.resources.draws import WatchedLinks, draws_of
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.strategy.server_setup import ServerSetup
@@ -28,7 +28,7 @@ _ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class PlacedRows:
     """The rows of a timeline: the node and its figures behind each, and the ranks on every node.
 
     ``clusters`` has the distinct kinds of nodes and ``kind`` the number of each row's; ``on_node`` is as in
@@ -41,7 +41,7 @@ class Rows:
     is_server: npt.NDArray[np.bool_]
 
 
-def rows_of(plan: Plan, cluster: Cluster, servers: ServerSetup | None = None) -> Rows:
+def rows_of(plan: Plan, cluster: Cluster, servers: ServerSetup | None = None) -> PlacedRows:
     """Returns the rows of ``plan`` on ``cluster``; ``servers`` is the setup of a plan with parameter servers."""
     world = plan.mesh.num_ranks
     if servers is None:
@@ -58,13 +58,13 @@ def rows_of(plan: Plan, cluster: Cluster, servers: ServerSetup | None = None) ->
     nodes = np.repeat(np.arange(len(parts)), [part.num_nodes for part in parts])
     own = node[plan.ranks]
     kind = nodes[own] if len(parts) > 1 else np.zeros(len(own), dtype=np.int64)
-    return Rows(clusters=parts, kind=kind, on_node=on_node, is_server=plan.ranks >= world)
+    return PlacedRows(clusters=parts, kind=kind, on_node=on_node, is_server=plan.ranks >= world)
 
 
-class DrawnSpans:
+class SpanDraws:
     """What the spans of a timeline draw, as entries: a task, the row of a rank that takes part, and its times."""
 
-    def __init__(self, timeline: Timeline, rows: Rows, network: Network, *, on_device: bool) -> None:
+    def __init__(self, timeline: Timeline, rows: PlacedRows, network: WatchedLinks, *, on_device: bool) -> None:
         plan = timeline.plan
         spans = timeline.spans()
         entry = np.unique(spans.task * len(plan.ranks) + spans.row)
@@ -176,7 +176,7 @@ def _hidden(timeline: Timeline, whole: Floats) -> tuple[Floats, Floats]:
     return start, whole
 
 
-def held_levels(timeline: Timeline, rows: Rows, held: Sequence[Floats]) -> list[Levels]:
+def held_levels(timeline: Timeline, rows: PlacedRows, held: Sequence[Floats]) -> list[Levels]:
     """The share of its memory that a rank holds, by row; ``held`` has the bytes in each slot of every stage.
 
     A slot lasts from the first of its works to the first of the next slot. Servers hold nothing on a device.

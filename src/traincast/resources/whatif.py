@@ -17,7 +17,7 @@ from traincast.strategy.prepare import for_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SettingChange:
     """What is to be different; a field that is None stays as it is.
 
     ``gpu`` is the name of another device. ``servers`` and ``workers`` are other numbers of parameter servers and of
@@ -58,7 +58,9 @@ class WhatIf:
         }
 
 
-def what_if(before: Forecast, change: Change, *, keep_micro_batch: bool = False, hz: float | None = HZ) -> WhatIf:
+def what_if(
+    before: Forecast, change: SettingChange, *, keep_micro_batch: bool = False, hz: float | None = HZ
+) -> WhatIf:
     """Return what ``change`` does to the twelve figures of a forecast, sampled ``hz`` times per second.
 
     Unless ``keep_micro_batch``, the changed step has the largest micro batch that fits.
@@ -71,7 +73,7 @@ def what_if(before: Forecast, change: Change, *, keep_micro_batch: bool = False,
     )
 
 
-def changed_request(request: Request, change: Change, *, keep_micro_batch: bool = False) -> Request:
+def changed_request(request: Request, change: SettingChange, *, keep_micro_batch: bool = False) -> Request:
     """Return ``request`` with ``change``; refuses workers that do not fill nodes, and nodes that are listed singly."""
     cluster, strategy, batch = request.cluster, request.strategy, request.global_batch
     workers = strategy.dp if change.workers is None else change.workers

@@ -25,6 +25,7 @@ SPAN_COLUMNS: Final = (
     "rank", "step", "microbatch", "stream", "category", "label", "name", "start_s", "end_s", "nbytes",
 )  # fmt: skip
 _CATEGORIES: Final = frozenset({*COMPUTE_CLASSES, "communication", "wait"})
+_OF_SAMPLER: Final = ("monitor_hz", "windows_s", "sampler_cpu_share")
 _MOST_STEPS: Final = 1_000_000
 Seconds = Annotated[float, Meta(gt=0.0, le=1e9)]
 
@@ -71,8 +72,12 @@ class RunFolder:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the description as JSON shows it."""
-        return {"format": FORMAT, **asdict(self)}
+        """Return the description as JSON shows it; a run without a sampler says nothing of one."""
+        told = {"format": FORMAT, **asdict(self)}
+        if self.monitor_hz is None:
+            for name in _OF_SAMPLER:
+                del told[name]
+        return told
 
 
 def read_run_folder(path: Path) -> RunFolder:

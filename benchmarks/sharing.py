@@ -1,0 +1,73 @@
+"""Judges forecast slowdowns of pairs of jobs by pairs that were really run together on the testbed.
+
+    python -m benchmarks.sharing PAIRS.csv
+
+The table has a line for each pair: ``request_a``, ``request_b`` (runs of the testbed, as JSON), and the seconds of
+their steps alone and together: ``alone_a_s``, ``alone_b_s``, ``together_a_s``, ``together_b_s``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from traincast.cluster import load_cluster
+from traincast.forecast import predict
+from traincast.resources.programs import forecast_program
+from traincast.resources.sharing import StepProgram, slowdowns
+from traincast.testbed.request import RunRequest
+from traincast.testbed.run import cluster_text
+from traincast.testbed.setup import RUNTIME
+
+
+@cache
+def program_of(text: str) -> StepProgram:
+    """Return the step of a run of the testbed, given as JSON, as a program that shares its network."""
+    request = RunRequest(**json.loads(text))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.toml"
+        path.write_text(cluster_text(request), encoding="utf-8")
+        made = predict(
+            request.model,
+            cluster=load_cluster(str(path), hosts=True),
+            global_batch=request.global_batch,
+            strategy=request.strategy,
+            precision="fp32",
+            runtime=RUNTIME,
+            use_cache=True,
+        )
+    return forecast_program(made).only("receive", "send")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the measured and forecast slowdown of every job, and the errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", type=Path)
+    given = parser.parse_args(arguments)
+    errors: dict[str, list[float]] = {"all-reduce": [], "parameter servers": []}
+    with given.table.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            forecast = slowdowns([program_of(row["request_a"]), program_of(row["request_b"])])
+            kind = "parameter servers" if "servers" in row["request_a"] + row["request_b"] else "all-reduce"
+            for side, slowdown in zip("ab", forecast, strict=True):
+                measured = float(row[f"together_{side}_s"]) / float(row[f"alone_{side}_s"])
+                errors[kind].append(slowdown / measured - 1.0)
+                name = json.loads(row[f"request_{side}"])["model"].partition(":")[0]
+                print(f"{name:<14} measured {measured:.3f}  forecast {slowdown:.3f}  {errors[kind][-1]:+.1%}")
+    errors["all"] = [error for own in errors.values() for error in own]
+    for kind, own in errors.items():
+        size = np.abs(own)
+        if len(own):
+            middle = f"mean {size.mean():.1%}, median {np.median(size):.1%}"
+            print(f"{kind}: {len(own)} figures, {middle}, worst {size.max():.1%}")
+
+
+if __name__ == "__main__":
+    main()
