@@ -14,7 +14,7 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.comparing import aligned, compared, compared_figures
 from traincast.resources.curves import Curves, uses_of
-from traincast.resources.draws import Network
+from traincast.resources.draws import WatchedLinks
 from traincast.resources.monitored import use_of_command
 from traincast.resources.readings import RankPeaks, read_counters
 from traincast.resources.sampled import Counters, mean_step, observed
@@ -89,7 +89,7 @@ def exact_step(shift: float, length_s: float) -> Curves:
     values = {name: busy[None] if name == "compute" else np.zeros((1, 2000)) for name in RESOURCES}
     return Curves(
         period_s=length_s / 2000, values=values, ranks=np.zeros(1, dtype=np.int64), num_ranks=1, on_node=np.eye(1),
-        step_s=length_s, network=Network(leaves_node=True), repeats=True,
+        step_s=length_s, network=WatchedLinks(leaves_node=True), repeats=True,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 /* The page of a sampled run: what it drew over time and, beside it, what its forecast says. */
-import { add, capital, card, header, make, percent, seconds, secondsParts, shape, tile, tiles, warnings, whole } from "./base.js";
-import { chart, follow, ticks } from "./chart.js";
+import { add, capital, card, header, make, percent, seconds, secondsParts, tile, tiles, warnings, whole } from "./base.js";
 import { table } from "./table.js";
+import { useChart } from "./use_chart.js";
 
 const NAMES = { compute: "compute", memory: "memory traffic", receive: "network received", send: "network sent", processor: "processor (cores)", held: "memory held by processes" };
 const HUES = { compute: 0, memory: 1, receive: 2, send: 3, processor: 4, held: 6 };
@@ -43,30 +43,9 @@ function figures(element, data) {
 }
 
 function one(parent, data, curve, name) {
-  const values = curve.measured, other = curve.predicted, element = make("div");
-  parent.append(element);
-  add(element, make("h3", "", capital(NAMES[name])));
-  const most = Math.max(1e-6, ...values, ...(other || [])), top = most < 0.25 ? most * 1.15 : Math.max(1, most) * 1.03;
-  const at = (n) => n / values.length * data.seconds;
-  chart(element, {
-    height: 132, label: NAMES[name] + " over time", left: 46, bottom: 32, name: "use",
-    axes: (wide) => ({
-      x: { low: 0, high: data.seconds, ticks: ticks(0, data.seconds, wide / 80).map((t) => [t, seconds(t)]) },
-      y: { low: 0, high: top, ticks: ticks(0, top, 3).map((v) => [v, Number((100 * v).toPrecision(3)) + " %"]) },
-    }),
-    draw: (plot) => {
-      const { svg, x, y } = plot, line = (v) => v.map((level, n) => (n ? "L" : "M") + x(at(n)).toFixed(1) + " " + y(level).toFixed(1) + "H" + x(at(n + 1)).toFixed(1)).join("");
-      const area = shape("path", { d: line(values) + "V" + y(0) + "H" + x(0) + "Z" }, "area");
-      area.style.fill = "var(--c" + HUES[name] + ")";
-      area.style.fillOpacity = 0.55;
-      svg.append(area);
-      if (other) { const path = shape("path", { d: line(other) }, "line"); path.style.setProperty("--hue", "var(--ink)"); svg.append(path); }
-      follow(plot, (px) => {
-        const n = Math.min(values.length - 1, Math.max(0, Math.floor(x.invert(px) / data.seconds * values.length)));
-        const rows = [[other ? "measured" : NAMES[name], percent(values[n])], ...(other ? [["forecast", percent(other[n])]] : [])];
-        return { tip: ["after " + seconds(at(n)), rows], mark: [x(at(n)), plot.room.top, Math.max(1, x(at(n + 1)) - x(at(n))), y(0) - plot.room.top] };
-      });
-    },
+  const element = useChart(parent, {
+    title: NAMES[name], hue: HUES[name], values: curve.measured, other: curve.predicted, seconds: data.seconds,
+    names: curve.predicted ? ["measured", "forecast"] : [NAMES[name]], at: (time) => "after " + time,
   });
   if (curve.unit) element.append(make("p", "hint", "100 % is " + (curve.unit / 2 ** 30).toFixed(2) + " GiB."));
 }

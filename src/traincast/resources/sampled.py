@@ -20,7 +20,7 @@ import numpy.typing as npt
 from traincast.errors import RequestError
 from traincast.resources.bursts import RESOURCES, resampled
 from traincast.resources.curves import Curves
-from traincast.resources.draws import Network
+from traincast.resources.draws import WatchedLinks
 
 Floats = npt.NDArray[np.float64]
 Window = tuple[float, float]
@@ -81,7 +81,7 @@ def observed(
         num_ranks=num_ranks or len(ranks),
         on_node=np.eye(len(ranks)),
         step_s=step_s,
-        network=Network(leaves_node=True),
+        network=WatchedLinks(leaves_node=True),
     )
 
 
