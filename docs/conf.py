@@ -71,7 +71,7 @@ NAVIGATION: Final = {
         "runtimes",
         "resources",
     ],
-    "Fit it to your machine": ["profile", "learned-times", "calibration", "collectives", "events", "testbed"],
+    "Fit it to your machine": ["profile", "learned-times", "calibration", "collectives", "events", "testbed", "monitor"],
     "Job queues": ["scheduling", "traces"],
     "How accurate it is": ["accuracy", "operators"],
     "Look up": ["reference", "api/index", "design", "project/contributing", "project/changelog"],

@@ -7,10 +7,29 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 10.0
+
+
+class Process(Protocol):
+    """A process that was started here, as ``subprocess.Popen`` shows it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """The exit code, or ``None`` while the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, and return the exit code; raises ``subprocess.TimeoutExpired``."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless the process has ended."""
+
+    def kill(self) -> None:
+        """End the process at once."""
 
 
 def environment_of(rank: int, ranks: int, *, address: str, port: int) -> dict[str, str]:
@@ -24,7 +43,7 @@ def environment_of(rank: int, ranks: int, *, address: str, port: int) -> dict[st
     }
 
 
-def wait_for(processes: Sequence[subprocess.Popen[bytes]], *, timeout_s: float | None = None) -> list[int]:
+def wait_for(processes: Sequence[Process], *, timeout_s: float | None = None) -> list[int]:
     """Waits until all processes have ended or one has failed, and returns the numbers of those that have failed.
 
     Raises ``TimeoutError`` if some still run after ``timeout_s`` seconds.
@@ -40,7 +59,7 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]], *, timeout_s: float |
         time.sleep(_POLL_S)
 
 
-def end(processes: Sequence[subprocess.Popen[bytes]], *, patience_s: float = _PATIENCE_S) -> None:
+def end(processes: Sequence[Process], *, patience_s: float = _PATIENCE_S) -> None:
     """Ends the processes that still run: terminates them, then kills those that run on after ``patience_s`` seconds."""
     for process in processes:
         if process.poll() is None:

@@ -138,9 +138,21 @@ def test_run_gives_the_run_as_json(
     assert json.loads(out) == json.loads((tmp_path / "run" / "run.json").read_text())
 
 
+@pytest.mark.parametrize(("words", "hz"), [((), None), (("--monitor",), 50.0), (("--monitor", "100"), 100.0)])
+def test_a_sampler_runs_if_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, requests: list[dict[str, Any]], words: tuple[str, ...],
+    hz: float | None,
+) -> None:  # fmt: skip
+    code, out, _ = call(capsys, *RUN, *words, "-o", str(tmp_path / "run"))
+    assert code == 0
+    assert requests[0]["monitor_hz"] == hz
+    assert ("traincast resources compare" in " ".join(out.split())) == bool(words)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--monitor", "5"), "5 readings per second: expected 10 to 100"),
         (("--slow", "1"), "--slow '1': expected RANK=FACTOR, such as 3=1.5"),
         (("--slow", "1=x"), "--slow factor 'x': expected a number above 0"),
         (("--slow", "-1=2"), "--slow '-1=2': expected RANK=FACTOR"),

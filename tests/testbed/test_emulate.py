@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from traincast.graph import Operator, Phase
+from traincast.graph import Operator, OpKind, Phase
 from traincast.testbed.emulate import DeviceClock, Emulation
 from traincast.testbed.recorder import SpanRecorder
 
@@ -111,3 +111,12 @@ def test_a_device_that_waited_starts_from_the_present() -> None:
     assert behind[1] < time.monotonic() - 4.0  # it catches up with what it was given
     clock.resume()
     assert clock.run(SECONDS)[0] >= time.monotonic() - 0.5
+
+
+def test_a_recurrent_layer_has_its_samples_in_the_second_dim() -> None:
+    bench = Bench()
+    with bench.mode:
+        nn.LSTM(8, 4)(torch.zeros(5, 3, 8))
+    layer = next(operator for operator in bench.asked if operator.kind is OpKind.RNN)
+    assert layer.inputs[0].shape == (5, 3, 8)
+    assert layer.inputs[0].batch_dim == 1

@@ -1,10 +1,11 @@
-"""``traincast resources whatif``: what a job draws from its machines."""
+"""``traincast resources compare | whatif``: what a job draws from its machines."""
 
 from __future__ import annotations
 
 import click
 
 from traincast.cli import options
+from traincast.cli.resources_compare import compare
 from traincast.cli.resources_whatif import whatif
 
 
@@ -13,7 +14,8 @@ from traincast.cli.resources_whatif import whatif
     epilog=options.example("resources whatif resnet50 --cluster dgx-a100:1 --global-batch 512 --gpu h100-sxm5-80gb"),
 )
 def resources() -> None:
-    """Ask what a job draws from devices, memory and network."""
+    """Ask what a job draws from devices, memory and network, and compare real runs with forecasts."""
 
 
+resources.add_command(compare)
 resources.add_command(whatif)

@@ -83,6 +83,15 @@ def testbed() -> None:
     metavar="N",
     help="Steps that run first and do not count.",
 )
+@click.option(
+    "--monitor",
+    "monitor_hz",
+    is_flag=False,
+    flag_value=50.0,
+    type=float,
+    metavar="[HZ]",
+    help="Sample devices, networks and processes of all ranks HZ times a second, from 10 to 100; 50 if HZ is left out.",
+)
 @options.threads()
 @options.output("a folder with the run: its step times, spans, trace and cluster file.")
 @options.json()
@@ -98,6 +107,7 @@ def run_command(
     slow: tuple[str, ...],
     steps: int,
     warmup: int,
+    monitor_hz: float | None,
     threads: int,
     output: str,
     as_json: bool,
@@ -114,6 +124,7 @@ def run_command(
         model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
         network=network, link_rates=tuple((rank, rate_of(text, "--link")) for rank, text in rates),
         slow=tuple((rank, _factor(text)) for rank, text in factors), steps=steps, warmup=warmup, threads=threads,
+        monitor_hz=monitor_hz,
     )  # fmt: skip
     from traincast.testbed.run import run
 
@@ -128,6 +139,8 @@ def run_command(
     show_run(done)
     console().print(f"run: {output}")
     console().print(f"[dim]compare it with its forecast: traincast testbed compare {output}[/dim]")
+    if monitor_hz is not None:
+        console().print(f"[dim]compare what it drew: traincast resources compare {output}[/dim]")
 
 
 def _pair(text: str, option: str, form: str) -> tuple[int, str]:

@@ -23,7 +23,7 @@ _PLACES: Final = re.compile("__(STYLE|PAGE|DATA|SCRIPT)__")
 
 
 def page_text(page: str, data: Any) -> str:
-    """Return the HTML text of ``page`` ("forecast", "search", "schedule" or "compare"), which shows ``data``.
+    """Return the HTML text of ``page``, which shows ``data``: "forecast", "search", "schedule", "compare", "sampled".
 
     Numbers that JSON lacks become null. No string in ``data`` can end its script element or start another.
     """

@@ -1,6 +1,6 @@
 /* What a step draws from its machines: the bursts and pauses of each resource, and its use over one step. */
-import { add, capital, legend, make, percent, seconds, shape, stackedBar } from "./base.js";
-import { chart, follow, ticks } from "./chart.js";
+import { add, capital, legend, make, percent, seconds, stackedBar } from "./base.js";
+import { useChart } from "./use_chart.js";
 import { table } from "./table.js";
 
 const NAMES = { compute: "compute", memory: "memory traffic", receive: "network received", send: "network sent", host: "host link", memory_held: "memory held", flops: "share of peak FLOPs" };
@@ -32,30 +32,8 @@ function figures(element, used) {
 }
 
 function one(parent, used, row, name, hue) {
-  const values = row.curves[name], other = name === "compute" ? row.curves.flops : null, element = make("div");
-  parent.append(element);
-  add(element, make("h3", "", capital(NAMES[name])));
-  const most = Math.max(1e-6, ...values), top = most < 0.25 ? most * 1.15 : Math.max(1, most) * 1.03, at = (n) => n / values.length * used.step_s;
-  chart(element, {
-    height: 132, label: NAMES[name] + " over one step", left: 46, bottom: 32, name: "use",
-    axes: (wide) => ({
-      x: { low: 0, high: used.step_s, ticks: ticks(0, used.step_s, wide / 80).map((t) => [t, seconds(t)]) },
-      y: { low: 0, high: top, ticks: ticks(0, top, 3).map((v) => [v, Number((100 * v).toPrecision(3)) + " %"]) },
-    }),
-    draw: (plot) => {
-      const { svg, x, y } = plot, line = (v) => v.map((level, n) => (n ? "L" : "M") + x(at(n)).toFixed(1) + " " + y(level).toFixed(1) + "H" + x(at(n + 1)).toFixed(1)).join("");
-      const area = shape("path", { d: line(values) + "V" + y(0) + "H" + x(0) + "Z" }, "area");
-      area.style.fill = "var(--c" + hue + ")";
-      area.style.fillOpacity = 0.55;
-      svg.append(area);
-      if (other) { const path = shape("path", { d: line(other) }, "line"); path.style.setProperty("--hue", "var(--ink)"); svg.append(path); }
-      follow(plot, (px) => {
-        const n = Math.min(values.length - 1, Math.max(0, Math.floor(x.invert(px) / used.step_s * values.length)));
-        const rows = [[NAMES[name], percent(values[n])], ...(other ? [[NAMES.flops, percent(other[n])]] : [])];
-        return { tip: [row.name + " after " + seconds(at(n)), rows], mark: [x(at(n)), plot.room.top, Math.max(1, x(at(n + 1)) - x(at(n))), y(0) - plot.room.top] };
-      });
-    },
-  });
+  const other = name === "compute" ? row.curves.flops : null;
+  const element = useChart(parent, { title: NAMES[name], hue, values: row.curves[name], other, seconds: used.step_s, names: [NAMES[name], NAMES.flops], at: (time) => row.name + " after " + time });
   if (other) element.append(make("p", "hint", "Filled: a kernel runs. Line: share of the peak FLOP rate."));
 }
 

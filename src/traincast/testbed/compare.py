@@ -46,8 +46,8 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
     measured, waits = measured_spans(read_spans(run), str(run / "spans.parquet"))
     if not len(measured):
         raise FileFormatError(f"{run / 'spans.parquet'} has no spans: run `traincast testbed run` again")
-    chosen = events if events is not None else run / EVENTS if (run / EVENTS).is_dir() else None
-    forecast = forecast_of(run, record, cost_model=_cost_model(chosen, record))
+    chosen, cost_model = cost_model_of(run, record, events=events)
+    forecast = forecast_of(run, record, cost_model=cost_model)
     timeline = forecast.detailed(all_ranks=True)
     predicted = predicted_spans(timeline)
     strategy = forecast.request.strategy
@@ -103,13 +103,17 @@ def forecast_of(run: Path, record: RunFolder, *, cost_model: CostModel | None = 
     )
 
 
-def _cost_model(events: Path | None, record: RunFolder) -> CostModel | None:
-    """Return the cost model of measured events, or ``None`` if there are no events."""
-    if events is None:
-        return None
+def cost_model_of(run: Path, record: RunFolder, *, events: Path | None) -> tuple[Path | None, CostModel | None]:
+    """Return the folder of the events that a forecast of ``run`` uses, and their cost model.
+
+    The folder is ``events``, by default the folder ``events`` of the run; both are ``None`` if there is none.
+    """
+    chosen = events if events is not None else run / EVENTS if (run / EVENTS).is_dir() else None
+    if chosen is None:
+        return None, None
     from traincast.estimate.events import EventsCostModel, read_events
 
-    return EventsCostModel(read_events(events), default_cost_model(load_runtime(record.runtime).kernels))
+    return chosen, EventsCostModel(read_events(chosen), default_cost_model(load_runtime(record.runtime).kernels))
 
 
 def _from_first_forward(spans: ActivitySpans) -> ActivitySpans:

@@ -9,6 +9,7 @@ fast devices run on two cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,8 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from traincast.cluster import Cluster
 from traincast.estimate import CostModel
-from traincast.graph import Operator, Phase
+from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.aten import FREE, describe
+from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.in_model import spec_of, without_scratch
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.recorder import SpanRecorder
@@ -32,6 +34,7 @@ _REAL: Final = frozenset({"aten", "traincast"})
 _FUNCTIONAL: Final = "_c10d_functional"
 """Namespace of the collectives of distributed tensors."""
 _TENSOR_COLLECTIVES: Final = frozenset({"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"})
+_SEQUENCE_DIMS: Final = 3
 _ZEROS_BYTES: Final = 1 << 32
 _CATEGORY: Final = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
 
@@ -43,13 +46,19 @@ class DeviceClock:
     accelerator runs ahead of it. After a wait for other ranks the device starts again from the present.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counter: DeviceCounter | None = None) -> None:
         self.free = now()
+        self._counter = counter
 
-    def run(self, seconds: float) -> tuple[float, float]:
-        """Occupy the device; returns start and end, and comes back when the device is done or nearly so."""
+    def run(self, seconds: float, *, nbytes: float = 0.0) -> tuple[float, float]:
+        """Occupy the device; returns start and end, and comes back when the device is done or nearly so.
+
+        Its memory moves ``nbytes`` meanwhile, which a sampler sees.
+        """
         start = self.free
         self.free = start + seconds
+        if self._counter is not None:
+            self._counter.add(start, self.free, nbytes)
         if self.free - now() > _LEAST_SLEEP_S:
             sleep_until(self.free)
         return start, self.free
@@ -88,6 +97,7 @@ class _Action(NamedTuple):
 
     runs: bool
     seconds: float = 0.0
+    nbytes: float = 0.0
     name: str = ""
     category: str = ""
     outputs: tuple[_Output | None, ...] = ()
@@ -138,7 +148,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
         if action.runs:
             return func(*args, **kwargs)
         if action.seconds:
-            start, end = self._clock.run(action.seconds)
+            start, end = self._clock.run(action.seconds, nbytes=action.nbytes)
             self._recorder.add("compute", action.category, action.category, action.name, start, end)
         made = [self._made(output, args, kwargs) for output in action.outputs]
         return made[0] if action.single else tuple(made)
@@ -160,7 +170,7 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
 
     def update(self, operator: Operator) -> None:
         """Take the time of an optimizer's update of all parameters of this rank."""
-        start, end = self._clock.run(self._seconds_of(operator))
+        start, end = self._clock.run(self._seconds_of(operator), nbytes=operator.nbytes)
         self._recorder.add("compute", "optimizer", "optimizer", operator.name, start, end)
         self._clock.finish()
 
@@ -194,18 +204,25 @@ class Emulation(TorchDispatchMode):  # type: ignore[misc]
             name=name,
             kind=kind,
             phase=phase,
-            inputs=tuple(without_scratch(spec_of(t), kind) for t in ordered),
-            outputs=tuple(without_scratch(spec_of(t), kind) for t in shapes),
+            inputs=tuple(_spec(t, kind) for t in ordered),
+            outputs=tuple(_spec(t, kind) for t in shapes),
             attributes=attributes,
         )
         return _Action(
             runs=False,
             seconds=self._seconds_of(operator),
+            nbytes=operator.nbytes,
             name=name,
             category=_CATEGORY[phase],
             outputs=tuple(outputs),
             single=single,
         )
+
+
+def _spec(tensor: torch.Tensor, kind: OpKind) -> TensorSpec:
+    """The shape of a tensor; sequences of recurrent layers have the samples in their second dim."""
+    spec = without_scratch(spec_of(tensor), kind)
+    return replace(spec, batch_dim=1) if kind is OpKind.RNN and len(spec.shape) == _SEQUENCE_DIMS else spec
 
 
 def _copies_shards(func: Any) -> bool:

@@ -30,23 +30,30 @@ def command_in(words: list[str], *, namespace: Path | None, cores: tuple[int, ..
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), place, pins, order, *words]
 
 
+def enter(parent: int, *, namespace: str | None, cores: tuple[int, ...], urgent: bool) -> None:
+    """Moves this process to a namespace and to cores; it dies with ``parent``, which must be its parent."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the request above
+        os._exit(1)
+    if namespace is not None:
+        inside = os.open(namespace, os.O_RDONLY)
+        if libc.setns(inside, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            sys.exit(f"cannot enter the network namespace {namespace}: {os.strerror(number)}")
+        os.close(inside)
+    if cores:
+        os.sched_setaffinity(0, set(cores))
+    if urgent:
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
 def _become(parent: int, place: str, pins: str, order: str, words: list[str]) -> None:
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the request above
-            os._exit(1)
-        if place != "-":
-            inside = os.open(place, os.O_RDONLY)
-            if libc.setns(inside, _CLONE_NEWNET):
-                number = ctypes.get_errno()
-                sys.exit(f"cannot enter the network namespace {place}: {os.strerror(number)}")
-            os.close(inside)
-        if pins != "-":
-            os.sched_setaffinity(0, {int(core) for core in pins.split(",")})
-        if order == "urgent":
-            with contextlib.suppress(PermissionError):
-                os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    cores = () if pins == "-" else tuple(int(core) for core in pins.split(","))
+    enter(parent, namespace=None if place == "-" else place, cores=cores, urgent=order == "urgent")
     os.execvp(words[0], words)  # noqa: S606
 
 

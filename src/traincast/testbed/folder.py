@@ -25,6 +25,7 @@ SPAN_COLUMNS: Final = (
     "rank", "step", "microbatch", "stream", "category", "label", "name", "start_s", "end_s", "nbytes",
 )  # fmt: skip
 _CATEGORIES: Final = frozenset({*COMPUTE_CLASSES, "communication", "wait"})
+_OF_SAMPLER: Final = ("monitor_hz", "windows_s", "sampler_cpu_share")
 _MOST_STEPS: Final = 1_000_000
 Seconds = Annotated[float, Meta(gt=0.0, le=1e9)]
 
@@ -42,7 +43,12 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """What ``run.json`` of a run says; ``steps_s`` has the seconds of each counted step."""
+    """What ``run.json`` of a run says; ``steps_s`` has the seconds of each counted step.
+
+    A run with a sampler (``monitor_hz``) has ``windows_s``: start and end of every counted step on the clock of its
+    readings, or of all of them together if steps follow one another without a gap. ``sampler_cpu_share`` is the
+    share of a core that sampling took.
+    """
 
     model: Text
     strategy: str
@@ -60,11 +66,18 @@ class RunFolder:
     cluster: Text = "cluster.toml"
     started: str | float = ""
     torch: str = ""
+    monitor_hz: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
+    windows_s: tuple[tuple[float, float], ...] = ()
+    sampler_cpu_share: float | None = None
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the description as JSON shows it."""
-        return {"format": FORMAT, **asdict(self)}
+        """Return the description as JSON shows it; a run without a sampler says nothing of one."""
+        told = {"format": FORMAT, **asdict(self)}
+        if self.monitor_hz is None:
+            for name in _OF_SAMPLER:
+                del told[name]
+        return told
 
 
 def read_run_folder(path: Path) -> RunFolder:

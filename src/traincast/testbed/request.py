@@ -15,6 +15,9 @@ REAL: Final = "real"
 LOOPBACK: Final = "loopback"
 """The network of processes that share a machine, without shaping."""
 MOST_RANKS: Final = 16
+LEAST_HZ: Final = 10.0
+MOST_HZ: Final = 100.0
+"""Readings per second that a sampler takes."""
 _RATE: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([kmg]?)bit(?:/s)?", re.IGNORECASE | re.ASCII)
 _SCALE: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
@@ -37,7 +40,10 @@ class RunRequest:
     ``strategy`` is text, as ``predict`` takes it. ``compute`` is ``real`` or the name of a device of the catalog that
     is emulated. ``network`` is ``loopback``, or the rate of every rank's link in text (``1Gbit``); ``link_rates`` are
     rates of single ranks in bytes/s, and ``slow`` the factors by which single ranks compute more slowly.
-    ``warmup`` steps come before the ``steps`` that count. ``threads`` are those of each process.
+    ``warmup`` steps come before the ``steps`` that count. ``threads`` are those of each process. ``monitor_hz`` is how
+    often a sampler reads devices, networks and processes in a second; without it, none does. With ``back_to_back``,
+    a rank begins its next step when it has done the last, as in real training; otherwise all ranks first agree on a
+    common start, so that steps are measured one by one.
     """
 
     model: str
@@ -52,6 +58,8 @@ class RunRequest:
     steps: int = 10
     warmup: int = 3
     threads: int = 1
+    monitor_hz: float | None = None
+    back_to_back: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -63,6 +71,10 @@ class RunRequest:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise RequestError(f"{name} is {value!r}: expected a whole number from {low} to {high:,}")
+        if self.monitor_hz is not None and not LEAST_HZ <= self.monitor_hz <= MOST_HZ:
+            raise RequestError(
+                f"{self.monitor_hz:g} readings per second: expected {LEAST_HZ:g} to {MOST_HZ:g} (--monitor HZ)"
+            )
         for what, pairs in (("link rate", self.link_rates), ("slow factor", self.slow)):
             for rank, value in pairs:
                 if not 0 <= rank < self.ranks:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,13 +18,16 @@ from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_json, write_text, writing
 from traincast.graph.capture import require_torch
+from traincast.profiling.device_counter import FOLDER as DEVICES
+from traincast.profiling.device_counter import counters
 from traincast.strategy import parse_strategy
 from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
-from traincast.testbed.launch import launch
+from traincast.testbed.launch import Starter, launch
 from traincast.testbed.network import NodeNetwork, loopback, shaped
 from traincast.testbed.recorder import SpanRow
 from traincast.testbed.request import LOOPBACK, RunRequest
 from traincast.testbed.row import ROW, write_row
+from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
 from traincast.testbed.setup import RUNTIME, lowered_of
 from traincast.testbed.trace import write_measured_trace
 
@@ -41,51 +44,90 @@ _BEHIND: Final = 0.01
 Progress = Callable[[int, int], None]
 
 
-def run(request: RunRequest, output: Path, *, progress: Progress | None = None) -> RunFolder:
+def run(
+    request: RunRequest,
+    output: Path,
+    *,
+    progress: Progress | None = None,
+    start: Starter | None = None,
+    traced: bool = True,
+    place: SharedPlace | None = None,
+) -> RunFolder:
     """Train as ``request`` says and write the folder ``output``; returns what its ``run.json`` says.
 
+    ``start`` starts the process of a rank; by default it is a program of its own. ``traced`` says whether the folder
+    gets a trace. ``place`` is where the ranks run beside those of other runs; by default they have their own network.
     Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
     """
     require_torch()
     check_folder(output)
     with tempfile.TemporaryDirectory(prefix="traincast-testbed-") as scratch:
-        place = Path(scratch)
-        write_text(place / CLUSTER, cluster_text(request))
+        folder_of_ranks = Path(scratch)
+        write_text(folder_of_ranks / CLUSTER, cluster_text(request))
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
-        measured = _train_with_servers(request, place) if servers else _train(request, place)
+        measured = (_train_with_servers if servers else _train)(request, folder_of_ranks, _Launching(start, place))
         if progress is not None:
             progress(request.steps, request.steps)
         folder = _described(request, measured, started=started)
         make_folder(output)
+        if measured.sampler is not None:
+            write_readings(measured.sampler.readings, output / RESOURCES, windows=measured.windows)
         write_text(output / CLUSTER, cluster_text(request))
         _write_spans(measured.rows, output / "spans.parquet")
         write_row(folder, output / ROW)
-        about = {"model": request.model, "strategy": folder.strategy, "compute": request.compute}
-        write_measured_trace(read_spans(output), output / "trace.json.gz", steps_s=folder.steps_s, about=about)
+        if traced:
+            _write_trace(folder, output)
         write_json(output / "run.json", folder.as_dict())  # last: a folder with it is complete
     return read_run_folder(output)
 
 
+def _write_trace(folder: RunFolder, output: Path) -> None:
+    about = {"model": folder.model, "strategy": folder.strategy, "compute": folder.compute}
+    write_measured_trace(read_spans(output), output / "trace.json.gz", steps_s=folder.steps_s, about=about)
+
+
 class _Measured(NamedTuple):
-    """What the processes of a run measured; ``rows`` are those of its table of spans."""
+    """What the processes of a run measured; ``rows`` are those of its table of spans.
+
+    ``windows`` are the times in which steps ran without a gap.
+    """
 
     strategy: str
     step_s: float
     steps_s: list[float]
     rows: list[list[Any]]
+    windows: list[tuple[float, float]]
+    sampler: RankSampler | None
     warnings: list[str]
 
 
-def _train(request: RunRequest, place: Path) -> _Measured:
+class SharedPlace(NamedTuple):
+    """A network that several runs use: the node for each node of a run, and a port that no other run has."""
+
+    network: NodeNetwork
+    nodes: Sequence[int]
+    port: int
+
+
+class _Launching(NamedTuple):
+    """How and where ranks start, if not as programs in a network of their own."""
+
+    start: Starter | None
+    shared: SharedPlace | None
+
+
+def _train(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each rank; ``place`` is a folder for what they write."""
     strategy = lowered_of(request, place / CLUSTER).request.strategy.complete_text
-    warnings = _launched("worker", replace(request, strategy=strategy), place, nodes=range(request.ranks))
+    sampler, warnings = _launched(
+        "worker", replace(request, strategy=strategy), place, nodes=range(request.ranks), launching=launching
+    )
     ranks = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(request.ranks)]
-    seconds = [
-        max(rank["times"][step][1] for rank in ranks) - ranks[0]["times"][step][0]
-        for step in range(request.warmup, request.warmup + request.steps)
-    ]
+    ends = [max(rank["times"][step][1] for rank in ranks) for step in range(request.warmup + request.steps)]
+    starts = ends[:-1] if request.back_to_back else [start for start, _ in ranks[0]["times"]][1:]
+    windows = list(zip(starts, ends[1:], strict=True))[request.warmup - 1 :]
+    seconds = [end - begin for begin, end in windows]
     mean = statistics.fmean(seconds)
     ran = sorted({name for rank in ranks for name in rank["ran"]})
     if ran:
@@ -96,41 +138,68 @@ def _train(request: RunRequest, place: Path) -> _Measured:
             f"processes were {behind:.1%} of a step behind their emulated devices: this machine is too slow or busy "
             "for steps that short; use a larger batch or a slower device"
         )
-    return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), warnings)
+    return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), _joined(windows), sampler, warnings)
 
 
-def _train_with_servers(request: RunRequest, place: Path) -> _Measured:
+def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Windows without those borders at which the next begins when one ends."""
+    starts = [start for n, (start, _) in enumerate(windows) if not n or start > windows[n - 1][1]]
+    ends = [end for n, (_, end) in enumerate(windows) if n + 1 == len(windows) or windows[n + 1][0] > end]
+    return list(zip(starts, ends, strict=True))
+
+
+def _train_with_servers(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each worker and each parameter server."""
     from traincast.testbed.parallel.server_spans import ServerSpan
     from traincast.testbed.parallel.servers import nodes_of
-    from traincast.testbed.serving import served, server_job
+    from traincast.testbed.serving import served, server_job, window_of
 
     job = server_job(request, place / CLUSTER)
     nodes = nodes_of(job.setup)
-    warnings = _launched("serving", request, place, nodes=nodes)
+    sampler, warnings = _launched("serving", request, place, nodes=nodes, launching=launching)
     spans = [
         ServerSpan(*span)
         for rank in range(len(nodes))
         for span in json.loads((place / f"rank{rank}.json").read_text(encoding="utf-8"))
     ]
     step_s, seconds, rows = served(job, spans, warmup=request.warmup)
-    return _Measured(request.strategy, step_s, seconds, rows, warnings)
+    windows = [window_of(spans, warmup=request.warmup)]
+    return _Measured(request.strategy, step_s, seconds, rows, windows, sampler, warnings)
 
 
-def _launched(module: str, request: RunRequest, place: Path, *, nodes: Sequence[int]) -> list[str]:
-    """Run ``module`` of this package in one process for each entry of ``nodes``; returns warnings of the network."""
+def _launched(
+    module: str, request: RunRequest, place: Path, *, nodes: Sequence[int], launching: _Launching
+) -> tuple[RankSampler | None, list[str]]:
+    """Run ``module`` of this package in one process for each entry of ``nodes``.
+
+    Returns the sampler, if the request has one, and warnings of the network.
+    """
     write_text(place / "request.json", request.to_json())
     command = [sys.executable, "-m", f"traincast.testbed.{module}", str(place / "request.json"), str(place)]
-    with network_of(request, max(nodes) + 1) as network:
+    environment = {"OMP_NUM_THREADS": str(request.threads)}
+    with ExitStack() as stack:
+        start, shared = launching
+        if shared is None:
+            shared = SharedPlace(stack.enter_context(network_of(request, max(nodes) + 1)), range(max(nodes) + 1), 0)
+        sampler = None
+        if request.monitor_hz is not None:
+            devices = stack.enter_context(counters())
+            environment[DEVICES] = str(devices)
+            sampler = RankSampler(
+                request.monitor_hz, devices, urgent=request.emulated, on_loopback=not shared.network.is_shaped
+            )
         launch(
             [command] * len(nodes),
-            network,
-            nodes=nodes,
-            environment={"OMP_NUM_THREADS": str(request.threads)},
+            shared.network,
+            nodes=[shared.nodes[node] for node in nodes],
+            port=shared.port or None,
+            environment=environment,
             urgent=request.emulated,
             timeout_s=_START_S + _SLOWEST_STEP_S * (request.warmup + request.steps),
+            watching=None if sampler is None else sampler.watching,
+            start=start,
         )
-        return list(network.warnings)
+        return sampler, list(shared.network.warnings)
 
 
 @contextmanager
@@ -180,7 +249,7 @@ def _described(request: RunRequest, measured: _Measured, *, started: str) -> Run
     import torch
 
     seconds, mean = measured.steps_s, statistics.fmean(measured.steps_s)
-    rates = rates_of(request)
+    rates, sampler = rates_of(request), measured.sampler
     return RunFolder(
         model=request.model,
         strategy=measured.strategy,
@@ -207,6 +276,9 @@ def _described(request: RunRequest, measured: _Measured, *, started: str) -> Run
         cluster=CLUSTER,
         started=started,
         torch=str(torch.__version__),
+        monitor_hz=request.monitor_hz,
+        windows_s=() if sampler is None else tuple(measured.windows),
+        sampler_cpu_share=None if sampler is None else sampler.sampler_s / sampler.sampled_s,
         warnings=tuple(measured.warnings),
     )
 

@@ -19,14 +19,16 @@ import numpy as np
 
 from traincast.cluster import load_cluster
 from traincast.forecast import predict
+from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.in_model import inputs_of, materialize, traceable_of
 from traincast.simulate import Conditions
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.servers import ends_of_steps, measure
 from traincast.strategy.server_setup import Piece
 from traincast.strategy.servers import ServerRole
+from traincast.testbed.parallel.counted import CountedPasses
 from traincast.testbed.parallel.server_spans import ServerSpan, rows_of, timeline_of
-from traincast.testbed.parallel.servers import Passes, Updates, run_servers, shards_of
+from traincast.testbed.parallel.servers import EmulatedPasses, Passes, Updates, run_servers, shards_of
 from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import RUNTIME
 
@@ -56,6 +58,20 @@ def server_job(request: RunRequest, cluster: Path) -> ServerJob:
     blocks = blocks_of(traceable_of(request.model, seq=request.seq).module)
     sizes = [4.0 * sum(p.numel() for p in block.parameters() if p.requires_grad) for block in blocks]
     return replace(job, pieces=tuple(Piece(forward_s=0.0, backward_s=0.0, nbytes=size) for size in sizes))
+
+
+def _memory_rate(request: RunRequest, rank: int, cluster: Path) -> float:
+    """Bytes per second that the memory of a worker's emulated device moves; 0 if there is none."""
+    emulated = request.emulated and rank < request.ranks
+    return load_cluster(str(cluster), hosts=True).device.memory_bandwidth if emulated else 0.0
+
+
+def _emulated(job: ServerJob, rank: int, counter: DeviceCounter | None) -> tuple[Passes | None, Updates | None]:
+    """The passes of an emulated worker that a sampler watches; everything else is emulated as usual."""
+    if counter is None or rank >= job.setup.workers:
+        return None, None
+    device = CountedPasses(job, rank, counter)
+    return EmulatedPasses(job.setup, job.pieces, shards_of(job.setup, job.pieces), rank, device=device), None
 
 
 def _real(request: RunRequest, job: ServerJob, rank: int) -> tuple[Passes | None, Updates | None]:
@@ -100,6 +116,18 @@ def served(job: ServerJob, spans: Sequence[ServerSpan], *, warmup: int) -> tuple
     return measure(job.setup, timeline).step_s, seconds, rows
 
 
+def window_of(spans: Sequence[ServerSpan], *, warmup: int) -> tuple[float, float]:
+    """The time in which all workers run counted steps: from the last first forward to the first last backward."""
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for span in spans:
+        if span.role == ServerRole.FORWARD and span.step == warmup:
+            first[span.worker] = min(first.get(span.worker, span.start), span.start)
+        elif span.role == ServerRole.BACKWARD:
+            last[span.worker] = max(last.get(span.worker, span.end), span.end)
+    return max(first.values()), min(last.values())
+
+
 def main(request_path: str, output: str) -> None:
     """Run all steps as the worker or server that the environment names."""
     import torch.distributed as dist
@@ -109,7 +137,8 @@ def main(request_path: str, output: str) -> None:
     job = server_job(request, Path(output) / "cluster.toml")
     dist.init_process_group("gloo")
     store = dist.PrefixStore("servers", dist.distributed_c10d._get_default_store())
-    passes, updates = (None, None) if request.emulated else _real(request, job, rank)
+    counter = DeviceCounter.asked_for(memory_rate=_memory_rate(request, rank, Path(output) / "cluster.toml"))
+    passes, updates = _emulated(job, rank, counter) if request.emulated else _real(request, job, rank)
     steps = request.warmup + request.steps
     spans = run_servers(rank, job.setup, job.pieces, steps=steps, store=store, passes=passes, updates=updates)
     (Path(output) / f"rank{rank}.json").write_text(json.dumps(spans), encoding="utf-8")

@@ -25,6 +25,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
+from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.events_steps import optimizer_of
 from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
@@ -73,10 +74,11 @@ class Worker:
     def _bed(self, cluster: Cluster) -> Bed:
         recorder = SpanRecorder()
         if not self.request.emulated:
+            DeviceCounter.asked_for()  # tells a sampler that this rank has begun
             return Bed(recorder=recorder)
-        clock = DeviceClock()
-        kinds, kind = cluster.kinds(), cluster.kind_of_device()[self.rank]
-        seconds = SecondsOfOperators(default_cost_model(), kinds[kind], factor=self.request.factor(self.rank))
+        own = cluster.kinds()[cluster.kind_of_device()[self.rank]]
+        clock = DeviceClock(DeviceCounter.asked_for(memory_rate=own.device.memory_bandwidth))
+        seconds = SecondsOfOperators(default_cost_model(), own, factor=self.request.factor(self.rank))
         return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
 
     def _group(self, axis: Axis) -> Any:
@@ -181,12 +183,14 @@ class Worker:
         self.bed.recorder.step, self.bed.recorder.microbatch = number, -1
         for part in self.parts.modules:
             part.zero_grad(set_to_none=True)
-        start = self._start()
+        start = self._at_once() if self.request.back_to_back and number else self._start()
         with self._mode():
             self.run()
         self.bed.device_done()
         if self.bed.clock is not None and number >= self.request.warmup:
-            self.behind_s = max(self.behind_s, now() - self.bed.clock.free) if self.strategy.dp == 1 else self.behind_s
+            alone = now() - self.bed.clock.free if self.strategy.dp == 1 else 0.0
+            self.behind_s = max(self.behind_s, self.bed.behind_s, alone)
+        self.bed.behind_s = 0.0
         self.bed.device_waited()
         self.bed.recorder.microbatch = -1
         self.optimize()
@@ -201,6 +205,11 @@ class Worker:
         else:
             with gpu_kernels(), self.bed.emulation:
                 yield
+
+    def _at_once(self) -> float:
+        """Begin a step without a word to other ranks."""
+        self.bed.device_waited()
+        return now()
 
     def _start(self) -> float:
         """Agree with all ranks on a time, and wait for it; a core that computes stays awake."""

@@ -51,6 +51,13 @@ class Passes(Protocol):
         """The memory into which a shard is pulled."""
 
 
+class PassDevice(Protocol):
+    """The emulated device of a worker, as a sampler sees it."""
+
+    def run(self, piece: int, *, backward: bool, start_s: float, end_s: float) -> None:
+        """Runs the operators of a pass between two moments; returns when the last has begun."""
+
+
 class Updates(Protocol):
     """The memory of a server and its updates."""
 
@@ -238,11 +245,23 @@ def _serve(server: int, setup: ServerSetup, parts: Sequence[Shard], store: Store
 
 
 class EmulatedPasses:
-    """Passes that sleep as long as the device of a worker computes, on a clock of its own; parameters are zeros."""
+    """Passes that sleep as long as the device of a worker computes, on a clock of its own; parameters are zeros.
 
-    def __init__(self, setup: ServerSetup, pieces: Sequence[Piece], parts: Sequence[Shard], worker: int) -> None:
+    ``device`` shows a sampler what the device does within a pass.
+    """
+
+    def __init__(
+        self,
+        setup: ServerSetup,
+        pieces: Sequence[Piece],
+        parts: Sequence[Shard],
+        worker: int,
+        *,
+        device: PassDevice | None = None,
+    ) -> None:
         own = [piece.on(setup.kind(worker)) for piece in pieces]
         self._seconds = [piece.takes_s(setup.factor(worker)) for piece in own]
+        self._device = device
         self._sizes = [part.nbytes for part in parts]
         self._memory = memoryview(bytearray(max(self._sizes, default=0)))
         self._clock = 0.0
@@ -251,6 +270,8 @@ class EmulatedPasses:
         """Sleeps until the pass would have ended; piece −1 only waits until ``earliest``."""
         start = max(self._clock, earliest)
         self._clock = start if piece < 0 else start + self._seconds[piece][backward]
+        if self._device is not None and piece >= 0:
+            self._device.run(piece, backward=backward, start_s=start, end_s=self._clock)
         sleep_until(self._clock)
         return start, self._clock
 

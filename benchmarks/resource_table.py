@@ -1,0 +1,92 @@
+"""The table of measured use of resources, from the runs of ``benchmarks.resource_runs``.
+
+    python -m benchmarks.resource_table DIR -o benchmarks/data/resource_runs.parquet [--hz 50]
+
+One row for each run: its request, its step time and the twelve figures on the node of rank 0, at ``--hz`` samples per
+second. Runs whose hosts lagged behind their emulated devices by more than 5 % of a step are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.resource_runs import ResourceRun, request_of
+from traincast.cli.run_resources import SampledRun, sampled_run
+from traincast.files import writing
+from traincast.resources.bursts import RESOURCES
+from traincast.resources.curves import HZ, uses_of
+from traincast.resources.forecasting import FIGURES
+
+MOST_BEHIND: Final = 0.05
+_BEHIND: Final = re.compile(r"processes were ([0-9.]+)% of a step behind")
+
+
+def row_of(run: ResourceRun, sampled: SampledRun, *, hz: float) -> dict[str, Any]:
+    """The row of one run."""
+    record, request = sampled.record, request_of(run)
+    curves = sampled.curves(hz)
+    row: dict[str, Any] = {
+        "model": run.model,
+        "spec": request.model,
+        "strategy": record.strategy,
+        "workers": run.workers,
+        "servers": run.servers,
+        "device": run.device,
+        "rate_bytes_per_s": request.rate,
+        "batch_per_worker": run.batch,
+        "global_batch": record.global_batch,
+        "steps": len(record.steps_s),
+        "step_s": record.step_s,
+        "repeat_cv": record.repeat_cv,
+        "behind": behind(record.warnings),
+        "observed_s": len(curves.values["compute"][0]) * curves.period_s,
+        "hz": hz,
+    }
+    for name, use in uses_of(curves).items():
+        row |= {f"{name}_{figure}": value for figure, value in asdict(use).items()}
+    return row
+
+
+def columns() -> list[str]:
+    """The names of the figures' columns."""
+    return [f"{name}_{figure}" for name in RESOURCES for figure in (*FIGURES, "pattern")]
+
+
+def behind(warnings: Sequence[str]) -> float:
+    """By which share of a step hosts were behind their devices; 0 if nobody warns of it."""
+    found = [_BEHIND.search(warning) for warning in warnings]
+    return max((float(match[1]) / 100.0 for match in found if match), default=0.0)
+
+
+def runs_in(folder: Path) -> list[ResourceRun]:
+    """The runs that are done, in the order of their plan."""
+    plan = max(folder.glob("plan-*.json"), key=lambda path: path.stat().st_size)
+    runs = [ResourceRun(**row) for row in json.loads(plan.read_text(encoding="utf-8"))]
+    return [run for run in runs if (folder / run.name / "run.json").exists()]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--hz", type=float, default=HZ)
+    given = parser.parse_args(arguments)
+    rows = [row_of(run, sampled_run(given.folder / run.name), hz=given.hz) for run in runs_in(given.folder)]
+    kept = [row for row in rows if row["behind"] <= MOST_BEHIND]
+    with writing(given.output) as out:
+        pq.write_table(pa.Table.from_pylist(kept), out, compression="zstd")
+    print(f"{len(kept)} of {len(rows)} runs in {given.output}; in the others hosts lagged behind their devices")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The sampler beside real commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from traincast.cli.monitor import monitor as verb
+from traincast.errors import RequestError
+from traincast.profiling.monitor import monitor
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")
+
+BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+
+
+def test_processor_time_of_a_command_and_its_children_is_counted() -> None:
+    child = BURN.format(0.3)
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n{BURN.format(0.3)}"
+    found = monitor([sys.executable, "-c", code], hz=50.0)
+    used = np.array(found.columns["processor_s"])
+    assert 0.6 <= used[-1] < 1.5
+    assert np.all(np.diff(used) >= 0.0)
+    assert np.all(np.diff(found.columns["time_s"]) >= 0.0)
+    assert max(found.columns["processes"]) == 2
+    assert max(found.columns["resident_bytes"]) > 1e6
+    assert found.exit_code == 0
+    assert 0.0 < found.sampler_cpu_share < 1.0
+
+
+def test_a_signal_that_ends_the_command_makes_the_exit_code_of_a_shell() -> None:
+    found = monitor([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], hz=50.0)
+    assert found.exit_code == 128 + signal.SIGKILL
+
+
+def test_a_running_process_is_sampled_until_it_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.6)"]) as process:
+        found = monitor(pid=process.pid, hz=50.0, for_s=0.2)
+        assert found.samples >= 2
+        assert process.poll() is None
+        assert found.columns["time_s"][-1] - found.columns["time_s"][0] >= 0.2
+
+
+def test_wrong_requests_are_refused() -> None:
+    with pytest.raises(RequestError, match="one of the two"):
+        monitor(hz=50.0)
+    with pytest.raises(RequestError, match="one of the two"):
+        monitor(["true"], pid=1, hz=50.0)
+    with pytest.raises(RequestError, match="no such process"):
+        monitor(pid=2**22 - 1, hz=50.0)
+    with pytest.raises(RequestError, match="cannot run 'no-such-program'"):
+        monitor(["no-such-program"], hz=50.0)
+
+
+def test_the_verb_writes_readings_and_figures_and_passes_the_exit_code_on(tmp_path: Path) -> None:
+    table = tmp_path / "readings.csv"
+    words = ["--hz", "100", "--link-rate", "1Gbit", "-o", str(table), "--html", str(tmp_path / "page.html"), "--json"]
+    code = f"{BURN.format(0.2)}print('hello')\nraise SystemExit(3)"
+    done = subprocess.run(
+        [sys.executable, "-m", "traincast", "monitor", *words, "--", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "hello" in done.stderr
+    told = json.loads(done.stdout)
+    assert told["exit_code"] == 3
+    assert told["resources"]["memory"] is None
+    assert set(told["resources"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern"}
+    assert told["peaks"]["receive"] == 1.25e8
+    assert 0.0 < told["sampler_cpu_share"] < 1.0
+    assert any("memory traffic was not read" in warning for warning in told["warnings"])
+    lines = table.read_text().splitlines()
+    assert lines[0].startswith("time_s,processor_s,resident_bytes,processes,received_bytes")
+    assert len(lines) == 1 + told["samples"]
+    assert "monitored run" in (tmp_path / "page.html").read_text()
+
+
+def test_an_interrupt_reaches_the_command_and_leaves_a_complete_file(tmp_path: Path) -> None:
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: exit(5))\n"
+    code += "print('on', flush=True)\ntime.sleep(60)"
+    table = tmp_path / "readings.csv"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "traincast", "monitor", "-o", str(table), "--", sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert "readings:" in process.communicate(timeout=60)[0]
+    assert process.returncode == 5
+    assert len(table.read_text().splitlines()) > 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--hz", "500", "-o", "x.csv", "--", "true"], "expected 10 to 100"),
+        (["-o", "x.csv"], "one of the two"),
+        (["-o", "x.csv", "--link-rate", "fast", "--", "true"], "expected a rate such as 1Gbit"),
+    ],
+)
+def test_the_verb_refuses_in_one_line(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(verb, words)
+    assert told in str(done.exception)
