@@ -160,7 +160,7 @@ class _Drawing:
         place = np.argsort(order)
         plan = self._plan(both.taken(order), self._edges(every, launches, launched, place))
         start, end = (np.clip(column[order], since, until) - since for column in (both.start, both.end))
-        return Timeline(plan=plan, start=start, end=end)
+        return Timeline(plan=plan, start=start, end=end, whole_s=(both.end - both.start)[order])
 
     def _seen(self, role: ServerRole) -> Ints:
         """The numbers of the simulated tasks of a role that overlap the window."""

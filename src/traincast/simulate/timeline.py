@@ -14,11 +14,15 @@ from traincast.strategy.plan import NUM_STREAMS, Plan, Stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Start and end of every task of a plan, in seconds from the start of the step."""
+    """Start and end of every task of a plan, in seconds from the start of the step.
+
+    If the timeline is a window of a longer run, tasks are cut at its ends; ``whole_s`` then has their uncut seconds.
+    """
 
     plan: Plan
     start: npt.NDArray[np.float64]
     end: npt.NDArray[np.float64]
+    whole_s: npt.NDArray[np.float64] | None = None
 
     @property
     def step_s(self) -> float:
