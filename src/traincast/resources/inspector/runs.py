@@ -26,6 +26,7 @@ import gzip
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ from traincast.cluster.hardware import Link
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import write_bytes
 from traincast.forecast import make_request
+from traincast.graph import OperatorGraph
+from traincast.graph.load import load_model
 from traincast.resources.bursts import RESOURCES, Pattern, ResourceUse
 from traincast.resources.inspector.targets import FIGURES, PATTERNS
 from traincast.strategy import Request, parse_strategy
@@ -62,7 +65,7 @@ class Run:
     step_s: float
 
 
-def read_runs(paths: Sequence[Path], *, allow_code: bool = False) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Return the runs of tables, and the reasons why others are left out; refuses tables with no usable row."""
     runs: list[Run] = []
     problems: list[str] = []
@@ -110,16 +113,20 @@ def request_of(row: Mapping[str, Any], *, beside: Path | None = None) -> Request
     batch = whole(row, "global_batch")
     seq = whole(row, "seq", 0) or None
     request = make_request(
-        text(row, "model"),
+        _graph(text(row, "model"), seq),
         cluster=cluster_of(row, beside=beside),
         global_batch=batch,
-        seq=seq,
         precision=text(row, "precision") or None,
         runtime=text(row, "runtime") or None,
-        use_cache=True,
         hosts=True,
     )
     return replace(request, strategy=parse_strategy(text(row, "strategy"), global_batch=batch))
+
+
+@lru_cache(maxsize=512)
+def _graph(model: str, seq: int | None) -> OperatorGraph:
+    """One graph for all runs of a model: features are computed once for each graph. Tables run no code."""
+    return load_model(model, seq=seq, use_cache=True, allow_code=False)
 
 
 def cluster_of(row: Mapping[str, Any], *, beside: Path | None = None) -> Cluster:

@@ -1,0 +1,272 @@
+"""Train a graph inspector, from nothing or from one that was trained in another setting."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from traincast.errors import RequestError
+from traincast.resources.inspector.amounts import Floats
+from traincast.resources.inspector.communities import Ints
+from traincast.resources.inspector.evaluate import Standard, TrainedInspector
+from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
+from traincast.resources.inspector.shape import Shape
+from traincast.resources.inspector.targets import Scale, Scaling, Uses
+
+if TYPE_CHECKING:
+    import torch
+
+    from traincast.resources.inspector.network import Inspector
+
+FEWEST_RUNS: Final = 8
+_LARGEST: Final = 6.0
+"""How far from the mean a scaled target counts: values far outside are no example to learn from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Runs to learn from: the input of each, and its figures."""
+
+    inputs: Sequence[Inputs]
+    uses: Uses
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, rows: Ints) -> Examples:
+        """Some of the runs."""
+        return Examples(inputs=[self.inputs[i] for i in rows.tolist()], uses=self.uses.take(rows))
+
+    @property
+    def busy_s(self) -> Floats:
+        """The reference of the durations of each run."""
+        return np.array([one.busy_s for one in self.inputs])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How an inspector is trained: AdamW with a one-cycle rate; the weights are a running average.
+
+    ``patterns`` weighs the loss of the patterns against that of the figures. Huber's loss turns from squared to
+    absolute at ``beta``. After each epoch, ``watch`` is called with the epoch and the inspector so far, and training
+    stops if it returns True.
+    """
+
+    epochs: int = 60
+    batch: int = 32
+    rate: float = 4e-3
+    decay: float = 0.01
+    beta: float = 0.3
+    patterns: float = 0.15
+    average: float = 0.99
+    scaling: Scaling = "log"
+    seed: int = 0
+    threads: int = 1
+    watch: Callable[[int, TrainedInspector], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Examples of equal depth, padded to the largest: tensors of :meth:`Inspector.forward`, and what to say."""
+
+    x: torch.Tensor
+    adjacency: torch.Tensor
+    mask: torch.Tensor
+    setting: torch.Tensor
+    target: torch.Tensor
+    pattern: torch.Tensor
+    state: torch.Tensor | None = None
+
+
+def train(
+    examples: Examples,
+    *,
+    shape: Shape | None = None,
+    config: TrainConfig | None = None,
+    start: TrainedInspector | None = None,
+    late: float = 0.5,
+    whole: bool = False,
+) -> TrainedInspector:
+    """Train an inspector of ``shape``, or adapt ``start`` to a new setting.
+
+    An adapted inspector keeps φ_f, the first steps of φ_r and the read-out. Its last ``late`` (a share) of the steps of
+    φ_r get weights of their own, which are trained together with the head; with ``whole``, everything is trained.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise RequestError("training an inspector needs PyTorch: pip install 'traincast[torch]'") from error
+    from traincast.resources.inspector.network import Inspector
+
+    config = config or TrainConfig()
+    if len(examples) < FEWEST_RUNS:
+        raise RequestError(f"{len(examples)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    if start is None:
+        shape = shape or Shape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES))
+        standard = _standard(examples)
+        scale = Scale.of(examples.uses.values, examples.busy_s, config.scaling)
+        network = Inspector(shape)
+    else:
+        shape = start.shape if start.shape.late or whole else replace(start.shape, late=late)
+        standard, scale = start.standard, start.scale
+        network = Inspector(shape)
+        _load(network, start)
+    made = TrainedInspector(shape=shape, weights={}, standard=standard, scale=scale)
+    data = _Data(examples, made, config)
+    if start is not None and not whole:
+        for part in (network.first, network.repeated, network.look):
+            for weight in part.parameters() if part is not None else ():
+                weight.requires_grad_(requires_grad=False)
+        data.remember(network)
+    averaged = _fit(network, data, config, made)
+    return replace(made, weights=_arrays(averaged))
+
+
+def _fit(network: Inspector, data: _Data, config: TrainConfig, made: TrainedInspector) -> Inspector:
+    """Run the epochs; return the network with averaged weights."""
+    import torch
+
+    averaged = copy.deepcopy(network)
+    trained = [weight for weight in network.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=config.rate, weight_decay=config.decay)
+    total = config.epochs * data.batches_per_epoch
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.rate, total_steps=max(2, total), pct_start=0.15)
+    done = 0
+    for epoch in range(config.epochs):
+        for batch in data.shuffled():
+            loss = _loss(network, batch, config)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            if done < total - 1:
+                schedule.step()
+            done += 1
+            keep = min(config.average, done / (done + 10.0))
+            with torch.no_grad():
+                torch._foreach_lerp_(list(averaged.parameters()), list(network.parameters()), 1.0 - keep)
+        if config.watch is not None and config.watch(epoch + 1, replace(made, weights=_arrays(averaged))):
+            break
+    return averaged
+
+
+def _loss(network: Inspector, batch: _Batch, config: TrainConfig) -> torch.Tensor:
+    import torch
+    from torch.nn import functional
+
+    if batch.state is None:
+        out = network(batch.x, batch.adjacency, batch.mask, batch.setting)
+    else:
+        out = network.finish(batch.state, batch.adjacency, batch.mask, batch.setting)
+    known = torch.isfinite(batch.target)
+    target = torch.nan_to_num(batch.target)
+    if config.scaling == "maximum":
+        error = (out[:, :12] - target) ** 2
+    else:
+        error = functional.smooth_l1_loss(out[:, :12], target, beta=config.beta, reduction="none")
+    figures = (error * known).sum() / known.sum().clamp(min=1)
+    patterns = functional.cross_entropy(out[:, 12:].reshape(-1, 3), batch.pattern.reshape(-1))
+    return figures + config.patterns * patterns
+
+
+class _Data:
+    """Examples as tensors, in batches of equal depth that are drawn anew for each epoch."""
+
+    def __init__(self, examples: Examples, made: TrainedInspector, config: TrainConfig) -> None:
+        import torch
+
+        self._random = np.random.default_rng(config.seed)
+        self._batch = config.batch
+        self._shape = made.shape
+        standard = made.standard
+        self._groups = [torch.from_numpy(standard.groups(one.groups)) for one in examples.inputs]
+        self._adjacency = [torch.from_numpy(one.adjacency) for one in examples.inputs]
+        self._setting = torch.from_numpy(np.stack([standard.setting(one.setting) for one in examples.inputs]))
+        targets = made.scale.targets(examples.uses.values, examples.busy_s).clip(-_LARGEST, _LARGEST)
+        self._target = torch.from_numpy(targets.astype(np.float32))
+        self._pattern = torch.from_numpy(examples.uses.pattern)
+        self._state: list[Any] | None = None
+        self._classes: dict[int, list[int]] = {}
+        for number, one in enumerate(examples.inputs):
+            self._classes.setdefault(made.shape.steps(len(one.groups)), []).append(number)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches in an epoch."""
+        return sum(-(-len(rows) // self._batch) for rows in self._classes.values())
+
+    def remember(self, network: Inspector) -> None:
+        """Compute the states that frozen layers give once, instead of in every epoch."""
+        import torch
+
+        states: dict[int, Any] = {}
+        with torch.no_grad():
+            for rows in self._classes.values():
+                for at in range(0, len(rows), self._batch):
+                    some = rows[at : at + self._batch]
+                    batch = self._made(some)
+                    found = network.early(batch.x, batch.adjacency, batch.setting)
+                    states |= {row: found[i, : len(self._groups[row])] for i, row in enumerate(some)}
+        self._state = [states[row] for row in range(len(self._groups))]
+
+    def shuffled(self) -> Iterator[_Batch]:
+        """The batches of one epoch, in random order."""
+        batches = []
+        for rows in self._classes.values():
+            order = self._random.permutation(rows).tolist()
+            batches += [order[i : i + self._batch] for i in range(0, len(order), self._batch)]
+        for number in self._random.permutation(len(batches)).tolist():
+            yield self._made(batches[number])
+
+    def _made(self, rows: list[int]) -> _Batch:
+        import torch
+
+        most = max(len(self._groups[row]) for row in rows)
+        mask = torch.zeros(len(rows), most)
+        adjacency = torch.zeros(len(rows), most, most)
+        for number, row in enumerate(rows):
+            size = len(self._groups[row])
+            mask[number, :size] = 1.0
+            adjacency[number, :size, :size] = self._adjacency[row]
+        padded = torch.nn.utils.rnn.pad_sequence
+        return _Batch(
+            x=padded([self._groups[row] for row in rows], batch_first=True),
+            adjacency=adjacency,
+            mask=mask,
+            setting=self._setting[rows],
+            target=self._target[rows],
+            pattern=self._pattern[rows],
+            state=None if self._state is None else padded([self._state[row] for row in rows], batch_first=True),
+        )
+
+
+def _standard(examples: Examples) -> Standard:
+    groups = np.concatenate([one.groups for one in examples.inputs])
+    setting = np.stack([one.setting for one in examples.inputs])
+    return Standard(
+        group_mean=groups.mean(axis=0),
+        group_size=np.maximum(groups.std(axis=0), np.float32(1e-3)),
+        setting_mean=setting.mean(axis=0),
+        setting_size=np.maximum(setting.std(axis=0), np.float32(1e-2)),
+    )
+
+
+def _load(network: Inspector, start: TrainedInspector) -> None:
+    """Give ``network`` the weights of ``start``; its late steps begin with the shared weights."""
+    import torch
+
+    weights = {name: torch.from_numpy(np.array(value)) for name, value in start.weights.items()}
+    if network.late is not None and not start.shape.late:
+        repeated = {name: value for name, value in weights.items() if name.startswith("repeated.")}
+        weights |= {f"late.{name.removeprefix('repeated.')}": value.clone() for name, value in repeated.items()}
+    network.load_state_dict(weights)
+
+
+def _arrays(network: Inspector) -> dict[str, Any]:
+    return {name: weight.detach().numpy().copy() for name, weight in network.named_parameters()}
