@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -73,10 +73,11 @@ class Forecast:
     cost_model: CostModel
     servers: ServerJob | None = None
 
-    def detailed(self, *, all_ranks: bool = False) -> Timeline:
+    def detailed(self, *, all_ranks: bool = False, bound: Literal["low", "seconds", "high"] = "seconds") -> Timeline:
         """Return the timeline operator by operator: of one rank per stage, or of all ranks if asked or if they differ.
 
-        With parameter servers it is one steady step: of the first workers, or of all with ``all_ranks``.
+        With parameter servers it is one steady step: of the first workers, or of all with ``all_ranks``. ``bound``
+        takes an end of the interval of every work; if ranks differ or there are servers, it changes nothing.
         """
         if self.servers is not None:
             return self.servers.timeline(grain="operator", most=None if all_ranks else _MOST_WORKERS)
@@ -84,7 +85,7 @@ class Forecast:
             return self.timeline
         plan = Layout(request=self.request, prepared=self.lowered.prepared).plan("operator")
         estimates = _estimate(self.cost_model, plan.works, self.request.cluster)
-        return simulate(expand(plan) if all_ranks else plan, estimates.seconds)
+        return simulate(expand(plan) if all_ranks else plan, getattr(estimates, bound))
 
 
 def predict(

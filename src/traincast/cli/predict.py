@@ -14,6 +14,7 @@ from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.finetuning import fine_tuning
 from traincast.cli.output import console, input_files, print_json, traced
 from traincast.cli.predict_tables import show
+from traincast.cli.resource_tables import Drawn, drawn_by, show_operators, show_resources
 from traincast.errors import RequestError
 from traincast.files import check_outputs
 from traincast.units import parse_count
@@ -74,6 +75,7 @@ _READABLE_SPANS = 150_000
 @click.option(
     "--memory", "show_memory", is_flag=True, help="Show memory over time, and the largest tensors at its peak."
 )
+@options.resources()
 @click.option(
     "--trace", metavar="FILE", help="Write a Chrome trace for Perfetto to FILE. A folder gets one file per rank."
 )
@@ -109,6 +111,9 @@ def predict(
     busy_network: float,
     share_links: bool,
     show_memory: bool,
+    resources: bool,
+    hz: float | None,
+    resources_csv: str | None,
     trace: str | None,
     trace_ranks: str | None,
     html: str | None,
@@ -128,7 +133,7 @@ def predict(
     from traincast.forecast import predict as forecast_step
 
     inputs = input_files({"MODEL": model, "--cluster": cluster, "--runtime": runtime})
-    _check_outputs(trace=trace, html=html, inputs=inputs)
+    _check_outputs({"--html": html, "--resources-csv": resources_csv}, trace=trace, inputs=inputs)
     if trace_ranks is not None and trace is None:
         raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
     place = load_cluster(cluster, hosts=True)
@@ -151,20 +156,25 @@ def predict(
         conditions=_conditions(slow, jitter=jitter, seed=seed, busy_network=busy_network, share_links=share_links),
     )
     text = exported(result.request, export, chosen=strategy is None)
-    written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html)
+    drawn = drawn_by(result, hz) if resources or resources_csv or hz else None
+    written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html, drawn=drawn, resources_csv=resources_csv)
     if as_json:
-        print_json({**result.report.as_dict(), "export": text})
+        more = {"resources": drawn.forecast.as_dict()} if drawn else {}
+        print_json({**result.report.as_dict(), **more, "export": text})
         return
     show(result.report, chosen=strategy is None, memory=show_memory)
+    if drawn:
+        show_operators(result.report)
+        show_resources(drawn.forecast, drawn.exact)
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)
     show_export(text, "the strategy")
 
 
-def _check_outputs(*, trace: str | None, html: str | None, inputs: Mapping[str, Path]) -> None:
+def _check_outputs(files: Mapping[str, str | None], *, trace: str | None, inputs: Mapping[str, Path]) -> None:
     """Refuse outputs that cannot be written, before the forecast runs."""
-    outputs = {} if html is None else {"--html": Path(html)}
+    outputs = {option: Path(path) for option, path in files.items() if path is not None}
     if trace is not None and not _is_folder(trace):
         from traincast.report.trace import check_name
 
@@ -203,7 +213,15 @@ def _rule(text: str) -> tuple[str, str]:
     return module, role
 
 
-def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html: str | None) -> list[tuple[str, str]]:
+def _write(
+    result: Forecast,
+    *,
+    trace: str | None,
+    trace_ranks: str | None,
+    html: str | None,
+    drawn: Drawn | None,
+    resources_csv: str | None,
+) -> list[tuple[str, str]]:
     """Write the requested files; return a description and the path of each."""
     written = []
     if trace is not None:
@@ -223,8 +241,12 @@ def _write(result: Forecast, *, trace: str | None, trace_ranks: str | None, html
         from traincast.report import write_page
 
         detailed = result.lowered.plan.num_tasks * 15 < _READABLE_SPANS
-        write_page(result.report, result.detailed() if detailed else result.timeline, Path(html))
+        timeline = result.detailed() if detailed else result.timeline
+        write_page(result.report, timeline, Path(html), resources=drawn.page_data() if drawn else None)
         written.append(("page", html))
+    if resources_csv is not None and drawn is not None:
+        drawn.write_csv(Path(resources_csv))
+        written.append(("resources over time", resources_csv))
     return written
 
 

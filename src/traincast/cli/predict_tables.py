@@ -32,7 +32,8 @@ def show(report: Report, *, chosen: bool, memory: bool) -> None:
     )
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
-    _show_figures([_pace(report), _parts(report), _memory(report), [*_sources(report), *_demand(report)], _job(report)])
+    details = [*_sources(report), _split(report), *_demand(report)]
+    _show_figures([_pace(report), _parts(report), _memory(report), details, _job(report)])
     _show_stages(report)
     _show_waits(report)
     if memory:
@@ -90,6 +91,18 @@ def _parts(report: Report) -> list[Row]:
     ]
     shares = [(name, seconds, seconds / report.step_s) for name, seconds in parts]
     return [(name, format_seconds(seconds), f"{_bar(share)} {share:.1%}") for name, seconds, share in shares]
+
+
+def _split(report: Report) -> Row:
+    """Return the row that says what bounds the step, the longest part first."""
+    names = {"waiting_s": "other ranks", "calibrated_s": "calibration"}
+    parts = sorted(report.split.parts.items(), key=lambda part: -part[1])
+    said = [
+        f"{format_seconds(seconds)} {names.get(name, name.removesuffix('_s').replace('_', ' '))}"
+        for name, seconds in parts
+        if seconds >= 0.0005 * report.step_s
+    ]
+    return "bound by", said[0], ", ".join(said[1:])
 
 
 def _memory(report: Report) -> list[Row]:

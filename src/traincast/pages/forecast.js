@@ -7,9 +7,10 @@ import { memory, memoryOverTime } from "./memory.js";
 import { path } from "./path.js";
 import { sources } from "./sources.js";
 import { timeline, timelineHint } from "./timeline.js";
+import { bound, use, useHint } from "./use.js";
 import { waits } from "./waits.js";
 
-export function forecast(root, { report, timeline: line }) {
+export function forecast(root, { report, timeline: line, resources }) {
   const trained = report.num_trainable_parameters === report.num_parameters ? "" : ` (${count(report.num_trainable_parameters)} trained)`;
   header(root, {
     kind: "forecast", title: report.model, badge: fits(report),
@@ -20,8 +21,10 @@ export function forecast(root, { report, timeline: line }) {
   warnings(root, report.warnings);
   interval(card(root, "How sure the step time is"), report);
   breakdown(card(root, "Where the step goes", "Every instant of a device belongs to one part. The first bar is the average over all ranks."), report);
+  bound(card(root, "What bounds the step", "The time of an operator is divided as computing at the peak rate and moving its bytes at the memory’s bandwidth would take it."), report.split);
   if (report.waits.length > 1) waits(card(root, "Who waits for whom", "Ranks that differ finish at different times; the others wait for the slowest."), report);
   timeline(card(root, "What each device does when", timelineHint(line)), line, report);
+  if (resources) use(card(root, "What the step draws from its machines", useHint(resources)), resources);
   const two = make("div", "two"), right = make("div");
   root.append(two);
   path(card(two, "What decides the step time", "Work on the critical path: make this shorter, and the step gets shorter."), report);

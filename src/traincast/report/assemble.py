@@ -82,6 +82,7 @@ def make_report(
         mfu=pace.mfu,
         **asdict(figures.breakdown),
         calibrated_s=figures.calibrated_s,
+        split=figures.split,
         peak_memory_bytes=fullest.total,
         memory_capacity_bytes=ran.cluster.device.memory_bytes,
         memory_low_bytes=need.low,

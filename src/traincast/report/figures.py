@@ -15,6 +15,7 @@ from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.report.floor import floor_of
 from traincast.report.outlook import outlook
 from traincast.report.report import RankReport, RankWaits
+from traincast.report.split import Split, split_of
 from traincast.simulate import ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Plan
 from traincast.work import Demand, demand_of
@@ -61,6 +62,7 @@ class StepFigures:
     pace: Pace
     breakdown: Breakdown
     calibrated_s: float
+    split: Split
     demand: Demand
     estimated_by: dict[str, float]
     ranks: tuple[RankReport, ...]
@@ -102,11 +104,13 @@ def figures_of_ranks(
     stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
     rows = rows_to_report(len(stages), plan.mesh.pp)
     parts = breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates()))
-    pace = pace_of(lowered, estimates, timeline, folded=folded)
+    pace, mean = pace_of(lowered, estimates, timeline, folded=folded), mean_breakdown(parts)
+    calibrated_s, cluster = pace.step_s - timeline.step_s, lowered.request.cluster
     return StepFigures(
         pace=pace,
-        breakdown=mean_breakdown(parts),
-        calibrated_s=pace.step_s - timeline.step_s,
+        breakdown=mean,
+        calibrated_s=calibrated_s,
+        split=split_of(lowered.plan, estimates.seconds, cluster, breakdown=mean, calibrated_s=calibrated_s),
         demand=demand_per_device(lowered.plan),
         estimated_by=sources(plan, estimates),
         ranks=tuple(

@@ -5,7 +5,7 @@ This module makes the data of the page, with the timeline in columns. The views 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,9 +27,9 @@ MAX_ROWS: Final = 64
 """Most rows (ranks) that a page shows."""
 
 
-def write_page(report: Report, timeline: Timeline, path: Path) -> None:
-    """Write ``report`` and ``timeline`` as one self-contained HTML file."""
-    write_text(path, page_text("forecast", _page_data(report, timeline)))
+def write_page(report: Report, timeline: Timeline, path: Path, *, resources: Mapping[str, Any] | None = None) -> None:
+    """Write ``report`` and ``timeline`` as one self-contained HTML file; ``resources`` adds curves of their use."""
+    write_text(path, page_text("forecast", {**_page_data(report, timeline), "resources": resources}))
 
 
 def _page_data(report: Report, timeline: Timeline) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
+from traincast.report.split import Split
 from traincast.simulate import Conditions, ServerRun
 from traincast.strategy import Memory
 from traincast.strategy.fits import MemoryFit
@@ -60,7 +61,7 @@ class Report:
     ``host_memory`` is its breakdown by part, for one rank of the stage that offloads most. ``fits`` says that both
     suffice: the device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known.
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
-    time of this plan on these devices.
+    time of this plan on these devices. ``split`` divides the step by what bounds it, and the time of every operator.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Report:
     optimizer_s: float
     overhead_s: float
     calibrated_s: float
+    split: Split
     peak_memory_bytes: float
     memory_capacity_bytes: float
     memory_low_bytes: float

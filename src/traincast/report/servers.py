@@ -22,6 +22,7 @@ from traincast.report.figures import (
     sources,
 )
 from traincast.report.report import RankReport, RankWaits
+from traincast.report.split import split_of
 from traincast.simulate import Timeline
 from traincast.simulate.server_timeline import ServerJob
 from traincast.simulate.server_waits import WorkerTimes, worker_times
@@ -43,12 +44,14 @@ def figures_of_servers(
     """
     run, times = measure(job.setup, job.run), worker_times(job.setup, job.pieces, job.run)
     parts = _breakdowns(times, run.step_s)
+    mean = mean_breakdown(parts)
     (memory,) = lowered.memory
     demand = demand_per_device(lowered.plan)
     return StepFigures(
         pace=_pace(request, lowered, pace_of(lowered, estimates, alone).slowed(run.step_s), run),
-        breakdown=mean_breakdown(parts),
+        breakdown=mean,
         calibrated_s=0.0,  # the works are calibrated; the step is taken as simulated
+        split=split_of(lowered.plan, estimates.seconds, lowered.request.cluster, breakdown=mean),
         demand=replace(demand, communication_bytes=2.0 * sum(piece.nbytes for piece in job.pieces)),
         estimated_by=sources(lowered.plan, estimates),
         ranks=tuple(

@@ -42,6 +42,8 @@ _EXACT_SAMPLES: Final = 2000
 _FEWEST_SAMPLES: Final = 250
 _FEWEST_STEPS: Final = 10
 _MOST_SAMPLES: Final = 20_000
+_MOST_VALUES: Final = 4_000_000
+"""Most samples of one resource, over all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +59,21 @@ class Curves:
     period_s: float
     values: dict[str, Floats] = field(hash=False)
     ranks: Ints
+    num_ranks: int
     on_node: Floats
     step_s: float
     network: Network
     repeats: bool = False
+
+    @property
+    def rows(self) -> range:
+        """The numbers of all rows."""
+        return range(len(self.ranks))
+
+    def scope_of(self, row: int) -> tuple[str, int]:
+        """What a row is, ``rank`` or ``server``, and its number."""
+        rank = int(self.ranks[row])
+        return ("rank", rank) if rank < self.num_ranks else ("server", rank - self.num_ranks)
 
     def row_of(self, rank: int) -> int:
         """The row of a rank; a rank that was not simulated itself has the row of the last one before it."""
@@ -95,12 +108,14 @@ def curves_of(
     on_device: bool = True,
     servers: ServerSetup | None = None,
     held: Sequence[Floats] = (),
+    names: Sequence[str] = CURVES,
 ) -> Curves:
     """Returns the curves of a timeline on ``cluster``, sampled ``hz`` times per second, or finely if ``hz`` is None.
 
     The step is stretched to ``step_s`` if that is given. ``on_device`` says that kernels of the device move messages
     (NCCL), not hosts (gloo). ``servers`` is the setup of a timeline with parameter servers, whose messages hosts move.
-    ``held`` has, for every stage, the bytes that a rank holds in each slot of its schedule.
+    ``held`` has, for every stage, the bytes that a rank holds in each slot of its schedule. ``names`` are the curves to
+    make.
     """
     if hz is not None and not 0.01 <= hz <= 1e6:
         raise RequestError(f"{hz:g} samples per second: expected from 0.01 to 1,000,000")
@@ -110,8 +125,8 @@ def curves_of(
     drawn = DrawnSpans(timeline, rows, network, on_device=on_device and servers is None)
     length = timeline.step_s if step_s is None else step_s
     stretch = length / timeline.step_s if timeline.step_s else 1.0
-    edges, period_s = _edges(length, hz)
-    for name in CURVES:
+    edges, period_s = _edges(length, hz, most=max(_FEWEST_SAMPLES, min(_MOST_SAMPLES, _MOST_VALUES // len(plan.ranks))))
+    for name in names:
         events = held_levels(timeline, rows, held) if name == "memory_held" else drawn.levels(name)
         faster = 1.0 if name in ("compute", "memory_held") else stretch
         shares[name] = np.stack([_sampled(*of_row, timeline.step_s, edges / stretch) / faster for of_row in events])
@@ -119,6 +134,7 @@ def curves_of(
         period_s=period_s,
         values=shares,
         ranks=plan.ranks,
+        num_ranks=plan.mesh.num_ranks,
         on_node=rows.on_node,
         step_s=length,
         network=network,
@@ -136,16 +152,17 @@ def uses_of(curves: Curves, *, rank: int = 0) -> dict[str, ResourceUse]:
     return {name: use_of(seen[name], period_s=curves.period_s, repeats=curves.repeats) for name in RESOURCES}
 
 
-def _edges(step_s: float, hz: float | None) -> tuple[Floats, float]:
+def _edges(step_s: float, hz: float | None, *, most: int) -> tuple[Floats, float]:
     """The ends of all sampling periods, from 0, and the length of one.
 
-    An observation has at least ten steps, unless these would be too many samples.
+    An observation has at least ten steps, unless these would be more than ``most`` samples; a step that alone would be
+    more is sampled less often.
     """
     if hz is None:
         return np.linspace(0.0, step_s, _EXACT_SAMPLES + 1), step_s / _EXACT_SAMPLES
-    period_s = max(1.0 / hz, step_s / _MOST_SAMPLES)
-    count = int(np.clip(np.ceil(_FEWEST_STEPS * step_s / period_s), _FEWEST_SAMPLES, _MOST_SAMPLES))
-    return period_s * np.arange(count + 1), period_s
+    period_s = max(1.0 / hz, step_s / most)
+    count = int(np.clip(np.ceil(_FEWEST_STEPS * step_s / period_s), _FEWEST_SAMPLES, most))
+    return np.linspace(0.0, period_s * count, count + 1), period_s
 
 
 def _sampled(times: Floats, levels: Floats, step_s: float, edges: Floats) -> Floats:

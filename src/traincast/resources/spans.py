@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -94,14 +95,19 @@ class DrawnSpans:
 
     def _added(self, row: Ints, start: Floats, end: Floats, rate: Floats) -> list[Levels]:
         """The sum of rates from ``start`` to ``end``, by row, at most 1."""
+        drawn = np.flatnonzero((rate > 0.0) & (end > start))
+        drawn = drawn[np.argsort(row[drawn], kind="stable")]
+        bounds = np.searchsorted(row[drawn], np.arange(self._num_rows + 1))
         found: list[Levels] = []
-        for number in range(self._num_rows):
-            own = np.flatnonzero((row == number) & (rate > 0.0) & (end > start))
-            times, at = np.unique(np.concatenate([[0.0], start[own], end[own]]), return_inverse=True)
-            change = np.bincount(at[1:], weights=np.concatenate([rate[own], -rate[own]]), minlength=len(times))
-            level = np.cumsum(change)
-            level[level < _ROUNDING * max(1.0, float(rate[own].max(initial=0.0)))] = 0.0
-            found.append((times, np.minimum(1.0, level)))
+        for first, after in pairwise(bounds.tolist()):
+            own = drawn[first:after]
+            times = np.concatenate([[0.0], start[own], end[own]])
+            change = np.concatenate([[0.0], rate[own], -rate[own]])
+            order = np.argsort(times, kind="stable")
+            times, level = times[order], np.cumsum(change[order])
+            last = np.append(np.diff(times) > 0.0, True)  # of changes at the same time, the level after all of them
+            level = np.where(level < _ROUNDING * max(1.0, float(rate[own].max(initial=0.0))), 0.0, level)
+            found.append((times[last], np.minimum(1.0, level[last])))
         return found
 
     def _messages(self, name: str) -> tuple[Ints, Ints]:

@@ -1,0 +1,128 @@
+"""Tables of what a step draws: the twelve figures, and each curve over one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from traincast.cli.output import console, print_table
+from traincast.files import write_text
+from traincast.units import format_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from traincast.forecast import Forecast
+    from traincast.report import Report
+    from traincast.resources.bursts import ResourceUse
+    from traincast.resources.curves import Curves
+    from traincast.resources.forecasting import ResourceForecast
+
+_WIDTH: Final = 64
+_OPERATORS: Final = 12
+_LEVELS: Final = " ▁▂▃▄▅▆▇█"
+_MEANINGS: Final = {
+    "compute": "time in which a kernel runs",
+    "flops": "of the peak FLOP rate",
+    "memory": "of the memory's bandwidth",
+    "receive": "of {links}",
+    "send": "of {links}",
+    "host": "of the link between device and host",
+    "memory_held": "of the device's memory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a forecast draws: its figures, and the ``exact`` curves of one step."""
+
+    forecast: ResourceForecast
+    exact: Curves
+
+    def page_data(self) -> dict[str, Any]:
+        """Return the data of a page's curves."""
+        from traincast.resources.output import page_data
+
+        return page_data(self.forecast, self.exact)
+
+    def write_csv(self, path: Path) -> None:
+        """Write the sampled curves of all ranks and nodes."""
+        from traincast.resources.output import curves_csv
+
+        write_text(path, curves_csv(self.forecast.curves))
+
+
+def drawn_by(result: Forecast, hz: float | None) -> Drawn:
+    """Return what ``result`` draws, sampled ``hz`` times per second; 0 samples finely."""
+    from traincast.resources.curves import HZ
+    from traincast.resources.forecasting import forecast_curves, resources_of
+
+    made = resources_of(result, hz=HZ if hz is None else hz or None)
+    return Drawn(forecast=made, exact=forecast_curves(result, hz=None))
+
+
+def show_resources(made: ResourceForecast, exact: Curves) -> None:
+    """Print the figures of ``made`` with their intervals, and the ``exact`` curves of one step."""
+    rows = []
+    for name, use in made.uses.items():
+        low, high = made.low[name], made.high[name]
+        rows.append(
+            (
+                name,
+                use.pattern,
+                f"{use.burst_amount:.1%}",
+                f"{low.burst_amount:.1%} … {high.burst_amount:.1%}",
+                format_seconds(use.burst_s),
+                f"{format_seconds(low.burst_s)} … {format_seconds(high.burst_s)}",
+                format_seconds(use.idle_s),
+                f"{format_seconds(low.idle_s)} … {format_seconds(high.idle_s)}",
+            )
+        )
+    sampled = f"{made.hz:g} samples per second" if made.hz else "one step, finely sampled"
+    columns = ("resource", "pattern", "amount", "interval", "burst", "interval", "pause", "interval")
+    print_table(f"resources as a monitor on node 0 sees them, {sampled}", columns, rows, right=range(2, 8))
+    show_curves(exact)
+
+
+def show_curves(exact: Curves) -> None:
+    """Print every curve of one step on the node of the first rank as a row of bars."""
+    links = "its node's NICs" if exact.network.leaves_node else "its links inside the node"
+    out = console()
+    out.print(f"[bold]one step of rank {exact.ranks[0]}[/bold], {format_seconds(exact.step_s)}", highlight=False)
+    for name, values in exact.of_node_of(int(exact.ranks[0])).items():
+        bar, mean = _bars(values), float(values.mean())
+        out.print(f"{name:<12}{bar}  {mean:>6.1%} {_MEANINGS[name].format(links=links)}", highlight=False)
+
+
+def show_operators(report: Report) -> None:
+    """Print the operators that take longest, each with what bounds it."""
+    rows = [
+        (
+            op.label,
+            format_seconds(op.seconds),
+            *(format_seconds(value) if value else "" for value in (op.computation_s, op.memory_access_s)),
+            *(format_seconds(value) if value else "" for value in (op.communication_s, op.host_copies_s + op.host_s)),
+        )
+        for op in report.split.operators[:_OPERATORS]
+    ]
+    columns = ("operator", "time", "computation", "memory access", "communication", "host")
+    print_table("time of operators by what bounds it", columns, rows, right=range(1, 6))
+
+
+def amounts(use: ResourceUse) -> tuple[str, str, str, str]:
+    """Return the pattern and the three figures of a resource as text."""
+    return use.pattern, f"{use.burst_amount:.1%}", format_seconds(use.burst_s), format_seconds(use.idle_s)
+
+
+def _bars(values: npt.NDArray[np.float64]) -> str:
+    """The means of equal parts of a curve, each as one character."""
+    parts = [part.mean() for part in _parts(values)]
+    return "".join(_LEVELS[min(8, round(8 * min(1.0, level)) or int(level > 0.005))] for level in parts)
+
+
+def _parts(values: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
+    import numpy as np
+
+    return np.array_split(values, _WIDTH)

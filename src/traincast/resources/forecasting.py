@@ -1,0 +1,112 @@
+"""What a forecast step draws from its machines: curves of use, and the twelve figures with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster.hardware import PROCESSOR
+from traincast.forecast import Forecast
+from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.resources.curves import CURVES, HZ, Curves, curves_of, uses_of
+from traincast.simulate import Timeline
+from traincast.strategy.memory_timeline import memory_timeline
+
+FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
+"""The figures of each resource: share of the peak in a burst, its mean duration, and the mean pause after it."""
+_HOST_MESSAGES: Final = "gloo"
+"""The framework whose messages are moved by hosts, not by kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceForecast:
+    """The use of each resource in a forecast step, as a monitor on the node of the first rank would see it.
+
+    ``low`` and ``high`` bound each figure: they are the least and the greatest of the expected step and of the steps
+    in which every work takes the low or the high end of its interval.
+    """
+
+    uses: dict[str, ResourceUse] = field(hash=False)
+    low: dict[str, ResourceUse] = field(hash=False)
+    high: dict[str, ResourceUse] = field(hash=False)
+    curves: Curves
+    hz: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as plain values, for JSON."""
+        return {
+            name: {
+                **asdict(use),
+                "low": {figure: getattr(self.low[name], figure) for figure in FIGURES},
+                "high": {figure: getattr(self.high[name], figure) for figure in FIGURES},
+            }
+            for name, use in self.uses.items()
+        }
+
+
+def resources_of(forecast: Forecast, *, hz: float | None = HZ) -> ResourceForecast:
+    """Return what ``forecast`` draws over time, sampled ``hz`` times per second, or finely if ``hz`` is None."""
+    report, expected = forecast.report, forecast.detailed()
+    if forecast.servers is not None or report.waits:
+        low = high = expected  # stretched to the ends of the interval
+    else:
+        low, high = forecast.detailed(bound="low"), forecast.detailed(bound="high")
+    curves = _curves(forecast, expected, report.step_s, hz)
+    ends = [_curves(forecast, line, s, hz, RESOURCES) for line, s in ((low, report.low_s), (high, report.high_s))]
+    found = [uses_of(each) for each in (curves, *ends)]
+    return ResourceForecast(
+        uses=found[0],
+        low={name: _extreme(min, [each[name] for each in found]) for name in RESOURCES},
+        high={name: _extreme(max, [each[name] for each in found]) for name in RESOURCES},
+        curves=curves,
+        hz=hz,
+    )
+
+
+def forecast_curves(forecast: Forecast, *, hz: float | None = HZ) -> Curves:
+    """Return the curves of the expected step of ``forecast``."""
+    return _curves(forecast, forecast.detailed(), forecast.report.step_s, hz)
+
+
+def _curves(
+    forecast: Forecast, timeline: Timeline, step_s: float, hz: float | None, names: Sequence[str] = CURVES
+) -> Curves:
+    request = forecast.request
+    return curves_of(
+        timeline,
+        request.cluster,
+        hz=hz,
+        step_s=step_s,
+        on_device=request.cluster.device.architecture != PROCESSOR and _HOST_MESSAGES not in request.runtime.frameworks,
+        servers=forecast.servers.setup if forecast.servers else None,
+        held=_held(forecast) if "memory_held" in names else (),
+        names=names,
+    )
+
+
+def _held(forecast: Forecast) -> list[npt.NDArray[np.float64]]:
+    """The bytes that a rank of each stage holds in each slot of its schedule."""
+    lowered = forecast.lowered
+    prepared, strategy = lowered.prepared, lowered.request.strategy
+    return [
+        np.array(
+            [
+                moment.total
+                for moment in memory_timeline(
+                    prepared.held(stage), prepared.slots.order[stage], memory=memory, strategy=strategy
+                )
+            ]
+        )
+        for stage, memory in enumerate(lowered.memory)
+    ]
+
+
+def _extreme(choose: Any, uses: list[ResourceUse]) -> ResourceUse:
+    """The least or greatest of each figure; the pattern is that of the first."""
+    return ResourceUse(
+        **{figure: choose(getattr(use, figure) for use in uses) for figure in FIGURES}, pattern=uses[0].pattern
+    )

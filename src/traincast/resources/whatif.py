@@ -1,0 +1,154 @@
+"""Driple's questions: what changes on another GPU, with other numbers of servers and workers, with another batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from traincast.cluster import Cluster, load_device
+from traincast.cluster.topology import part_of_node
+from traincast.errors import RequestError
+from traincast.forecast import Forecast, forecast
+from traincast.resources.bursts import RESOURCES
+from traincast.resources.curves import HZ
+from traincast.resources.forecasting import FIGURES, ResourceForecast, resources_of
+from traincast.strategy import Request, choose_micro_batch
+from traincast.strategy.prepare import for_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to be different; a field that is None stays as it is.
+
+    ``gpu`` is the name of another device. ``servers`` and ``workers`` are other numbers of parameter servers and of
+    workers; no servers means that workers exchange gradients among themselves. ``global_batch`` is another batch. If
+    only the number of workers changes, each keeps its share of the batch.
+    """
+
+    gpu: str | None = None
+    servers: int | None = None
+    workers: int | None = None
+    global_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.gpu, self.servers, self.workers, self.global_batch) == (None, None, None, None):
+            raise RequestError("nothing changes: give another GPU, other numbers of servers or workers, or a batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
+
+    A figure that was 0 before has no relative change: it is None.
+    """
+
+    before: Forecast
+    after: Forecast
+    drawn_before: ResourceForecast
+    drawn_after: ResourceForecast
+    changes: dict[str, dict[str, float | None]] = field(hash=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        return {
+            "before": _side(self.before, self.drawn_before),
+            "after": _side(self.after, self.drawn_after),
+            "step_change": self.after.report.step_s / self.before.report.step_s - 1.0,
+            "changes": self.changes,
+        }
+
+
+def what_if(before: Forecast, change: Change, *, hz: float | None = HZ) -> WhatIf:
+    """Return what ``change`` does to the twelve figures of a forecast, sampled ``hz`` times per second."""
+    after = forecast(changed_request(before.request, change), cost_model=before.cost_model)
+    drawn = resources_of(before, hz=hz), resources_of(after, hz=hz)
+    return WhatIf(
+        before=before, after=after, drawn_before=drawn[0], drawn_after=drawn[1], changes=_changes(drawn[0], drawn[1])
+    )
+
+
+def changed_request(request: Request, change: Change) -> Request:
+    """Return ``request`` with ``change``; refuses workers that do not fill nodes, and nodes that are listed singly."""
+    cluster, strategy, batch = request.cluster, request.strategy, request.global_batch
+    workers = strategy.dp if change.workers is None else change.workers
+    servers = strategy.servers if change.servers is None else change.servers
+    if workers < 1 or servers < 0:
+        raise RequestError(
+            f"{workers} workers and {servers} servers: expected at least one worker and no fewer servers"
+        )
+    if cluster.parts and (change.gpu is not None or workers != strategy.dp):
+        raise RequestError(
+            f"{cluster.name} lists its nodes one by one: change its file for another GPU or more workers"
+        )
+    if change.gpu is not None:
+        cluster = replace(cluster, device=load_device(change.gpu), calibration=None)
+    if workers != strategy.dp:
+        if batch % strategy.dp:
+            raise RequestError(f"a batch of {batch} does not divide evenly among {strategy.dp} workers; give a batch")
+        cluster, batch = _with_workers(cluster, request, workers), batch // strategy.dp * workers
+    strategy = replace(strategy, dp=workers, servers=servers)
+    if not servers:
+        strategy = replace(strategy, server_nodes=0, placement=(), asynchronous=False)
+    batch = batch if change.global_batch is None else change.global_batch
+    changed = replace(
+        request,
+        cluster=cluster,
+        strategy=strategy,
+        global_batch=batch,
+        optimizer=request.optimizer or bool(request.strategy.servers),
+    )
+    return _with_micro_batch(request, changed)
+
+
+def _with_workers(cluster: Cluster, request: Request, workers: int) -> Cluster:
+    """The nodes for ``workers`` workers, and those that hold only servers."""
+    strategy = request.strategy
+    ranks = workers * strategy.num_ranks // strategy.dp
+    own = strategy.server_nodes - sum(host.num_nodes for host in cluster.hosts)
+    if ranks <= cluster.devices_per_node and cluster.num_nodes - own == 1 and not own:
+        return part_of_node(cluster, cluster.device, ranks)
+    if ranks % cluster.devices_per_node:
+        raise RequestError(
+            f"{ranks} ranks do not fill nodes of {cluster.devices_per_node} devices; choose a multiple of "
+            f"{cluster.devices_per_node}, or a cluster with other nodes (NAME:NODESxDEVICES)"
+        )
+    return cluster.with_nodes(ranks // cluster.devices_per_node + own)
+
+
+def _with_micro_batch(request: Request, changed: Request) -> Request:
+    """The request with micro batches as large as before, or the largest that fit if the batch is no multiple."""
+    old, new = request.strategy, changed.strategy
+    per_worker = request.global_batch // old.dp // old.num_microbatches
+    count, left = divmod(changed.global_batch, new.dp * max(1, per_worker))
+    if count and not left:
+        return replace(changed, strategy=replace(new, num_microbatches=count))
+    chosen = choose_micro_batch(for_workers(changed) if new.servers else changed)
+    return replace(changed, strategy=replace(new, num_microbatches=chosen.num_microbatches))
+
+
+def _changes(before: ResourceForecast, after: ResourceForecast) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {
+            figure: _relative(getattr(before.uses[name], figure), getattr(after.uses[name], figure))
+            for figure in FIGURES
+        }
+        for name in RESOURCES
+    }
+
+
+def _relative(before: float, after: float) -> float | None:
+    return after / before - 1.0 if before else (0.0 if not after else None)
+
+
+def _side(made: Forecast, drawn: ResourceForecast) -> dict[str, Any]:
+    report = made.report
+    return {
+        "cluster": report.cluster,
+        "strategy": report.strategy,
+        "global_batch": report.global_batch,
+        "step_s": report.step_s,
+        "low_s": report.low_s,
+        "high_s": report.high_s,
+        "fits": report.fits,
+        "resources": drawn.as_dict(),
+    }
