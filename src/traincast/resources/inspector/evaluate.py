@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +27,11 @@ class Standard:
 
     def groups(self, features: Floats32) -> Floats32:
         """Features of groups, made of unit size; features far outside training are cut."""
-        return np.clip((features - self.group_mean) / self.group_size, -6.0, 6.0).astype(np.float32)
+        return np.asarray(np.clip((features - self.group_mean) / self.group_size, -6.0, 6.0), np.float32)
 
     def setting(self, features: Floats32) -> Floats32:
         """Features of a setting, likewise."""
-        return np.clip((features - self.setting_mean) / self.setting_size, -6.0, 6.0).astype(np.float32)
+        return np.asarray(np.clip((features - self.setting_mean) / self.setting_size, -6.0, 6.0), np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,7 +83,9 @@ class TrainedInspector:
         if self.shape.read_out == "mean":
             return np.asarray(state.mean(axis=0), np.float32)
         hidden = state.shape[1]
-        query, h, c = np.zeros(2 * hidden), np.zeros(hidden), np.zeros(hidden)
+        query: npt.NDArray[Any] = np.zeros(2 * hidden)
+        h: npt.NDArray[Any] = np.zeros(hidden)
+        c: npt.NDArray[Any] = np.zeros(hidden)
         for _ in range(self.shape.looks):
             gates = self.weights["look.weight_ih"] @ query + self.weights["look.bias_ih"]
             gates = gates + self.weights["look.weight_hh"] @ h + self.weights["look.bias_hh"]
@@ -95,5 +98,5 @@ class TrainedInspector:
         return query.astype(np.float32)
 
 
-def _sigmoid(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+def _sigmoid(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))

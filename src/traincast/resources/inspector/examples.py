@@ -26,9 +26,7 @@ def types_of(runs: Sequence[Run]) -> dict[str, float]:
     return type_weights({id(run.request.graph): amounts_of(run.request.graph) for run in runs}.values())
 
 
-def examples_of(
-    runs: Sequence[Run], *, grouping: Grouping, types: Mapping[str, float], batch: int = 32
-) -> Examples:
+def examples_of(runs: Sequence[Run], *, grouping: Grouping, types: Mapping[str, float], batch: int = 32) -> Examples:
     """Return the examples of ``runs``; with proportional grouping, batches of similar graphs share their number."""
     sizes = [amounts_of(run.request.graph).operators for run in runs]
     groups = [0] * len(runs)

@@ -161,7 +161,7 @@ def _group_features(
     amounts: Amounts, groups: Groups, times: Mapping[str, Floats], weights: Mapping[str, float]
 ) -> Floats:
     def total(column: Floats) -> Floats:
-        return np.bincount(groups.member, weights=column, minlength=groups.number)
+        return np.bincount(groups.member, weights=column, minlength=groups.number).astype(np.float64)
 
     busy, operators = total(times["busy"]), total(amounts.count)
     safe = np.maximum(busy, _SMALLEST_S)

@@ -22,7 +22,7 @@ from traincast.resources.inspector.grouping import Grouping
 from traincast.resources.inspector.rivals import mean_rival, trees_rival
 from traincast.resources.inspector.runs import Run, read_runs
 from traincast.resources.inspector.shape import Shape
-from traincast.resources.inspector.targets import TARGETS, Score, by_resource, score
+from traincast.resources.inspector.targets import TARGETS, Score, by_resource, score, spread
 from traincast.resources.inspector.train import FEWEST_RUNS, Examples, TrainConfig, train
 
 Warn = Callable[[Sequence[str]], None]
@@ -106,6 +106,7 @@ def fit_resources(
         network=final,
         grouping=grouping,
         types=types,
+        spread=spread(values, asked.uses.values),
         settings=tuple(sorted({run.setting for run in runs})),
         scores=by_resource(scores),
     )

@@ -14,9 +14,10 @@ from typing import Any, Final
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, TraincastError
 from traincast.forecast import forecast
-from traincast.journal import Journal
+from traincast.journal import Journal, key_of
 from traincast.resources.bursts import ResourceUse
-from traincast.resources.curves import curves_of, uses_of
+from traincast.resources.curves import uses_of
+from traincast.resources.forecasting import forecast_curves
 from traincast.resources.inspector.runs import request_of, use_columns, write_runs
 from traincast.resources.inspector.settings import drawn
 from traincast.strategy import Request
@@ -25,8 +26,6 @@ from traincast.strategy.prepare import for_workers, need_only
 SETUP: Final = "traincast.resources.inspector.make:worker"
 _LARGEST_BATCH: Final = 256
 _MOST_STEP_S: Final = 120.0
-_MOST_SERVED: Final = 16
-"""Workers in the timeline of a run with parameter servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ def make_runs(
         raise RequestError(f"{output}: expected a name that ends in .csv or .csv.gz")
     rows = list(drawn(count, seed=seed, models=models))
     path = output.with_name(f"{output.name}.journal")
-    with Journal(path, kind="simulated runs", key=f"seed {seed}, models {','.join(models)}", sync=False) as journal:
+    with Journal(path, kind="simulated runs", key=key_of(seed, *models), sync=False) as journal:
         left = [row for row in rows if str(row["number"]) not in journal.parts]
         finished = len(rows) - len(left)
 
@@ -115,13 +114,5 @@ def _largest(row: Mapping[str, Any]) -> Request | None:
 
 def simulated_uses(request: Request) -> tuple[dict[str, ResourceUse], float]:
     """Return the uses of a simulated run of ``request``, and the seconds of its step."""
-    result = forecast(request, grain="operator")
-    servers = result.servers
-    timeline = result.timeline if servers is None else servers.timeline(grain="operator", most=_MOST_SERVED)
-    curves = curves_of(
-        timeline,
-        result.request.cluster,
-        servers=None if servers is None else servers.setup,
-        on_device=request.runtime.name != "gloo",
-    )
-    return uses_of(curves), result.report.step_s
+    result = forecast(request)
+    return uses_of(forecast_curves(result)), result.report.step_s

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from traincast.resources.inspector.shape import OUTPUTS, Shape
 
 
-class Convolution(nn.Module):
+class Convolution(nn.Module):  # type: ignore[misc]
     """One graph convolution, and the GRU after it."""
 
     def __init__(self, inputs: int, hidden: int, layer: str) -> None:
@@ -37,7 +37,7 @@ class Convolution(nn.Module):
         return new.view_as(message)
 
 
-class Inspector(nn.Module):
+class Inspector(nn.Module):  # type: ignore[misc]
     """The network. Graphs of a batch are padded with groups that the mask leaves out."""
 
     def __init__(self, shape: Shape) -> None:

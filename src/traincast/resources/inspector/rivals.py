@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -16,8 +17,8 @@ from traincast.resources.inspector.targets import TARGETS, Scale
 from traincast.resources.inspector.train import Examples
 
 _TUNED: Final = tuple(
-    BoostingConfig(rounds=400, leaves=leaves, depth=6, rate=rate, smallest_leaf=smallest, features=0.7)
-    for leaves, rate, smallest in product((8, 24), (0.05, 0.1), (5, 20))
+    BoostingConfig(rounds=300, leaves=leaves, depth=6, rate=0.1, smallest_leaf=smallest, features=0.7)
+    for leaves, smallest in product((8, 24), (5, 20))
 )
 """The settings of boosted trees that are tried; the number of rounds is chosen as well."""
 
@@ -55,10 +56,5 @@ def trees_rival(learned: Examples, asked: Examples) -> Floats:
         errors = [float(np.abs(trees(table[held]) - targets[held, at]).mean()) for trees in tried]
         best = int(np.argmin(errors))
         rounds = max(1, len(tried[best].nodes))
-        config = BoostingConfig(**{**_fields(_TUNED[best]), "rounds": rounds})
-        found[:, at] = grow(table[known], targets[known, at], config)(question)
+        found[:, at] = grow(table[known], targets[known, at], replace(_TUNED[best], rounds=rounds))(question)
     return scale.values(found, asked.busy_s)
-
-
-def _fields(config: BoostingConfig) -> dict[str, float]:
-    return {name: getattr(config, name) for name in BoostingConfig.__slots__}

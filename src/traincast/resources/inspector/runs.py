@@ -38,7 +38,8 @@ from traincast.forecast import make_request
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
 from traincast.resources.bursts import RESOURCES, Pattern, ResourceUse
-from traincast.resources.inspector.targets import FIGURES, PATTERNS
+from traincast.resources.forecasting import FIGURES
+from traincast.resources.inspector.targets import PATTERNS
 from traincast.strategy import Request, parse_strategy
 from traincast.tables import figure, read_rows, text, whole
 
@@ -87,9 +88,7 @@ def _run(row: Mapping[str, Any], path: Path, requests: dict[tuple[Any, ...], Req
     for resource in RESOURCES:
         pattern = text(row, f"{resource}_pattern")
         if pattern not in PATTERNS:
-            raise FileFormatError(
-                f"{resource}_pattern is {pattern!r}: expected one of {', '.join(PATTERNS)}"
-            )
+            raise FileFormatError(f"{resource}_pattern is {pattern!r}: expected one of {', '.join(PATTERNS)}")
         values = {name: figure(row, f"{resource}_{name}") for name in FIGURES}
         if any(value is None or value < 0.0 for value in values.values()):
             raise FileFormatError(f"{resource}: expected {', '.join(FIGURES)} of at least 0")

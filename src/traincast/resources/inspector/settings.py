@@ -92,7 +92,7 @@ def _today(pick: np.random.Generator) -> dict[str, Any]:
     ranks = nodes * devices
     rate = float(pick.choice(_RATES)) if nodes > 1 else 0.0
     kind = str(pick.choice(["dp", "dp", "zero", "servers", "tensor", "pipeline"]))
-    row = {
+    row: dict[str, Any] = {
         "setting": f"{node} {nodes}x{devices} {kind}" + (f" {rate:g}G" if rate else ""),
         "cluster": f"{node}:{nodes}x{devices}",
     }

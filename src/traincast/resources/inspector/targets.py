@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.resources.bursts import RESOURCES, Pattern, ResourceUse
+from traincast.resources.forecasting import FIGURES
 from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.communities import Ints
 
-FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
 TARGETS: Final = tuple((resource, figure) for resource in RESOURCES for figure in FIGURES)
 PATTERNS: Final = get_args(Pattern)
 Scaling = Literal["log", "maximum"]
@@ -143,6 +143,17 @@ def score(predicted: Floats, measured: Floats) -> dict[tuple[str, str], Score]:
             nrmse=float(np.sqrt(np.mean((said - real) ** 2))) / spread,
         )
     return found
+
+
+def spread(predicted: Floats, measured: Floats, *, share: float = 0.9) -> Floats:
+    """Return the factor of each target within which ``share`` of the measured values lie of the predicted ones."""
+    factors = np.full(len(TARGETS), 10.0)
+    for at in range(len(TARGETS)):
+        known = np.isfinite(measured[:, at])
+        if known.any():
+            off = np.abs(np.log(np.maximum(predicted[known, at], _SMALLEST) / measured[known, at]))
+            factors[at] = np.exp(np.quantile(off, share))
+    return factors
 
 
 def by_resource(scores: Mapping[tuple[str, str], Score]) -> dict[str, float]:
