@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from traincast.resources.inspector.shape import OUTPUTS, Shape
 
 
-class Convolution(nn.Module):  # type: ignore[misc]
+class Convolution(nn.Module):
     """One graph convolution, and the GRU after it."""
 
     def __init__(self, inputs: int, hidden: int, layer: str) -> None:
@@ -37,7 +37,7 @@ class Convolution(nn.Module):  # type: ignore[misc]
         return new.view_as(message)
 
 
-class Inspector(nn.Module):  # type: ignore[misc]
+class Inspector(nn.Module):
     """The network. Graphs of a batch are padded with groups that the mask leaves out."""
 
     def __init__(self, shape: Shape) -> None:
