@@ -52,7 +52,7 @@ _DESCRIBED: Final = (
 )  # fmt: skip
 COLUMNS: Final = (*_DESCRIBED, *(f"{r}_{f}" for r in RESOURCES for f in (*FIGURES, "pattern")))
 _LATENCY_S: Final = 3e-5
-"""Seconds that a message takes over Ethernet and the host's network stack."""
+"""Seconds that a message takes at least over Ethernet and the host's network stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,8 @@ def cluster_of(row: Mapping[str, Any], *, beside: Path | None = None) -> Cluster
         cluster = replace(cluster, name=f"{cluster.name}-{device}", device=load_device(device))
     rate = figure(row, "link_bytes_s")
     if rate:
-        link = Link(name=f"{8e-9 * rate:g} Gb/s", bandwidth=rate, latency_s=_LATENCY_S)
+        latency_s = max(_LATENCY_S, cluster.inter_node.latency_s)
+        link = Link(name=f"{8e-9 * rate:g} Gb/s", bandwidth=rate, latency_s=latency_s)
         cluster = replace(cluster, inter_node=link, nics_per_node=1)
     return cluster
 
