@@ -28,10 +28,10 @@ from traincast.resources.inspector.examples import Split, examples_of, folds, ty
 from traincast.resources.inspector.fit import default_shape, predictions
 from traincast.resources.inspector.grouping import Grouping
 from traincast.resources.inspector.rivals import Rival, mean_rival, trees_rival
-from traincast.resources.inspector.runs import Run, read_runs
-from traincast.resources.inspector.shape import Shape
-from traincast.resources.inspector.targets import Score, by_resource, score
-from traincast.resources.inspector.train import Examples, TrainConfig, train
+from traincast.resources.inspector.runs import ObservedRun, read_runs
+from traincast.resources.inspector.shape import InspectorShape
+from traincast.resources.inspector.targets import FigureScore, by_resource, score
+from traincast.resources.inspector.train import InspectorTraining, RunExamples, train
 
 Floats = npt.NDArray[np.float64]
 PARTS: Final = ("rivals", "ablations", "grouping", "transfer")
@@ -43,14 +43,14 @@ SMALL: Final = 160
 class Variant:
     """A way to build and train an inspector."""
 
-    shape: Shape = field(default_factory=default_shape)
+    shape: InspectorShape = field(default_factory=default_shape)
     grouping: Grouping = field(default_factory=Grouping)
-    config: TrainConfig
+    config: InspectorTraining
 
 
 def ablations(epochs: int) -> dict[str, Variant]:
     """Return the default inspector and others, each with one change."""
-    config = TrainConfig(epochs=epochs)
+    config = InspectorTraining(epochs=epochs)
     usual = Variant(config=config)
     return {
         "default: proportional, factor 8, GRU, K = m/2, Set2Set, log targets": usual,
@@ -64,13 +64,13 @@ def ablations(epochs: int) -> dict[str, Variant]:
         "K = m": replace(usual, shape=default_shape(depth=1.0)),
         "mean read-out": replace(usual, shape=default_shape(read_out="mean")),
         "targets over their maximum": replace(usual, config=replace(config, scaling="maximum")),
-        "half as wide (32)": replace(usual, shape=default_shape(hidden=32)),
+        "twice as wide (64, as Driple's)": replace(usual, shape=default_shape(hidden=64)),
     }
 
 
 def groupings(epochs: int) -> dict[str, Variant]:
     """Return inspectors with and without grouping, for small graphs; all take the same number of steps."""
-    usual = Variant(config=TrainConfig(epochs=epochs))
+    usual = Variant(config=InspectorTraining(epochs=epochs))
     return {
         "proportional": usual,
         "uniform": replace(usual, grouping=Grouping(method="uniform", groups=16)),
@@ -81,10 +81,10 @@ def groupings(epochs: int) -> dict[str, Variant]:
 class Study:
     """Runs, and the results so far; a result that is there already is not computed again."""
 
-    def __init__(self, runs: Sequence[Run], output: Path, *, epochs: int) -> None:
+    def __init__(self, runs: Sequence[ObservedRun], output: Path, *, epochs: int) -> None:
         self.runs, self.output, self.epochs = list(runs), output, epochs
         self.results: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
-        self._made: dict[tuple[Grouping, int], Examples] = {}
+        self._made: dict[tuple[Grouping, int], RunExamples] = {}
 
     def kept(self, name: str, make: Callable[[], Any]) -> Any:
         """Return the result ``name``; compute and save it if it is not there."""
@@ -93,14 +93,14 @@ class Study:
             write_json(self.output, self.results)
         return self.results[name]
 
-    def examples(self, grouping: Grouping, runs: Sequence[Run]) -> Examples:
+    def examples(self, grouping: Grouping, runs: Sequence[ObservedRun]) -> RunExamples:
         """Return the examples of ``runs``, computed once."""
         key = (grouping, len(runs))
         if key not in self._made:
             self._made[key] = examples_of(runs, grouping=grouping, types=types_of(runs))
         return self._made[key]
 
-    def inspector(self, variant: Variant, runs: Sequence[Run], fold: npt.NDArray[np.int64]) -> dict[str, Any]:
+    def inspector(self, variant: Variant, runs: Sequence[ObservedRun], fold: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Train an inspector on all folds but the first; return its errors on the first, and its times."""
         examples = self.examples(variant.grouping, runs)
         began = time.process_time()
@@ -117,7 +117,7 @@ class Study:
             "parameters": sum(weight.size for weight in network.weights.values()),
         }
 
-    def rival(self, rival: Rival, runs: Sequence[Run], fold: npt.NDArray[np.int64]) -> dict[str, Any]:
+    def rival(self, rival: Rival, runs: Sequence[ObservedRun], fold: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Return the errors of a rival on the first fold."""
         examples = self.examples(Grouping(), runs)
         learned, asked = (examples.take(np.flatnonzero(chosen)) for chosen in (fold > 0, fold == 0))
@@ -126,7 +126,7 @@ class Study:
         return {**figures(score(values, asked.uses.values)), "train_s": time.process_time() - began}
 
 
-def figures(scores: Mapping[tuple[str, str], Score]) -> dict[str, Any]:
+def figures(scores: Mapping[tuple[str, str], FigureScore]) -> dict[str, Any]:
     """Return scores as plain values, with means over the twelve figures and over those of each resource."""
     return {
         "scores": {f"{resource} {figure}": asdict(one) for (resource, figure), one in scores.items()},
@@ -142,7 +142,7 @@ def rivals(study: Study) -> None:
     splits: tuple[Split, ...] = ("models", "settings", "runs")
     for split in splits:
         fold = folds(study.runs, by=split)
-        usual = Variant(config=TrainConfig(epochs=study.epochs))
+        usual = Variant(config=InspectorTraining(epochs=study.epochs))
         study.kept(f"rivals {split} mean", lambda fold=fold: study.rival(mean_rival, study.runs, fold))
         study.kept(f"rivals {split} inspector", lambda fold=fold, v=usual: study.inspector(v, study.runs, fold))
         study.kept(f"rivals {split} LightGBM", lambda fold=fold: study.rival(trees_rival, study.runs, fold))
@@ -180,10 +180,12 @@ def transfer(study: Study) -> None:
         rows = np.random.default_rng(0).permutation(learned)
         base: list[TrainedInspector] = []
 
-        def pretrained(base: list[TrainedInspector] = base, others: list[Run] = others, types: Any = types) -> Any:
+        def pretrained(
+            base: list[TrainedInspector] = base, others: list[ObservedRun] = others, types: Any = types
+        ) -> Any:
             if not base:
                 made = examples_of(others, grouping=Grouping(), types=types)
-                base.append(train(made, config=TrainConfig(epochs=study.epochs)))
+                base.append(train(made, config=InspectorTraining(epochs=study.epochs)))
             return base[0]
 
         for count in (len(rows), len(rows) // 2, 2 * len(rows) // 5, len(rows) // 5, len(rows) // 10):
@@ -213,7 +215,11 @@ TARGET_SETTINGS: Final[dict[str, Callable[[str], bool]]] = {
 
 
 def watched(
-    options: Mapping[str, Any], learned: Examples, asked: Examples, base: Callable[[], TrainedInspector], study: Study
+    options: Mapping[str, Any],
+    learned: RunExamples,
+    asked: RunExamples,
+    base: Callable[[], TrainedInspector],
+    study: Study,
 ) -> dict[str, Any]:
     """Train, and return the mean error on ``asked`` after each epoch with the processor time until then."""
     start = base() if options else None
@@ -230,7 +236,7 @@ def watched(
         began = time.process_time()
         return False
 
-    config = TrainConfig(epochs=study.epochs if start is None else max(10, study.epochs // 2), watch=watch)
+    config = InspectorTraining(epochs=study.epochs if start is None else max(10, study.epochs // 2), watch=watch)
     network = train(learned, config=config, start=start, **options)
     values, _ = predictions(network, asked)
     return {"runs": len(learned), "curve": curve, **figures(score(values, asked.uses.values))}

@@ -11,7 +11,7 @@ from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
 
 if TYPE_CHECKING:
-    from traincast.resources.inspector.targets import Score
+    from traincast.resources.inspector.targets import FigureScore
 
 _PROBLEMS_SHOWN = 12
 
@@ -34,7 +34,7 @@ _PROBLEMS_SHOWN = 12
 @click.option(
     "--factor", type=float, metavar="F", help="Groups divided by the logarithm of the graph's size, if proportional."
 )
-@click.option("--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train for N epochs. Default: 60.")
+@click.option("--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 60.")
 @options.rivals()
 @options.seed("The held-out models and the training depend on it.")
 @options.json()
@@ -56,7 +56,7 @@ def fit_resources(
     """
     from traincast.resources.inspector.fit import fit_resources as fit
     from traincast.resources.inspector.grouping import Grouping
-    from traincast.resources.inspector.train import TrainConfig
+    from traincast.resources.inspector.train import InspectorTraining
 
     asked = {"method": grouping, "groups": groups, "factor": factor}
     chosen = {name: value for name, value in asked.items() if value is not None}
@@ -65,7 +65,7 @@ def fit_resources(
         output=output,
         start=start,
         grouping=Grouping(**chosen) if chosen else None,  # type: ignore[arg-type]
-        config=TrainConfig(seed=seed, **({} if epochs is None else {"epochs": epochs})),  # type: ignore[arg-type]
+        config=InspectorTraining(seed=seed, **({} if epochs is None else {"epochs": epochs})),  # type: ignore[arg-type]
         rivals=rivals,
         warn=_say_problems,
     )
@@ -87,7 +87,7 @@ def fit_resources(
     console().print(f"bundle: {plain(output)}")
 
 
-def _rows(scores: Mapping[str, Mapping[tuple[str, str], Score]]) -> list[list[str]]:
+def _rows(scores: Mapping[str, Mapping[tuple[str, str], FigureScore]]) -> list[list[str]]:
     rows = []
     for (resource, figure), first in scores["inspector"].items():
         row = [resource, figure, str(first.n)]

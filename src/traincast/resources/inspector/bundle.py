@@ -17,8 +17,8 @@ from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.evaluate import Standard, TrainedInspector
 from traincast.resources.inspector.features import FEATURES_VERSION, GROUP_FEATURES, SETTING_FEATURES, inputs_of
 from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.shape import OUTPUTS, Shape
-from traincast.resources.inspector.targets import TARGETS, Scale, use_from
+from traincast.resources.inspector.shape import OUTPUTS, InspectorShape
+from traincast.resources.inspector.targets import TARGETS, TargetScale, use_from
 from traincast.strategy import Request
 
 KIND: Final = "resources"
@@ -99,7 +99,7 @@ def load_inspector(path: Path) -> InspectorModel:
     if len(card["spread"]) != len(TARGETS):
         raise FileFormatError(f"{path} is damaged: spread has {len(card['spread'])} figures, not {len(TARGETS)}")
     try:
-        shape, grouping = Shape(**card["shape"]), Grouping(**card["grouping"])
+        shape, grouping = InspectorShape(**card["shape"]), Grouping(**card["grouping"])
     except (TypeError, RequestError) as error:
         raise FileFormatError(f"{path} is damaged: {error}; fit the bundle again") from None
     arrays = bundle.arrays()
@@ -108,7 +108,7 @@ def load_inspector(path: Path) -> InspectorModel:
         shape=shape,
         weights={name.removeprefix("network."): a for name, a in arrays.items() if name.startswith("network.")},
         standard=Standard(**{name: arrays[f"standard.{name}"] for name in Standard.__slots__}),
-        scale=Scale(method=card["scaling"], shift=arrays["scale.shift"], size=arrays["scale.size"]),
+        scale=TargetScale(method=card["scaling"], shift=arrays["scale.shift"], size=arrays["scale.size"]),
     )
     return InspectorModel(
         network=network,
@@ -120,7 +120,7 @@ def load_inspector(path: Path) -> InspectorModel:
     )
 
 
-def _check_arrays(path: Path, shape: Shape, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def _check_arrays(path: Path, shape: InspectorShape, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Refuse weights whose names or sizes differ from those of ``shape``."""
     expected = expected_sizes(shape)
     wrong = [name for name, size in expected.items() if name not in arrays or arrays[name].shape != size]
@@ -131,7 +131,7 @@ def _check_arrays(path: Path, shape: Shape, arrays: Mapping[str, npt.NDArray[Any
         raise FileFormatError(f"{path} does not match its card: {wrong[0]} is missing, unknown or of another size")
 
 
-def expected_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
+def expected_sizes(shape: InspectorShape) -> dict[str, tuple[int, ...]]:
     """Return the size of every array of a bundle with a network of ``shape``."""
     hidden, gated = shape.hidden, shape.layer == "gru"
     sizes: dict[str, tuple[int, ...]] = {}

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.shape import Shape
-from traincast.resources.inspector.targets import Scale
+from traincast.resources.inspector.shape import InspectorShape
+from traincast.resources.inspector.targets import TargetScale
 
 Floats32 = npt.NDArray[np.float32]
 
@@ -38,10 +38,10 @@ class Standard:
 class TrainedInspector:
     """A trained inspector: its shape, its weights by their names in training, and the scales of inputs and targets."""
 
-    shape: Shape
+    shape: InspectorShape
     weights: Mapping[str, Floats32]
     standard: Standard
-    scale: Scale
+    scale: TargetScale
 
     def outputs(self, inputs: Inputs) -> Floats32:
         """The 24 outputs for one graph: twelve scaled targets, then the scores of the patterns."""

@@ -14,19 +14,21 @@ from traincast.resources.inspector.amounts import amounts_of, type_weights
 from traincast.resources.inspector.communities import Ints
 from traincast.resources.inspector.features import inputs_of
 from traincast.resources.inspector.grouping import Grouping, batches_by_size
-from traincast.resources.inspector.runs import Run
+from traincast.resources.inspector.runs import ObservedRun
 from traincast.resources.inspector.targets import uses_of_runs
-from traincast.resources.inspector.train import Examples
+from traincast.resources.inspector.train import RunExamples
 
 Split = Literal["models", "settings", "runs"]
 
 
-def types_of(runs: Sequence[Run]) -> dict[str, float]:
+def types_of(runs: Sequence[ObservedRun]) -> dict[str, float]:
     """Return the weights of the types of operators in the graphs of ``runs``, each graph counted once."""
     return type_weights({id(run.request.graph): amounts_of(run.request.graph) for run in runs}.values())
 
 
-def examples_of(runs: Sequence[Run], *, grouping: Grouping, types: Mapping[str, float], batch: int = 32) -> Examples:
+def examples_of(
+    runs: Sequence[ObservedRun], *, grouping: Grouping, types: Mapping[str, float], batch: int = 32
+) -> RunExamples:
     """Return the examples of ``runs``; with proportional grouping, batches of similar graphs share their number."""
     sizes = [amounts_of(run.request.graph).operators for run in runs]
     groups = [0] * len(runs)
@@ -34,7 +36,7 @@ def examples_of(runs: Sequence[Run], *, grouping: Grouping, types: Mapping[str, 
         number = grouping.number(float(np.mean([sizes[row] for row in rows.tolist()])))
         for row in rows.tolist():
             groups[row] = number
-    return Examples(
+    return RunExamples(
         inputs=[
             inputs_of(run.request, grouping=grouping, weights=types, groups=number)
             for run, number in zip(runs, groups, strict=True)
@@ -51,7 +53,7 @@ def family_of(model: str) -> str:
         return model.partition(":")[0]
 
 
-def folds(runs: Sequence[Run], *, by: Split, number: int = 5, seed: int = 0) -> Ints:
+def folds(runs: Sequence[ObservedRun], *, by: Split, number: int = 5, seed: int = 0) -> Ints:
     """Return the fold of each run: all runs of one family, of one setting, or single runs fall into the same fold."""
     keys = [
         {"models": family_of(run.model), "settings": run.setting, "runs": f"{index}"}[by]

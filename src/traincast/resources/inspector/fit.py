@@ -20,10 +20,10 @@ from traincast.resources.inspector.examples import Split, examples_of, family_of
 from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES
 from traincast.resources.inspector.grouping import Grouping
 from traincast.resources.inspector.rivals import mean_rival, trees_rival
-from traincast.resources.inspector.runs import Run, read_runs
-from traincast.resources.inspector.shape import Shape
-from traincast.resources.inspector.targets import TARGETS, Score, by_resource, score, spread
-from traincast.resources.inspector.train import FEWEST_RUNS, Examples, TrainConfig, train
+from traincast.resources.inspector.runs import ObservedRun, read_runs
+from traincast.resources.inspector.shape import InspectorShape
+from traincast.resources.inspector.targets import TARGETS, FigureScore, by_resource, score, spread
+from traincast.resources.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, train
 
 Warn = Callable[[Sequence[str]], None]
 
@@ -40,10 +40,10 @@ class ResourceFit:
     model: InspectorModel
     runs: int
     held_out: str
-    scores: Mapping[tuple[str, str], Score]
+    scores: Mapping[tuple[str, str], FigureScore]
     patterns: float
     train_s: float
-    rivals: Mapping[str, Mapping[tuple[str, str], Score]] = field(default_factory=dict)
+    rivals: Mapping[str, Mapping[tuple[str, str], FigureScore]] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def fit_resources(
     output: str | Path,
     start: str | Path | None = None,
     grouping: Grouping | None = None,
-    shape: Shape | None = None,
-    config: TrainConfig | None = None,
+    shape: InspectorShape | None = None,
+    config: InspectorTraining | None = None,
     rivals: bool = False,
     warn: Warn | None = None,
 ) -> ResourceFit:
@@ -79,7 +79,7 @@ def fit_resources(
     fewer than five families holds out single runs instead.
     """
     check_output(Path(output))
-    config = config or TrainConfig()
+    config = config or InspectorTraining()
     base = None if start is None else load_inspector(Path(start))
     runs, problems = read_runs([Path(table) for table in tables])
     if warn is not None and problems:
@@ -125,19 +125,19 @@ def fit_resources(
     )
 
 
-def predictions(network: TrainedInspector, examples: Examples) -> tuple[Floats, float]:
+def predictions(network: TrainedInspector, examples: RunExamples) -> tuple[Floats, float]:
     """Return the twelve values for every example, and the share of patterns that are right."""
     said = [network(one) for one in examples.inputs]
     patterns = np.stack([pattern for _, pattern in said])
     return np.stack([values for values, _ in said]), float((patterns == examples.uses.pattern).mean())
 
 
-def default_shape(**changes: Any) -> Shape:
+def default_shape(**changes: Any) -> InspectorShape:
     """Return the usual shape of an inspector, with ``changes`` of its fields."""
-    return replace(Shape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES)), **changes)
+    return replace(InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES)), **changes)
 
 
-def _data(tables: Sequence[str | Path], runs: Sequence[Run], by: Split) -> dict[str, Any]:
+def _data(tables: Sequence[str | Path], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:
     digest = hashlib.sha256(b"".join(Path(table).read_bytes() for table in tables)).hexdigest()
     return {
         "tables": [Path(table).name for table in tables],
@@ -148,7 +148,7 @@ def _data(tables: Sequence[str | Path], runs: Sequence[Run], by: Split) -> dict[
     }
 
 
-def _nested(scores: Mapping[tuple[str, str], Score]) -> dict[str, dict[str, Any]]:
+def _nested(scores: Mapping[tuple[str, str], FigureScore]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for resource, figure in TARGETS:
         if (resource, figure) in scores:

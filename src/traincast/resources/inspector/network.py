@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from traincast.resources.inspector.shape import OUTPUTS, Shape
+from traincast.resources.inspector.shape import OUTPUTS, InspectorShape
 
 
 class Convolution(nn.Module):
@@ -40,7 +40,7 @@ class Convolution(nn.Module):
 class Inspector(nn.Module):
     """The network. Graphs of a batch are padded with groups that the mask leaves out."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: InspectorShape) -> None:
         super().__init__()
         self.shape = shape
         hidden = shape.hidden

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from traincast.fitting.boosting import BoostingConfig, grow
 from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.targets import TARGETS, Scale
-from traincast.resources.inspector.train import Examples
+from traincast.resources.inspector.targets import TARGETS, TargetScale
+from traincast.resources.inspector.train import RunExamples
 
 _TUNED: Final = tuple(
     BoostingConfig(rounds=300, leaves=leaves, depth=6, rate=0.1, smallest_leaf=smallest, features=0.7)
@@ -22,7 +22,7 @@ _TUNED: Final = tuple(
 )
 """The settings of boosted trees that are tried; the number of rounds is chosen as well."""
 
-Rival = Callable[[Examples, Examples], Floats]
+Rival = Callable[[RunExamples, RunExamples], Floats]
 """Returns the twelve values of the second examples, learned from the first."""
 
 
@@ -32,15 +32,15 @@ def aggregates(inputs: Inputs) -> npt.NDArray[np.float32]:
     return np.concatenate([inputs.setting, groups.mean(axis=0), groups.std(axis=0), groups.max(axis=0)])
 
 
-def mean_rival(learned: Examples, asked: Examples) -> Floats:
+def mean_rival(learned: RunExamples, asked: RunExamples) -> Floats:
     """The mean of every target: the mean logarithm of amounts, and of durations over the busy time."""
-    scale = Scale.of(learned.uses.values, learned.busy_s)
+    scale = TargetScale.of(learned.uses.values, learned.busy_s)
     return scale.values(np.zeros((len(asked), len(TARGETS))), asked.busy_s)
 
 
-def trees_rival(learned: Examples, asked: Examples) -> Floats:
+def trees_rival(learned: RunExamples, asked: RunExamples) -> Floats:
     """Boosted trees, one forest per target; settings are tuned on every fifth run of those learned from."""
-    scale = Scale.of(learned.uses.values, learned.busy_s)
+    scale = TargetScale.of(learned.uses.values, learned.busy_s)
     targets = scale.targets(learned.uses.values, learned.busy_s)
     table = np.stack([aggregates(one) for one in learned.inputs]).astype(np.float32)
     question = np.stack([aggregates(one) for one in asked.inputs]).astype(np.float32)

@@ -56,7 +56,7 @@ _LATENCY_S: Final = 3e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ObservedRun:
     """One row of a table: the request that ran, the figures of its resources, and its setting."""
 
     request: Request
@@ -66,9 +66,9 @@ class Run:
     step_s: float
 
 
-def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[ObservedRun], list[str]]:
     """Return the runs of tables, and the reasons why others are left out; refuses tables with no usable row."""
-    runs: list[Run] = []
+    runs: list[ObservedRun] = []
     problems: list[str] = []
     requests: dict[tuple[Any, ...], Request] = {}
     for path in paths:
@@ -83,7 +83,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return runs, problems
 
 
-def _run(row: Mapping[str, Any], path: Path, requests: dict[tuple[Any, ...], Request]) -> Run:
+def _run(row: Mapping[str, Any], path: Path, requests: dict[tuple[Any, ...], Request]) -> ObservedRun:
     uses = {}
     for resource in RESOURCES:
         pattern = text(row, f"{resource}_pattern")
@@ -98,7 +98,7 @@ def _run(row: Mapping[str, Any], path: Path, requests: dict[tuple[Any, ...], Req
     if key not in requests:
         requests[key] = request_of(row, beside=path.parent)
     request = requests[key]
-    return Run(
+    return ObservedRun(
         request=request,
         uses=uses,
         model=text(row, "model"),

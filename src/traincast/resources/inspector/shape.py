@@ -14,7 +14,7 @@ OUTPUTS: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class InspectorShape:
     """Sizes of an inspector.
 
     ``hidden`` channels per group. φ_r is applied ``depth`` · m times to a graph of m groups, but at most ``most_steps``
@@ -25,7 +25,7 @@ class Shape:
 
     features: int
     setting: int
-    hidden: int = 64
+    hidden: int = 32
     depth: float = 0.5
     most_steps: int = 32
     layer: Layer = "gru"

@@ -21,7 +21,7 @@ _SMALLEST: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Uses:
+class UseColumns:
     """The uses of many runs as columns.
 
     ``values`` [runs, 12] in the order of :data:`TARGETS`; an amount of an idle resource, and a duration of a resource
@@ -31,12 +31,12 @@ class Uses:
     values: Floats
     pattern: Ints
 
-    def take(self, rows: Ints) -> Uses:
+    def take(self, rows: Ints) -> UseColumns:
         """Some of the runs."""
-        return Uses(values=self.values[rows], pattern=self.pattern[rows])
+        return UseColumns(values=self.values[rows], pattern=self.pattern[rows])
 
 
-def uses_of_runs(runs: list[Mapping[str, ResourceUse]]) -> Uses:
+def uses_of_runs(runs: list[Mapping[str, ResourceUse]]) -> UseColumns:
     """Return the columns of the uses of many runs."""
     values = np.full((len(runs), len(TARGETS)), np.nan)
     pattern = np.zeros((len(runs), len(RESOURCES)), dtype=np.int64)
@@ -48,7 +48,7 @@ def uses_of_runs(runs: list[Mapping[str, ResourceUse]]) -> Uses:
                 values[number, 3 * at] = max(_SMALLEST, use.burst_amount)
             if use.pattern == "bursts":
                 values[number, 3 * at + 1 : 3 * at + 3] = use.burst_s, use.idle_s
-    return Uses(values=values, pattern=pattern)
+    return UseColumns(values=values, pattern=pattern)
 
 
 def use_from(values: Floats, pattern: Ints, *, seen_s: float) -> dict[str, ResourceUse]:
@@ -66,7 +66,7 @@ def use_from(values: Floats, pattern: Ints, *, seen_s: float) -> dict[str, Resou
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scale:
+class TargetScale:
     """How values become targets of about unit size.
 
     ``log``: the logarithm of an amount, or of a duration over the run's ``busy_s``; then minus ``shift`` and over
@@ -78,7 +78,7 @@ class Scale:
     size: Floats
 
     @classmethod
-    def of(cls, values: Floats, busy_s: Floats, method: Scaling = "log") -> Scale:
+    def of(cls, values: Floats, busy_s: Floats, method: Scaling = "log") -> TargetScale:
         """The scale of training values."""
         raw = _raw(values, busy_s, method)
         known = np.isfinite(raw)
@@ -113,7 +113,7 @@ def _raw(values: Floats, busy_s: Floats, method: Scaling) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class FigureScore:
     """Errors of one figure of one resource: over how many runs, mean and median |error| in %, and the NRMSE.
 
     The NRMSE is the root of the mean squared error over the range of the measured values (maximum − minimum).
@@ -125,7 +125,7 @@ class Score:
     nrmse: float
 
 
-def score(predicted: Floats, measured: Floats) -> dict[tuple[str, str], Score]:
+def score(predicted: Floats, measured: Floats) -> dict[tuple[str, str], FigureScore]:
     """Return the errors of each target over the runs that have it."""
     found = {}
     for at, name in enumerate(TARGETS):
@@ -136,7 +136,7 @@ def score(predicted: Floats, measured: Floats) -> dict[tuple[str, str], Score]:
         said = np.nan_to_num(predicted[known, at])
         error = np.abs(said / real - 1.0)
         spread = float(real.max() - real.min()) or float(real.max())
-        found[name] = Score(
+        found[name] = FigureScore(
             n=int(known.sum()),
             mape=100.0 * float(error.mean()),
             median_ape=100.0 * float(np.median(error)),
@@ -156,7 +156,7 @@ def spread(predicted: Floats, measured: Floats, *, share: float = 0.9) -> Floats
     return factors
 
 
-def by_resource(scores: Mapping[tuple[str, str], Score]) -> dict[str, float]:
+def by_resource(scores: Mapping[tuple[str, str], FigureScore]) -> dict[str, float]:
     """Return the mean percentage error of each resource over its three figures."""
     return {
         resource: float(np.mean([scores[resource, f].mape for f in FIGURES if (resource, f) in scores]))

@@ -14,8 +14,8 @@ from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.communities import Ints
 from traincast.resources.inspector.evaluate import Standard, TrainedInspector
 from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES, Inputs
-from traincast.resources.inspector.shape import Shape
-from traincast.resources.inspector.targets import Scale, Scaling, Uses
+from traincast.resources.inspector.shape import InspectorShape
+from traincast.resources.inspector.targets import Scaling, TargetScale, UseColumns
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +28,18 @@ _LARGEST: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examples:
+class RunExamples:
     """Runs to learn from: the input of each, and its figures."""
 
     inputs: Sequence[Inputs]
-    uses: Uses
+    uses: UseColumns
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def take(self, rows: Ints) -> Examples:
+    def take(self, rows: Ints) -> RunExamples:
         """Some of the runs."""
-        return Examples(inputs=[self.inputs[i] for i in rows.tolist()], uses=self.uses.take(rows))
+        return RunExamples(inputs=[self.inputs[i] for i in rows.tolist()], uses=self.uses.take(rows))
 
     @property
     def busy_s(self) -> Floats:
@@ -48,7 +48,7 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
+class InspectorTraining:
     """How an inspector is trained: AdamW with a one-cycle rate; the weights are a running average.
 
     ``patterns`` weighs the loss of the patterns against that of the figures. Huber's loss turns from squared to
@@ -83,10 +83,10 @@ class _Batch:
 
 
 def train(
-    examples: Examples,
+    examples: RunExamples,
     *,
-    shape: Shape | None = None,
-    config: TrainConfig | None = None,
+    shape: InspectorShape | None = None,
+    config: InspectorTraining | None = None,
     start: TrainedInspector | None = None,
     late: float = 0.5,
     whole: bool = False,
@@ -102,15 +102,15 @@ def train(
         raise RequestError("training an inspector needs PyTorch: pip install 'traincast[torch]'") from error
     from traincast.resources.inspector.network import Inspector
 
-    config = config or TrainConfig()
+    config = config or InspectorTraining()
     if len(examples) < FEWEST_RUNS:
         raise RequestError(f"{len(examples)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     if start is None:
-        shape = shape or Shape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES))
+        shape = shape or InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES))
         standard = _standard(examples)
-        scale = Scale.of(examples.uses.values, examples.busy_s, config.scaling)
+        scale = TargetScale.of(examples.uses.values, examples.busy_s, config.scaling)
         network = Inspector(shape)
     else:
         shape = start.shape if start.shape.late or whole else replace(start.shape, late=late)
@@ -128,7 +128,7 @@ def train(
     return replace(made, weights=_arrays(averaged))
 
 
-def _fit(network: Inspector, data: _Data, config: TrainConfig, made: TrainedInspector) -> Inspector:
+def _fit(network: Inspector, data: _Data, config: InspectorTraining, made: TrainedInspector) -> Inspector:
     """Run the epochs; return the network with averaged weights."""
     import torch
 
@@ -156,7 +156,7 @@ def _fit(network: Inspector, data: _Data, config: TrainConfig, made: TrainedInsp
     return averaged
 
 
-def _loss(network: Inspector, batch: _Batch, config: TrainConfig) -> torch.Tensor:
+def _loss(network: Inspector, batch: _Batch, config: InspectorTraining) -> torch.Tensor:
     import torch
     from torch.nn import functional
 
@@ -178,7 +178,7 @@ def _loss(network: Inspector, batch: _Batch, config: TrainConfig) -> torch.Tenso
 class _Data:
     """Examples as tensors, in batches of equal depth that are drawn anew for each epoch."""
 
-    def __init__(self, examples: Examples, made: TrainedInspector, config: TrainConfig) -> None:
+    def __init__(self, examples: RunExamples, made: TrainedInspector, config: InspectorTraining) -> None:
         import torch
 
         self._random = np.random.default_rng(config.seed)
@@ -246,7 +246,7 @@ class _Data:
         )
 
 
-def _standard(examples: Examples) -> Standard:
+def _standard(examples: RunExamples) -> Standard:
     groups = np.concatenate([one.groups for one in examples.inputs])
     setting = np.stack([one.setting for one in examples.inputs])
     return Standard(
