@@ -74,7 +74,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[ObservedRun], list[str]]:
     for path in paths:
         for number, row in enumerate(read_rows(path, needs=NEEDS), start=2):
             try:
-                runs.append(_run(row, path, requests))
+                runs.append(observed_run(row, beside=path.parent, requests=requests))
             except RequestError as error:
                 problems.append(f"{path.name}, row {number}: {error}")
     if not runs:
@@ -83,7 +83,11 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[ObservedRun], list[str]]:
     return runs, problems
 
 
-def _run(row: Mapping[str, Any], path: Path, requests: dict[tuple[Any, ...], Request]) -> ObservedRun:
+def observed_run(
+    row: Mapping[str, Any], *, beside: Path | None = None, requests: dict[tuple[Any, ...], Request] | None = None
+) -> ObservedRun:
+    """Return the run of one row; ``requests`` are those of earlier rows, which equal rows share."""
+    requests = {} if requests is None else requests
     uses = {}
     for resource in RESOURCES:
         pattern = text(row, f"{resource}_pattern")
@@ -96,7 +100,7 @@ def _run(row: Mapping[str, Any], path: Path, requests: dict[tuple[Any, ...], Req
         uses[resource] = ResourceUse(**{name: value or 0.0 for name, value in values.items()}, pattern=known)
     key = tuple(str(row.get(name, "")) for name in _DESCRIBED[1:-1])
     if key not in requests:
-        requests[key] = request_of(row, beside=path.parent)
+        requests[key] = request_of(row, beside=beside)
     request = requests[key]
     return ObservedRun(
         request=request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -36,7 +36,7 @@ class UseColumns:
         return UseColumns(values=self.values[rows], pattern=self.pattern[rows])
 
 
-def uses_of_runs(runs: list[Mapping[str, ResourceUse]]) -> UseColumns:
+def uses_of_runs(runs: Sequence[Mapping[str, ResourceUse]]) -> UseColumns:
     """Return the columns of the uses of many runs."""
     values = np.full((len(runs), len(TARGETS)), np.nan)
     pattern = np.zeros((len(runs), len(RESOURCES)), dtype=np.int64)
