@@ -87,7 +87,7 @@ def ablations(results: Mapping[str, Any]) -> str:
     named = {key.removeprefix("ablation "): one for key, one in results.items() if key.startswith("ablation ")}
     base = next(iter(named.values()))
     lines = [
-        "| inspector | mean of medians | mean NRMSE | NRMSE against the default | training, s of one core | ms per graph |",
+        "| inspector | mean of medians | mean NRMSE | against the default | training, s of one core | ms per graph |",
         "|---|---|---|---|---|---|",
     ]
     for name, one in named.items():

@@ -79,18 +79,19 @@ def _updates(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
 
     A capture has no such edges. The gradient is the last output of that shape in the backward of the same module.
     """
+    backward = [index for block in graph.blocks for index in block.backward]
+    made = {
+        (graph.operators[index].scope, output.shape): index
+        for index in sorted(backward)
+        for output in graph.operators[index].outputs
+    }
     for block in graph.blocks:
-        made = {
-            (graph.operators[index].scope, output.shape): index
-            for index in block.backward
-            for output in graph.operators[index].outputs
-        }
+        last = max(block.backward or backward, default=None)
         for index in block.optimizer:
             op = graph.operators[index]
-            if op.parameters and (op.scope, op.parameters[0].shape) in made:
-                yield made[op.scope, op.parameters[0].shape], index
-            elif block.backward:
-                yield block.backward[-1], index
+            source = made.get((op.scope, op.parameters[0].shape), last) if op.parameters else last
+            if source is not None:
+                yield source, index
 
 
 def type_weights(graphs: Iterable[Amounts]) -> dict[str, float]:
