@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincast.resources.bursts import resampled, two_means, use_of
@@ -48,6 +48,7 @@ def test_a_resource_that_is_always_used_is_busy(samples: np.ndarray[tuple[int], 
     assert [use.burst_amount, use.burst_s, use.idle_s] == pytest.approx([samples.mean(), 4.0, 0.0])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1, width=16), min_size=2, max_size=9))
 def test_no_other_division_has_less_variance(values: list[float]) -> None:
     samples = np.array(values)

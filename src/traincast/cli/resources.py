@@ -1,4 +1,4 @@
-"""``traincast resources compare | whatif | simulate``: what a job draws from its machines."""
+"""``traincast resources simulate | whatif``: what a job draws from its machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import click
 from traincast.cli import options
 
 COMMANDS: Final = {
-    "compare": ("traincast.cli.resources_compare", "Compare the resources of a real run with their forecast."),
     "simulate": ("traincast.cli.resources_simulate", "Simulate many runs, as a table to train an inspector on."),
     "whatif": ("traincast.cli.resources_whatif", "Ask what another GPU, other workers or another batch would change."),
 }

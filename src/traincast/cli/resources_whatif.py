@@ -61,6 +61,7 @@ def whatif(
     from traincast.forecast import predict
     from traincast.resources.curves import HZ
     from traincast.resources.whatif import Change, what_if
+    from traincast.strategy.strategy import says_micro_batch
 
     change = Change(gpu=gpu, servers=servers, workers=workers, global_batch=batch)
     before = predict(
@@ -72,7 +73,8 @@ def whatif(
         runtime=runtime,
         cost_model=events_cost_model(None, bundle),
     )
-    answer = what_if(before, change, hz=HZ if hz is None else hz or None)
+    keep = strategy is not None and says_micro_batch(strategy)
+    answer = what_if(before, change, keep_micro_batch=keep, hz=HZ if hz is None else hz or None)
     if as_json:
         print_json(answer.as_dict())
         return

@@ -22,7 +22,9 @@ from traincast.cli.schedule_options import (
     number_of,
     policies_of,
     seeds_of,
+    shares_of,
 )
+from traincast.cli.schedule_shares import shares_data, show_shares
 from traincast.cli.schedule_tables import means, show
 from traincast.files import check_outputs
 
@@ -72,6 +74,12 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="NAME",
     help="Which GPUs a job gets: a placement, or your own as package.module:Class.",
+)
+@click.option(
+    "--share",
+    metavar="KIND,…",
+    help="Let jobs that meet on a node slow one another down; nodes are exclusive, shared blind, or shared by "
+    "complementary jobs. Several are compared.",
 )
 @click.option("--compare", metavar="NAME,…", help="Compare these policies; `all` compares every policy.")
 @click.option(
@@ -147,6 +155,7 @@ def schedule(
     quota: tuple[str, ...],
     policy: str | None,
     placement: str,
+    share: str | None,
     compare: str | None,
     estimates: str,
     kind: str | None,
@@ -183,6 +192,7 @@ def schedule(
     policies = policies_of(policy, compare)
     check_names(policies, placement)
     kinds, loads = listed(estimates, "--estimates"), [number_of(x, "--load") for x in listed(load, "--load")]
+    shares = shares_of(share, placement, policies)
     every_seed = seeds_of(seed, seeds)
     runner = engine_of(engine, workers, address)
     costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
@@ -204,17 +214,22 @@ def schedule(
             notes=notes,
             progress=progress,
         )
+        queue = queue.sharing() if shares else queue
         queues = [queue, *(queue.believing(name, progress=progress) for name in kinds[1:])]
     _show_notes(queue.notes, quiet=as_json)
+    placement = next(iter(shares.values()), placement)
     is_study = runner is not None or seeds > 1 or len(kinds) > 1 or len(loads) > 1
     rows = _study(queues, policies, placement, loads=loads, seeds=every_seed, engine=runner) if is_study else []
     # in a study, only the runs that files and virtual clusters need are repeated here
     runs = _run(queue, policies if not is_study or html is not None else policies[:1], placement=placement, seed=seed)
+    others = {name: queue.run(policies[0], placement=rule, seed=seed) for name, rule in list(shares.items())[1:]}
+    by_share = {**dict.fromkeys(list(shares)[:1], runs[0]), **others}
     _write(runs, jobs_out=jobs_out, html=html)
     if as_json:
-        print_json(_document(runs, rows, policies, compared=compare is not None))
+        print_json(_document(runs, rows, policies, compared=compare is not None) | shares_data(by_share))
     else:
         _show_all(runs, rows, jobs_out=jobs_out, html=html)
+        show_shares(by_share)
 
 
 def _run(queue: Queue, policies: Sequence[str], *, placement: str, seed: int) -> list[Schedule]:
@@ -255,6 +270,7 @@ def _study(
             speeds=queue.speeds,
             costs=queue.costs,
             failures=queue.failures,
+            contention=queue.contention,
             engine=engine,
             progress=progress,
         )

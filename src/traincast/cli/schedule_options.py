@@ -63,6 +63,18 @@ def hardware_of(text: str) -> dict[str, str]:
     return found
 
 
+def shares_of(text: str | None, placement: str, policies: Sequence[str]) -> dict[str, str]:
+    """Return the kinds of sharing of ``--share`` with their placements; none if the option is absent."""
+    if text is None:
+        return {}
+    from traincast.scheduling.contention import placement_of
+
+    names = listed(text, "--share")
+    if len(names) > 1 and len(policies) > 1:
+        raise RequestError("--share and --compare both list several: compare policies, or ways to share nodes")
+    return {name: str(placement_of(name, placement)) for name in names}
+
+
 def check_names(policies: Sequence[str], placement: str) -> None:
     """Refuse an unknown policy or placement before anything runs."""
     from traincast.scheduling import load_placement, load_policy

@@ -172,4 +172,4 @@ def _sampled(times: Floats, levels: Floats, step_s: float, edges: Floats) -> Flo
     steps = np.floor(edges / step_s) if step_s else np.zeros_like(edges)
     drawn = steps * total[-1] + np.interp(edges - steps * step_s, ends, total)
     means: Floats = np.diff(drawn) / np.diff(edges) if step_s else np.zeros(len(edges) - 1)
-    return means
+    return np.maximum(0.0, means)  # a difference of sums may be a rounding below 0

@@ -14,6 +14,7 @@ from traincast.forecast import Forecast
 from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.curves import CURVES, HZ, Curves, curves_of, uses_of
 from traincast.simulate import Timeline
+from traincast.strategy import Request
 from traincast.strategy.memory_timeline import memory_timeline
 
 FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
@@ -88,11 +89,16 @@ def _curves(
         request.cluster,
         hz=hz,
         step_s=step_s,
-        on_device=request.cluster.device.architecture != PROCESSOR and _HOST_MESSAGES not in request.runtime.frameworks,
+        on_device=moves_on_device(request),
         servers=forecast.servers.setup if forecast.servers else None,
         held=_held(forecast) if "memory_held" in names else (),
         names=names,
     )
+
+
+def moves_on_device(request: Request) -> bool:
+    """Return whether kernels of the device move messages, not hosts."""
+    return request.cluster.device.architecture != PROCESSOR and _HOST_MESSAGES not in request.runtime.frameworks
 
 
 def _held(forecast: Forecast) -> list[npt.NDArray[np.float64]]:

@@ -93,6 +93,16 @@ class DrawnSpans:
             rate = np.where(amount > 0.0, amount / self._whole[task], 0.0)
         return self._added(row, self._start[task], self._end[task], np.where(np.isfinite(rate), rate, 0.0))
 
+    def messages(self, row: int) -> dict[int, tuple[float, float]]:
+        """By task, the seconds of the network's peak that ``row`` sends and receives in it."""
+        own = np.flatnonzero((self._row == row) & (self._amounts["exchanged"] > 0.0))
+        found = {int(self._task[n]): [float(self._amounts["exchanged"][n])] * 2 for n in own.tolist()}
+        for side, name in enumerate(("send", "receive")):
+            which, ends = self._messages(name)
+            for n in which[ends == row].tolist():
+                found.setdefault(int(self._task[n]), [0.0, 0.0])[side] += float(self._amounts["transferred"][n])
+        return {task: (send, receive) for task, (send, receive) in found.items()}
+
     def _added(self, row: Ints, start: Floats, end: Floats, rate: Floats) -> list[Levels]:
         """The sum of rates from ``start`` to ``end``, by row, at most 1."""
         drawn = np.flatnonzero((rate > 0.0) & (end > start))

@@ -58,28 +58,28 @@ class WhatIf:
         }
 
 
-def what_if(before: Forecast, change: Change, *, hz: float | None = HZ) -> WhatIf:
-    """Return what ``change`` does to the twelve figures of a forecast, sampled ``hz`` times per second."""
-    after = forecast(changed_request(before.request, change), cost_model=before.cost_model)
+def what_if(before: Forecast, change: Change, *, keep_micro_batch: bool = False, hz: float | None = HZ) -> WhatIf:
+    """Return what ``change`` does to the twelve figures of a forecast, sampled ``hz`` times per second.
+
+    Unless ``keep_micro_batch``, the changed step has the largest micro batch that fits.
+    """
+    request = changed_request(before.request, change, keep_micro_batch=keep_micro_batch)
+    after = forecast(request, cost_model=before.cost_model)
     drawn = resources_of(before, hz=hz), resources_of(after, hz=hz)
     return WhatIf(
         before=before, after=after, drawn_before=drawn[0], drawn_after=drawn[1], changes=_changes(drawn[0], drawn[1])
     )
 
 
-def changed_request(request: Request, change: Change) -> Request:
+def changed_request(request: Request, change: Change, *, keep_micro_batch: bool = False) -> Request:
     """Return ``request`` with ``change``; refuses workers that do not fill nodes, and nodes that are listed singly."""
     cluster, strategy, batch = request.cluster, request.strategy, request.global_batch
     workers = strategy.dp if change.workers is None else change.workers
     servers = strategy.servers if change.servers is None else change.servers
     if workers < 1 or servers < 0:
-        raise RequestError(
-            f"{workers} workers and {servers} servers: expected at least one worker and no fewer servers"
-        )
+        raise RequestError(f"{workers} workers, {servers} servers: expected from 1 worker and from 0 servers")
     if cluster.parts and (change.gpu is not None or workers != strategy.dp):
-        raise RequestError(
-            f"{cluster.name} lists its nodes one by one: change its file for another GPU or more workers"
-        )
+        raise RequestError(f"{cluster.name} lists its nodes one by one: change its file for other GPUs or workers")
     if change.gpu is not None:
         cluster = replace(cluster, device=load_device(change.gpu), calibration=None)
     if workers != strategy.dp:
@@ -97,7 +97,10 @@ def changed_request(request: Request, change: Change) -> Request:
         global_batch=batch,
         optimizer=request.optimizer or bool(request.strategy.servers),
     )
-    return _with_micro_batch(request, changed)
+    if keep_micro_batch:
+        return _with_micro_batch(request, changed)
+    chosen = choose_micro_batch(for_workers(changed) if servers else changed)
+    return replace(changed, strategy=replace(strategy, num_microbatches=chosen.num_microbatches))
 
 
 def _with_workers(cluster: Cluster, request: Request, workers: int) -> Cluster:
@@ -116,14 +119,16 @@ def _with_workers(cluster: Cluster, request: Request, workers: int) -> Cluster:
 
 
 def _with_micro_batch(request: Request, changed: Request) -> Request:
-    """The request with micro batches as large as before, or the largest that fit if the batch is no multiple."""
+    """The request with micro batches as large as before; refuses a batch that is no multiple of them."""
     old, new = request.strategy, changed.strategy
-    per_worker = request.global_batch // old.dp // old.num_microbatches
-    count, left = divmod(changed.global_batch, new.dp * max(1, per_worker))
-    if count and not left:
-        return replace(changed, strategy=replace(new, num_microbatches=count))
-    chosen = choose_micro_batch(for_workers(changed) if new.servers else changed)
-    return replace(changed, strategy=replace(new, num_microbatches=chosen.num_microbatches))
+    micro_batch = max(1, request.global_batch // old.dp // old.num_microbatches)
+    count, left = divmod(changed.global_batch, new.dp * micro_batch)
+    if left or not count:
+        raise RequestError(
+            f"a batch of {changed.global_batch} among {new.dp} workers is no multiple of the micro batch "
+            f"{micro_batch}; leave the micro batch out of the strategy, or choose a multiple"
+        )
+    return replace(changed, strategy=replace(new, num_microbatches=count))
 
 
 def _changes(before: ResourceForecast, after: ResourceForecast) -> dict[str, dict[str, float | None]]:

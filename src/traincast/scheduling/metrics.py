@@ -25,6 +25,8 @@ class Metrics:
     - ``rho``: finish-time fairness ρ (Mahajan et al., NSDI 2020): the time from submission to end, over the time that
       the job would have taken on 1/N of the cluster. N is the mean number of jobs present meanwhile. Above 1 is worse
       than fair.
+    - ``mean_slowdown``: mean over jobs of their execution time, over that without neighbours on their nodes; 1 if
+      sharing a node costs nothing, or is not simulated.
     - ``deadlines_met``: share of the jobs with a deadline that met it; 1 if no job has one.
 
     For one virtual cluster, fragmentation and idle time are those of the whole cluster. Its makespan is from its first
@@ -50,6 +52,7 @@ class Metrics:
     mean_rho: float
     max_rho: float
     deadlines_met: float
+    mean_slowdown: float = 1.0
 
     def as_dict(self) -> dict[str, float]:
         """Return the figures by name; ``utilisation``, the earlier spelling, stays for programs that read it."""
@@ -125,6 +128,7 @@ def _measure(outcome: Outcome, orders: Sequence[int], fairness: Floats) -> Metri
         mean_rho=float(fairness[list(orders)].mean()),
         max_rho=float(fairness[list(orders)].max()),
         deadlines_met=sum(end <= deadline for end, deadline in due) / len(due) if due else 1.0,
+        mean_slowdown=float(np.mean([fate.slowdown for fate in fates])),
     )
 
 

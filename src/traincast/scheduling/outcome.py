@@ -32,7 +32,8 @@ class JobOutcome:
     ``jct_s`` is the time from submission to end, ``queue_s`` the part of it without GPUs. ``lost_s`` is execution that
     failures undid, in seconds of the reference placement. ``overhead_s`` is time on GPUs without execution. The fields
     in GPU-seconds are time on GPUs, lost execution and overhead, each times the GPUs held. ``nodes`` are those on which
-    the job ended.
+    the job ended. ``shared_s`` is the execution time that neighbours on its nodes cost it; below 0, time that it gained
+    because neighbours on its GPU did not need theirs.
     """
 
     job_id: str
@@ -51,6 +52,13 @@ class JobOutcome:
     served_gpu_s: float
     lost_gpu_s: float
     overhead_gpu_s: float
+    shared_s: float = 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """Its execution time over what that would have been without neighbours."""
+        executed = (self.served_gpu_s - self.overhead_gpu_s) / self.n_gpus
+        return executed / (executed - self.shared_s) if self.shared_s and executed > self.shared_s else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

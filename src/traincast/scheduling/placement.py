@@ -8,121 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from traincast.imports import make_by_name
 from traincast.scheduling.cluster import Pool
-from traincast.scheduling.space import UNIT, Allocation, Free, FreeCounts, JobDemand, bits_of, lowest_bits
+from traincast.scheduling.placement_rule import Picked, PlacedSpace, Placement, PooledSpace, Space
+from traincast.scheduling.space import UNIT, Free, bits_of, lowest_bits
+from traincast.scheduling.speeds import PlacedGpus
 
-Picked: TypeAlias = list[tuple[int, int]]
-"""(node, bits of its GPUs) pairs."""
+if TYPE_CHECKING:
+    from traincast.scheduling.run import JobRun
+    from traincast.scheduling.state import State
 
-
-class Placement:
-    """A placement rule. A subclass defines how whole GPUs are picked, and optionally how a share of one is.
-
-    `prepare` is called once before a run, `find` whenever a job may start. A rule that needs only the number of free
-    GPUs, and not which ones are free, sets ``is_pooled``.
-    """
-
-    is_pooled: bool = False
-
-    def prepare(self, mix: Mapping[float, int]) -> None:
-        """Begin a run and forget the previous one; ``mix`` has the number of jobs for each number of GPUs asked for."""
-
-    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
-        """Return that many whole GPUs of the pool, or ``None``."""
-        raise NotImplementedError
-
-    def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
-        """Return node and number of a GPU with enough units left: the fullest that fits, else a free one."""
-        best = min(
-            ((left, key) for key, left in free.partial.items() if left >= units and pool.nodes >> key[0] & 1),
-            default=None,
-        )
-        return best[1] if best else self.pick_whole(pool, free)
-
-    def pick_whole(self, pool: Pool, free: Free) -> tuple[int, int] | None:
-        """Return node and number of a free GPU that will be shared."""
-        picked = self.pick(1, pool, free)
-        if picked is None:
-            return None
-        ((node, mask),) = picked
-        return node, mask.bit_length() - 1
-
-    def find(self, demand: JobDemand, free: Free) -> Allocation | None:
-        """Return GPUs for a job from the first pool that has them, or ``None``."""
-        num_gpus, units, pools, vc = demand
-        if vc and not free.in_quota(demand):
-            return None
-        for pool in pools:
-            if units < UNIT:
-                shared = self.pick_share(units, pool, free)
-                if shared is not None:
-                    return Allocation(((shared[0], 1 << shared[1]),), units, pool.group, 1, vc)
-            elif free.count(pool) >= num_gpus:
-                picked = self.pick(num_gpus, pool, free)
-                if picked is not None:
-                    return Allocation(tuple(picked), units, pool.group, num_gpus, vc)
-        return None
-
-    def space(self, free: Free) -> Space:
-        """Return a copy of what is free, for planning."""
-        return PooledSpace(free.counts()) if self.is_pooled else PlacedSpace(free.copy(), self)
-
-
-class Space(Protocol):
-    """A copy of the free GPUs for planning. Taking GPUs here does not take them in the simulation."""
-
-    def copy(self) -> Space:
-        """Return an independent copy."""
-
-    def take(self, allocation: Allocation) -> None:
-        """Take the allocation."""
-
-    def give(self, allocation: Allocation) -> None:
-        """Release the allocation."""
-
-    def fits(self, allocation: Allocation) -> bool:
-        """Whether the allocation is free."""
-
-    def find(self, demand: JobDemand) -> Allocation | None:
-        """Return an allocation that meets the demand, or ``None``."""
-
-    def is_full(self) -> bool:
-        """Whether nothing is free."""
-
-
-class PooledSpace(FreeCounts):
-    """Space for pooled placement, which needs only counts."""
-
-    __slots__ = ()
-
-    def __init__(self, counts: FreeCounts) -> None:
-        super().__init__(counts.groups, counts.held, counts.quotas)
-
-    def copy(self) -> PooledSpace:
-        """Return an independent copy."""
-        return PooledSpace(super().copy())
-
-
-class PlacedSpace:
-    """Space that knows every GPU, with the rule that picks from them."""
-
-    __slots__ = ("fits", "free", "give", "is_full", "placement", "take")
-
-    def __init__(self, free: Free, placement: Placement) -> None:
-        self.free = free
-        self.placement = placement
-        self.take, self.give, self.fits, self.is_full = free.take, free.give, free.fits, free.is_full
-
-    def copy(self) -> PlacedSpace:
-        """Return an independent copy."""
-        return PlacedSpace(self.free.copy(), self.placement)
-
-    def find(self, demand: JobDemand) -> Allocation | None:
-        """Return an allocation that meets the demand, or ``None``."""
-        return self.placement.find(demand, self.free)
+__all__ = ["PLACEMENTS", "Picked", "PlacedSpace", "Placement", "PooledSpace", "Space", "load_placement"]
 
 
 class Pooled(Placement):
@@ -338,6 +236,73 @@ class Packed(Consolidated):
         return None if best is None else (best[2], best[3])
 
 
+class Exclusive(Consolidated):
+    """Nodes that nobody else uses: a job leaves the GPUs of its nodes that it does not need empty."""
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """Use as few empty nodes as possible."""
+        of_size = free.layout.nodes_of_size
+        busy = {node for node, _ in free.partial}
+        empty = sum(free.with_count[size] & nodes for size, nodes in of_size.items() if size)
+        empty &= ~sum(1 << node for node in busy)
+        return super().pick(count, pool._replace(nodes=pool.nodes & empty), free) if pool.nodes & empty else None
+
+    def pick_share(self, units: int, pool: Pool, free: Free) -> tuple[int, int] | None:
+        """Return a GPU of an empty node."""
+        return self.pick_whole(pool, free)
+
+
+_OPENING: Final = 0.1
+"""The slowdown that is accepted before an empty node is opened for a part of a job."""
+
+
+class Complementary(Consolidated):
+    """As few nodes as `Consolidated` takes, and among these the ones whose jobs draw least when this one draws.
+
+    What a job draws, and what it meets on a node, comes from the forecasts of both
+    (:mod:`traincast.scheduling.contention`). Without contention, or for a job that is not described, the rule is that
+    of `Consolidated`. A multi-node job takes its nodes one by one, those with the best neighbours first. It opens an
+    empty node, of which it leaves a part unused, only if all others would slow somebody down by a tenth.
+    """
+
+    def __init__(self) -> None:
+        self._run: JobRun | None = None
+        self._state: State | None = None
+
+    def asked(self, run: JobRun, state: State) -> None:
+        """Note whom to find neighbours for."""
+        self._run, self._state = run, state
+
+    def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
+        """Use as few nodes as possible, with the neighbours that slow the job, and that it slows, least."""
+        usual = super().pick(count, pool, free)
+        if usual is None or self._run is None or self._state is None or self._state.tenants is None:
+            return usual
+        cluster = self._state.cluster
+        placed = PlacedGpus(
+            tuple(cluster.nodes[node] for node, _ in usual), tuple(mask.bit_count() for _, mask in usual)
+        )
+        cost = {
+            node: 1.0 / self._state.tenants.factor_at(self._run, placed, [node]) - 1.0
+            for node in bits_of(pool.nodes & ~free.with_count[0])
+        }
+        sizes, full = free.layout.sizes, free.layout.full
+
+        def opened(node: int, need: int) -> float:
+            return _OPENING if need < sizes[node] and free.masks[node] == full[node] else 0.0
+
+        picked: Picked = []
+        for _, mask in sorted(usual, key=lambda pair: -pair[1].bit_count()):
+            need = mask.bit_count()
+            fitting = [node for node in cost if free.masks[node].bit_count() >= need]
+            if not fitting:
+                return usual
+            node = min(fitting, key=lambda n: (round(cost[n] + opened(n, need), 6), free.masks[n].bit_count(), n))
+            del cost[node]
+            picked.append((node, lowest_bits(free.masks[node], need)))
+        return sorted(picked)
+
+
 PLACEMENTS: Final[dict[str, type[Placement]]] = {
     "pooled": Pooled,
     "consolidated": Consolidated,
@@ -345,6 +310,8 @@ PLACEMENTS: Final[dict[str, type[Placement]]] = {
     "topology": Topology,
     "random": Random,
     "packed": Packed,
+    "exclusive": Exclusive,
+    "complementary": Complementary,
 }
 
 

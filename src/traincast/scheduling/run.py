@@ -21,17 +21,21 @@ class JobRun:
 
     __slots__ = (
         "allocation",
+        "alone_speed",
         "began_s",
         "believed_end_s",
         "believed_work_s",
         "costs",
         "demand",
+        "done_s",
+        "done_work_s",
         "end_s",
         "first_start_s",
         "held_units",
         "job",
         "lost_gpu_s",
         "lost_s",
+        "opened_s",
         "order",
         "overhead_gpu_s",
         "overhead_s",
@@ -41,6 +45,7 @@ class JobRun:
         "restarts",
         "served_gpu_s",
         "served_s",
+        "shared_s",
         "speed",
         "started_s",
         "token",
@@ -59,9 +64,14 @@ class JobRun:
         self.allocation: Allocation | None = None
         self.held_units = 0  # millionths of GPUs
         self.speed = 1.0
+        self.alone_speed = 1.0  # its speed where it is, if it shared its nodes with nobody
+        self.opened_s = 0.0  # when it began to execute after it last took its GPUs
+        self.done_s = 0.0  # seconds of execution since then, before its speed last changed
+        self.done_work_s = 0.0  # the same in seconds of its reference placement
+        self.shared_s = 0.0  # seconds of execution, in all, without those that it would have needed alone
         self.waiting_since_s = job.submit_s
         self.started_s = 0.0  # when it last took its GPUs
-        self.began_s = 0.0  # when it then began to execute
+        self.began_s = 0.0  # when it then began to execute, or when its speed last changed
         self.end_s = 0.0  # when it will end, or when it ended
         self.believed_end_s = 0.0
         self.first_start_s = -1.0

@@ -30,6 +30,7 @@ from traincast.scheduling.speeds import Speeds
 from traincast.scheduling.traces import NUMBERS, TEXTS, Trace, load_jobs
 
 if TYPE_CHECKING:
+    from traincast.scheduling.contention import Contention
     from traincast.scheduling.step_times import StepTimes
 
 MAX_LOAD: Final = 1e6
@@ -49,6 +50,7 @@ class Queue:
     speeds: Speeds | None = None
     beliefs: Mapping[str, Beliefs] = field(default_factory=dict)
     steps: StepTimes | None = None
+    contention: Contention | None = None
     hardware: Mapping[str, str] = field(default_factory=dict)
     allow_code: bool = False
     notes: tuple[str, ...] = ()
@@ -67,6 +69,15 @@ class Queue:
         beliefs = {**self.beliefs, estimates: found}
         return replace(self, estimates=estimates, beliefs=beliefs, steps=steps, notes=(*self.notes, *notes))
 
+    def sharing(self) -> Queue:
+        """Return the queue with jobs that slow one another down where they meet; refuses jobs that nobody describes."""
+        from traincast.scheduling.contention import contention_of
+        from traincast.scheduling.step_times import StepTimes
+
+        steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
+        found, notes = contention_of(self.trace, steps)
+        return replace(self, steps=steps, contention=found, notes=(*self.notes, *notes))
+
     def run(self, policy: str | Policy = "fifo", *, placement: str | Placement = "pooled", seed: int = 0) -> Schedule:
         """Simulate the queue once."""
         with blaming(policy, placement, failures=self.failures is not None):
@@ -79,6 +90,7 @@ class Queue:
                 speeds=self.speeds,
                 costs=self.costs,
                 failures=self.failures,
+                contention=self.contention,
                 seed=seed,
             )
         return Schedule(queue=self, outcome=outcome, seed=seed)
@@ -203,6 +215,7 @@ def schedule(
     any_gpu: bool = False,
     hardware: Mapping[str, str] | None = None,
     allow_code: bool = False,
+    share: str | None = None,
 ) -> Schedule:
     """Simulate a job trace on a cluster and measure the outcome. Equal arguments give equal results.
 
@@ -210,7 +223,8 @@ def schedule(
     ``2x8:V100+16x4:T4``, the file of a node list, or a cluster. ``estimates`` says which durations the scheduler
     believes. ``load`` divides the times between submissions: with 2, jobs come twice as fast. If jobs are forecast,
     ``hardware`` maps GPU types to names of the catalog (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
-    models and schedules that are Python code (``package.module:factory``).
+    models and schedules that are Python code (``package.module:factory``). With ``share``, jobs that meet on a node
+    slow one another down, and nodes are ``exclusive``, shared ``blind`` or by ``complementary`` jobs.
     """
     cluster, notes = load_shared_cluster(
         nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type, nodes_per_rack=nodes_per_rack, quotas=quotas
@@ -229,6 +243,10 @@ def schedule(
         allow_code=allow_code,
         notes=notes,
     )
+    if share is not None:
+        from traincast.scheduling.contention import placement_of
+
+        queue, placement = queue.sharing(), placement_of(share, placement)
     return queue.run(policy, placement=placement, seed=seed)
 
 

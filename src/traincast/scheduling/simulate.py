@@ -20,6 +20,7 @@ import numpy as np
 from traincast.errors import RequestError, SimulationError
 from traincast.scheduling.beliefs import Beliefs, Exact
 from traincast.scheduling.cluster import SharedCluster
+from traincast.scheduling.contention import Contention
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.failures import FailureProcess, Failures
 from traincast.scheduling.job import Job
@@ -48,13 +49,15 @@ def simulate(
     believed_speeds: Speeds | None = None,
     costs: Costs | None = None,
     failures: Failures | None = None,
+    contention: Contention | None = None,
     seed: int = 0,
 ) -> Outcome:
     """Run a queue of jobs on a cluster; equal arguments give equal outcomes.
 
     ``speeds`` are the true speeds of jobs where they are placed. Before a job starts, the scheduler relies on
-    ``believed_speeds``, by default the true ones. ``beliefs`` are the durations that the scheduler believes. Jobs that
-    cannot run even on the empty cluster are refused before the simulation starts.
+    ``believed_speeds``, by default the true ones. With ``contention``, jobs that meet on a node slow one another down.
+    ``beliefs`` are the durations that the scheduler believes. Jobs that cannot run even on the empty cluster are
+    refused before the simulation starts.
     """
     rule = load_placement(placement, seed=seed) if isinstance(placement, str) else placement
     chosen = load_policy(policy) if isinstance(policy, str) else policy
@@ -66,6 +69,7 @@ def simulate(
         speeds=speeds or PLAIN,
         believed_speeds=believed_speeds or speeds or PLAIN,
         costs=costs or Costs(),
+        contention=contention,
     )
     ordered = [job for _, job in sorted(enumerate(jobs), key=lambda pair: (pair[1].submit_s, pair[0]))]
     rule.prepare(Counter(job.num_gpus for job in ordered))
@@ -126,8 +130,8 @@ def _play(
     arrivals = 0
     ends, idle = state.ends, 0
     while True:
-        while ends and runs[ends[0][1]].token != ends[0][2]:
-            heapq.heappop(ends)  # it was stopped before
+        while ends and _is_stale(ends[0], runs):
+            heapq.heappop(ends)
         now = min(ends[0][0] if ends else math.inf, state.wake_s)
         if arrivals < len(runs):
             now = min(now, runs[arrivals].job.submit_s)
@@ -139,9 +143,9 @@ def _play(
             raise SimulationError(_why_stuck(state))
         state.now = now
         while ends and ends[0][0] <= now:
-            _, order, token = heapq.heappop(ends)
-            if runs[order].token == token:
-                state.complete(runs[order])
+            end = heapq.heappop(ends)
+            if not _is_stale(end, runs):
+                state.complete(runs[end[1]])
         while process and process.next_s <= now:
             gpus, is_repair = process.pop()
             if is_repair:
@@ -158,6 +162,12 @@ def _play(
         idle = idle + 1 if state.waiting and not state.running else 0
         if idle > _PATIENCE:
             raise SimulationError(_why_stuck(state))
+
+
+def _is_stale(end: tuple[float, int, int], runs: Sequence[JobRun]) -> bool:
+    """Whether a job was stopped before this end, or has another speed since it was computed."""
+    time, order, token = end
+    return runs[order].token != token or runs[order].end_s != time
 
 
 def _why_stuck(state: State) -> str:
@@ -236,6 +246,7 @@ def _fates(runs: Sequence[JobRun], segments: Sequence[Occupancy], cluster: Share
             served_gpu_s=run.served_gpu_s,
             lost_gpu_s=run.lost_gpu_s,
             overhead_gpu_s=run.overhead_gpu_s,
+            shared_s=run.shared_s,
         )
         for run in runs
     ]

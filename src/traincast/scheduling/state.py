@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from traincast.errors import RequestError, SimulationError
 from traincast.scheduling.beliefs import Beliefs
 from traincast.scheduling.cluster import NodeIndex, Pool, SharedCluster
+from traincast.scheduling.contention import Contention, Tenants
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.job import Job
 from traincast.scheduling.outcome import Occupancy
@@ -36,6 +37,7 @@ class State:
         speeds: Speeds,
         believed_speeds: Speeds,
         costs: Costs,
+        contention: Contention | None = None,
     ) -> None:
         self.now = 0.0
         self.cluster = cluster
@@ -56,12 +58,14 @@ class State:
         self._speeds = speeds
         self._believed_speeds = believed_speeds
         self._demands: dict[tuple[float, str, str], JobDemand] = {}
+        self.tenants = Tenants(contention) if contention is not None else None
 
     def start(self, run: JobRun, *, demand: JobDemand | None = None, at: Allocation | None = None) -> bool:
         """Place a waiting job and run it. Returns whether there was room.
 
         The job gets GPUs for its own demand, for ``demand`` if given, or exactly the GPUs ``at``.
         """
+        self.placement.asked(run, self)
         allocation = at if at is not None and at.gpus else self.placement.find(demand or run.demand, self.free)
         if allocation is None or (allocation is at and not self.free.fits(allocation)):
             return False
@@ -80,10 +84,13 @@ class State:
             run.first_start_s = now
         run.started_s = now
         run.began_s = now + self.overhead_s(run, gpus) if run.owes else now
-        run.speed = self._speed_at(run, allocation, self._speeds)
+        run.opened_s, run.done_s, run.done_work_s = run.began_s, 0.0, 0.0
+        run.speed = run.alone_speed = self._speed_at(run, allocation, self._speeds)
         run.end_s = run.began_s + self.costs.elapsed_s(run.work_s / run.speed, gpus)
         run.believed_end_s = run.began_s + self.costs.elapsed_s(run.believed_work_s / run.speed, gpus)
         heapq.heappush(self.ends, (run.end_s, run.order, run.token))
+        if self.tenants is not None:
+            self._adjust(self.tenants.add(run, self.placed(allocation)))
         self._policy.started(run, self)
         return True
 
@@ -96,7 +103,7 @@ class State:
                 run.first_start_s = -1.0
         else:
             run.preemptions += 1
-            self._settle(run, run.executed_s(self.now))
+            self._settle(run)
             run.owes = "saved"
         self._leave(run)
         self.enqueue(run)
@@ -108,6 +115,7 @@ class State:
 
     def fits(self, run: JobRun) -> bool:
         """Whether there is room for a waiting job now."""
+        self.placement.asked(run, self)
         return self.placement.find(run.demand, self.free) is not None
 
     def space(self) -> Space:
@@ -187,30 +195,51 @@ class State:
 
     def complete(self, run: JobRun) -> None:
         """End a job that is done."""
-        self._charge(run, max(0.0, self.now - run.started_s - run.work_s / run.speed))
+        self._charge(run, max(0.0, self.now - run.started_s - run.done_s - run.work_s / run.speed))
+        run.shared_s += run.work_s / run.speed - run.work_s / run.alone_speed
         run.work_s = 0.0
         self._leave(run)
         run.phase = "done"
 
     def kill(self, run: JobRun) -> None:
         """Stop a job because of a failure; it falls back to its last checkpoint."""
-        elapsed = max(0.0, self.now - run.began_s)
-        executed = run.executed_s(self.now)
+        elapsed, recent = max(0.0, self.now - run.opened_s), run.executed_s(self.now)
+        executed = run.done_s + recent
+        speed = (run.done_work_s + recent * run.speed) / executed if run.done_s else run.speed
         kept = min(executed, self.costs.kept_s(elapsed, run.num_gpus))
-        run.lost_s += (executed - kept) * run.speed
+        run.lost_s += (executed - kept) * speed
         run.lost_gpu_s += (executed - kept) * run.num_gpus
         run.restarts += 1
-        self._settle(run, kept)
+        self._settle(run, lost_work_s=(executed - kept) * speed)
         run.owes = "failed"
         self._leave(run)
         self.enqueue(run)
 
-    def _settle(self, run: JobRun, kept_s: float) -> None:
-        """Update the remaining work of a job that stops; ``kept_s`` seconds of its execution count as done."""
+    def _settle(self, run: JobRun, *, lost_work_s: float = 0.0) -> None:
+        """Update the remaining work of a job that stops; ``lost_work_s`` of it was done and must be done again."""
         executed = run.executed_s(self.now)
-        self._charge(run, max(0.0, self.now - run.started_s - executed))
-        run.believed_work_s = run.remaining_s(self.now) + (executed - kept_s) * run.speed
-        run.work_s -= kept_s * run.speed
+        self._charge(run, max(0.0, self.now - run.started_s - run.done_s - executed))
+        run.believed_work_s = run.remaining_s(self.now) + lost_work_s
+        run.shared_s += executed - executed * run.speed / run.alone_speed
+        run.work_s -= executed * run.speed - lost_work_s
+
+    def _adjust(self, runs: Sequence[JobRun]) -> None:
+        """Change the speeds of running jobs to those that they have beside their present neighbours."""
+        assert self.tenants is not None
+        for run in runs:
+            speed = run.alone_speed * self.tenants.factor(run)
+            if speed == run.speed:
+                continue
+            executed = run.executed_s(self.now)
+            run.believed_work_s = run.remaining_s(self.now)
+            run.shared_s += executed - executed * run.speed / run.alone_speed
+            run.work_s = max(0.0, run.work_s - executed * run.speed)
+            run.done_s += executed
+            run.done_work_s += executed * run.speed
+            run.began_s, run.speed = max(run.began_s, self.now), speed
+            run.end_s = run.began_s + self.costs.elapsed_s(run.work_s / speed, run.num_gpus)
+            run.believed_end_s = run.began_s + self.costs.elapsed_s(run.believed_work_s / speed, run.num_gpus)
+            heapq.heappush(self.ends, (run.end_s, run.order, run.token))
 
     @staticmethod
     def _charge(run: JobRun, overhead_s: float) -> None:
@@ -229,6 +258,8 @@ class State:
         del self.running[run.order]
         if held:
             self.segments.append(Occupancy(run.order, run.started_s, self.now, allocation))
+        if self.tenants is not None:
+            self._adjust(self.tenants.remove(run))
         self._policy.stopped(run, self)
         run.allocation = None
 

@@ -14,7 +14,9 @@ from traincast.scheduling.cluster import Node, NodeIndex, SharedCluster
 from traincast.scheduling.speeds import PlacedGpus
 
 if TYPE_CHECKING:
+    from traincast.forecast import Forecast
     from traincast.graph import OperatorGraph
+    from traincast.resources.sharing import StepProgram
     from traincast.strategy import Strategy
 
 NOWHERE: Final = math.inf
@@ -105,6 +107,7 @@ class StepTimes:
         self._steps: dict[tuple[What, Where], tuple[float, str]] = {}
         self._strategies: dict[tuple[What, Where], Strategy] = {}
         self._references: dict[Ask, Reference] = {}
+        self._programs: dict[tuple[What, Where], StepProgram] = {}
         self._graphs: dict[str, OperatorGraph] = {}
         self._nodes: dict[tuple[str, int], Cluster] = {}
 
@@ -115,6 +118,22 @@ class StepTimes:
     def step_s(self, what: What, where: Where) -> float:
         """Return the seconds of one step; infinite if the job cannot run there."""
         return self._step(what, where)[0]
+
+    def program(self, what: What, where: Where) -> StepProgram | None:
+        """Return the step as a program that can run beside others; ``None`` if the job cannot run there.
+
+        Its use of NICs is a share of all NICs of a node, of which a job has the part that belongs to its GPUs.
+        """
+        even = _evened(_used(what, where))
+        if not math.isfinite(self.step_s(what, even)):
+            return None
+        if (what, even) not in self._programs:
+            from traincast.resources.programs import forecast_program
+
+            made = self._predicted(what, even)
+            share = self._place(even).nics_per_node / self._nodes[even.gpu_type, even.node_gpus].nics_per_node
+            self._programs[what, even] = forecast_program(made).scaled(min(1.0, share))
+        return self._programs[what, even]
 
     def why_not(self, what: What, where: Where) -> str:
         """Return in one line why a job cannot run there; "" if it can."""
@@ -198,22 +217,12 @@ class StepTimes:
 
     def _forecast(self, what: What, where: Where) -> tuple[float, str]:
         """Return the seconds of a step, and why it cannot run ("" if it can)."""
-        from traincast.forecast import predict
-
-        graph = self._graph(what.model)
-        self._check_schedule(what.strategy)
         asked = f"{what.model} with batch {what.batch} on {where}"
+        self._graph(what.model)
+        self._check_schedule(what.strategy)
         self.num_forecasts += 1
         try:
-            strategy = self._strategy(what, where)
-            result = predict(
-                graph,
-                cluster=self._place(where),
-                global_batch=_rounded(what, where.num_gpus),
-                strategy=strategy or _scaled(what, where.num_gpus) or None,
-                precision=self.precision,
-                runtime=self.runtime,
-            )
+            result = self._predicted(what, where)
         except (UnknownNameError, CaptureError, FileFormatError):
             raise  # of the model or the hardware, not of the placement
         except RequestError as error:
@@ -228,6 +237,20 @@ class StepTimes:
                 f"{report.fits_margin:.0%} are asked for); take more GPUs, a smaller batch or another strategy"
             )
         return report.step_s, ""
+
+    def _predicted(self, what: What, where: Where) -> Forecast:
+        """Return the forecast of a step."""
+        from traincast.forecast import predict
+
+        strategy = self._strategy(what, where)
+        return predict(
+            self._graph(what.model),
+            cluster=self._place(where),
+            global_batch=_rounded(what, where.num_gpus),
+            strategy=strategy or _scaled(what, where.num_gpus) or None,
+            precision=self.precision,
+            runtime=self.runtime,
+        )
 
     def _strategy(self, what: What, where: Where) -> Strategy | None:
         """Return the strategy for GPUs that are spread: the one chosen for packed GPUs."""

@@ -20,6 +20,7 @@ from traincast.engines import Engine
 from traincast.errors import RequestError
 from traincast.scheduling.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.cluster import SharedCluster
+from traincast.scheduling.contention import Contention
 from traincast.scheduling.costs import Costs
 from traincast.scheduling.failures import Failures
 from traincast.scheduling.forecasts import ForecastSpeeds
@@ -67,6 +68,7 @@ class Setting:
     believed_speeds: Speeds | None = None
     costs: Costs | None = None
     failures: Failures | None = None
+    contention: Contention | None = None
 
     def run(self, case: StudyCase) -> Metrics:
         """Simulate one case."""
@@ -81,6 +83,7 @@ class Setting:
             believed_speeds=self.believed_speeds,
             costs=self.costs,
             failures=self.failures,
+            contention=self.contention,
             seed=case.seed,
         )
         return measure(outcome)
@@ -105,6 +108,7 @@ def run_study(
     believed_speeds: Speeds | None = None,
     costs: Costs | None = None,
     failures: Failures | None = None,
+    contention: Contention | None = None,
     engine: Engine | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[StudyRow]:
@@ -122,6 +126,7 @@ def run_study(
         believed_speeds=believed_speeds,
         costs=costs,
         failures=failures,
+        contention=contention,
     )
     cases = [
         StudyCase(*values)

@@ -1,0 +1,82 @@
+"""Driple's three questions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
+from traincast import Forecast, predict
+from traincast.errors import RequestError, UnknownNameError
+from traincast.resources.whatif import Change, changed_request, what_if
+
+
+def forecast(strategy: str = "dp=16", *, model: str = GPT, cluster: str = "dgx-a100:2", batch: int = 64) -> Forecast:
+    return predict(
+        graph_of(model), cluster=cluster, strategy=strategy, global_batch=batch, cost_model=AnalyticalCostModel()
+    )
+
+
+def test_another_gpu_changes_the_device_and_nothing_else() -> None:
+    answer = what_if(forecast(), Change(gpu="h100-sxm5-80gb"), hz=None)
+    after = answer.after.request
+    assert after.cluster.device.name == "h100-sxm5-80gb"
+    assert after.cluster.inter_node == answer.before.request.cluster.inter_node
+    assert after.strategy.dp == 16
+    assert answer.after.report.step_s < answer.before.report.step_s
+    sent = [
+        each.curves.values["send"].mean() * each.curves.step_s for each in (answer.drawn_before, answer.drawn_after)
+    ]
+    assert sent[0] == pytest.approx(sent[1], rel=1e-6)
+
+
+def test_other_numbers_of_servers_and_workers_keep_the_batch_of_each_worker() -> None:
+    before = forecast("dp=8,servers=2,server_nodes=1", model=CNN)
+    after = changed_request(before.request, Change(servers=4, workers=16))
+    assert (after.strategy.servers, after.strategy.dp, after.strategy.server_nodes) == (4, 16, 1)
+    assert (after.global_batch, after.cluster.num_nodes) == (128, 3)
+
+
+def test_no_servers_means_that_workers_exchange_gradients_themselves() -> None:
+    answer = what_if(forecast("dp=16,servers=2", model=CNN), Change(servers=0))
+    assert answer.after.servers is None
+    assert answer.after.report.optimizer_s > 0.0
+    assert answer.before.servers is not None
+
+
+def test_fewer_workers_on_one_node_have_a_part_of_it() -> None:
+    after = changed_request(forecast("dp=8", cluster="dgx-a100:1").request, Change(workers=2))
+    assert (after.cluster.num_nodes, after.cluster.devices_per_node, after.global_batch) == (1, 2, 16)
+
+
+def test_another_batch_may_change_the_micro_batch() -> None:
+    before = forecast(batch=64)
+    assert changed_request(before.request, Change(global_batch=256)).strategy.num_microbatches == 1
+    kept = changed_request(before.request, Change(global_batch=256), keep_micro_batch=True)
+    assert kept.strategy.num_microbatches == 4
+    answer = what_if(before, Change(global_batch=256))
+    data = answer.as_dict()
+    assert data["after"]["global_batch"] == 256
+    assert data["step_change"] == pytest.approx(answer.after.report.step_s / answer.before.report.step_s - 1.0)
+    assert set(data["changes"]) == {"compute", "memory", "receive", "send"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Change(workers=20), "do not fill nodes of 8"),
+        (Change(workers=0), "from 1 worker"),
+        (Change(servers=-1), "from 0 servers"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: Change, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        changed_request(forecast().request, change)
+
+
+def test_a_question_must_change_something_that_exists() -> None:
+    with pytest.raises(RequestError, match="nothing changes"):
+        Change()
+    with pytest.raises(UnknownNameError):
+        changed_request(forecast().request, Change(gpu="h10"))
+    with pytest.raises(RequestError, match="no multiple"):
+        changed_request(forecast(batch=128).request, Change(global_batch=130), keep_micro_batch=True)
