@@ -53,10 +53,10 @@ def ablations(epochs: int) -> dict[str, Variant]:
     config = InspectorTraining(epochs=epochs)
     usual = Variant(config=config)
     return {
-        "default: proportional, factor 8, GRU, K = m/2, Set2Set, log targets": usual,
-        "proportional, factor 4": replace(usual, grouping=Grouping(factor=4.0)),
-        "proportional, factor 14": replace(usual, grouping=Grouping(factor=14.0)),
-        "uniform, 16 groups": replace(usual, grouping=Grouping(method="uniform", groups=16)),
+        "default: proportional, factor 4, GRU, K = m/2, Set2Set, log targets": usual,
+        "proportional, factor 2": replace(usual, grouping=Grouping(factor=2.0)),
+        "proportional, factor 8": replace(usual, grouping=Grouping(factor=8.0)),
+        "uniform, 10 groups": replace(usual, grouping=Grouping(method="uniform", groups=10)),
         "one group": replace(usual, grouping=Grouping(method="uniform", groups=1)),
         "GCN without GRU": replace(usual, shape=default_shape(layer="gcn")),
         "K = 1": replace(usual, shape=default_shape(depth=10.0, most_steps=1)),
@@ -73,8 +73,8 @@ def groupings(epochs: int) -> dict[str, Variant]:
     usual = Variant(config=InspectorTraining(epochs=epochs))
     return {
         "proportional": usual,
-        "uniform": replace(usual, grouping=Grouping(method="uniform", groups=16)),
-        "none": replace(usual, grouping=Grouping(method="none"), shape=default_shape(most_steps=8)),
+        "uniform": replace(usual, grouping=Grouping(method="uniform", groups=10)),
+        "none": replace(usual, grouping=Grouping(method="none"), shape=default_shape(most_steps=5)),
     }
 
 

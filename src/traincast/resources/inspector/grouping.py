@@ -30,7 +30,7 @@ class Grouping:
 
     method: Method = "proportional"
     groups: int = 16
-    factor: float = 8.0
+    factor: float = 4.0
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):

@@ -57,8 +57,8 @@ class InspectorTraining:
     """
 
     epochs: int = 60
-    batch: int = 32
-    rate: float = 4e-3
+    batch: int = 64
+    rate: float = 6e-3
     decay: float = 0.01
     beta: float = 0.3
     patterns: float = 0.15
@@ -80,6 +80,11 @@ class _Batch:
     target: torch.Tensor
     pattern: torch.Tensor
     state: torch.Tensor | None = None
+
+    def take(self, rows: Ints) -> _Batch:
+        """Some of the examples."""
+        columns = {name: getattr(self, name) for name in _Batch.__slots__}
+        return _Batch(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
 
 def train(
@@ -176,74 +181,64 @@ def _loss(network: Inspector, batch: _Batch, config: InspectorTraining) -> torch
 
 
 class _Data:
-    """Examples as tensors, in batches of equal depth that are drawn anew for each epoch."""
+    """Examples as tensors, in classes of equal depth; batches of a class are drawn anew for each epoch."""
 
     def __init__(self, examples: RunExamples, made: TrainedInspector, config: InspectorTraining) -> None:
-        import torch
-
         self._random = np.random.default_rng(config.seed)
         self._batch = config.batch
-        self._shape = made.shape
-        standard = made.standard
-        self._groups = [torch.from_numpy(standard.groups(one.groups)) for one in examples.inputs]
-        self._adjacency = [torch.from_numpy(one.adjacency) for one in examples.inputs]
-        self._setting = torch.from_numpy(np.stack([standard.setting(one.setting) for one in examples.inputs]))
-        targets = made.scale.targets(examples.uses.values, examples.busy_s).clip(-_LARGEST, _LARGEST)
-        self._target = torch.from_numpy(targets.astype(np.float32))
-        self._pattern = torch.from_numpy(examples.uses.pattern)
-        self._state: list[Any] | None = None
-        self._classes: dict[int, list[int]] = {}
+        rows_of: dict[int, list[int]] = {}
         for number, one in enumerate(examples.inputs):
-            self._classes.setdefault(made.shape.steps(len(one.groups)), []).append(number)
+            rows_of.setdefault(made.shape.steps(len(one.groups)), []).append(number)
+        self._classes = [_padded(examples.take(np.array(rows)), made) for rows in rows_of.values()]
 
     @property
     def batches_per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        return sum(-(-len(rows) // self._batch) for rows in self._classes.values())
+        return sum(-(-len(whole.x) // self._batch) for whole in self._classes)
 
     def remember(self, network: Inspector) -> None:
         """Compute the states that frozen layers give once, instead of in every epoch."""
         import torch
 
-        states: dict[int, Any] = {}
         with torch.no_grad():
-            for rows in self._classes.values():
-                for at in range(0, len(rows), self._batch):
-                    some = rows[at : at + self._batch]
-                    batch = self._made(some)
-                    found = network.early(batch.x, batch.adjacency, batch.setting)
-                    states |= {row: found[i, : len(self._groups[row])] for i, row in enumerate(some)}
-        self._state = [states[row] for row in range(len(self._groups))]
+            self._classes = [
+                replace(whole, state=network.early(whole.x, whole.adjacency, whole.setting)) for whole in self._classes
+            ]
 
     def shuffled(self) -> Iterator[_Batch]:
         """The batches of one epoch, in random order."""
         batches = []
-        for rows in self._classes.values():
-            order = self._random.permutation(rows).tolist()
-            batches += [order[i : i + self._batch] for i in range(0, len(order), self._batch)]
+        for whole in self._classes:
+            order = self._random.permutation(len(whole.x))
+            batches += [(whole, order[i : i + self._batch]) for i in range(0, len(order), self._batch)]
         for number in self._random.permutation(len(batches)).tolist():
-            yield self._made(batches[number])
+            whole, rows = batches[number]
+            yield whole.take(rows)
 
-    def _made(self, rows: list[int]) -> _Batch:
-        import torch
 
-        most = max(len(self._groups[row]) for row in rows)
-        mask = torch.zeros(len(rows), most)
-        adjacency = torch.zeros(len(rows), most, most)
-        for number, row in enumerate(rows):
-            size = len(self._groups[row])
-            mask[number, :size] = 1.0
-            adjacency[number, :size, :size] = self._adjacency[row]
-        padded = torch.nn.utils.rnn.pad_sequence
-        return _Batch(
-            x=padded([self._groups[row] for row in rows], batch_first=True),
-            adjacency=adjacency,
-            mask=mask,
-            setting=self._setting[rows],
-            target=self._target[rows],
-            pattern=self._pattern[rows],
-            state=None if self._state is None else padded([self._state[row] for row in rows], batch_first=True),
-        )
+def _padded(examples: RunExamples, made: TrainedInspector) -> _Batch:
+    """All examples as one batch, padded to the largest."""
+    import torch
+
+    inputs, standard = examples.inputs, made.standard
+    most = max(len(one.groups) for one in inputs)
+    x = np.zeros((len(inputs), most, made.shape.features), dtype=np.float32)
+    adjacency = np.zeros((len(inputs), most, most), dtype=np.float32)
+    mask = np.zeros((len(inputs), most), dtype=np.float32)
+    for number, one in enumerate(inputs):
+        size = len(one.groups)
+        x[number, :size] = standard.groups(one.groups)
+        adjacency[number, :size, :size] = one.adjacency
+        mask[number, :size] = 1.0
+    targets = made.scale.targets(examples.uses.values, examples.busy_s).clip(-_LARGEST, _LARGEST)
+    return _Batch(
+        x=torch.from_numpy(x),
+        adjacency=torch.from_numpy(adjacency),
+        mask=torch.from_numpy(mask),
+        setting=torch.from_numpy(np.stack([standard.setting(one.setting) for one in inputs])),
+        target=torch.from_numpy(targets.astype(np.float32)),
+        pattern=torch.from_numpy(examples.uses.pattern),
+    )
 
 
 def _standard(examples: RunExamples) -> Standard:
