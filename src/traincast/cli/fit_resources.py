@@ -34,7 +34,9 @@ _PROBLEMS_SHOWN = 12
 @click.option(
     "--factor", type=float, metavar="F", help="Groups divided by the logarithm of the graph's size, if proportional."
 )
-@click.option("--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 60.")
+@click.option(
+    "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 60."
+)
 @options.rivals()
 @options.seed("The held-out models and the training depend on it.")
 @options.json()
