@@ -188,7 +188,7 @@ def transfer(study: Study) -> None:
                 base.append(train(made, config=InspectorTraining(epochs=study.epochs)))
             return base[0]
 
-        for count in (len(rows), len(rows) // 2, 2 * len(rows) // 5, len(rows) // 5, len(rows) // 10):
+        for count in (len(rows), 2 * len(rows) // 5, len(rows) // 5, len(rows) // 10):
             some = examples.take(rows[:count])
             for way, options in WAYS.items():
                 if way not in ("from nothing", "adapted: half of the steps and the head") and count < len(rows):
@@ -236,7 +236,7 @@ def watched(
         began = time.process_time()
         return False
 
-    config = InspectorTraining(epochs=study.epochs if start is None else max(10, study.epochs // 2), watch=watch)
+    config = InspectorTraining(epochs=study.epochs, watch=watch)
     network = train(learned, config=config, start=start, **options)
     values, _ = predictions(network, asked)
     return {"runs": len(learned), "curve": curve, **figures(score(values, asked.uses.values))}

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from traincast.resources.inspector.network import Inspector
 
 FEWEST_RUNS: Final = 8
+_SMALLEST_BATCH: Final = 8
+_STEPS_PER_EPOCH: Final = 12
+"""Few runs are taken in smaller batches, so that an epoch still has about this many steps."""
 _LARGEST: Final = 6.0
 """How far from the mean a scaled target counts: values far outside are no example to learn from."""
 
@@ -185,7 +188,7 @@ class _Data:
 
     def __init__(self, examples: RunExamples, made: TrainedInspector, config: InspectorTraining) -> None:
         self._random = np.random.default_rng(config.seed)
-        self._batch = config.batch
+        self._batch = min(config.batch, max(_SMALLEST_BATCH, len(examples) // _STEPS_PER_EPOCH))
         rows_of: dict[int, list[int]] = {}
         for number, one in enumerate(examples.inputs):
             rows_of.setdefault(made.shape.steps(len(one.groups)), []).append(number)
