@@ -25,7 +25,7 @@ def events_cost_model(events: str | None, bundles: Sequence[str]) -> CostModel |
 def inspector_in(bundles: Sequence[str], *, wanted: bool) -> tuple[tuple[str, ...], str | None]:
     """Return the bundles of times, and the bundle of an inspector if there is one; refuses one that is not ``wanted``.
 
-    A path that is no bundle counts as one of times, and is refused when these are read.
+    ``shipped`` is the inspector that comes with Traincast. A path that is no bundle counts as one of times, and is refused when these are read.
     """
     from traincast.errors import FileFormatError, RequestError
     from traincast.estimate.bundle import kind_of
@@ -34,7 +34,7 @@ def inspector_in(bundles: Sequence[str], *, wanted: bool) -> tuple[tuple[str, ..
     inspectors: list[str] = []
     for path in bundles:
         try:
-            kind = kind_of(Path(path))
+            kind = "resources" if path == "shipped" else kind_of(Path(path))
         except FileFormatError:
             kind = "unknown"
         (inspectors if kind == "resources" else times).append(path)

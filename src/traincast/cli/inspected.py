@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.cli.output import console, plain
@@ -34,9 +33,9 @@ class Inspected:
 
 def inspected_by(result: Forecast, bundle: str) -> Inspected:
     """Return what the inspector in the folder ``bundle`` predicts for the request of ``result``."""
-    from traincast.resources.inspector.bundle import load_inspector
+    from traincast.resources.inspector.bundle import inspector_path, load_inspector
 
-    model = load_inspector(Path(bundle))
+    model = load_inspector(inspector_path(bundle))
     expected, low, high = model.uses(result.request)
     return Inspected(uses=expected, low=low, high=high, warnings=model.warnings(result.request), bundle=bundle)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import FileFormatError, RequestError
-from traincast.estimate.bundle import load_bundle, save_bundle
+from traincast.estimate.bundle import SHIPPED, load_bundle, save_bundle
 from traincast.resources.bursts import ResourceUse
 from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.evaluate import Standard, TrainedInspector
@@ -81,6 +81,11 @@ def save_inspector(path: Path, model: InspectorModel, *, data: Mapping[str, Any]
     arrays |= {f"standard.{name}": getattr(network.standard, name) for name in Standard.__slots__}
     arrays |= {"scale.shift": network.scale.shift, "scale.size": network.scale.size}
     save_bundle(path, card, arrays)
+
+
+def inspector_path(name: str | Path) -> Path:
+    """Return the folder of an inspector; the name ``shipped`` means the one that comes with Traincast."""
+    return SHIPPED / KIND if str(name) == "shipped" else Path(name)
 
 
 def load_inspector(path: Path) -> InspectorModel:

@@ -14,7 +14,7 @@ import numpy as np
 from traincast.errors import RequestError
 from traincast.estimate.bundle import check_output
 from traincast.resources.inspector.amounts import Floats
-from traincast.resources.inspector.bundle import InspectorModel, load_inspector, save_inspector
+from traincast.resources.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
 from traincast.resources.inspector.evaluate import TrainedInspector
 from traincast.resources.inspector.examples import Split, examples_of, family_of, folds, types_of
 from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES
@@ -74,13 +74,13 @@ def fit_resources(
 ) -> ResourceFit:
     """Train an inspector on the runs of ``tables``, and write it to the folder ``output``.
 
-    ``start`` is a bundle to adapt to the setting of the tables: it keeps its grouping, and its first layers. One fifth
+    ``start`` is a bundle (or ``shipped``) to adapt to the setting of the tables: it keeps its grouping, and its first layers. One fifth
     of the models (whole families) is held out to judge the inspector; then it is trained again on all runs. A table of
     fewer than five families holds out single runs instead.
     """
     check_output(Path(output))
     config = config or InspectorTraining()
-    base = None if start is None else load_inspector(Path(start))
+    base = None if start is None else load_inspector(inspector_path(start))
     runs, problems = read_runs([Path(table) for table in tables])
     if warn is not None and problems:
         warn(problems)
