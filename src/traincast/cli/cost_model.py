@@ -25,7 +25,8 @@ def events_cost_model(events: str | None, bundles: Sequence[str]) -> CostModel |
 def inspector_in(bundles: Sequence[str], *, wanted: bool) -> tuple[tuple[str, ...], str | None]:
     """Return the bundles of times, and the bundle of an inspector if there is one; refuses one that is not ``wanted``.
 
-    ``shipped`` is the inspector that comes with Traincast. A path that is no bundle counts as one of times, and is refused when these are read.
+    ``shipped`` is the inspector that comes with Traincast. A path that is no bundle counts as one of times, and is
+    refused when these are read.
     """
     from traincast.errors import FileFormatError, RequestError
     from traincast.estimate.bundle import kind_of

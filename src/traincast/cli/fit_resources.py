@@ -23,7 +23,8 @@ _PROBLEMS_SHOWN = 12
     "--from",
     "start",
     metavar="BUNDLE",
-    help="Adapt the inspector in BUNDLE (or `shipped`) to the setting of FILE: half of its repeated layers and its head are trained.",
+    help="Adapt the inspector in BUNDLE (or `shipped`) to the setting of FILE: half of its repeated layers and its "
+    "head are trained.",
 )
 @click.option(
     "--grouping",

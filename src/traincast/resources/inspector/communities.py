@@ -23,6 +23,8 @@ Ints = npt.NDArray[np.int64]
 
 _ROUNDS: Final = 40
 """Rounds over all vertices after which fluids that still move are stopped."""
+_SETTLED: Final = 200
+"""Communities have settled when at most one in so many vertices moved in a round."""
 _COMPILE_FROM: Final = 3000
 """Vertices from which it pays to load the compiler."""
 _SPREAD: Final = 2654435761
@@ -96,7 +98,7 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
     size = [1 for _ in range(groups)]
     heard = [0.0 for _ in range(groups)]
     for turn in range(_ROUNDS):
-        moved = False
+        moved = 0
         stride = _coprime(_SPREAD % vertices + turn, vertices)
         for number in range(vertices):
             vertex = (number * stride + turn) % vertices
@@ -119,12 +121,12 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
             if own >= 0:
                 heard[own] = 0.0
             if best != own:
-                moved = True
+                moved += 1
                 label[vertex] = best
                 size[best] += 1
                 if own >= 0:
                     size[own] -= 1
-        if not moved:
+        if moved * _SETTLED <= vertices:
             break
 
 

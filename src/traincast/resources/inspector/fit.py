@@ -74,9 +74,9 @@ def fit_resources(
 ) -> ResourceFit:
     """Train an inspector on the runs of ``tables``, and write it to the folder ``output``.
 
-    ``start`` is a bundle (or ``shipped``) to adapt to the setting of the tables: it keeps its grouping, and its first layers. One fifth
-    of the models (whole families) is held out to judge the inspector; then it is trained again on all runs. A table of
-    fewer than five families holds out single runs instead.
+    ``start`` is a bundle (or ``shipped``) to adapt to the setting of the tables: it keeps its grouping, and its first
+    layers. One fifth of the models (whole families) is held out to judge the inspector; then it is trained again on all
+    runs. A table of fewer than five families holds out single runs instead.
     """
     check_output(Path(output))
     config = config or InspectorTraining()
