@@ -143,16 +143,16 @@ def rivals(study: Study) -> None:
     for split in splits:
         fold = folds(study.runs, by=split)
         usual = Variant(config=InspectorTraining(epochs=study.epochs))
-        study.kept(f"rivals {split} mean", lambda fold=fold: study.rival(mean_rival, study.runs, fold))
-        study.kept(f"rivals {split} inspector", lambda fold=fold, v=usual: study.inspector(v, study.runs, fold))
-        study.kept(f"rivals {split} LightGBM", lambda fold=fold: study.rival(trees_rival, study.runs, fold))
+        study.kept(f"rivals {split} mean", partial(study.rival, mean_rival, study.runs, fold))
+        study.kept(f"rivals {split} inspector", partial(study.inspector, usual, study.runs, fold))
+        study.kept(f"rivals {split} LightGBM", partial(study.rival, trees_rival, study.runs, fold))
 
 
 def compare_ablations(study: Study) -> None:
     """Change one thing of the inspector at a time, models held out."""
     fold = folds(study.runs, by="models")
     for name, variant in ablations(study.epochs).items():
-        study.kept(f"ablation {name}", lambda v=variant: study.inspector(v, study.runs, fold))
+        study.kept(f"ablation {name}", partial(study.inspector, variant, study.runs, fold))
 
 
 def compare_groupings(study: Study) -> None:
@@ -160,7 +160,7 @@ def compare_groupings(study: Study) -> None:
     small = [run for run in study.runs if amounts_of(run.request.graph).operators <= SMALL]
     fold = folds(small, by="models")
     for name, variant in groupings(study.epochs).items():
-        study.kept(f"grouping {name}", lambda v=variant: study.inspector(v, small, fold))
+        study.kept(f"grouping {name}", partial(study.inspector, variant, small, fold))
 
 
 def transfer(study: Study) -> None:
@@ -193,12 +193,8 @@ def transfer(study: Study) -> None:
             for way, options in WAYS.items():
                 if way not in ("from nothing", "adapted: half of the steps and the head") and count < len(rows):
                     continue
-                study.kept(
-                    f"transfer {name} | {way} | {count}",
-                    lambda o=options, some=some, e=examples, a=asked, p=pretrained: watched(
-                        o, some, e.take(a), p, study
-                    ),
-                )
+                judge = partial(watched, options, some, examples.take(asked), pretrained, study)
+                study.kept(f"transfer {name} | {way} | {count}", judge)
 
 
 WAYS: Final[dict[str, dict[str, Any]]] = {
@@ -211,6 +207,8 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
 TARGET_SETTINGS: Final[dict[str, Callable[[str], bool]]] = {
     "five machines, 1 Gbit/s": lambda setting: setting.endswith("1G") and setting[:2].strip().isdigit(),
     "Titan RTX": lambda setting: "TitanRTX" in setting,
+    "V100, one machine": lambda setting: setting[:2].strip().isdigit() and "V100" in setting and "1G" not in setting,
+    "2080 Ti, 40 Gbit/s": lambda setting: "2080Ti" in setting and setting.endswith("40G"),
 }
 
 

@@ -115,8 +115,8 @@ def transfer(results: Mapping[str, Any]) -> str:
     found: dict[str, dict[tuple[str, int], Result]] = {}
     for key, one in results.items():
         if key.startswith("transfer "):
-            name, way, count = key.removeprefix("transfer ").split(" | ")
-            found.setdefault(name, {})[way, int(count)] = one
+            name, way, runs = key.removeprefix("transfer ").split(" | ")
+            found.setdefault(name, {})[way, int(runs)] = one
     lines = [
         "| target | training | runs | error at the end | seconds of one core | seconds to the error from nothing |",
         "|---|---|---|---|---|---|",
@@ -127,7 +127,7 @@ def transfer(results: Mapping[str, Any]) -> str:
         for (way, count), one in ways.items():
             curve = one["curve"]
             when = next((seconds for seconds, error in curve if error <= goal * 1.0001), None)
-            reached = "not reached" if when is None else f"{when:.1f}"
+            reached = "not reached" if when is None else f"{when:.2f}"
             lines.append(f"| {name} | {way} | {count} | {curve[-1][1]:.3f} | {curve[-1][0]:.1f} | {reached} |")
     return "\n".join(lines)
 
