@@ -14,11 +14,11 @@ from traincast.engines import local_engine
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import load_bundle, save_bundle
-from traincast.resources.inspector.bundle import expected_sizes, load_inspector
+from traincast.resources.inspector.bundle import expected_sizes, inspector_path, load_inspector
 from traincast.resources.inspector.examples import family_of, folds
 from traincast.resources.inspector.fit import ResourceFit, default_shape, fit_resources
 from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.make import make_runs, simulated_row
+from traincast.resources.inspector.make import make_runs, simulated_row, simulated_uses
 from traincast.resources.inspector.runs import COLUMNS, cluster_of, read_runs, use_columns, write_runs
 from traincast.resources.inspector.settings import DRIPLE, drawn
 from traincast.resources.inspector.train import InspectorTraining
@@ -201,3 +201,16 @@ def test_a_simulated_row_has_the_largest_batch_that_fits_or_a_share_of_it() -> N
     assert whole["global_batch"] == 2 * half["global_batch"] == 512
     assert simulated_row({**row, "strategy": "dp=3", "batch_share": 1.0}) is None
     assert len(MODELS) == 6
+
+
+def test_the_inspector_that_comes_with_traincast_knows_resnet() -> None:
+    shipped = load_inspector(inspector_path("shipped"))
+    request = request_for("resnet18", 64)
+    uses, low, high = shipped.uses(request)
+    simulated, _ = simulated_uses(request)
+    assert uses["compute"].pattern == simulated["compute"].pattern == "busy"
+    assert uses["compute"].burst_amount == pytest.approx(1.0, abs=0.1)
+    assert low["receive"].burst_s <= simulated["receive"].burst_s <= high["receive"].burst_s
+    assert set(DRIPLE) <= set(shipped.settings)
+    size = sum(file.stat().st_size for file in inspector_path("shipped").iterdir())
+    assert size < 2e6
