@@ -31,7 +31,12 @@ LAYERS: list[set[str]] = [
 ]
 ASIDE = {"profiling": "simulate", "testbed": "fitting"}
 """Packages that really run things stand to the side. Each may use what is below the layer named here."""
-NETWORKS = {"graph/onnx_file/module.py", "fitting/fi_net.py", "fitting/fno_inception.py"}
+NETWORKS = {
+    "graph/onnx_file/module.py",
+    "fitting/fi_net.py",
+    "fitting/fno_inception.py",
+    "resources/inspector/network.py",
+}
 """Modules of PyTorch: imported where a network is trained, and nowhere else."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(p for p in ROOT.rglob("*.py") if p.name != "__main__.py" and p != ROOT / "__init__.py")

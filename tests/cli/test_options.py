@@ -59,7 +59,7 @@ def test_an_option_has_one_type_one_placeholder_and_one_meaning() -> None:
             seen[option.opts[-1]][settings].append(words)
     assert len(seen) > 60
     seen.pop("--nodes")  # the nodes of one shared cluster, and the numbers of nodes that a search compares
-    seen.pop("--from")  # the models that operators are taken from, and the bundle that cells are copied from
+    seen.pop("--from")  # models that operators are taken from; bundles that cells are copied from, or that are adapted
     seen.pop("--device")  # where operators are measured, and the device that a log does not name
     assert {name: dict(found) for name, found in seen.items() if len(found) > 1} == {}
 
@@ -67,8 +67,17 @@ def test_an_option_has_one_type_one_placeholder_and_one_meaning() -> None:
 def test_options_that_all_verbs_share_are_on_all_that_need_them() -> None:
     have = {words: {option.opts[-1] for option in shown_options(command)} for words, command in COMMANDS.items()}
     assert all("--json" in names for names in have.values())
-    assert {words for words, names in have.items() if "--engine" in names} == {"search", "schedule"}
-    assert {words for words, names in have.items() if "--workers" in names} == {"search", "schedule", "fit operators"}
+    assert {words for words, names in have.items() if "--engine" in names} == {
+        "search",
+        "schedule",
+        "resources simulate",
+    }
+    assert {words for words, names in have.items() if "--workers" in names} == {
+        "search",
+        "schedule",
+        "fit operators",
+        "resources simulate",
+    }
     assert all("--address" in names for names in have.values() if "--engine" in names)
 
 

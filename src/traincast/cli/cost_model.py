@@ -1,4 +1,4 @@
-"""The cost model that ``--events`` and ``--bundle`` ask for."""
+"""The cost model that ``--events`` and ``--bundle`` ask for, and the inspector among the bundles."""
 
 from __future__ import annotations
 
@@ -20,3 +20,27 @@ def events_cost_model(events: str | None, bundles: Sequence[str]) -> CostModel |
     from traincast.estimate.events import EventsCostModel, read_events
 
     return EventsCostModel(read_events(events), learned)
+
+
+def inspector_in(bundles: Sequence[str], *, wanted: bool) -> tuple[tuple[str, ...], str | None]:
+    """Return the bundles of times, and the bundle of an inspector if there is one; refuses one that is not ``wanted``.
+
+    ``shipped`` is the inspector that comes with Traincast. A path that is no bundle counts as one of times, and is
+    refused when these are read.
+    """
+    from traincast.errors import FileFormatError, RequestError
+    from traincast.estimate.bundle import kind_of
+
+    times: list[str] = []
+    inspectors: list[str] = []
+    for path in bundles:
+        try:
+            kind = "resources" if path == "shipped" else kind_of(Path(path))
+        except FileFormatError:
+            kind = "unknown"
+        (inspectors if kind == "resources" else times).append(path)
+    if len(inspectors) > 1:
+        raise RequestError(f"{' and '.join(inspectors[:2])} are both inspectors: give one")
+    if inspectors and not wanted:
+        raise RequestError(f"{inspectors[0]} is an inspector, which predicts resources: add --resources")
+    return tuple(times), inspectors[0] if inspectors else None

@@ -1,4 +1,4 @@
-"""``traincast fit operators | collectives | renew``: bundles from measurements."""
+"""``traincast fit operators | collectives | resources | renew``: bundles from measurements."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from traincast.cli import options
+from traincast.cli.fit_resources import fit_resources
 from traincast.cli.output import console, plain, print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ _PROBLEMS_SHOWN = 12
 
 
 @click.group(
-    short_help="Fit bundles of operator and collective times to measurements.",
+    short_help="Fit bundles of operator and collective times, and of resource use, to measurements.",
     epilog=options.example("fit operators mine.parquet -o mine.bundle"),
 )
 def fit() -> None:
-    """Fit models of operator and collective times to tables of measurements, and write them as a bundle.
+    """Fit models of operator and collective times, or of resource use, to tables, and write them as a bundle.
 
     Tables are .csv, .csv.gz or .parquet; `traincast profile` writes them, and the reference lists their columns.
     """
@@ -269,3 +270,6 @@ def collectives(
         ]
         print_table("models of collectives, same rows", columns, rows, right=range(1, 7))
     console().print(f"bundle: {plain(output)}")
+
+
+fit.add_command(fit_resources)

@@ -24,7 +24,7 @@ VERBS: Final = {
     "schedule": ("traincast.cli.schedule", "Replay a job trace on a cluster under a scheduling policy."),
     "validate": ("traincast.cli.validate", "Compare forecasts with a table of measured runs."),
     "calibrate": ("traincast.cli.calibrate", "Learn a cluster from its own measured runs."),
-    "fit": ("traincast.cli.fit", "Fit bundles of operator and collective times to measurements."),
+    "fit": ("traincast.cli.fit", "Fit bundles of operator and collective times, and of resource use, to measurements."),
     "profile": ("traincast.cli.profile", "Measure operators and collectives on the machine at hand."),
     "monitor": ("traincast.cli.monitor", "Sample a real run: what it draws from its machine."),
     "resources": ("traincast.cli.resources", "Ask what a job draws from its machines."),

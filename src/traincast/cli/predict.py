@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from traincast.cli import options
-from traincast.cli.cost_model import events_cost_model
+from traincast.cli.cost_model import events_cost_model, inspector_in
 from traincast.cli.exporting import exported, runtime_for, show_export
 from traincast.cli.finetuning import fine_tuning
+from traincast.cli.inspected import inspected_by, show_inspected
 from traincast.cli.output import console, input_files, print_json, traced
 from traincast.cli.predict_tables import show
 from traincast.cli.resource_options import resources_options
@@ -138,6 +139,7 @@ def predict(
     if trace_ranks is not None and trace is None:
         raise RequestError(f"--trace-ranks {trace_ranks} without a trace: give --trace FILE as well")
     place = load_cluster(cluster, hosts=True)
+    bundle, inspector = inspector_in(bundle, wanted=resources)
     result = forecast_step(
         traced(model, seq=seq, use_cache=not no_cache),
         cluster=place,
@@ -158,12 +160,18 @@ def predict(
     )
     text = exported(result.request, export, chosen=strategy is None)
     drawn = drawn_by(result, hz) if resources or resources_csv or hz is not None else None
+    inspected = inspected_by(result, inspector) if inspector else None
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html, drawn=drawn, resources_csv=resources_csv)
     if as_json:
-        print_json({**result.report.as_dict(), **(drawn.as_dict() if drawn else {}), "export": text})
+        more = drawn.as_dict() if drawn else {}
+        if inspected:
+            more |= {"timeline_resources": more["resources"], **inspected.as_dict()}
+        print_json({**result.report.as_dict(), **more, "export": text})
         return
     show(result.report, chosen=strategy is None, memory=show_memory)
     show_drawn(result, drawn)
+    if inspected:
+        show_inspected(inspected)
     for what, path in written:
         console().print(f"{what}: {path}")
     _say_if_calibrated(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -43,7 +44,7 @@ class Drawn:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the JSON of a forecast gets."""
-        return {"resources": self.forecast.as_dict()}
+        return {"resources": self.forecast.as_dict(), "resources_by": "timeline"}
 
     def page_data(self) -> dict[str, Any]:
         """Return the data of a page's curves."""
@@ -76,25 +77,32 @@ def show_drawn(result: Forecast, drawn: Drawn | None) -> None:
 
 def show_resources(made: ResourceForecast, exact: Curves) -> None:
     """Print the figures of ``made`` with their intervals, and the ``exact`` curves of one step."""
+    sampled = f"{made.hz:g} samples per second" if made.hz else "one step, finely sampled"
+    show_uses(f"resources as a monitor on node 0 sees them, {sampled}", made.uses, low=made.low, high=made.high)
+    show_curves(exact)
+
+
+def show_uses(
+    title: str, uses: Mapping[str, ResourceUse], *, low: Mapping[str, ResourceUse], high: Mapping[str, ResourceUse]
+) -> None:
+    """Print the figures of each resource, with the ends of their intervals."""
     rows = []
-    for name, use in made.uses.items():
-        low, high = made.low[name], made.high[name]
+    for name, use in uses.items():
+        least, most = low[name], high[name]
         rows.append(
             (
                 name,
                 use.pattern,
                 f"{use.burst_amount:.1%}",
-                f"{low.burst_amount:.1%} … {high.burst_amount:.1%}",
+                f"{least.burst_amount:.1%} … {most.burst_amount:.1%}",
                 format_seconds(use.burst_s),
-                f"{format_seconds(low.burst_s)} … {format_seconds(high.burst_s)}",
+                f"{format_seconds(least.burst_s)} … {format_seconds(most.burst_s)}",
                 format_seconds(use.idle_s),
-                f"{format_seconds(low.idle_s)} … {format_seconds(high.idle_s)}",
+                f"{format_seconds(least.idle_s)} … {format_seconds(most.idle_s)}",
             )
         )
-    sampled = f"{made.hz:g} samples per second" if made.hz else "one step, finely sampled"
     columns = ("resource", "pattern", "amount", "interval", "burst", "interval", "pause", "interval")
-    print_table(f"resources as a monitor on node 0 sees them, {sampled}", columns, rows, right=range(2, 8))
-    show_curves(exact)
+    print_table(title, columns, rows, right=range(2, 8))
 
 
 def show_curves(exact: Curves) -> None:

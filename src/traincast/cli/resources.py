@@ -1,4 +1,4 @@
-"""``traincast resources compare | whatif``: what a job draws from its machines."""
+"""``traincast resources compare | simulate | whatif``: what a job draws from its machines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.resources_compare import compare
+from traincast.cli.resources_simulate import simulate
 from traincast.cli.resources_whatif import whatif
 
 
@@ -18,4 +19,5 @@ def resources() -> None:
 
 
 resources.add_command(compare)
+resources.add_command(simulate)
 resources.add_command(whatif)

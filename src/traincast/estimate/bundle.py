@@ -154,6 +154,11 @@ def load_bundle(path: Path, *, outdated: bool = False) -> Bundle:
     return Bundle(path, card)
 
 
+def kind_of(path: Path) -> str:
+    """Return the kind of the bundle in the folder ``path``, without checking anything else."""
+    return str(_read(path)[0]["kind"])
+
+
 def outdated_families(card: Mapping[str, Any]) -> set[str]:
     """Families of a card's cells whose features have changed since it was written; all, if its version is unknown."""
     if card["kind"] != "operators":

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Final, NotRequired, TypeAlias, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from traincast.cluster import Device
 from traincast.errors import FileFormatError
@@ -16,7 +16,7 @@ from traincast.estimate.collective_features import Condition, Route
 from traincast.estimate.families import FAMILIES
 from traincast.schema import convert, record_of
 
-KINDS: Final = ("operators", "collectives")
+KINDS: Final = ("operators", "collectives", "resources")
 """Kinds of bundles."""
 
 _Interval: TypeAlias = tuple[float, float]
@@ -61,7 +61,19 @@ class _Collectives(TypedDict):
     data: NotRequired[dict[str, Any]]
 
 
-_CARDS: Final[dict[str, type]] = {"operators": _Operators, "collectives": _Collectives}
+class _Resources(TypedDict):
+    features: int
+    shape: dict[str, int | float | str]
+    grouping: dict[str, int | float | str]
+    scaling: Literal["log", "maximum"]
+    types: dict[str, float]
+    spread: list[float]
+    settings: list[str]
+    scores: dict[str, float]
+    data: dict[str, Any]
+
+
+_CARDS: Final[dict[str, type]] = {"operators": _Operators, "collectives": _Collectives, "resources": _Resources}
 
 
 def digest_of(card: Mapping[str, Any], weights: bytes) -> str:
@@ -80,7 +92,7 @@ def check_card(card: Mapping[str, Any], where: str) -> None:
         if card["kind"] == "operators":
             for name, entry in card["cells"].items():
                 _check_cell(entry, card["cells"], f"cells.{name}")
-        elif card["model"]["kinds"] != list(COLLECTIVES):
+        elif card["kind"] == "collectives" and card["model"]["kinds"] != list(COLLECTIVES):
             raise ValueError(f"model.kinds is {card['model']['kinds']!r}: expected {', '.join(COLLECTIVES)}")
     except (FileFormatError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{where} is damaged: {error}; fit the bundle again") from None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster, Device
+from traincast.errors import RequestError
 from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
 from traincast.estimate.cells import ANY, Cell, beside, setting_of
@@ -319,6 +320,11 @@ def learned_cost_model(paths: Sequence[Path] = ()) -> LearnedCostModel:
         bundle = load_bundle(path)
         if bundle.card["kind"] == "operators":
             operators.append(bundle)
+        elif bundle.card["kind"] == "resources":
+            raise RequestError(
+                f"{path} is an inspector of resources, and estimates no times: give it to `traincast predict "
+                "--resources --bundle`"
+            )
         else:
             collectives.append(
                 CollectiveModel(weights=bundle.arrays(), card=bundle.card["model"], path=path, given=path in given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -39,14 +39,21 @@ class ResourceForecast:
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as plain values, for JSON."""
-        return {
-            name: {
-                **asdict(use),
-                "low": {figure: getattr(self.low[name], figure) for figure in FIGURES},
-                "high": {figure: getattr(self.high[name], figure) for figure in FIGURES},
-            }
-            for name, use in self.uses.items()
+        return uses_as_dict(self.uses, low=self.low, high=self.high)
+
+
+def uses_as_dict(
+    uses: Mapping[str, ResourceUse], *, low: Mapping[str, ResourceUse], high: Mapping[str, ResourceUse]
+) -> dict[str, Any]:
+    """Return the figures of each resource, with the ends of their intervals, as plain values for JSON."""
+    return {
+        name: {
+            **asdict(use),
+            "low": {figure: getattr(low[name], figure) for figure in FIGURES},
+            "high": {figure: getattr(high[name], figure) for figure in FIGURES},
         }
+        for name, use in uses.items()
+    }
 
 
 def resources_of(forecast: Forecast, *, hz: float | None = HZ) -> ResourceForecast:

@@ -1,0 +1,110 @@
+"""What the operators of a graph compute and move, as columns: the part of the input that no setting changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.graph import OperatorGraph, Phase
+from traincast.resources.inspector.communities import Ints
+
+Floats = npt.NDArray[np.float64]
+
+PHASES: tuple[Phase, ...] = tuple(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Amounts:
+    """Columns with one entry per stored operator; a repeated block is stored once, and ``count`` is its repeats.
+
+    ``flops``, ``nbytes`` and ``output_bytes`` [2, operators] are in fp32: what does not depend on the batch, and what
+    each sample adds. ``parameter_bytes`` are those that the operator updates. ``kind`` is the type as text, such as
+    ``backward gemm``. ``edges`` [edges, 2] go from producers to consumers; an update follows the operator that
+    computes its gradient.
+    """
+
+    count: Floats
+    flops: Floats
+    nbytes: Floats
+    output_bytes: Floats
+    parameter_bytes: Floats
+    phase: Ints
+    kind: tuple[str, ...]
+    edges: Ints
+
+    @property
+    def operators(self) -> int:
+        """Operators that are stored."""
+        return len(self.count)
+
+
+@lru_cache(maxsize=512)
+def amounts_of(graph: OperatorGraph) -> Amounts:
+    """Return the amounts of a captured graph."""
+    count = np.ones(len(graph.operators))
+    for block in graph.blocks:
+        count[[*block.forward, *block.backward, *block.optimizer]] = block.count
+    one, two = (
+        np.array(
+            [
+                (op.flops, op.nbytes, sum(t.nbytes for t in op.outputs))
+                for op in (o.with_batch(batch) for o in graph.operators)
+            ]
+        ).reshape(-1, 3)
+        for batch in (1, 2)
+    )
+    linear = np.stack([2 * one - two, two - one]).clip(min=0.0)
+    updates = [op.phase is Phase.OPTIMIZER and bool(op.parameters) for op in graph.operators]
+    return Amounts(
+        count=count,
+        flops=linear[:, :, 0],
+        nbytes=linear[:, :, 1],
+        output_bytes=linear[:, :, 2],
+        parameter_bytes=np.array(
+            [op.parameters[0].nbytes if own else 0.0 for op, own in zip(graph.operators, updates, strict=True)]
+        ),
+        phase=np.array([PHASES.index(op.phase) for op in graph.operators], dtype=np.int64),
+        kind=tuple(f"{op.phase.value} {op.kind.value}" for op in graph.operators),
+        edges=np.array([*graph.edges, *_updates(graph)], dtype=np.int64).reshape(-1, 2),
+    )
+
+
+def _updates(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
+    """Edges from the operator that computes a gradient to the operator that updates the parameter with it.
+
+    A capture has no such edges. The gradient is the last output of that shape in the backward of the same module.
+    """
+    backward = [index for block in graph.blocks for index in block.backward]
+    made = {
+        (graph.operators[index].scope, output.shape): index
+        for index in sorted(backward)
+        for output in graph.operators[index].outputs
+    }
+    for block in graph.blocks:
+        last = max(block.backward or backward, default=None)
+        for index in block.optimizer:
+            op = graph.operators[index]
+            source = made.get((op.scope, op.parameters[0].shape), last) if op.parameters else last
+            if source is not None:
+                yield source, index
+
+
+def type_weights(graphs: Iterable[Amounts]) -> dict[str, float]:
+    """Return the weight of each type of operator: minus the logarithm (base 10) of its share in all ``graphs``."""
+    total: Counter[str] = Counter()
+    for graph in graphs:
+        for kind, count in zip(graph.kind, graph.count.tolist(), strict=True):
+            total[kind] += int(count)
+    every = sum(total.values())
+    return {kind: round(float(-np.log10(count / every)), 6) for kind, count in sorted(total.items())}
+
+
+def weights_of(kinds: Iterable[str], weights: Mapping[str, float]) -> Floats:
+    """Return the weight of each of ``kinds``; an unknown type counts as rarer than all that are known."""
+    rarest = max(weights.values(), default=0.0) + 1.0
+    return np.array([weights.get(kind, rarest) for kind in kinds])

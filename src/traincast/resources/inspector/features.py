@@ -1,0 +1,238 @@
+"""The input of the inspector: features of the groups of a graph, and of the setting that it runs in.
+
+Everything that is an amount is turned into the seconds that it takes at the peak rates of the hardware, so that a
+network sees ratios of times rather than models and devices. Logarithms have base 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.cluster.topology import effective_intra_bandwidth
+from traincast.graph import Phase
+from traincast.resources.inspector.amounts import PHASES, Amounts, Floats, amounts_of, weights_of
+from traincast.resources.inspector.grouping import Grouping, Groups, group
+from traincast.strategy import Request
+from traincast.strategy.prepare import for_workers
+
+FEATURES_VERSION: Final = 1
+"""Counts up when a feature changes its meaning: bundles of other versions are refused."""
+
+GROUP_FEATURES: Final = (
+    "type_weight",  # mean over operators of minus the log of how frequent their type is
+    "operators",  # log of how many operators
+    "output_s",  # log of the time to write all outputs to memory once
+    "compute_s",  # log of FLOPs over the peak rate
+    "memory_s",  # log of bytes over the memory's bandwidth
+    "busy_s",  # log of the sum over operators of the longest of computing, moving and launching
+    "gradient_s",  # log of the time of the updated parameters' gradients on the slowest link
+    "share",  # busy time of the group over that of the step
+    "compute_bound",  # share of the busy time in operators that computing binds
+    "launch_bound",  # share of the busy time in operators that launching binds
+    "forward",  # share of the busy time in forward operators
+    "backward",
+    "optimizer",
+)
+SETTING_FEATURES: Final = (
+    "batch",  # log of samples of a replica in one microbatch
+    "microbatches",  # log
+    "workers",  # log of replicas
+    "tensor",  # log of tp
+    "pipeline",  # log of pp
+    "servers",  # log of 1 + parameter servers
+    "has_servers",
+    "own_nodes",  # whether servers have nodes of their own
+    "asynchronous",
+    "sharded",  # 0 to 3: stage of ZeRO
+    "recompute",
+    "nodes",  # log
+    "devices_per_node",  # log
+    "peak_flops",  # log of FLOP/s
+    "memory_bandwidth",  # log of bytes/s
+    "intra_bandwidth",  # log of bytes/s
+    "inter_bandwidth",  # log of bytes/s of a device's share of the NICs
+    "latency_s",  # log, of the slowest link
+    "operators",  # log
+    "compute_s",  # logs of times of one step of one rank, as for groups
+    "memory_s",
+    "busy_s",
+    "launch_s",
+    "exchange_s",  # log of the time to exchange all gradients over the slowest link
+    "exchange_share",  # exchange_s over exchange_s + busy_s
+    "boundary_s",  # log of the time to send all outputs over the link of a tensor or pipeline group; 0 without one
+    "bubble",  # (pp - 1) / (microbatches + pp - 1)
+    "overlap",  # share of the exchanged bytes that is there before the second half of backward
+)
+_SMALLEST_S: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inputs:
+    """One graph in one setting, as the inspector sees it.
+
+    ``groups`` [groups, GROUP_FEATURES], ``adjacency`` [groups, groups] and ``setting`` [SETTING_FEATURES].
+    ``busy_s`` is the reference of all durations: the seconds that a rank's operators need at peak rates.
+    """
+
+    groups: npt.NDArray[np.float32]
+    adjacency: npt.NDArray[np.float32]
+    setting: npt.NDArray[np.float32]
+    busy_s: float
+    operators: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rates:
+    """Rates of the setting: FLOP/s, bytes/s of memory, seconds of a launch, bytes/s of the slowest link."""
+
+    flops: float
+    memory: float
+    launch_s: float
+    link: float
+
+
+def inputs_of(
+    request: Request, *, grouping: Grouping, weights: Mapping[str, float], groups: int | None = None
+) -> Inputs:
+    """Return the input of ``request``; ``groups`` overrides the number of groups that ``grouping`` gives."""
+    amounts = amounts_of(request.graph)
+    found = group(amounts, grouping.number(amounts.operators) if groups is None else groups)
+    request = for_workers(request)
+    rates = _rates(request)
+    times = _times(amounts, request, rates)
+    return Inputs(
+        groups=_group_features(amounts, found, times, weights).astype(np.float32),
+        adjacency=found.adjacency.astype(np.float32),
+        setting=_setting_features(request, amounts, times, rates).astype(np.float32),
+        busy_s=float(times["busy"].sum()),
+        operators=amounts.operators,
+    )
+
+
+def _rates(request: Request) -> _Rates:
+    cluster = request.cluster
+    ranks = request.strategy.num_ranks
+    intra = effective_intra_bandwidth(cluster, min(ranks, cluster.devices_per_node))
+    several = cluster.num_nodes > 1 and ranks > cluster.devices_per_node
+    return _Rates(
+        flops=cluster.device.peak(request.precision.products.value),
+        memory=cluster.device.memory_bandwidth,
+        launch_s=cluster.launch_s,
+        link=min(cluster.nic_bandwidth_per_device, intra) if several else intra,
+    )
+
+
+def _times(amounts: Amounts, request: Request, rates: _Rates) -> dict[str, Floats]:
+    """Seconds of every operator in one step of one rank, all repeats and microbatches together."""
+    strategy, precision = request.strategy, request.precision
+    batch = strategy.micro_batch(request.global_batch)
+    update = amounts.phase == PHASES.index(Phase.OPTIMIZER)
+    runs = amounts.count * np.where(update, 1.0, strategy.num_microbatches) / strategy.pp
+    if strategy.servers or not request.optimizer:
+        runs = np.where(update, 0.0, runs)
+    width = np.where(update, 1.0, precision.activations.nbytes / 4.0)
+    compute = (amounts.flops[0] + batch * amounts.flops[1]) / rates.flops / strategy.tp
+    memory = width * (amounts.nbytes[0] + batch * amounts.nbytes[1]) / rates.memory / strategy.tp
+    longest = np.maximum(np.maximum(compute, memory), rates.launch_s)
+    gradients = amounts.parameter_bytes * precision.gradients.nbytes / 4.0 / strategy.tp / strategy.pp
+    return {
+        "runs": runs,
+        "compute": runs * compute,
+        "memory": runs * memory,
+        "busy": runs * longest,
+        "launch": runs * rates.launch_s,
+        "output": runs * width * (amounts.output_bytes[0] + batch * amounts.output_bytes[1]) / rates.memory,
+        "gradient": amounts.count * gradients / rates.link,
+        "compute_bound": runs * longest * (compute >= np.maximum(memory, rates.launch_s)),
+        "launch_bound": runs * longest * (rates.launch_s > np.maximum(compute, memory)),
+    }
+
+
+def _log(value: Floats | float) -> Floats:
+    return np.log10(np.maximum(value, _SMALLEST_S))
+
+
+def _group_features(
+    amounts: Amounts, groups: Groups, times: Mapping[str, Floats], weights: Mapping[str, float]
+) -> Floats:
+    def total(column: Floats) -> Floats:
+        return np.bincount(groups.member, weights=column, minlength=groups.number).astype(np.float64)
+
+    busy, operators = total(times["busy"]), total(amounts.count)
+    safe = np.maximum(busy, _SMALLEST_S)
+    return np.stack(
+        [
+            total(amounts.count * weights_of(amounts.kind, weights)) / operators,
+            np.log10(operators),
+            _log(total(times["output"])),
+            _log(total(times["compute"])),
+            _log(total(times["memory"])),
+            _log(busy),
+            _log(total(times["gradient"])),
+            busy / max(_SMALLEST_S, float(busy.sum())),
+            total(times["compute_bound"]) / safe,
+            total(times["launch_bound"]) / safe,
+            *(total(times["busy"] * (amounts.phase == number)) / safe for number in range(len(PHASES))),
+        ],
+        axis=1,
+    )
+
+
+def _setting_features(request: Request, amounts: Amounts, times: Mapping[str, Floats], rates: _Rates) -> Floats:
+    strategy, cluster = request.strategy, request.cluster
+    gradients, busy = float(times["gradient"].sum()), float(times["busy"].sum())
+    workers = strategy.dp * strategy.cp
+    if strategy.servers:
+        exchange = gradients * max(2.0, workers / strategy.servers)
+    else:
+        exchange = 2.0 * gradients * (workers - 1) / workers
+    split = strategy.tp > 1 or strategy.pp > 1
+    boundary = float(times["output"].sum()) * rates.memory / rates.link if split else 0.0
+    peers = min(strategy.num_ranks, cluster.devices_per_node)
+    return np.array(
+        [
+            np.log10(strategy.micro_batch(request.global_batch)),
+            np.log10(strategy.num_microbatches),
+            np.log10(workers),
+            np.log10(strategy.tp),
+            np.log10(strategy.pp),
+            np.log10(1 + strategy.servers),
+            strategy.servers > 0,
+            strategy.server_nodes > 0,
+            strategy.asynchronous,
+            strategy.zero,
+            strategy.recompute != "none",
+            np.log10(cluster.num_nodes),
+            np.log10(cluster.devices_per_node),
+            np.log10(rates.flops),
+            np.log10(rates.memory),
+            np.log10(effective_intra_bandwidth(cluster, peers)),
+            np.log10(cluster.nic_bandwidth_per_device),
+            _log(cluster.inter_node.latency_s if cluster.num_nodes > 1 else cluster.intra_node.latency_s),
+            np.log10(amounts.count.sum()),
+            *(_log(float(times[name].sum())) for name in ("compute", "memory", "busy", "launch")),
+            _log(exchange),
+            exchange / max(_SMALLEST_S, exchange + busy),
+            _log(boundary) - _log(0.0),
+            (strategy.pp - 1) / (strategy.num_microbatches + strategy.pp - 1),
+            _early_share(amounts, times),
+        ],
+        dtype=np.float64,
+    )
+
+
+def _early_share(amounts: Amounts, times: Mapping[str, Floats]) -> float:
+    """Share of the gradients' bytes that the first half of backward computes: it can hide behind the second half."""
+    backward = np.flatnonzero(amounts.phase == PHASES.index(Phase.BACKWARD))
+    done = np.zeros(amounts.operators)
+    done[backward] = np.cumsum(times["busy"][backward])
+    total = done.max(initial=0.0)
+    made = {int(target): int(source) for source, target in amounts.edges}
+    updates = np.flatnonzero(times["gradient"] > 0.0)
+    early = sum(times["gradient"][u] for u in updates.tolist() if done[made.get(u, u)] < total / 2)
+    return float(early / max(_SMALLEST_S, times["gradient"].sum()))
