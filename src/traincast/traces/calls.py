@@ -19,6 +19,9 @@ STREAM_WAIT: Final = re.compile(_API + r"StreamWaitEvent")
 GRAPH_LAUNCH: Final = re.compile(_API + r"GraphLaunch")
 LAUNCH: Final = re.compile(_API + r".*Launch")
 
+NARROW: Final = re.compile(r"tf32|s1688|s16816gemm_tf")
+"""Kernels that multiply fp32 numbers on tensor cores."""
+
 _BLOCKING_COPY: Final = re.compile(r"Pageable|DtoH|HtoD|Host -> Device|Device -> Host", re.IGNORECASE)
 _COMMUNICATION: Final = re.compile(r"nccl|rccl|msccl|oneccl|c10d::|gloo:|nvshmem", re.IGNORECASE)
 

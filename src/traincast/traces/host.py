@@ -38,7 +38,7 @@ class _Chain:
     """One thread, cut into tasks that follow one another."""
 
     def __init__(self, table: TaskTable, lane: int, lane_of_trace: int, out: HostTasks) -> None:
-        self._table, self._lane, self._source, self._out = table, lane, lane_of_trace, out
+        self._table, self.lane, self._source, self._out = table, lane, lane_of_trace, out
         self.cursor = 0
         self._cuts: list[int] = []
         self._sleeps: list[Handoff] = []
@@ -63,7 +63,7 @@ class _Chain:
             if self._cuts and self._cuts[-1] < stop:
                 stop, sleep = self._cuts[-1], None
             if stop > self.cursor:
-                self.last = self._table.add(role, event=event, lane=self._lane, start=self.cursor, end=stop)
+                self.last = self._table.add(role, event=event, lane=self.lane, start=self.cursor, end=stop)
                 self.cursor = stop
                 self._bound(stop)
             if sleep is not None:
@@ -76,7 +76,7 @@ class _Chain:
 
     def empty(self, role: Role, event: int) -> int:
         """Add a task of no duration, for others to wait for or to wait by."""
-        self.last = self._table.add(role, event=event, lane=self._lane, start=self.cursor, end=self.cursor)
+        self.last = self._table.add(role, event=event, lane=self.lane, start=self.cursor, end=self.cursor)
         return self.last
 
     def jump(self, time: int) -> None:
@@ -116,12 +116,12 @@ def host_tasks(
             chain.wakes.append((len(table), sleeps[0]))
         for call in anchors[trace.lane[anchors] == thread.lane].tolist():
             reader.read(chain, call)
-        chain.piece(Role.HOST, max(int(thread.end[-1]), *marked, 0), -1)
+        chain.piece(Role.HOST, max([int(thread.end[-1]), *marked]), -1)
         chains.append(chain)
     for chain in chains:
         for task, handoff in chain.wakes:
             source = out.bounds.get((handoff.waker, handoff.woken), -1)
-            if source >= 0 and task < len(table):
+            if source >= 0 and task < len(table) and table.lane[task] == chain.lane:
                 table.edges.append((task, source))
     return out
 

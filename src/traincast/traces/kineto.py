@@ -108,6 +108,7 @@ class DeviceProperties(msgspec.Struct):
     name: str = ""
     index: int = msgspec.field(name="id", default=0)
     compute_units: int = msgspec.field(name="numSms", default=0)
+    memory_bytes: int = msgspec.field(name="totalGlobalMem", default=0)
 
 
 class Header(msgspec.Struct):

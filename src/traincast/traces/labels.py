@@ -16,14 +16,16 @@ from traincast.traces.trace import Flags, Ints, Trace
 _BACKWARD: Final = re.compile(r"autograd::engine::|Backward\d*$|## backward|backward_")
 _OPTIMIZER: Final = re.compile(r"^Optimizer\.step|^Optimizer\.zero_grad|## optimizer|^aten::_?fused_(adam|sgd|adagrad)")
 _OWN: Final = {Role.HOST: "host", Role.LATENCY: "latency", Role.OPAQUE: "unexplained delay"}
+_GIVEN: Final = "begin of a rank's record, or of work launched before it"
 
 
 def labels_of(recording: Recording) -> tuple[tuple[str, ...], Ints]:
     """Return the distinct labels, and the number of each task's label: the event's name, or what the task is."""
-    names: dict[str, int] = {text: number for number, text in enumerate(_OWN.values())}
+    names: dict[str, int] = {text: number for number, text in enumerate((*_OWN.values(), _GIVEN))}
     label = np.zeros(len(recording), dtype=np.int64)
     for role, text in _OWN.items():
         label[recording.role == role] = names[text]
+    label[(recording.role == Role.OPAQUE) & (recording.event < 0)] = names[_GIVEN]
     named = (recording.role == Role.DEVICE) | (recording.role == Role.CALL)
     for number, trace in enumerate(recording.traces):
         mine = np.flatnonzero(named & (recording.trace == number) & (recording.event >= 0))

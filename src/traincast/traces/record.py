@@ -10,6 +10,7 @@ import numpy as np
 
 from traincast.traces.device import DeviceWork, device_work, queue_limits
 from traincast.traces.host import HostTasks, host_tasks
+from traincast.traces.kineto import Kind
 from traincast.traces.recording import NOWHERE, Lane, Recording, Role, TaskTable
 from traincast.traces.steps import steps_of
 from traincast.traces.trace import Ints, Trace
@@ -31,6 +32,8 @@ def record(trace: Trace, *, named: str | None = None, fit: Collection[int] | Non
     marks: dict[int, list[int]] = {}
     for step in steps:
         marks.setdefault(step.lane, []).extend((step.start, step.end))
+    for event in trace.of_kind(Kind.ANNOTATION).tolist():  # so that the time within a range can be changed
+        marks.setdefault(int(trace.lane[event]), []).extend((int(trace.start[event]), int(trace.end[event])))
     host = host_tasks(trace, work, waits, room, table, marks=marks)
     _device_tasks(trace, work, waits, host, table)
     bounds = tuple(
@@ -43,6 +46,8 @@ def record(trace: Trace, *, named: str | None = None, fit: Collection[int] | Non
     talks = np.zeros(len(trace), dtype=bool)
     talks[work.event[work.communicates]] = True
     start = np.array(table.start, dtype=np.int64)
+    launched = np.full(len(trace), -1, dtype=np.int64)
+    launched[work.event] = np.maximum(work.launched, -1)
     return Recording(
         traces=(trace,),
         steps=(tuple(steps),),
@@ -53,6 +58,7 @@ def record(trace: Trace, *, named: str | None = None, fit: Collection[int] | Non
         lane=np.array(table.lane, dtype=np.int32),
         start=start,
         duration=np.array(table.end, dtype=np.int64) - start,
+        launched=np.where(role == Role.DEVICE, launched[event], -1),
         edges=np.array(table.edges, dtype=np.int64).reshape(-1, 2),
         communicates=(role == Role.DEVICE) & talks[event],
         marks=(bounds,),

@@ -44,7 +44,7 @@ class Lane:
 class Recording:
     """Tasks as columns, in no order; ``edges`` are rows (task, task that it waits for).
 
-    ``trace`` and ``event`` say where a task was recorded (event −1: nowhere). ``lane`` is a number into ``lanes``, or
+    ``launched`` is the recorded time at which an operation of the device was launched, or −1. ``trace`` and ``event`` say where a task was recorded (event −1: nowhere). ``lane`` is a number into ``lanes``, or
     :data:`NOWHERE`. ``others`` are further lanes that a task holds: a collective of several ranks. ``marks`` has, for each
     trace, the task whose end begins each step, and the one whose end ends the last.
     """
@@ -58,6 +58,7 @@ class Recording:
     lane: npt.NDArray[np.int32]
     start: Ints
     duration: Ints
+    launched: Ints
     edges: Ints
     communicates: Flags
     marks: tuple[tuple[tuple[int, int], ...], ...]
@@ -80,6 +81,16 @@ class Recording:
         """The same tasks without the delays that nothing explains, except the first on each lane."""
         opaque = (self.role == Role.OPAQUE) & (self.event >= 0)
         return self.with_durations(np.where(opaque, 0, self.duration))
+
+
+def clock_shift(recording: Recording, number: int) -> int:
+    """Return when a rank's trace begins on the clock of the recording."""
+    trace = recording.traces[number]
+    tasks = np.flatnonzero((recording.trace == number) & (recording.role == Role.DEVICE) & (recording.event >= 0))
+    for task in tasks.tolist():
+        if task not in recording.others:
+            return int(recording.start[task] - trace.start[recording.event[task]])
+    return 0
 
 
 class TaskTable:

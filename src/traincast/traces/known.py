@@ -1,0 +1,184 @@
+"""Operators of a trace as operators of a graph, where the profiler recorded their shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from traincast.graph.operator import Operator, OpKind, Phase
+from traincast.graph.tensor import DType, TensorSpec
+from traincast.traces.trace import Shape
+
+_DTYPES: Final[dict[str, DType]] = {
+    "float": DType.FP32,
+    "double": DType.FP64,
+    "c10::Half": DType.FP16,
+    "c10::BFloat16": DType.BF16,
+    "c10::Float8_e4m3fn": DType.FP8,
+    "c10::Float8_e5m2": DType.FP8,
+    "long int": DType.INT64,
+    "long": DType.INT64,
+    "int": DType.INT32,
+    "short": DType.INT16,
+    "signed char": DType.INT8,
+    "unsigned char": DType.INT8,
+    "bool": DType.BOOL,
+}
+_KINDS: Final[dict[str, OpKind]] = {
+    "aten::native_layer_norm": OpKind.LAYER_NORM,
+    "aten::_fused_rms_norm": OpKind.LAYER_NORM,
+    "aten::cudnn_batch_norm": OpKind.BATCH_NORM,
+    "aten::native_batch_norm": OpKind.BATCH_NORM,
+    "aten::miopen_batch_norm": OpKind.BATCH_NORM,
+    "aten::_softmax": OpKind.SOFTMAX,
+    "aten::_log_softmax": OpKind.SOFTMAX,
+    "aten::gelu": OpKind.ACTIVATION,
+    "aten::silu": OpKind.ACTIVATION,
+    "aten::relu": OpKind.ACTIVATION,
+    "aten::relu_": OpKind.ACTIVATION,
+    "aten::clamp_min": OpKind.ACTIVATION,
+    "aten::clamp_min_": OpKind.ACTIVATION,
+    "aten::tanh": OpKind.ACTIVATION,
+    "aten::sigmoid": OpKind.ACTIVATION,
+    "aten::native_dropout": OpKind.DROPOUT,
+    "aten::mean": OpKind.REDUCTION,
+    "aten::sum": OpKind.REDUCTION,
+    "aten::copy_": OpKind.COPY,
+    **dict.fromkeys(
+        ("aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::sub", "aten::div", "aten::div_", "aten::neg",
+         "aten::pow", "aten::rsqrt", "aten::sqrt", "aten::exp", "aten::addcmul_", "aten::addcdiv_"),
+        OpKind.ELEMENTWISE,
+    ),
+}  # fmt: skip
+
+Tensors = tuple[TensorSpec, ...]
+
+
+@lru_cache(maxsize=65536)
+def known_operator(name: str, shape: Shape) -> Operator | None:
+    """Return the operator of an event, or ``None`` if its name or its shapes are not known."""
+    tensors = _tensors(shape)
+    if not tensors:
+        return None
+    read = _PRODUCTS.get(name)
+    if read is not None:
+        try:
+            return read(name, tensors, shape)
+        except (IndexError, ValueError, TypeError):
+            return None
+    if name not in _KINDS:
+        return None
+    largest = max(tensors, key=lambda t: t.numel)
+    inputs = tensors
+    if _KINDS[name] is OpKind.COPY and name == "aten::copy_":
+        inputs, largest = tensors[1:2] or tensors, tensors[0]
+    outputs = (TensorSpec((1,), largest.dtype),) if _KINDS[name] is OpKind.REDUCTION else (largest,)
+    return _operator(name, _KINDS[name], inputs, outputs)
+
+
+def dtype_of(shape: Shape) -> DType | None:
+    """Return the first floating-point dtype among an operator's inputs, or ``None`` if none is recorded."""
+    return next((t.dtype for t in _tensors(shape) if t.dtype.is_floating), None)
+
+
+def _operator(name: str, kind: OpKind, inputs: Tensors, outputs: Tensors) -> Operator:
+    return Operator(name=name, kind=kind, phase=Phase.FORWARD, inputs=inputs, outputs=outputs)
+
+
+def _tensors(shape: Shape) -> Tensors:
+    """Return the tensors among an operator's inputs."""
+    if not shape.dims or not shape.types:
+        return ()
+    try:
+        dims, types = json.loads(shape.dims), json.loads(shape.types)
+    except ValueError:
+        return ()
+    found = []
+    for sizes, dtype in zip(dims, types, strict=False):
+        if dtype in _DTYPES and isinstance(sizes, list) and sizes and all(isinstance(n, int) and n > 0 for n in sizes):
+            found.append(TensorSpec(tuple(sizes), _DTYPES[dtype]))
+    return tuple(found)
+
+
+def _product(name: str, tensors: Tensors, _: Shape) -> Operator | None:
+    a, b = tensors[-2:]
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
+        return None
+    kind = OpKind.GEMM if len(a.shape) == 2 else OpKind.BATCHED_GEMM
+    out = TensorSpec((*a.shape[:-1], b.shape[-1]), a.dtype)
+    return _operator(name, kind, (a, b), (out,))
+
+
+def _linear(name: str, tensors: Tensors, _: Shape) -> Operator | None:
+    a, weight = tensors[:2]
+    rows = math.prod(a.shape[:-1])
+    if a.shape[-1] != weight.shape[-1] or len(weight.shape) != 2:
+        return None
+    product = TensorSpec((rows, a.shape[-1]), a.dtype), TensorSpec(weight.shape[::-1], weight.dtype)
+    return _operator(name, OpKind.GEMM, product, (TensorSpec((rows, weight.shape[0]), a.dtype),))
+
+
+def _attention(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
+    q, k, v = tensors[:3]
+    if len(q.shape) != 4 or len(v.shape) != 4:
+        return None
+    out = TensorSpec((*q.shape[:3], v.shape[3]), q.dtype)
+    causal = '"True"' in shape.concrete
+    return Operator(
+        name=name, kind=OpKind.ATTENTION, phase=Phase.FORWARD, inputs=(q, k, v), outputs=(out,),
+        attributes={"causal": causal},
+    )  # fmt: skip
+
+
+def _flash(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
+    """The inner operator of attention: its tensors have the sequence before the heads."""
+    turned = tuple(TensorSpec((t.shape[0], t.shape[2], t.shape[1], t.shape[3]), t.dtype) for t in tensors[:3])
+    return _attention(name, turned, shape)
+
+
+def _convolution(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
+    """A convolution; its output follows from stride, padding and dilation, which only some releases record."""
+    x, weight = tensors[:2]
+    if not shape.concrete or len(x.shape) != len(weight.shape):
+        return None
+    lists = [json.loads(text) for text in json.loads(shape.concrete) if text.startswith("[")]
+    spatial = len(x.shape) - 2
+    stride, padding, dilation = (lists + [[1], [0], [1]])[:3] if len(lists) >= 3 else (None, None, None)
+    if stride is None or padding is None or dilation is None:
+        return None
+    if name != "aten::convolution" and name != "aten::conv2d":
+        stride, padding = padding, stride  # cuDNN's and MIOpen's operators name the padding first
+    size = [
+        (x.shape[2 + i] + 2 * _at(padding, i) - _at(dilation, i) * (weight.shape[2 + i] - 1) - 1) // _at(stride, i) + 1
+        for i in range(spatial)
+    ]
+    if min(size) < 1:
+        return None
+    groups = x.shape[1] // weight.shape[1]
+    kind = OpKind.DEPTHWISE_CONV if groups > 1 and groups == x.shape[1] else OpKind.CONV
+    out = TensorSpec((x.shape[0], weight.shape[0], *size), x.dtype)
+    return _operator(name, kind, (x, weight), (out,))
+
+
+def _at(values: list[int], i: int) -> int:
+    return values[min(i, len(values) - 1)]
+
+
+_PRODUCTS: Final[dict[str, Callable[[str, Tensors, Shape], Operator | None]]] = {
+    "aten::mm": _product,
+    "aten::addmm": _product,
+    "aten::bmm": _product,
+    "aten::baddbmm": _product,
+    "aten::linear": _linear,
+    "aten::_scaled_dot_product_flash_attention": _attention,
+    "aten::_scaled_dot_product_efficient_attention": _attention,
+    "aten::_scaled_dot_product_cudnn_attention": _attention,
+    "aten::_flash_attention_forward": _flash,
+    "aten::_efficient_attention_forward": _flash,
+    "aten::convolution": _convolution,
+    "aten::cudnn_convolution": _convolution,
+    "aten::miopen_convolution": _convolution,
+}
