@@ -26,6 +26,7 @@ VERBS: Final = {
     "calibrate": ("traincast.cli.calibrate", "Learn a cluster from its own measured runs."),
     "fit": ("traincast.cli.fit", "Fit bundles of operator and collective times to measurements."),
     "profile": ("traincast.cli.profile", "Measure operators and collectives on the machine at hand."),
+    "trace": ("traincast.cli.trace", "Explain, replay and change what a profiler recorded."),
     "testbed": ("traincast.cli.testbed", "Train on this machine, and compare with the forecast."),
 }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from traincast.graph.operator import Operator, OpKind, Phase
+from traincast.graph.operator import Operator, OpKind, Phase, Scalar
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.traces.trace import Shape
 
@@ -55,6 +55,9 @@ _KINDS: Final[dict[str, OpKind]] = {
 }  # fmt: skip
 
 Tensors = tuple[TensorSpec, ...]
+
+_COLORS: Final = 4
+"""Most channels of an image."""
 
 
 @lru_cache(maxsize=65536)
@@ -145,22 +148,58 @@ def _convolution(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
     if not shape.concrete or len(x.shape) != len(weight.shape):
         return None
     lists = [json.loads(text) for text in json.loads(shape.concrete) if text.startswith("[")]
-    spatial = len(x.shape) - 2
-    stride, padding, dilation = (lists + [[1], [0], [1]])[:3] if len(lists) >= 3 else (None, None, None)
-    if stride is None or padding is None or dilation is None:
+    if len(lists) < 3:
         return None
-    if name != "aten::convolution" and name != "aten::conv2d":
+    stride, padding, dilation = lists[:3]
+    if name not in ("aten::convolution", "aten::conv2d"):
         stride, padding = padding, stride  # cuDNN's and MIOpen's operators name the padding first
     size = [
         (x.shape[2 + i] + 2 * _at(padding, i) - _at(dilation, i) * (weight.shape[2 + i] - 1) - 1) // _at(stride, i) + 1
-        for i in range(spatial)
+        for i in range(len(x.shape) - 2)
     ]
     if min(size) < 1:
         return None
-    groups = x.shape[1] // weight.shape[1]
+    return convolution(tensors, (x.shape[0], weight.shape[0], *size))
+
+
+def convolution(tensors: Tensors, output: tuple[int, ...]) -> Operator:
+    """Return the operator of a convolution from its inputs and the shape of its output."""
+    x, weight = tensors[:2]
+    groups = max(1, x.shape[1] // weight.shape[1])
     kind = OpKind.DEPTHWISE_CONV if groups > 1 and groups == x.shape[1] else OpKind.CONV
-    out = TensorSpec((x.shape[0], weight.shape[0], *size), x.dtype)
-    return _operator(name, kind, (x, weight), (out,))
+    return Operator(
+        name="convolution", kind=kind, phase=Phase.FORWARD, inputs=(x, weight), outputs=(TensorSpec(output, x.dtype),),
+        attributes=_convolved(x, weight, output, groups),
+    )  # fmt: skip
+
+
+def _convolved(x: TensorSpec, weight: TensorSpec, output: tuple[int, ...], groups: int) -> dict[str, Scalar]:
+    stride = max(1, round(x.shape[-1] / output[-1]))
+    return {"stride": stride, "kernel": weight.shape[-1], "groups": groups, "transposed": False}
+
+
+def _convolution_backward(name: str, tensors: Tensors, _: Shape) -> Operator | None:
+    """The gradients of a convolution by its input and by its weight; those of an image are not computed."""
+    if len(tensors) < 3:
+        return None
+    grad, x, weight = tensors[:3]
+    if name != "aten::convolution_backward":
+        grad, x = x, grad
+    if len(weight.shape) != len(x.shape) or grad.shape[1] != weight.shape[0]:
+        return None
+    groups = max(1, x.shape[1] // weight.shape[1])
+    kind = OpKind.DEPTHWISE_CONV if groups > 1 and groups == x.shape[1] else OpKind.CONV
+    products = 1 if x.shape[1] <= _COLORS else 2
+    return Operator(
+        name="convolution_backward", kind=kind, phase=Phase.BACKWARD, inputs=(grad, x, weight),
+        outputs=(weight,) if products == 1 else (x, weight),
+        attributes={**_convolved(x, weight, grad.shape, groups), "products": products},
+    )  # fmt: skip
+
+
+def tensors_of(shape: Shape) -> Tensors:
+    """Return the tensors among an operator's inputs, as far as they are recorded."""
+    return _tensors(shape)
 
 
 def _at(values: list[int], i: int) -> int:
@@ -178,6 +217,9 @@ _PRODUCTS: Final[dict[str, Callable[[str, Tensors, Shape], Operator | None]]] = 
     "aten::_scaled_dot_product_cudnn_attention": _attention,
     "aten::_flash_attention_forward": _flash,
     "aten::_efficient_attention_forward": _flash,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::cudnn_convolution_backward": _convolution_backward,
+    "aten::miopen_convolution_backward": _convolution_backward,
     "aten::convolution": _convolution,
     "aten::cudnn_convolution": _convolution,
     "aten::miopen_convolution": _convolution,

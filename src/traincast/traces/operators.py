@@ -22,10 +22,12 @@ class Launchers:
     """For each operation of the device, the events of the innermost and of the outermost operator around its launch.
 
     Both are −1 where none is known. The engine's own wrappers (``autograd::engine::evaluate_function``) do not count.
+    ``parent`` has for every event of the trace the operator around it, or −1.
     """
 
     inner: Ints
     outer: Ints
+    parent: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +53,19 @@ def launchers(trace: Trace, work: DeviceWork) -> Launchers:
     kind, lane = trace.kind, trace.lane
     starts, ends = trace.start.tolist(), trace.end.tolist()
     stacks: dict[int, list[int]] = defaultdict(list)
+    parent = np.full(len(trace), NONE, dtype=np.int64)
     for event in events.tolist():
         stack = stacks[int(lane[event])]
         while stack and ends[stack[-1]] <= starts[event]:
             stack.pop()
         if kind[event] == Kind.OPERATOR:
             if not wraps[event]:
+                parent[event] = stack[-1] if stack else NONE
                 stack.append(event)
         elif event in by_call and stack:
             inner[by_call[event]] = stack[-1]
             outer[by_call[event]] = stack[0]
-    return Launchers(inner=inner, outer=outer)
+    return Launchers(inner=inner, outer=outer, parent=parent)
 
 
 def operator_times(trace: Trace, work: DeviceWork, *, whole: bool = False) -> list[OperatorTime]:

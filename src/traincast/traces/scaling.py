@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -23,23 +23,26 @@ from traincast.cluster.hardware import Device
 from traincast.cluster.interconnect import find_node
 from traincast.estimate import CostModel, Estimates
 from traincast.estimate.efficiency import achievable
-from traincast.graph.operator import Operator
-from traincast.graph.tensor import DType
+from traincast.graph.operator import Operator, OpKind
+from traincast.graph.tensor import DType, TensorSpec
 from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.calls import NARROW
-from traincast.traces.known import dtype_of, known_operator
+from traincast.traces.known import convolution, dtype_of, known_operator, tensors_of
 from traincast.traces.operators import Launchers, launchers
 from traincast.traces.recording import Recording, Role
 from traincast.traces.trace import Shape, Trace
 
 Floats = npt.NDArray[np.float64]
 
-_PRODUCT: Final = re.compile(
-    r"gemm|gemv|conv|cudnn|winograd|fprop|dgrad|wgrad|xmma|cutlass|Cijk_|miopen|flash|fmha|attn", re.IGNORECASE
+PRODUCT: Final = re.compile(
+    r"gemm|gemv|conv|scudnn|winograd|fprop|dgrad|wgrad|xmma|cutlass|Cijk_|flash|fmha|attn", re.IGNORECASE
 )
-_HALF: Final = re.compile(r"bf16|fp16|half|_h\d|h884|h1688|h16816|HB?S?_B|BFloat16|Cijk_.*_[HB]B?S_", re.IGNORECASE)
+_HALF: Final = re.compile(r"bf16|fp16|[Hh]alf|h884|h1688|h16816|hgemm|BFloat16|Cijk_.*_[HB]B?S_")
 _BETWEEN_HOST: Final = re.compile(r"HtoD|DtoH|Host")
+_CONVOLUTIONS: Final = ("aten::cudnn_convolution", "aten::miopen_convolution", "aten::convolution")
+_AHEAD: Final = 64
+"""Events after a convolution among which its output is looked for."""
 _UNSURE: Final = 1.5
 """Factor between the expected time and the ends of the interval, where nothing but rates is known."""
 
@@ -68,7 +71,11 @@ def device_scaling(
     groups = _known(trace, work, around)
     if groups:
         operators = list(groups)
-        on = [cost_model.estimate(operators, find_node(device, 1)) for device in (source, target)]
+        narrow = [any(NARROW.search(trace.name_of(int(work.event[op]))) for op in groups[o]) for o in operators]
+        on = [
+            cost_model.estimate([_on(o, device, narrow=n) for o, n in zip(operators, narrow, strict=True)], node)
+            for device, node in ((source, find_node(source, 1)), (target, find_node(target, 1)))
+        ]
         for number, operator in enumerate(operators):
             if any(_unmeasured(estimates, number) for estimates in on):
                 continue
@@ -90,6 +97,11 @@ def device_scaling(
     )
 
 
+def is_half(kernel_name: str) -> bool:
+    """Whether a kernel's name says that it computes in half precision."""
+    return _HALF.search(kernel_name) is not None
+
+
 def task_factors(recording: Recording, scalings: list[DeviceScaling], *, level: int = 0) -> Floats:
     """Return the factor of every task of a recording; ``level`` −1 for the low end, 1 for the high end."""
     factors = np.ones(len(recording))
@@ -108,15 +120,62 @@ def _unmeasured(estimates: Estimates, number: int) -> bool:
 
 
 def _known(trace: Trace, work: DeviceWork, around: Launchers) -> dict[Operator, list[int]]:
-    """Return the operations of each distinct operator whose shapes are known."""
+    """Return the operations of each distinct operator whose shapes are known: the innermost such around a launch."""
     groups: dict[Operator, list[int]] = defaultdict(list)
+    found: dict[int, Operator | None] = {}
     for op, event in enumerate(around.inner.tolist()):
         if event < 0 or work.communicates[op] or trace.kind[work.event[op]] == Kind.COPY:
             continue
-        operator = known_operator(trace.name_of(event), trace.shape_of(event))
+        if event not in found:
+            found[event] = _around(trace, around, event)
+        operator = found[event]
         if operator is not None:
             groups[operator].append(op)
     return groups
+
+
+def _around(trace: Trace, around: Launchers, event: int) -> Operator | None:
+    while event >= 0:
+        name, shape = trace.name_of(event), trace.shape_of(event)
+        operator = known_operator(name, shape)
+        if operator is None and name in _CONVOLUTIONS:
+            operator = _by_output(trace, event)
+        if operator is not None:
+            return operator
+        event = int(around.parent[event])
+    return None
+
+
+def _by_output(trace: Trace, event: int) -> Operator | None:
+    """Return a convolution whose stride is not recorded: what runs next on the thread reads its output."""
+    tensors = tensors_of(trace.shape_of(event))
+    if len(tensors) < 2 or len(tensors[0].shape) != len(tensors[1].shape):
+        return None
+    begin = (tensors[0].shape[0], tensors[1].shape[0])
+    end = int(trace.start[event] + trace.duration[event])
+    at = int(np.searchsorted(trace.start, end))
+    for later in range(at, min(at + _AHEAD, len(trace))):
+        if trace.kind[later] != Kind.OPERATOR or trace.lane[later] != trace.lane[event]:
+            continue
+        read = tensors_of(trace.shape_of(later))
+        if read and read[0].shape[:2] == begin and len(read[0].shape) == len(tensors[0].shape):
+            return convolution(tensors, read[0].shape)
+    return None
+
+
+def _on(operator: Operator, device: Device, *, narrow: bool) -> Operator:
+    """Return the operator as the framework runs it on a device: products of fp32 on tensor cores where it does so.
+
+    PyTorch does so by default for convolutions on NVIDIA's devices, and for other products if asked (``narrow``).
+    """
+    chosen = operator.kind is OpKind.CONV and device.vendor == "nvidia"
+    if operator.dtype is not DType.FP32 or not (chosen or narrow) or not device.supports("tf32"):
+        return operator
+
+    def changed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(replace(t, dtype=DType.TF32) if t.dtype is DType.FP32 else t for t in tensors)
+
+    return replace(operator, inputs=changed(operator.inputs), outputs=changed(operator.outputs))
 
 
 def _by_rates(
@@ -129,7 +188,7 @@ def _by_rates(
     if trace.kind[event] == Kind.COPY and _BETWEEN_HOST.search(name):
         return 1.0
     have, want = achievable(source), achievable(target)
-    if trace.kind[event] == Kind.KERNEL and _PRODUCT.search(name):
+    if trace.kind[event] == Kind.KERNEL and PRODUCT.search(name):
         dtype = _dtype(name, stated)
         rates = [device.peak(dtype) * reach.gemm_fraction(dtype) for device, reach in ((source, have), (target, want))]
         spare = min(have.floor_s, took / 2)
