@@ -27,7 +27,7 @@ _RANGE: Final = click.option(
     "--range",
     "named",
     metavar="NAME",
-    help="Take the ranges of this name as the steps. Default: the profiler's steps, else batches, else the whole trace.",
+    help="Take the ranges of this name as steps. Default: the profiler's steps, else batches, else the whole trace.",
 )
 
 
@@ -97,7 +97,9 @@ def replay_command(
 @_TRACES
 @_RANGE
 @click.option("--host", metavar="2x", help="Hosts so many times as fast; 0.5x: half as fast.")
-@click.option("--network", metavar="2x", help="Links between ranks so many times as fast. Needs the traces of all ranks.")
+@click.option(
+    "--network", metavar="2x", help="Links between ranks so many times as fast. Needs the traces of all ranks."
+)
 @click.option("--no-communication", is_flag=True, help="Ranks that do not communicate.")
 @click.option("--overlap", is_flag=True, help="Compute does not wait for communication before the step ends.")
 @click.option("--bucket", metavar="100MB", help="Gradients exchanged in larger buckets. Needs the traces of all ranks.")

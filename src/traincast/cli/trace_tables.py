@@ -46,10 +46,13 @@ def show_summary(summary: Summary) -> None:
     )
     rows = [[name, format_seconds(s), share(s / summary.breakdown.total_s), text] for name, s, text in parts]
     print_table("Where a step goes", ["part", "time", "share", "meaning"], rows, right=(1, 2))
-    path = [[plain(e.label[:_NAME]), format_seconds(e.seconds), share(e.share), str(e.count)] for e in summary.critical_path]
+    path = [
+        [plain(e.label[:_NAME]), format_seconds(e.seconds), share(e.share), str(e.count)] for e in summary.critical_path
+    ]
     print_table("Critical path", ["what", "time", "share", "tasks"], path[:_MOST], right=(1, 2, 3))
     rows = [
-        [plain(o.name[:_NAME]), format_seconds(o.seconds), share(o.share), str(o.kernels)] for o in summary.operators[:_MOST]
+        [plain(o.name[:_NAME]), format_seconds(o.seconds), share(o.share), str(o.kernels)]
+        for o in summary.operators[:_MOST]
     ]
     print_table("Operators by time on the device", ["operator", "time", "share", "kernels"], rows, right=(1, 2, 3))
     if summary.rates:
@@ -87,6 +90,8 @@ def show_answer(answer: Answer) -> None:
         out.print(f"refused: {plain(answer.refused or '')}")
         return
     interval = f"{format_seconds(answer.low_s)} to {format_seconds(answer.high_s)}"
-    out.print(f"step then  {format_seconds(answer.step_s)} ({interval}): {answer.base_s / answer.step_s:.2f} times as fast")
+    out.print(
+        f"step then  {format_seconds(answer.step_s)} ({interval}): {answer.base_s / answer.step_s:.2f} times as fast"
+    )
     for text in answer.assumptions:
         out.print(f"assumes: {plain(text)}")

@@ -1,9 +1,9 @@
 """Where the recorded time of a rank went, in the words of a forecast's report.
 
 Every instant of the steps belongs to one part: ``compute`` (a kernel that is no communication runs), ``exposed
-communication`` (only communication runs), ``bubble`` (only communication runs, and it waits for another rank; known if the
-other ranks are given), ``copies`` (only copies and fills run), ``host`` (nothing runs, and what runs next was not launched
-yet), and ``idle`` (nothing runs, for another reason).
+communication`` (only communication runs), ``bubble`` (only communication runs, and it waits for another rank; known
+if the other ranks are given), ``copies`` (only copies and fills run), ``host`` (nothing runs, and what runs next was
+not launched yet), and ``idle`` (nothing runs, for another reason).
 """
 
 from __future__ import annotations
@@ -77,11 +77,7 @@ def transfers_of(recording: Recording, number: int) -> tuple[Ints, Ints] | None:
         return None
     own = {i for i, lane in enumerate(recording.lanes) if lane.rank == recording.traces[number].rank}
     talks = np.flatnonzero(recording.communicates & (recording.role == Role.DEVICE))
-    mine = [
-        task
-        for task in talks.tolist()
-        if own & {int(recording.lane[task]), *recording.others.get(task, ())}
-    ]
+    mine = [task for task in talks.tolist() if own & {int(recording.lane[task]), *recording.others.get(task, ())}]
     shift = clock_shift(recording, number)
     return recording.start[mine] - shift, recording.end[mine] - shift
 

@@ -1,8 +1,8 @@
 """Changes that a what-if question makes to a recording.
 
-A change is a value with four members: ``text`` names it, ``assumption`` says what its answer rests on, ``refusal`` says why
-a recording cannot answer it (or returns ``None``), and ``apply`` returns the changed recording. The level of ``apply`` is 0
-for the expected answer, −1 for the fastest that is plausible and 1 for the slowest.
+A change is a value with four members: ``text`` names it, ``assumption`` says what its answer rests on, ``refusal``
+says why a recording cannot answer it (or returns ``None``), and ``apply`` returns the changed recording. The level of
+``apply`` is 0 for the expected answer, −1 for the fastest that is plausible and 1 for the slowest.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class LoaderWorkers:
         if not inside.any():
             return "the trace shows no data loader (no range enumerate(DataLoader)…__next__)"
         names = {name for trace in recording.traces for name in trace.names}
-        if not any("_SingleProcess" in n or re.match(LOADER, n) and "_MultiProcessing" not in n for n in names):
+        if not any("_SingleProcess" in n or (re.match(LOADER, n) and "_MultiProcessing" not in n) for n in names):
             return "the data loader has workers already: how long they take for a batch is not recorded"
         return None
 
@@ -322,4 +322,3 @@ def _needs_peers(recording: Recording) -> str | None:
             "one rank alone cannot tell transfer from waiting for other ranks: give the traces of all ranks of the job"
         )
     return None
-

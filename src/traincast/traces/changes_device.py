@@ -65,9 +65,7 @@ class OtherDevice:
             source = device_of(trace)
             assert source is not None, "refusal() comes first"
             work = device_work(trace)
-            found.append(
-                device_scaling(trace, work, source=source, target=self.target, cost_model=self.cost_model)
-            )
+            found.append(device_scaling(trace, work, source=source, target=self.target, cost_model=self.cost_model))
         return found
 
 
@@ -76,7 +74,9 @@ class HalfPrecision:
     """Products and the traffic of other kernels in half precision; weights and their update stay in fp32."""
 
     text: str = "mixed precision"
-    assumption: str = "products become 3 times as fast and other kernels twice; casts and the loss scale are not counted"
+    assumption: str = (
+        "products become 3 times as fast and other kernels twice; casts and the loss scale are not counted"
+    )
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace whose products run in half precision already, or a device without tensor cores."""
@@ -101,7 +101,8 @@ class HalfPrecision:
 
     @staticmethod
     def _compute(recording: Recording) -> Flags:
-        return (recording.role == Role.DEVICE) & ~recording.communicates
+        computes: Flags = (recording.role == Role.DEVICE) & ~recording.communicates
+        return computes
 
     @staticmethod
     def _named(recording: Recording, *, half: bool) -> Flags:

@@ -1,8 +1,8 @@
 """Reads the events of a trace piece by piece, so that a file of any size needs the memory of one piece.
 
-A piece ends where an event ends. Where that is, the text alone does not tell for certain (an event may hold objects), so
-each cut is tried: a piece that was cut at the wrong place is no JSON. Events and the text around them are decoded by
-typed structs, see :mod:`traincast.traces.kineto`.
+A piece ends where an event ends. Where that is, the text alone does not tell for certain (an event may hold objects),
+so each cut is tried: a piece that was cut at the wrong place is no JSON. Events and the text around them are decoded
+by typed structs, see :mod:`traincast.traces.kineto`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class EventReader:
             if found := _EVENTS.search(text):
                 return text[found.end() :], text[: found.end()]
             if begin not in (b"{", b"") or (not more and not begin):
-                raise FileFormatError(f"{self._path} is not a trace: it is not JSON; give what PyTorch's profiler wrote")
+                raise FileFormatError(
+                    f"{self._path} is not a trace: it is not JSON; give what PyTorch's profiler wrote"
+                )
             if not more:
                 raise self._without_events(text)
 

@@ -1,8 +1,8 @@
 """Couples the recordings of several ranks by their collectives.
 
-A collective's kernel on one rank runs from the time that rank is ready until all are done: most of it may be waiting. The
-ranks together tell the two apart. The transfer begins when the last rank is ready, and ends when the first is done; it
-becomes one task that holds a stream of every rank.
+A collective's kernel on one rank runs from the time that rank is ready until all are done: most of it may be waiting.
+The ranks together tell the two apart. The transfer begins when the last rank is ready, and ends when the first is
+done; it becomes one task that holds a stream of every rank.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ def _coupled(joined: Recording, groups: list[list[_Member]], notes: list[str]) -
     count = len(groups)
     alone = int(joined.communicates.sum()) - len(tails)
     if alone:
-        notes.append(f"{alone} kernels of collectives have no counterpart on another rank: waiting is part of their time")
+        notes.append(
+            f"{alone} kernels of collectives have no counterpart on another rank: waiting is part of their time"
+        )
     return Recording(
         traces=joined.traces,
         steps=joined.steps,
@@ -180,4 +182,3 @@ def _coupled(joined: Recording, groups: list[list[_Member]], notes: list[str]) -
         others=others,
         notes=tuple(notes),
     )
-

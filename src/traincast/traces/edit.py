@@ -127,8 +127,9 @@ def insert(recording: Recording, *, after: int, seconds: float, lane: str | None
 def move(recording: Recording, chosen: Flags, *, lane: str) -> Recording:
     """Move operations of the device to another stream of their rank; an unknown name opens a new one.
 
-    A moved operation keeps its launch and its waits for other streams. It no longer waits for the operation before it on
-    its old stream, and what followed there no longer waits for it: who asks for this says that neither needs the other.
+    A moved operation keeps its launch and its waits for other streams. It no longer waits for the operation before it
+    on its old stream, and what followed there no longer waits for it: who asks for this says that neither needs the
+    other.
     """
     moved = np.flatnonzero(chosen & (recording.role == Role.DEVICE))
     lanes, where = list(recording.lanes), recording.lane.copy()
@@ -192,9 +193,7 @@ def _launched_by(recording: Recording, pattern: re.Pattern[str]) -> Flags:
         for which in (around.inner, around.outer):
             hit |= (which >= 0) & matches[trace.name[which]]
         found |= (
-            (recording.trace == number)
-            & (recording.role == Role.DEVICE)
-            & np.isin(recording.event, work.event[hit])
+            (recording.trace == number) & (recording.role == Role.DEVICE) & np.isin(recording.event, work.event[hit])
         )
     return found
 

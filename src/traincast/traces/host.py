@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.calls import COPIES, LAUNCH, matching, may_block
+from traincast.traces.calls import COPIES, matching, may_block
 from traincast.traces.device import DeviceWork
-from traincast.traces.kineto import Kind
 from traincast.traces.recording import Role, TaskTable
 from traincast.traces.threads import Handoff, activities, handoffs
 from traincast.traces.trace import Ints, Trace
@@ -23,9 +22,9 @@ _SLACK_NS: Final = 2_000
 class HostTasks:
     """What others need of the host's tasks.
 
-    ``launch`` is the task after which each operation may start, −1 where none was recorded. ``awaits`` are pairs (task,
-    operation that it waits for). ``lanes`` maps lanes of the trace to lanes of the table. ``bounds`` maps a time on a lane
-    at which a chain was cut to the task that ends there.
+    ``launch`` is the task after which each operation may start, −1 where none was recorded. ``awaits`` are pairs
+    (task, operation that it waits for). ``lanes`` maps lanes of the trace to lanes of the table. ``bounds`` maps a
+    time on a lane at which a chain was cut to the task that ends there.
     """
 
     launch: Ints
@@ -69,10 +68,15 @@ class _Chain:
             if sleep is not None:
                 self._sleeps.pop()
                 self.cursor = max(self.cursor, sleep.woken)
-                self.wakes.append((len(self._table), sleep))  # the next task of this chain is the one woken
+                self.wakes.append((self.next_task, sleep))  # the next task of this chain is the one woken
                 if self.cursor >= end:
                     break
         return self.last
+
+    @property
+    def next_task(self) -> int:
+        """The number of the task that is added next."""
+        return len(self._table)
 
     def empty(self, role: Role, event: int) -> int:
         """Add a task of no duration, for others to wait for or to wait by."""
@@ -97,12 +101,7 @@ def host_tasks(
     out = HostTasks(launch=np.full(len(work), -1, dtype=np.int64))
     threads = activities(trace, work.call[work.call >= 0])
     given = handoffs(threads)
-    ops_of: dict[int, list[int]] = defaultdict(list)
-    for op, call in enumerate(work.call.tolist()):
-        if call >= 0:
-            ops_of[call].append(op)
-    anchors = np.array(sorted(set(ops_of) | set(waits.calls)), dtype=np.int64)
-    reader = _Calls(trace, work, waits, room, ops_of, out)
+    reader = _Calls(trace, work, waits, room, out)
     chains = []
     for thread in threads:
         lane = out.lanes[thread.lane] = len(out.lanes)
@@ -114,7 +113,7 @@ def host_tasks(
         chain.prepare(0 if not begins else sleeps[0].woken, cuts, [h for h in sleeps if h.asleep >= 0])
         if begins:
             chain.wakes.append((len(table), sleeps[0]))
-        for call in anchors[trace.lane[anchors] == thread.lane].tolist():
+        for call in reader.anchors[trace.lane[reader.anchors] == thread.lane].tolist():
             reader.read(chain, call)
         chain.piece(Role.HOST, max([int(thread.end[-1]), *marked]), -1)
         chains.append(chain)
@@ -129,11 +128,13 @@ def host_tasks(
 class _Calls:
     """Turns calls into tasks of a chain."""
 
-    def __init__(
-        self, trace: Trace, work: DeviceWork, waits: Waits, room: Ints, ops_of: dict[int, list[int]], out: HostTasks
-    ) -> None:
-        self._trace, self._work, self._waits, self._room = trace, work, waits, room
-        self._ops_of, self._out = ops_of, out
+    def __init__(self, trace: Trace, work: DeviceWork, waits: Waits, room: Ints, out: HostTasks) -> None:
+        self._trace, self._work, self._waits, self._room, self._out = trace, work, waits, room, out
+        self._ops_of: dict[int, list[int]] = defaultdict(list)
+        for op, call in enumerate(work.call.tolist()):
+            if call >= 0:
+                self._ops_of[call].append(op)
+        self.anchors = np.array(sorted(set(self._ops_of) | set(waits.calls)), dtype=np.int64)
         self._copies = matching(trace, COPIES)
         self._lead = self._typical_lead()
 
@@ -155,48 +156,47 @@ class _Calls:
             return
         chain.piece(Role.HOST, begin, -1)
         if ops:
-            self._launch(chain, call, ops, begin, end)
+            self._launch(chain, call, ops, end)
         else:
-            self._wait(chain, call, self._waits.calls[call], begin, end)
+            self._after(chain, call, self._waits.calls[call], end)
 
-    def _wait(self, chain: _Chain, call: int, awaited: tuple[int, ...], begin: int, end: int) -> None:
-        """A call that waits: its own time begins when what it waits for has ended."""
-        done = max((int(self._work.end[op]) for op in awaited), default=begin)
-        if done > begin:
-            chain.jump(min(done, end))
-        task = chain.empty(Role.CALL, call) if chain.cursor >= end else -1
-        first = len(chain._table)
-        last = chain.piece(Role.CALL, end, call)
-        task = task if task >= 0 else min(first, last)
-        self._out.awaits += [(task, op) for op in awaited]
+    def _after(self, chain: _Chain, call: int, awaited: tuple[int, ...], end: int) -> None:
+        """Add the part of a call that comes after its wait: it begins when all awaited operations have ended."""
+        done = max((int(self._work.end[op]) for op in awaited), default=chain.cursor)
+        chain.jump(min(done, end))
+        first = chain.next_task
+        if chain.cursor >= end:
+            chain.empty(Role.CALL, call)
+        else:
+            chain.piece(Role.CALL, end, call)
+        self._out.awaits += [(first, op) for op in awaited]
 
-    def _launch(self, chain: _Chain, call: int, ops: list[int], begin: int, end: int) -> None:
-        """A call that launches: the operation may start while the call still runs, and a copy may hold the call."""
+    def _launch(self, chain: _Chain, call: int, ops: list[int], end: int) -> None:
+        """Add a call that launches: the operation may start while the call still runs, and a copy may hold the call."""
         work = self._work
-        room = int(self._room[ops[0]])
-        if room >= 0 and begin < work.start[room] <= end:
-            self._out.awaits.append((chain.empty(Role.CALL, call), int(work.before[room])) if work.before[room] >= 0 else
-                                    (chain.empty(Role.CALL, call), room))
-            chain.jump(int(work.start[room]))
-            begin = chain.cursor
+        self._queue(chain, call, ops[0], end)
+        begin = chain.cursor
         started = min(int(work.start[op]) for op in ops)
         before = max((int(work.end[work.before[op]]) for op in ops if work.before[op] >= 0), default=-1)
         lead = max(0, started - begin)
-        if before > begin:
+        if before > begin:  # it started when the stream was free, not when the call had launched it
             lead = min(lead, self._lead)
+        launched = min(begin + lead, end)
+        self._out.launch[ops] = chain.piece(Role.CALL, launched, call) if lead else chain.empty(Role.CALL, call)
         done = max(int(work.end[op]) for op in ops)
-        holds = bool(self._copies[call]) and done <= end + _SLACK_NS and may_block(self._trace.name_of(int(work.event[ops[-1]])))
-        launch = chain.piece(Role.CALL, min(begin + lead, end), call)
-        if launch < 0 or lead == 0:
-            launch = chain.empty(Role.CALL, call)
-        self._out.launch[ops] = launch
-        if holds:
-            chain.jump(min(done, end))
-            first = len(chain._table)
-            if chain.cursor >= end:
-                self._out.awaits.append((chain.empty(Role.CALL, call), ops[-1]))
-            else:
-                chain.piece(Role.CALL, end, call)
-                self._out.awaits.append((first, ops[-1]))
+        copied = self._trace.name_of(int(work.event[ops[-1]]))
+        if self._copies[call] and done <= end + _SLACK_NS and may_block(copied):
+            self._after(chain, call, (ops[-1],), end)
         else:
             chain.piece(Role.CALL, end, call)
+
+    def _queue(self, chain: _Chain, call: int, op: int, end: int) -> None:
+        """Let a launch wait for room in the device's queue: for the operation before the one whose start makes room."""
+        room = int(self._room[op])
+        awaited = int(self._work.before[room]) if room >= 0 else -1
+        if awaited < 0 or self._work.end[awaited] > end:
+            return
+        self._out.awaits.append((chain.next_task, awaited))
+        if self._work.end[awaited] > chain.cursor:
+            chain.jump(int(self._work.end[awaited]))
+        chain.empty(Role.CALL, call)

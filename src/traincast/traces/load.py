@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> lis
     """
     traces = [load_trace(path, piece_bytes=piece_bytes) for path in _files(paths)]
     traces.sort(key=lambda trace: trace.rank)
-    for one, other in zip(traces, traces[1:], strict=False):
+    for one, other in pairwise(traces):
         if one.rank == other.rank:
             raise RequestError(
                 f"{one.path} and {other.path} are both of rank {one.rank}: give one trace of each rank of one job"
@@ -141,8 +142,8 @@ class _Columns:
         """Return the trace with its events sorted."""
         if not self._count:
             raise FileFormatError(
-                f"trace {path} has no operators, calls or kernels: record it with PyTorch's profiler, with activities of "
-                "the processor and of the device"
+                f"trace {path} has no operators, calls or kernels: record it with PyTorch's profiler, with activities "
+                "of the processor and of the device"
             )
         columns = dict(zip(_COLUMNS, (np.concatenate(part) for part in zip(*self._parts, strict=True)), strict=True))
         self._parts = []
@@ -181,10 +182,10 @@ def _nanoseconds(texts: list[msgspec.Raw]) -> Ints:
 
     A number of 1.7e15 µs with three decimals does not fit a float: its last digits would be lost.
     """
-    joined = b",".join(texts)  # type: ignore[arg-type]
+    joined = b",".join(texts)
     dots = joined.count(b".")
     if not dots and not re.search(rb"[^\d,-]", joined):
-        return np.fromstring(joined, dtype=np.int64, sep=",") * 1000  # type: ignore[no-any-return]
+        return np.fromstring(joined, dtype=np.int64, sep=",") * 1000
     if dots == len(texts) == len(_THOUSANDTHS.findall(joined)):
         return np.fromstring(joined.replace(b".", b""), dtype=np.int64, sep=",")
     exact = [Decimal(part.decode().strip('"')) * 1000 for part in joined.split(b",")]

@@ -32,7 +32,7 @@ class Launchers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
-    """The device time of all launches within operators of one name: seconds, launches and share of the device's time."""
+    """The device time of operators of one name: seconds, launches and share of all time on the device."""
 
     name: str
     seconds: float
@@ -69,7 +69,7 @@ def launchers(trace: Trace, work: DeviceWork) -> Launchers:
 
 
 def operator_times(trace: Trace, work: DeviceWork, *, whole: bool = False) -> list[OperatorTime]:
-    """Return the device time by operator, the largest first; ``whole``: by the outermost operator, else the innermost."""
+    """Return the device time by innermost operator, or by outermost if ``whole``, the largest first."""
     found = launchers(trace, work)
     which = found.outer if whole else found.inner
     seconds: dict[str, float] = defaultdict(float)

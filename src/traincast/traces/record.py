@@ -36,9 +36,7 @@ def record(trace: Trace, *, named: str | None = None, fit: Collection[int] | Non
         marks.setdefault(int(trace.lane[event]), []).extend((int(trace.start[event]), int(trace.end[event])))
     host = host_tasks(trace, work, waits, room, table, marks=marks)
     _device_tasks(trace, work, waits, host, table)
-    bounds = tuple(
-        (host.bounds.get((s.lane, s.start), -1), host.bounds.get((s.lane, s.end), -1)) for s in steps
-    )
+    bounds = tuple((host.bounds.get((s.lane, s.start), -1), host.bounds.get((s.lane, s.end), -1)) for s in steps)
     lanes = [Lane(trace.rank, f"thread {trace.lanes[lane][1]}", False) for lane in host.lanes]
     lanes += [Lane(trace.rank, f"stream {stream}", True) for _, stream in work.streams]
     event = np.array(table.event, dtype=np.int64)
@@ -214,5 +212,3 @@ def _device_tasks(trace: Trace, work: DeviceWork, waits: Waits, host: HostTasks,
     for task, op in host.awaits:
         if device.done[op] >= 0:
             table.edges.append((task, int(device.done[op])))
-
-

@@ -44,9 +44,10 @@ class Lane:
 class Recording:
     """Tasks as columns, in no order; ``edges`` are rows (task, task that it waits for).
 
-    ``launched`` is the recorded time at which an operation of the device was launched, or −1. ``trace`` and ``event`` say where a task was recorded (event −1: nowhere). ``lane`` is a number into ``lanes``, or
-    :data:`NOWHERE`. ``others`` are further lanes that a task holds: a collective of several ranks. ``marks`` has, for each
-    trace, the task whose end begins each step, and the one whose end ends the last.
+    ``launched`` is the recorded time at which an operation of the device was launched, or −1. ``trace`` and ``event``
+    say where a task was recorded (event −1: nowhere). ``lane`` is a number into ``lanes``, or :data:`NOWHERE`.
+    ``others`` are further lanes that a task holds: a collective of several ranks. ``marks`` has, for each trace, the
+    task whose end begins each step, and the one whose end ends the last.
     """
 
     traces: tuple[Trace, ...]

@@ -17,8 +17,8 @@ from traincast.traces.to_plan import RecordedPlan, to_plan
 class Replayed:
     """A recording that has run in the simulator: the plan, its timeline, and the steps of each trace in seconds.
 
-    ``pace_s`` is the time per step from the begin of the first step until all work of the last is done, on the hosts and
-    on the devices. A single step on the host may be shorter while the queue of the device fills.
+    ``pace_s`` is the time per step from the begin of the first step until all work of the last is done, on the hosts
+    and on the devices. A single step on the host may be shorter while the queue of the device fills.
     """
 
     recording: Recording
@@ -37,8 +37,8 @@ class Replayed:
 class ReplayReport:
     """How well a replay with unchanged durations agrees with what was recorded.
 
-    Errors are relative. ``strict_error`` is that of a replay without the delays that nothing explains; ``opaque_share`` the
-    share of these delays in the time that decides the end.
+    Errors are relative. ``strict_error`` is that of a replay without the delays that nothing explains;
+    ``opaque_share`` the share of these delays in the time that decides the end.
     """
 
     measured_s: float
@@ -87,7 +87,7 @@ def _pace(recording: Recording, end: npt.NDArray[np.float64], bounds: list[tuple
         [steps[-1].end + clock_shift(recording, number) for number, steps in enumerate(recording.steps)], dtype=np.int64
     )
     counted = (recording.launched >= 0) & (recording.launched <= last[recording.trace])
-    finish = max(max(stop for _, stop in bounds), float(end[counted].max(initial=0.0)))
+    finish = max([float(end[counted].max(initial=0.0)), *(stop for _, stop in bounds)])
     return (finish - min(start for start, _ in bounds)) / max(len(steps) for steps in recording.steps)
 
 
@@ -118,7 +118,9 @@ def replay(recording: Recording) -> ReplayReport:
 
 def _worst(replayed: Replayed, measured: tuple[float, ...]) -> float:
     """Return the relative error of the step that is furthest off."""
-    errors = [r / m - 1 for r, m in zip((s for steps in replayed.step_s for s in steps), measured, strict=True) if m > 0]
+    errors = [
+        r / m - 1 for r, m in zip((s for steps in replayed.step_s for s in steps), measured, strict=True) if m > 0
+    ]
     return max(errors, key=abs, default=0.0)
 
 

@@ -1,10 +1,10 @@
 """Kernel times of a recording on another device.
 
-An operator whose shapes are known takes the recorded time, multiplied by the ratio of its estimates on the two devices:
-what is special about its kernels stays, and only the device changes. For others, and where nothing was measured on one of
-the two architectures, kernels of products scale by the ratio of
-compute rates and the rest by the ratio of bandwidths, in whole waves of blocks where the trace states them (Yu et al.,
-"Habitat", 2021); the shortest possible kernel of each device is left out of the scaling.
+An operator whose shapes are known takes the recorded time, multiplied by the ratio of its estimates on the two
+devices: what is special about its kernels stays, and only the device changes. For others, and where nothing was
+measured on one of the two architectures, kernels of products scale by the ratio of compute rates and the rest by the
+ratio of bandwidths, in whole waves of blocks where the trace states them (Yu et al., "Habitat", 2021); the shortest
+possible kernel of each device is left out of the scaling.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from traincast.estimate import CostModel, Estimates
 from traincast.estimate.efficiency import achievable
 from traincast.graph.operator import Operator, OpKind
 from traincast.graph.tensor import DType, TensorSpec
+from traincast.traces.calls import NARROW
 from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.kineto import Kind
-from traincast.traces.calls import NARROW
 from traincast.traces.known import convolution, dtype_of, known_operator, tensors_of
 from traincast.traces.operators import Launchers, launchers
 from traincast.traces.recording import Recording, Role
@@ -88,12 +88,15 @@ def device_scaling(
     for op in np.flatnonzero(~known).tolist():
         inner = int(around.inner[op])
         dtype = dtype_of(trace.shape_of(inner)) if inner >= 0 else None
-        factor[op] = _by_rates(trace, int(work.event[op]), float(took[op]), source, target, dtype)
+        factor[op] = _by_rates(trace, int(work.event[op]), float(took[op]), source=source, target=target, stated=dtype)
         low[op], high[op] = factor[op] / _UNSURE, factor[op] * _UNSURE
     talks = work.communicates
     factor[talks] = low[talks] = high[talks] = 1.0
     return DeviceScaling(
-        factor=factor, low=low, high=high, by_operator=float(took[known & ~talks].sum() / max(took[~talks].sum(), 1e-30))
+        factor=factor,
+        low=low,
+        high=high,
+        by_operator=float(took[known & ~talks].sum() / max(took[~talks].sum(), 1e-30)),
     )
 
 
@@ -178,9 +181,7 @@ def _on(operator: Operator, device: Device, *, narrow: bool) -> Operator:
     return replace(operator, inputs=changed(operator.inputs), outputs=changed(operator.outputs))
 
 
-def _by_rates(
-    trace: Trace, event: int, took: float, source: Device, target: Device, stated: DType | None
-) -> float:
+def _by_rates(trace: Trace, event: int, took: float, *, source: Device, target: Device, stated: DType | None) -> float:
     """Return the factor of an operation whose operator is not known, or not measured."""
     name = trace.name_of(event)
     if took <= 0:
@@ -202,7 +203,7 @@ def _by_rates(
 def _dtype(name: str, stated: DType | None) -> str:
     """Return what a kernel of a product computes in: as its operator's inputs say, else its name."""
     if stated is not None and stated is not DType.FP32:
-        return stated.value
+        return str(stated.value)
     if NARROW.search(name):
         return "tf32"
     return "bf16" if stated is None and _HALF.search(name) else "fp32"

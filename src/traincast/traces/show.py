@@ -25,6 +25,7 @@ from traincast.traces.recording import Recording
 from traincast.traces.replay import run
 from traincast.traces.trace import Trace
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """How near an operator comes to the device's peaks: FLOP/s and bytes/s as shares, and the larger bound's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -57,7 +58,7 @@ def steps_of(trace: Trace, *, named: str | None = None) -> list[Step]:
     if len(batches) > 2:
         starts = [int(trace.start[e]) for e in batches]
         lane = int(trace.lane[batches[0]])
-        return [Step(f"batch {i}", a, b, lane) for i, (a, b) in enumerate(zip(starts, starts[1:], strict=False))]
+        return [Step(f"batch {i}", a, b, lane) for i, (a, b) in enumerate(pairwise(starts))]
     host = trace.of_kind(Kind.OPERATOR, Kind.CALL, Kind.ANNOTATION)
     lane = int(np.bincount(trace.lane[host]).argmax()) if len(host) else int(trace.lane[0])
     return [Step("whole trace", 0, int(trace.end.max()), lane)]

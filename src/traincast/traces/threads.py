@@ -1,8 +1,8 @@
 """Threads of the host: when each works, and which hands over to which.
 
-A thread that calls ``backward`` sleeps until the thread of the engine is done, and that thread sleeps until it is called.
-Neither wait is recorded. Both show as gaps: one thread pauses, another works within the pause, and when that one pauses the
-first goes on. Threads that only ask (``cudaEventQuery`` in a watchdog) take no part.
+A thread that calls ``backward`` sleeps until the thread of the engine is done, and that thread sleeps until it is
+called. Neither wait is recorded. Both show as gaps: one thread pauses, another works within the pause, and when that
+one pauses the first goes on. Threads that only ask (``cudaEventQuery`` in a watchdog) take no part.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def _lanes(recording: Recording, order: Ints) -> tuple[Ints, Ints]:
 
 
 def _in_order(recording: Recording) -> Ints:
-    """Return the tasks in an order in which each comes after all that it waits for, by recorded time as far as possible.
+    """Return the tasks in an order in which each comes after all that it waits for, by recorded time as far as
+    possible.
 
     Tasks of one lane stay in the order in which they were recorded.
     """
@@ -128,8 +129,8 @@ def _in_order(recording: Recording) -> Ints:
             if not missing[target]:
                 heapq.heappush(heap, (starts[target], ends[target], target))
     if len(order) < len(recording):
+        left = len(recording) - len(order)
         raise SimulationError(
-            f"the dependencies of a trace form a loop: {len(recording) - len(order)} of {len(recording)} tasks wait for "
-            "one another"
+            f"dependencies form a loop: {left} of {len(recording)} tasks of a trace wait for one another"
         )
     return np.array(order, dtype=np.int64)

@@ -1,9 +1,9 @@
 """Waits for the device: recorded where the profiler did so, else inferred.
 
-A call of ``cudaStreamWaitEvent`` makes a stream wait for an operation of another, but a trace seldom says which. It must
-be launched before the call, and in every step it must have ended when the waiting one starts. The latest operation for
-which this is never violated is taken. So more steps make the answer surer; :func:`infer` can use some of the steps only, so
-that the others can judge it.
+A call of ``cudaStreamWaitEvent`` makes a stream wait for an operation of another, but a trace seldom says which. It
+must be launched before the call, and in every step it must have ended when the waiting one starts. The latest
+operation for which this is never violated is taken. So more steps make the answer surer; :func:`infer` can use some
+of the steps only, so that the others can judge it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,8 +23,9 @@ _FEW_STEPS: Final = 0.03
 class Answer:
     """The time per step before and after changes, in seconds; ``refused`` says why there is none.
 
-    ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s`` is the
-    slowest. Both include how much the mean of so many steps varies. ``assumptions`` are those of the changes, in order.
+    ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s``
+    is the slowest. Both include how much the mean of so many steps varies. ``assumptions`` are those of the changes,
+    in order.
     """
 
     changes: tuple[str, ...]
@@ -77,4 +79,4 @@ def _spread(recording: Recording) -> float:
     steps = [step.end - step.start for step in recording.steps[0]]
     if len(steps) < 3:
         return _FEW_STEPS
-    return max(_LEAST, _NINETY * float(np.std(steps, ddof=1) / np.mean(steps)) / len(steps) ** 0.5)
+    return max(_LEAST, _NINETY * float(np.std(steps, ddof=1) / np.mean(steps)) / math.sqrt(len(steps)))

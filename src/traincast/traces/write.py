@@ -1,7 +1,7 @@
 """Writes a recording that has run as a trace of PyTorch's profiler, which viewers and HolisticTraceAnalysis read.
 
-Every event of the source that has a meaning here is written with its new time. An event of a thread moves with the tasks of
-that thread: the time within a task stretches evenly.
+Every event of the source that has a meaning here is written with its new time. An event of a thread moves with the
+tasks of that thread: the time within a task stretches evenly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _write(replayed: Replayed, number: int, out: TextIO) -> None:
         for d in trace.devices
     ]
     out.write('{"schemaVersion": 1,\n')
-    out.write(f'"distributedInfo": {json.dumps({"backend": "nccl", "rank": trace.rank, "world_size": trace.world_size})},\n')
+    out.write(
+        f'"distributedInfo": {json.dumps({"backend": "nccl", "rank": trace.rank, "world_size": trace.world_size})},\n'
+    )
     out.write(f'"deviceProperties": {json.dumps(devices)},\n"traceEvents": [')
     first = True
     for event in np.flatnonzero(start >= 0).tolist():
@@ -78,12 +80,21 @@ def _event(trace: Trace, event: int, kind: Kind, start: int, end: int) -> dict[s
         if column[event] != NONE:
             args[name] = int(column[event])
     shape = trace.shape_of(event)
-    for name, text in (("Input Dims", shape.dims), ("Input type", shape.types), ("grid", shape.grid), ("block", shape.block)):
+    for name, text in (
+        ("Input Dims", shape.dims),
+        ("Input type", shape.types),
+        ("grid", shape.grid),
+        ("block", shape.block),
+    ):
         if text:
             args[name] = json.loads(text)
     message = trace.messages.get(event)
     if message is not None:
-        args |= {"Collective name": message.name, "In msg nelems": message.in_elements, "Group size": message.group_size}
+        args |= {
+            "Collective name": message.name,
+            "In msg nelems": message.in_elements,
+            "Group size": message.group_size,
+        }
         args |= {"Out msg nelems": message.out_elements, "dtype": message.dtype, "Process Group Name": message.group}
     return {
         "ph": "X",
@@ -114,7 +125,7 @@ def new_times(replayed: Replayed, number: int) -> tuple[Ints, Ints]:
     order = mine[np.argsort(recording.start[mine], kind="stable")]
     start[recording.event[order[::-1]]] = new_start[order[::-1]]  # a kernel in pieces begins with its first
     end[recording.event[order]] = new_end[order]
-    _collective_times(recording, number, new_start, new_end, start, end)
+    _collective_times(recording, number, new=(new_start, new_end), start=start, end=end)
     shift = clock_shift(recording, number)
     for lane, (_, thread) in enumerate(trace.lanes):
         name = f"thread {thread}"
@@ -131,9 +142,7 @@ def new_times(replayed: Replayed, number: int) -> tuple[Ints, Ints]:
     return start, end
 
 
-def _collective_times(
-    recording: Recording, number: int, new_start: Ints, new_end: Ints, start: Ints, end: Ints
-) -> None:
+def _collective_times(recording: Recording, number: int, *, new: tuple[Ints, Ints], start: Ints, end: Ints) -> None:
     """Give each rank's kernel of a joined collective the time of the transfer; the wait before it is not drawn."""
     if not recording.others:
         return
@@ -142,11 +151,13 @@ def _collective_times(
         if recording.trace[tail] == number and recording.role[tail] == Role.LATENCY and recording.event[tail] >= 0:
             event = int(recording.event[tail])
             if start[event] < 0:
-                start[event], end[event] = int(new_start[joined]), int(new_end[tail])
+                start[event], end[event] = int(new[0][joined]), int(new[1][tail])
 
 
 def _moved(times: Ints, old: Ints, new: Ints) -> Ints:
     """Return times on the new clock, from pairs of old and new times in order."""
     keep = np.append(True, np.diff(np.maximum.accumulate(old)) > 0)
-    moved: npt.NDArray[np.float64] = np.interp(times, np.maximum.accumulate(old)[keep], np.maximum.accumulate(new)[keep])
+    moved: npt.NDArray[np.float64] = np.interp(
+        times, np.maximum.accumulate(old)[keep], np.maximum.accumulate(new)[keep]
+    )
     return np.rint(moved).astype(np.int64)
