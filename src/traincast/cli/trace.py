@@ -12,7 +12,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import print_json
-from traincast.cli.trace_tables import show_answer, show_replay, show_summary
+from traincast.cli.trace_tables import show_answer, show_comparison, show_replay, show_summary
 from traincast.errors import RequestError
 from traincast.files import check_output
 
@@ -158,6 +158,51 @@ def whatif_command(
         )
     else:
         show_answer(answer)
+
+
+@trace.command(name="diff", epilog=options.example("trace diff before.json.gz after.json.gz"))
+@click.argument("before", metavar="TRACE")
+@click.argument("after", metavar="[OTHER]", required=False)
+@_RANGE
+@click.option("--forecast", "model", metavar="MODEL", help="Compare TRACE with the forecast of a step of this model.")
+@options.cluster("that of the forecast, a name or a .toml file.", required=False)
+@click.option("--strategy", metavar="dp=8,tp=4,…", help="Strategy of the forecast.")
+@click.option("--global-batch", type=options.COUNT, metavar="N", help="Samples per step of the forecast.")
+@options.seq()
+@options.precision("fp32, amp, bf16 or another of `predict`.")
+@options.json()
+def diff_command(
+    before: str,
+    after: str | None,
+    named: str | None,
+    model: str | None,
+    cluster: str | None,
+    strategy: str | None,
+    global_batch: int | None,
+    seq: int | None,
+    precision: str | None,
+    as_json: bool,
+) -> None:
+    """Compare two traces (files or folders of ranks), or a trace with a forecast: step, parts and operators."""
+    from traincast.traces.diff import compare_forecast, compare_traces
+
+    if (after is None) == (model is None):
+        raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
+    if after is not None:
+        found = compare_traces(_loaded([before]), _loaded([after]), named=named)
+    else:
+        if model is None or cluster is None or global_batch is None:
+            raise RequestError("--forecast needs --cluster and --global-batch: with which the trace was recorded")
+        from traincast.forecast import predict
+
+        forecast = predict(
+            model, cluster=cluster, global_batch=global_batch, strategy=strategy, seq=seq, precision=precision
+        )
+        found = compare_forecast(_loaded([before])[0], forecast.detailed(), named=named)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        show_comparison(found)
 
 
 def _changes(

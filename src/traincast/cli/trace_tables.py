@@ -8,6 +8,7 @@ from traincast.cli.output import console, plain, print_table
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
+    from traincast.traces.diff import Comparison, Difference
     from traincast.traces.replay import ReplayReport
     from traincast.traces.show import Summary
     from traincast.traces.whatif import Answer
@@ -95,3 +96,25 @@ def show_answer(answer: Answer) -> None:
     )
     for text in answer.assumptions:
         out.print(f"assumes: {plain(text)}")
+
+
+def show_comparison(found: Comparison) -> None:
+    """Print what differs between two runs."""
+    out = console()
+    out.print(f"before: {plain(found.before)}", highlight=False)
+    out.print(f"after:  {plain(found.after)}", highlight=False)
+    rows = [_row(d) for d in (found.step, *found.parts)]
+    print_table("A step", ["part", "before", "after", "change", "times"], rows, right=(1, 2, 3, 4))
+    if found.operators:
+        rows = [[*_row(d), f"{d.count_before:g} → {d.count_after:g}"] for d in found.operators[: 2 * _MOST]]
+        columns = ["operator", "before", "after", "change", "times", "kernels"]
+        print_table("Operators by time on the device, per step", columns, rows, right=(1, 2, 3, 4, 5))
+    for note in found.notes:
+        out.print(f"note: {plain(note)}")
+
+
+def _row(one: Difference) -> list[str]:
+    sign = "−" if one.change_s < 0 else "+"
+    times = f"{one.after_s / one.before_s:.2f}" if one.before_s > 0 else "–"
+    change = f"{sign}{format_seconds(abs(one.change_s))}"
+    return [plain(one.name[:_NAME]), format_seconds(one.before_s), format_seconds(one.after_s), change, times]
