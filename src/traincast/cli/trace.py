@@ -69,7 +69,7 @@ def show_command(traces: tuple[str, ...], named: str | None, as_json: bool) -> N
     type=click.Choice(["even", "odd"]),
     help="Infer waits between streams from these steps only; the others then judge them.",
 )
-@click.option("-o", "--output", metavar="FILE", help="Write the replayed trace to FILE (.json or .json.gz).")
+@options.output("the replayed trace, .json or .json.gz; a folder, if there are several ranks.", required=False)
 @options.json()
 def replay_command(
     traces: tuple[str, ...], named: str | None, fit_steps: str | None, output: str | None, as_json: bool
@@ -108,7 +108,7 @@ def replay_command(
 @click.option("--graph", is_flag=True, help="Each step launched as one graph.")
 @click.option("--gpu", metavar="DEVICE", help="The same step on another device of the catalog.")
 @click.option("--loader-workers", type=options.COUNT, metavar="N", help="N processes prepare the batches.")
-@click.option("-o", "--output", metavar="FILE", help="Write the changed trace to FILE (.json or .json.gz).")
+@options.output("the changed trace, .json or .json.gz; a folder, if there are several ranks.", required=False)
 @options.json()
 def whatif_command(
     traces: tuple[str, ...],
@@ -166,8 +166,10 @@ def whatif_command(
 @_RANGE
 @click.option("--forecast", "model", metavar="MODEL", help="Compare TRACE with the forecast of a step of this model.")
 @options.cluster("that of the forecast, a name or a .toml file.", required=False)
-@click.option("--strategy", metavar="dp=8,tp=4,…", help="Strategy of the forecast.")
-@click.option("--global-batch", type=options.COUNT, metavar="N", help="Samples per step of the forecast.")
+@click.option(
+    "--strategy", metavar="dp=8,tp=4,…", help="How to distribute the work over the devices. That of the forecast."
+)
+@options.global_batch(required=False)
 @options.seq()
 @options.precision("fp32, amp, bf16 or another of `predict`.")
 @options.json()

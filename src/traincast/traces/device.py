@@ -108,5 +108,5 @@ def queue_limits(trace: Trace, work: DeviceWork) -> tuple[Ints, int]:
     full = long & (outstanding >= _DEEP)
     depth = int(np.median(outstanding[full])) if full.sum() >= 3 else QUEUE
     room = np.full(len(work), NONE, dtype=np.int64)
-    room[order[depth:]] = order[: max(len(order) - depth, 0)]
+    room[order[depth + 1 :]] = order[: max(len(order) - depth - 1, 0)]
     return room, depth
