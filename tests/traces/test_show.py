@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_operators_are_ranked_and_placed_on_the_roofline(tmp_path: Path) -> None:
     made = Made()
     made.range("ProfilerStep#0", 0, 200)
-    shape = {"Input__Dims": [[4096, 4096], [4096, 4096]], "Input__type": ["c10::BFloat16", "c10::BFloat16"]}
+    shape: dict[str, Any] = {
+        "Input__Dims": [[4096, 4096], [4096, 4096]],
+        "Input__type": ["c10::BFloat16", "c10::BFloat16"],
+    }
     made.op("aten::mm", 0, 10, **shape)
     made.kernel("gemm", (2, 6), (8, 188))
     summary = summarize_traces([made.trace(tmp_path)])

@@ -12,9 +12,9 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import print_json
-from traincast.cli.trace_tables import show_answer, show_comparison, show_replay, show_summary
+from traincast.cli.trace_tables import show_answer, show_comparison, show_learned, show_replay, show_summary
 from traincast.errors import RequestError
-from traincast.files import check_output
+from traincast.files import check_folder, check_output
 
 if TYPE_CHECKING:
     from traincast.traces.changes import Change
@@ -205,6 +205,28 @@ def diff_command(
         print_json(asdict(found))
     else:
         show_comparison(found)
+
+
+@trace.command(name="learn", epilog=options.example("trace learn trace.json.gz -o events"))
+@_TRACES
+@_RANGE
+@options.output("a folder of events, for `predict --events` and `search --events`.")
+@options.json()
+def learn_command(traces: tuple[str, ...], named: str | None, output: str, as_json: bool) -> None:
+    """Turn measured operators, launches and collectives into events that forecasts use."""
+    check_folder(Path(output))
+    from traincast.estimate.events_file import contents_of
+    from traincast.files import write_folder
+    from traincast.traces.learn import learn
+
+    learned = learn(_loaded(traces), named=named)
+    write_folder(Path(output), contents_of(learned.card, learned.rows))
+    kinds = {kind: sum(row["kind"] == kind for row in learned.rows) for kind in ("operator", "launch", "collective")}
+    if as_json:
+        covered = {"device": learned.card.device, "events": kinds, "covered": learned.covered}
+        print_json({**covered, "notes": learned.notes})
+    else:
+        show_learned(learned, kinds, output)
 
 
 def _changes(

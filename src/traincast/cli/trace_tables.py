@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from traincast.cli.output import console, plain, print_table
@@ -9,6 +10,7 @@ from traincast.units import format_seconds
 
 if TYPE_CHECKING:
     from traincast.traces.diff import Comparison, Difference
+    from traincast.traces.learn import Learned
     from traincast.traces.replay import ReplayReport
     from traincast.traces.show import Summary
     from traincast.traces.whatif import Answer
@@ -118,3 +120,13 @@ def _row(one: Difference) -> list[str]:
     times = f"{one.after_s / one.before_s:.2f}" if one.before_s > 0 else "–"
     change = f"{sign}{format_seconds(abs(one.change_s))}"
     return [plain(one.name[:_NAME]), format_seconds(one.before_s), format_seconds(one.after_s), change, times]
+
+
+def show_learned(learned: Learned, kinds: Mapping[str, int], path: str) -> None:
+    """Print what became events."""
+    out = console()
+    found = f"{kinds['operator']} operators and {kinds['collective']} collectives"
+    out.print(f"{found} of {plain(learned.card.device)}: {share(learned.covered)} of the device's compute time")
+    out.print(f"wrote {plain(path)}; use it with `traincast predict MODEL … --events {plain(path)}`", highlight=False)
+    for note in learned.notes:
+        out.print(f"note: {plain(note)}")

@@ -14,7 +14,7 @@ from traincast.simulate import Timeline
 from traincast.strategy.plan import Category, Stream
 from traincast.traces.device import device_work
 from traincast.traces.kineto import Kind
-from traincast.traces.labels import launched_within
+from traincast.traces.labels import BACKWARD, OPTIMIZER, launched_within
 from traincast.traces.operators import operator_times
 from traincast.traces.show import Summary, summarize_traces
 from traincast.traces.steps import steps_of
@@ -25,8 +25,6 @@ _SPELLINGS: Final = (
     (re.compile(r"_$"), ""),
 )
 """Parts of operators' names that differ between releases and back ends."""
-_BACKWARD: Final = re.compile(r"autograd::engine::|Backward\d*$")
-_OPTIMIZER: Final = re.compile(r"^Optimizer\.step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +144,8 @@ def _phases(trace: Trace, count: int) -> dict[Category, float]:
     work = device_work(trace)
     took = (work.end - work.start) / 1e9 / count
     kernel = np.isin(trace.kind[work.event], (Kind.KERNEL, Kind.FILL))
-    backward = launched_within(trace, work.event, _BACKWARD)
-    update = launched_within(trace, work.event, _OPTIMIZER)
+    backward = launched_within(trace, work.event, BACKWARD)
+    update = launched_within(trace, work.event, OPTIMIZER)
     talks = work.communicates
     return {
         Category.FORWARD: float(took[kernel & ~backward & ~update & ~talks].sum()),

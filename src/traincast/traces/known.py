@@ -112,7 +112,8 @@ def _product(name: str, tensors: Tensors, _: Shape) -> Operator | None:
         return None
     kind = OpKind.GEMM if len(a.shape) == 2 else OpKind.BATCHED_GEMM
     out = TensorSpec((*a.shape[:-1], b.shape[-1]), a.dtype)
-    return _operator(name, kind, (a, b), (out,))
+    bias = tensors[:1] if name == "aten::addmm" and len(tensors) == 3 and len(tensors[0].shape) == 1 else ()
+    return _operator(name, kind, (a, b, *bias), (out,))
 
 
 def _linear(name: str, tensors: Tensors, _: Shape) -> Operator | None:

@@ -13,8 +13,8 @@ from traincast.traces.kineto import Kind
 from traincast.traces.recording import Recording, Role
 from traincast.traces.trace import Flags, Ints, Trace
 
-_BACKWARD: Final = re.compile(r"autograd::engine::|Backward\d*$|## backward|backward_")
-_OPTIMIZER: Final = re.compile(r"^Optimizer\.step|^Optimizer\.zero_grad|## optimizer|^aten::_?fused_(adam|sgd|adagrad)")
+BACKWARD: Final = re.compile(r"autograd::engine::|Backward\d*$|## backward|backward_")
+OPTIMIZER: Final = re.compile(r"^Optimizer\.step|^Optimizer\.zero_grad|## optimizer|^aten::_?fused_(adam|sgd|adagrad)")
 _OWN: Final = {Role.HOST: "host", Role.LATENCY: "latency", Role.OPAQUE: "unexplained delay"}
 _GIVEN: Final = "begin of a rank's record, or of work launched before it"
 
@@ -43,7 +43,7 @@ def phases_of(recording: Recording) -> npt.NDArray[np.int8]:
         mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
         if not len(mine):
             continue
-        for pattern, kind in ((_BACKWARD, Category.BACKWARD), (_OPTIMIZER, Category.OPTIMIZER)):
+        for pattern, kind in ((BACKWARD, Category.BACKWARD), (OPTIMIZER, Category.OPTIMIZER)):
             inside = launched_within(trace, recording.event[mine], pattern)
             phase[mine[inside]] = int(kind)
     return phase

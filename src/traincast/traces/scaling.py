@@ -123,28 +123,35 @@ def _unmeasured(estimates: Estimates, number: int) -> bool:
 
 
 def _known(trace: Trace, work: DeviceWork, around: Launchers) -> dict[Operator, list[int]]:
-    """Return the operations of each distinct operator whose shapes are known: the innermost such around a launch."""
+    """Return the operations of each distinct operator whose shapes are known."""
     groups: dict[Operator, list[int]] = defaultdict(list)
-    found: dict[int, Operator | None] = {}
+    for op, (_, operator) in operators_of(trace, work, around).items():
+        groups[operator].append(op)
+    return groups
+
+
+def operators_of(trace: Trace, work: DeviceWork, around: Launchers) -> dict[int, tuple[int, Operator]]:
+    """Return the event and operator of each operation: the innermost around its launch whose shapes are known."""
+    found: dict[int, tuple[int, Operator] | None] = {}
+    known: dict[int, tuple[int, Operator]] = {}
     for op, event in enumerate(around.inner.tolist()):
         if event < 0 or work.communicates[op] or trace.kind[work.event[op]] == Kind.COPY:
             continue
         if event not in found:
             found[event] = _around(trace, around, event)
-        operator = found[event]
-        if operator is not None:
-            groups[operator].append(op)
-    return groups
+        if (one := found[event]) is not None:
+            known[op] = one
+    return known
 
 
-def _around(trace: Trace, around: Launchers, event: int) -> Operator | None:
+def _around(trace: Trace, around: Launchers, event: int) -> tuple[int, Operator] | None:
     while event >= 0:
         name, shape = trace.name_of(event), trace.shape_of(event)
         operator = known_operator(name, shape)
         if operator is None and name in _CONVOLUTIONS:
             operator = _by_output(trace, event)
         if operator is not None:
-            return operator
+            return event, operator
         event = int(around.parent[event])
     return None
 
