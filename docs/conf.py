@@ -70,7 +70,7 @@ NAVIGATION: Final = {
         "mixed",
         "runtimes",
     ],
-    "Fit it to your machine": ["profile", "learned-times", "calibration", "collectives", "events", "testbed"],
+    "Fit it to your machine": ["profile", "learned-times", "calibration", "collectives", "events", "testbed", "profiler-traces"],
     "Job queues": ["scheduling", "traces"],
     "How accurate it is": ["accuracy", "operators"],
     "Look up": ["reference", "api/index", "design", "project/contributing", "project/changelog"],

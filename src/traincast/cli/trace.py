@@ -19,6 +19,7 @@ from traincast.files import check_folder, check_output
 if TYPE_CHECKING:
     from traincast.traces.changes import Change
     from traincast.traces.recording import Recording
+    from traincast.traces.replay import Replayed
     from traincast.traces.trace import Trace
 
 _FACTOR: Final = re.compile(r"^\d+(?:\.\d+)?x$")
@@ -69,7 +70,9 @@ def show_command(traces: tuple[str, ...], named: str | None, as_json: bool) -> N
     type=click.Choice(["even", "odd"]),
     help="Infer waits between streams from these steps only; the others then judge them.",
 )
-@options.output("the replayed trace, .json or .json.gz; a folder, if there are several ranks.", required=False)
+@options.output(
+    "the replayed trace (.json, .json.gz; .et for Chakra); a folder, if there are several ranks.", required=False
+)
 @options.json()
 def replay_command(
     traces: tuple[str, ...], named: str | None, fit_steps: str | None, output: str | None, as_json: bool
@@ -84,9 +87,7 @@ def replay_command(
     recording = _recorded(traces, named, fit=fit_steps)
     report = replay(recording)
     if output is not None:
-        from traincast.traces.write import write_timeline
-
-        write_timeline(run(recording), Path(output))
+        _write(run(recording), output)
     if as_json:
         print_json(asdict(report))
     else:
@@ -108,7 +109,9 @@ def replay_command(
 @click.option("--graph", is_flag=True, help="Each step launched as one graph.")
 @click.option("--gpu", metavar="DEVICE", help="The same step on another device of the catalog.")
 @click.option("--loader-workers", type=options.COUNT, metavar="N", help="N processes prepare the batches.")
-@options.output("the changed trace, .json or .json.gz; a folder, if there are several ranks.", required=False)
+@options.output(
+    "the changed trace (.json, .json.gz; .et for Chakra); a folder, if there are several ranks.", required=False
+)
 @options.json()
 def whatif_command(
     traces: tuple[str, ...],
@@ -140,9 +143,7 @@ def whatif_command(
 
     answer = ask(_recorded(traces, named), changes)
     if output is not None and answer.replayed is not None:
-        from traincast.traces.write import write_timeline
-
-        write_timeline(answer.replayed, Path(output))
+        _write(answer.replayed, output)
     if as_json:
         print_json(
             {
@@ -164,7 +165,9 @@ def whatif_command(
 @click.argument("before", metavar="TRACE")
 @click.argument("after", metavar="[OTHER]", required=False)
 @_RANGE
-@click.option("--forecast", "model", metavar="MODEL", help="Compare TRACE with the forecast of a step of this model.")
+@click.option(
+    "--forecast", "forecast", metavar="MODEL", help="Compare TRACE with the forecast of a step of this model."
+)
 @options.cluster("that of the forecast, a name or a .toml file.", required=False)
 @click.option(
     "--strategy", metavar="dp=8,tp=4,…", help="How to distribute the work over the devices. That of the forecast."
@@ -177,7 +180,7 @@ def diff_command(
     before: str,
     after: str | None,
     named: str | None,
-    model: str | None,
+    forecast: str | None,
     cluster: str | None,
     strategy: str | None,
     global_batch: int | None,
@@ -188,19 +191,19 @@ def diff_command(
     """Compare two traces (files or folders of ranks), or a trace with a forecast: step, parts and operators."""
     from traincast.traces.diff import compare_forecast, compare_traces
 
-    if (after is None) == (model is None):
+    if (after is None) == (forecast is None):
         raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
     if after is not None:
         found = compare_traces(_loaded([before]), _loaded([after]), named=named)
     else:
-        if model is None or cluster is None or global_batch is None:
+        if forecast is None or cluster is None or global_batch is None:
             raise RequestError("--forecast needs --cluster and --global-batch: with which the trace was recorded")
         from traincast.forecast import predict
 
-        forecast = predict(
-            model, cluster=cluster, global_batch=global_batch, strategy=strategy, seq=seq, precision=precision
+        predicted = predict(
+            forecast, cluster=cluster, global_batch=global_batch, strategy=strategy, seq=seq, precision=precision
         )
-        found = compare_forecast(_loaded([before])[0], forecast.detailed(), named=named)
+        found = compare_forecast(_loaded([before])[0], predicted.detailed(), named=named)
     if as_json:
         print_json(asdict(found))
     else:
@@ -292,6 +295,10 @@ def _recorded(paths: Sequence[str], named: str | None, *, fit: str | None = None
     from traincast.traces.couple import couple
     from traincast.traces.record import record
 
+    if all(path.endswith(".et") for path in paths):
+        from traincast.traces.chakra import read_chakra
+
+        return couple([read_chakra(Path(path)) for path in paths])
     parity = None if fit is None else range(0 if fit == "even" else 1, 1_000_000, 2)
     return couple([record(one, named=named, fit=parity) for one in _loaded(paths)])
 
@@ -300,3 +307,14 @@ def _check(output: str | None, traces: Sequence[str]) -> None:
     """Refuse an output that cannot be written, or that is one of the traces."""
     if output is not None:
         check_output(Path(output), inputs={f"trace {path}": Path(path) for path in traces})
+
+
+def _write(replayed: Replayed, output: str) -> None:
+    """Write a trace that has run: as Chakra's if the name ends in .et, else as the profiler's."""
+    from traincast.traces.chakra import write_chakra
+    from traincast.traces.write import write_timeline
+
+    if output.endswith(".et"):
+        write_chakra(replayed, Path(output))
+    else:
+        write_timeline(replayed, Path(output))
