@@ -15,7 +15,8 @@ import msgspec
 Number: TypeAlias = int | float | str | None
 """A number as traces write it; some releases write handles as text (``"0x0"``)."""
 
-_ABSENT: Final = msgspec.Raw(b"")
+ABSENT: Final = msgspec.Raw(b"")
+"""Value of a field that an event does not have."""
 
 
 class Kind(enum.IntEnum):
@@ -65,11 +66,11 @@ class Args(msgspec.Struct, gc=False):
     external: Number = msgspec.field(name="External id", default=None)
     external_old: Number = msgspec.field(name="external id", default=None)
     nbytes: Number = msgspec.field(name="bytes", default=None)
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_ABSENT)
-    types: msgspec.Raw = msgspec.field(name="Input type", default=_ABSENT)
-    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_ABSENT)
-    grid: msgspec.Raw = _ABSENT
-    block: msgspec.Raw = _ABSENT
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=ABSENT)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=ABSENT)
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=ABSENT)
+    grid: msgspec.Raw = ABSENT
+    block: msgspec.Raw = ABSENT
     sequence: Number = msgspec.field(name="Sequence number", default=None)
     collective: str | None = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
@@ -90,7 +91,7 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: int | str | float | None = None
     tid: int | str | float | None = None
-    ts: msgspec.Raw = _ABSENT
+    ts: msgspec.Raw = ABSENT
     dur: msgspec.Raw = msgspec.Raw(b"0")
     args: Args | None = None
 

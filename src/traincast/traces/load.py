@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import numpy as np
 from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError
 from traincast.traces.chunks import PIECE_BYTES, EventReader
-from traincast.traces.kineto import Args, Event, Header, Kind, Number, kind_of
+from traincast.traces.kineto import ABSENT, Args, Event, Header, Kind, Number, kind_of
 from traincast.traces.trace import NONE, Ints, Message, Shape, SyncFacts, Trace
 
 _THOUSANDTHS: Final = re.compile(rb"\.\d{3}(?=,|$)")
@@ -104,39 +105,33 @@ class _Columns:
             kinds.append(kind)
         if not chosen:
             return
-        names, lanes = self._names, self._lanes
-        args = [event.args or _NO_ARGS for event in chosen]
+        names, lanes, shapes = self._names, self._lanes, self._shapes
+        name, process, thread, start, duration, given = zip(*map(_EVENT, chosen), strict=True)
+        args = [_NO_ARGS if one is None else one for one in given]
+        correlation, external, older, stream, device, nbytes, sequence, collective, sync = zip(
+            *map(_ARGS, args), strict=True
+        )
+        if any(older):
+            external = tuple(new if new is not None else old for new, old in zip(external, older, strict=True))
         self._parts.append(
             [
                 np.array(kinds, dtype=np.int64),
-                np.array([names.setdefault(e.name, len(names)) for e in chosen], dtype=np.int64),
-                np.array([lanes.setdefault((e.pid, e.tid), len(lanes)) for e in chosen], dtype=np.int64),
-                _nanoseconds([e.ts for e in chosen]),
-                _nanoseconds([e.dur for e in chosen]),
-                _numbers([a.correlation for a in args]),
-                _numbers([a.external if a.external is not None else a.external_old for a in args]),
-                _numbers([a.stream for a in args]),
-                _numbers([a.device for a in args]),
-                _numbers([a.nbytes for a in args]),
-                _numbers([a.sequence for a in args]),
-                np.array([self._shape(a) for a in args], dtype=np.int64),
+                np.array([names.setdefault(one, len(names)) for one in name], dtype=np.int64),
+                np.array([lanes.setdefault(key, len(lanes)) for key in zip(process, thread, strict=True)], np.int64),
+                _nanoseconds(start),
+                _nanoseconds(duration),
+                *(_numbers(column) for column in (correlation, external, stream, device, nbytes, sequence)),
+                np.array([_shape(one, shapes) for one in args], dtype=np.int64),
             ]
         )
-        for number, arg in enumerate(args, self._count):
-            if arg.collective is not None:
-                self._messages[number] = _message(arg)
-            if arg.sync_kind is not None:
-                self._syncs[number] = SyncFacts(
-                    arg.sync_kind, _number(arg.waits_for_stream), _number(arg.waits_for_record)
-                )
+        for number, one in enumerate(collective, self._count):
+            if one is not None:
+                self._messages[number] = _message(args[number - self._count])
+        for number, one in enumerate(sync, self._count):
+            if one is not None:
+                arg = args[number - self._count]
+                self._syncs[number] = SyncFacts(one, _number(arg.waits_for_stream), _number(arg.waits_for_record))
         self._count += len(chosen)
-
-    def _shape(self, args: Args) -> int:
-        dims, grid = bytes(args.dims), bytes(args.grid)
-        if not dims and not grid:
-            return NONE
-        key = (dims, bytes(args.types), bytes(args.concrete), grid, bytes(args.block))
-        return self._shapes.setdefault(key, len(self._shapes))
 
     def trace(self, path: Path, header: Header) -> Trace:
         """Return the trace with its events sorted."""
@@ -175,9 +170,21 @@ class _Columns:
 
 
 _NO_ARGS: Final = Args()
+_EVENT: Final = attrgetter("name", "pid", "tid", "ts", "dur", "args")
+_ARGS: Final = attrgetter(
+    "correlation", "external", "external_old", "stream", "device", "nbytes", "sequence", "collective", "sync_kind"
+)
 
 
-def _nanoseconds(texts: list[msgspec.Raw]) -> Ints:
+def _shape(args: Args, known: dict[tuple[bytes, ...], int]) -> int:
+    """Return the number of an event's shapes among the known ones; add them if they are new."""
+    if args.dims is ABSENT and args.grid is ABSENT:
+        return NONE
+    key = tuple(map(bytes, (args.dims, args.types, args.concrete, args.grid, args.block)))
+    return known.setdefault(key, len(known))
+
+
+def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
     """Return decimal numbers of microseconds as exact integers of nanoseconds.
 
     A number of 1.7e15 µs with three decimals does not fit a float: its last digits would be lost.
@@ -192,7 +199,7 @@ def _nanoseconds(texts: list[msgspec.Raw]) -> Ints:
     return np.array([int(value.to_integral_value()) for value in exact], dtype=np.int64)
 
 
-def _numbers(values: list[Number]) -> Ints:
+def _numbers(values: Sequence[Number]) -> Ints:
     try:
         return np.array([NONE if value is None else value for value in values], dtype=np.int64)
     except (ValueError, TypeError, OverflowError):
