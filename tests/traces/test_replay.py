@@ -236,3 +236,15 @@ def test_ranks_without_a_common_collective_run_side_by_side(tmp_path: Path) -> N
     recording = couple([record(one.trace(tmp_path)) for one in made])
     assert any("side by side" in note for note in recording.notes)
     assert replay(recording).error == pytest.approx(0, abs=1e-9)
+
+
+def test_clocks_are_set_even_if_one_record_begins_earlier(tmp_path: Path) -> None:
+    first, second = pair_of_ranks()
+    for made in (first, second):
+        made.kernel("ncclDevKernel_AllReduce_Sum", (120, 125), (130, 150), stream=20)
+    first.device("kernel", "ncclDevKernel_Broadcast", 0, 3, stream=20, correlation=900)
+    for event in second.events:
+        event["ts"] += 7000.0
+    recording = couple([record(made.trace(tmp_path)) for made in (first, second)])
+    assert int((recording.communicates & (recording.role == Role.DEVICE)).sum()) == 3  # two joined, one alone
+    assert len(recording.others) == 2

@@ -19,6 +19,8 @@ STREAM_WAIT: Final = re.compile(_API + r"StreamWaitEvent")
 GRAPH_LAUNCH: Final = re.compile(_API + r"GraphLaunch")
 LAUNCH: Final = re.compile(_API + r".*Launch")
 
+HOLDING_COPY: Final = re.compile(r"^(?:hipMemcpyWithStream|(?:cuda|hip)Memcpy(?:2D|DtoH|HtoD)?)$")
+"""Copies that always hold their caller, whatever the profiler calls the copy."""
 NARROW: Final = re.compile(r"tf32|s1688|s16816gemm_tf")
 """Kernels that multiply fp32 numbers on tensor cores."""
 

@@ -19,6 +19,8 @@ from traincast.traces.trace import Ints
 
 _TOGETHER_NS: Final = 60_000
 """Kernels of one collective end together within this."""
+_MOST_MISSING: Final = 4
+"""Collectives by which one rank's record may begin or end before another's."""
 _SKEW_NS: Final = 20_000
 """Clocks that differ by less are taken as they are."""
 
@@ -99,12 +101,30 @@ def _clocks(recordings: Sequence[Recording]) -> tuple[list[int], list[str]]:
         ends.append((names, recording.end[own] + recording.traces[0].origin))
     offsets, notes = [0], []
     for number in range(1, len(recordings)):
-        (names, times), (reference, at) = ends[number], ends[0]
-        offset = int(np.median(times - at)) if names == reference and len(names) else 0
+        offset = _ahead(*ends[0], *ends[number])
         offsets.append(offset if abs(offset) > _SKEW_NS else 0)
     if any(offsets):
         notes.append("the clocks of the ranks differ; they were set by the ends of collectives")
     return offsets, notes
+
+
+def _ahead(reference: list[str], at: Ints, names: list[str], times: Ints) -> int:
+    """Return by how much the second rank's collectives end later, on its own clock, than the same ones of the first.
+
+    Either record may begin a few collectives earlier. Of the ways to lay one over the other, the steadiest counts.
+    """
+    best, steadiest = 0, np.inf
+    for lag in range(-_MOST_MISSING, _MOST_MISSING + 1):
+        first, second = max(0, -lag), max(0, lag)
+        count = min(len(reference) - first, len(names) - second)
+        if count < 1 or reference[first : first + count] != names[second : second + count]:
+            continue
+        apart = times[second : second + count] - at[first : first + count]
+        middle = float(np.median(apart))
+        spread = float(np.median(np.abs(apart - middle))) + _SKEW_NS * abs(lag) / max(count, 1)
+        if spread < steadiest:
+            best, steadiest = int(middle), spread
+    return best
 
 
 def _groups(joined: Recording) -> list[list[_Member]]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.calls import COPIES, matching, may_block
+from traincast.traces.calls import COPIES, HOLDING_COPY, matching, may_block
 from traincast.traces.device import DeviceWork
 from traincast.traces.recording import Role, TaskTable
 from traincast.traces.threads import Handoff, activities, handoffs
@@ -136,6 +136,7 @@ class _Calls:
                 self._ops_of[call].append(op)
         self.anchors = np.array(sorted(set(self._ops_of) | set(waits.calls)), dtype=np.int64)
         self._copies = matching(trace, COPIES)
+        self._holding = matching(trace, HOLDING_COPY)
         self._lead = self._typical_lead()
 
     def _typical_lead(self) -> int:
@@ -185,7 +186,8 @@ class _Calls:
         self._out.launch[ops] = chain.piece(Role.CALL, launched, call) if lead else chain.empty(Role.CALL, call)
         done = max(int(work.end[op]) for op in ops)
         copied = self._trace.name_of(int(work.event[ops[-1]]))
-        if self._copies[call] and done <= end + _SLACK_NS and may_block(copied):
+        holds = self._holding[call] or (self._copies[call] and may_block(copied))
+        if holds and done <= end + _SLACK_NS:
             self._after(chain, call, (ops[-1],), end)
         else:
             chain.piece(Role.CALL, end, call)
