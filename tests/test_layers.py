@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"strategy", "estimate"},
     {"simulate"},
     {"report", "export"},
-    {"forecast"},
+    {"forecast", "traces"},
     {"fitting", "measured"},
     {"searching", "resources"},
     {"scheduling"},

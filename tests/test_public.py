@@ -105,7 +105,7 @@ VERBS = ("predict", "search", "schedule", "calibrate", "validate", "profile", "f
 
 def test_every_verb_of_the_command_line_is_a_function_with_a_contract() -> None:
     catalogs = {"models", "clusters", "devices", "runtimes"}
-    groups = {"testbed", "resources"}  # a package of that name has one function for each of its verbs
+    groups = {"testbed", "resources", "trace"}  # a package of that name has one function for each of its verbs
     assert set(VERBS) == set(CLI_VERBS) - catalogs - groups
     for verb in VERBS:
         function = getattr(traincast, verb)

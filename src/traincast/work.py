@@ -97,7 +97,15 @@ class HostUpdate:
     nbytes: float
 
 
-Work: TypeAlias = Operator | Collective | Transfer | Launch | HostCopy | HostUpdate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Something that a profiler saw, and how long it took there: a work that states its own time."""
+
+    name: str
+    nanoseconds: int
+
+
+Work: TypeAlias = Operator | Collective | Transfer | Launch | HostCopy | HostUpdate | Recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,7 @@ def demand_of(work: Work) -> Demand:
     match work:
         case Operator():
             return Demand(computation_flop=work.flops, memory_access_bytes=work.nbytes, communication_bytes=0.0)
-        case Launch() | HostUpdate():
+        case Launch() | HostUpdate() | Recorded():
             return Demand(computation_flop=0.0, memory_access_bytes=0.0, communication_bytes=0.0)
         case _:
             return Demand(computation_flop=0.0, memory_access_bytes=0.0, communication_bytes=work.nbytes)

@@ -60,6 +60,7 @@ def test_an_option_has_one_type_one_placeholder_and_one_meaning() -> None:
     assert len(seen) > 60
     seen.pop("--nodes")  # the nodes of one shared cluster, and the numbers of nodes that a search compares
     seen.pop("--from")  # models that operators are taken from; bundles that cells are copied from, or that are adapted
+    seen.pop("--network")  # the rate of real links, and how many times as fast recorded ones become
     seen.pop("--device")  # where operators are measured, and the device that a log does not name
     assert {name: dict(found) for name, found in seen.items() if len(found) > 1} == {}
 

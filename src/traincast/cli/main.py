@@ -28,6 +28,7 @@ VERBS: Final = {
     "profile": ("traincast.cli.profile", "Measure operators and collectives on the machine at hand."),
     "monitor": ("traincast.cli.monitor", "Sample a real run: what it draws from its machine."),
     "resources": ("traincast.cli.resources", "Ask what a job draws from its machines."),
+    "trace": ("traincast.cli.trace", "Explain, replay and change what a profiler recorded."),
     "testbed": ("traincast.cli.testbed", "Train on this machine, and compare with the forecast."),
 }
 

@@ -159,10 +159,10 @@ def cluster(more: str, *, required: bool = True) -> Decorator:
     return click.option("--cluster", required=required, metavar="CLUSTER", help=_text("The cluster:", more))
 
 
-def global_batch() -> Decorator:
+def global_batch(*, required: bool = True) -> Decorator:
     """``--global-batch``."""
     return click.option(
-        "--global-batch", required=True, type=COUNT, metavar="N", help="Samples per step, over all devices."
+        "--global-batch", required=required, type=COUNT, metavar="N", help="Samples per step, over all devices."
     )
 
 

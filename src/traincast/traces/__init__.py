@@ -1,0 +1,1 @@
+"""What a profiler saw: traces read, replayed as plans, changed, compared and learned from."""

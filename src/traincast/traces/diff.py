@@ -1,0 +1,155 @@
+"""Compares two traces, or a trace with a forecast: by part of the step, and operator by operator."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from traincast.simulate import Timeline
+from traincast.strategy.plan import Category, Stream
+from traincast.traces.device import device_work
+from traincast.traces.kineto import Kind
+from traincast.traces.labels import BACKWARD, OPTIMIZER, launched_within
+from traincast.traces.operators import operator_times
+from traincast.traces.show import Summary, summarize_traces
+from traincast.traces.steps import steps_of
+from traincast.traces.trace import Trace
+
+_SPELLINGS: Final = (
+    (re.compile(r"^aten::(cudnn|miopen|_?native|thnn)_"), "aten::"),
+    (re.compile(r"_$"), ""),
+)
+"""Parts of operators' names that differ between releases and back ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Seconds per step of one thing before and after; ``count_before`` and ``count_after`` are kernels per step."""
+
+    name: str
+    before_s: float
+    after_s: float
+    count_before: float = 0.0
+    count_after: float = 0.0
+
+    @property
+    def change_s(self) -> float:
+        """Seconds per step that came on top."""
+        return self.after_s - self.before_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between two runs: the step, its parts, and operators by time on the device."""
+
+    before: str
+    after: str
+    step: Difference
+    parts: tuple[Difference, ...]
+    operators: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+
+
+def compare_traces(before: Sequence[Trace], after: Sequence[Trace], *, named: str | None = None) -> Comparison:
+    """Compare the traces of two jobs; operators are the outermost around each launch, of the first rank."""
+    one, other = (summarize_traces(traces, named=named) for traces in (before, after))
+    notes = []
+    if one.ranks[0].device != other.ranks[0].device:
+        notes.append(f"the devices differ: {one.ranks[0].device} and {other.ranks[0].device}")
+    return Comparison(
+        before=one.ranks[0].path,
+        after=other.ranks[0].path,
+        step=Difference(name="step", before_s=one.step_s, after_s=other.step_s),
+        parts=tuple(_parts(one, other)),
+        operators=tuple(_operators(before[0], after[0], named)),
+        notes=tuple(notes),
+    )
+
+
+def _parts(one: Summary, other: Summary) -> list[Difference]:
+    names = ("compute_s", "exposed_communication_s", "bubble_s", "copies_s", "host_s", "idle_s")
+    return [
+        Difference(
+            name=name.removesuffix("_s").replace("_", " "),
+            before_s=getattr(one.breakdown, name),
+            after_s=getattr(other.breakdown, name),
+        )
+        for name in names
+    ]
+
+
+def _operators(before: Trace, after: Trace, named: str | None) -> list[Difference]:
+    """Return the device time per step of every operator in either trace, the largest change first."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    for side, trace in enumerate((before, after)):
+        count = len(steps_of(trace, named=named))
+        for entry in operator_times(trace, device_work(trace), whole=True):
+            row = found[plain_name(entry.name)]
+            row[side] += entry.seconds / count
+            row[2 + side] += entry.kernels / count
+    rows = [
+        Difference(name=name, before_s=a, after_s=b, count_before=n, count_after=m)
+        for name, (a, b, n, m) in found.items()
+    ]
+    return sorted(rows, key=lambda row: -abs(row.change_s))
+
+
+def plain_name(name: str) -> str:
+    """Return an operator's name as all releases and back ends would spell it."""
+    for pattern, text in _SPELLINGS:
+        name = pattern.sub(text, name)
+    return name
+
+
+def compare_forecast(trace: Trace, timeline: Timeline, *, named: str | None = None) -> Comparison:
+    """Compare a forecast's step (before) with a trace (after): the device's time by phase, and the step.
+
+    ``timeline`` is that of a forecast, of which the first row is compared.
+    """
+    plan = timeline.plan
+    lane = timeline.spans().on(0, Stream.COMPUTE)
+    spent = lane.end - lane.start
+    category = plan.category[lane.task]
+    forecast = {c: float(spent[category == c].sum()) for c in Category}
+    steps = steps_of(trace, named=named)
+    measured = _phases(trace, len(steps))
+    names = {
+        Category.FORWARD: "forward kernels",
+        Category.BACKWARD: "backward kernels",
+        Category.OPTIMIZER: "update kernels",
+        Category.COMMUNICATION: "communication kernels",
+    }
+    parts = [Difference(name=text, before_s=forecast[c], after_s=measured[c]) for c, text in names.items()]
+    step = float(np.mean([s.seconds for s in steps]))
+    between = timeline.step_s - sum(forecast[c] for c in names), step - sum(measured[c] for c in names)
+    parts.append(Difference(name="between kernels, or beside them", before_s=between[0], after_s=between[1]))
+    notes = ("communication of a trace includes waiting for other ranks",) if measured[Category.COMMUNICATION] else ()
+    return Comparison(
+        before="forecast",
+        after=str(trace.path),
+        step=Difference(name="step", before_s=timeline.step_s, after_s=step),
+        parts=tuple(parts),
+        operators=(),
+        notes=notes,
+    )
+
+
+def _phases(trace: Trace, count: int) -> dict[Category, float]:
+    """Return the seconds per step on the device by phase."""
+    work = device_work(trace)
+    took = (work.end - work.start) / 1e9 / count
+    kernel = np.isin(trace.kind[work.event], (Kind.KERNEL, Kind.FILL))
+    backward = launched_within(trace, work.event, BACKWARD)
+    update = launched_within(trace, work.event, OPTIMIZER)
+    talks = work.communicates
+    return {
+        Category.FORWARD: float(took[kernel & ~backward & ~update & ~talks].sum()),
+        Category.BACKWARD: float(took[kernel & backward & ~update & ~talks].sum()),
+        Category.OPTIMIZER: float(took[kernel & update & ~talks].sum()),
+        Category.COMMUNICATION: float(took[talks].sum()),
+    }

@@ -1,0 +1,228 @@
+"""Loads traces: one file, several, or a folder with one per rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from traincast.collector import without_collector
+from traincast.errors import FileFormatError, RequestError
+from traincast.traces.chunks import PIECE_BYTES, EventReader
+from traincast.traces.kineto import ABSENT, Args, Event, Header, Kind, Number, kind_of
+from traincast.traces.trace import NONE, Ints, Message, Shape, SyncFacts, Trace
+
+_THOUSANDTHS: Final = re.compile(rb"\.\d{3}(?=,|$)")
+_RANK_IN_NAME: Final = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_SUFFIXES: Final = (".json", ".json.gz")
+_COLUMNS: Final = (
+    "kind", "name", "lane", "start", "duration", "correlation", "external", "stream", "device", "nbytes", "sequence",
+    "shape",
+)  # fmt: skip
+
+
+def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
+    """Load the traces of one job, sorted by rank; a folder stands for all traces in it.
+
+    Refuses two traces of the same rank.
+    """
+    traces = [load_trace(path, piece_bytes=piece_bytes) for path in _files(paths)]
+    traces.sort(key=lambda trace: trace.rank)
+    for one, other in pairwise(traces):
+        if one.rank == other.rank:
+            raise RequestError(
+                f"{one.path} and {other.path} are both of rank {one.rank}: give one trace of each rank of one job"
+            )
+    return traces
+
+
+def load_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
+    """Load one file of PyTorch's profiler, plain or compressed by gzip."""
+    reader = EventReader(path, piece_bytes=piece_bytes)
+    columns = _Columns()
+    with without_collector():
+        try:
+            for events in reader:
+                columns.add(events)
+        except (ValueError, OverflowError, InvalidOperation) as error:
+            raise FileFormatError(f"trace {path} has an event with a time that is no number: {error}") from error
+    return columns.trace(path, reader.header)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
+        if not inside:
+            raise FileFormatError(f"folder {path} has no traces: none of its files ends in .json or .json.gz")
+        found += inside
+    if not found:
+        raise RequestError("no trace was given: name a file or a folder")
+    return found
+
+
+class _Columns:
+    """Collects events into columns; texts that repeat are kept once."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._lanes: dict[tuple[object, object], int] = {}
+        self._shapes: dict[tuple[bytes, ...], int] = {}
+        self._kinds: dict[tuple[str, str], Kind | None] = {}
+        self._parts: list[list[Ints]] = []
+        self._messages: dict[int, Message] = {}
+        self._syncs: dict[int, SyncFacts] = {}
+        self._skipped: Counter[str] = Counter()
+        self._count = 0
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add the complete events of a piece that have a meaning here."""
+        chosen: list[Event] = []
+        kinds: list[int] = []
+        for event in events:
+            if event.ph != "X":
+                continue
+            key = (event.cat, event.name)
+            if key in self._kinds:
+                kind = self._kinds[key]
+            else:
+                kind = self._kinds[key] = kind_of(event.cat, event.name)
+            if kind is None:
+                self._skipped[event.cat] += 1
+                continue
+            chosen.append(event)
+            kinds.append(kind)
+        if not chosen:
+            return
+        names, lanes, shapes = self._names, self._lanes, self._shapes
+        name, process, thread, start, duration, given = zip(*map(_EVENT, chosen), strict=True)
+        args = [_NO_ARGS if one is None else one for one in given]
+        correlation, external, older, stream, device, nbytes, sequence, collective, sync = zip(
+            *map(_ARGS, args), strict=True
+        )
+        if any(older):
+            external = tuple(new if new is not None else old for new, old in zip(external, older, strict=True))
+        self._parts.append(
+            [
+                np.array(kinds, dtype=np.int64),
+                np.array([names.setdefault(one, len(names)) for one in name], dtype=np.int64),
+                np.array([lanes.setdefault(key, len(lanes)) for key in zip(process, thread, strict=True)], np.int64),
+                _nanoseconds(start),
+                _nanoseconds(duration),
+                *(_numbers(column) for column in (correlation, external, stream, device, nbytes, sequence)),
+                np.array([_shape(one, shapes) for one in args], dtype=np.int64),
+            ]
+        )
+        for number, one in enumerate(collective, self._count):
+            if one is not None:
+                self._messages[number] = _message(args[number - self._count])
+        for number, one in enumerate(sync, self._count):
+            if one is not None:
+                arg = args[number - self._count]
+                self._syncs[number] = SyncFacts(one, _number(arg.waits_for_stream), _number(arg.waits_for_record))
+        self._count += len(chosen)
+
+    def trace(self, path: Path, header: Header) -> Trace:
+        """Return the trace with its events sorted."""
+        if not self._count:
+            raise FileFormatError(
+                f"trace {path} has no operators, calls or kernels: record it with PyTorch's profiler, with activities "
+                "of the processor and of the device"
+            )
+        columns = dict(zip(_COLUMNS, (np.concatenate(part) for part in zip(*self._parts, strict=True)), strict=True))
+        self._parts = []
+        order = np.lexsort((-columns["duration"], columns["start"]))
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        sorted_columns: dict[str, Any] = {name: column[order] for name, column in columns.items()}
+        origin = int(sorted_columns["start"][0])
+        sorted_columns["start"] -= origin
+        for name, dtype in (("kind", np.int8), ("name", np.int32), ("lane", np.int32), ("shape", np.int32)):
+            sorted_columns[name] = sorted_columns[name].astype(dtype)
+        info = header.distributed
+        in_name = _RANK_IN_NAME.search(path.name)
+        rank = info.rank if info and info.rank is not None else int(in_name[1]) if in_name else 0
+        return Trace(
+            path=path,
+            rank=rank,
+            world_size=(info.world_size if info else None) or 1,
+            devices=tuple(header.devices),
+            origin=origin,
+            names=tuple(self._names),
+            lanes=tuple((str(process), str(thread)) for process, thread in self._lanes),
+            shapes=tuple(Shape(*(text.decode() for text in key)) for key in self._shapes),
+            messages={int(place[k]): v for k, v in self._messages.items()},
+            syncs={int(place[k]): v for k, v in self._syncs.items()},
+            skipped=dict(self._skipped),
+            **sorted_columns,
+        )
+
+
+_NO_ARGS: Final = Args()
+_EVENT: Final = attrgetter("name", "pid", "tid", "ts", "dur", "args")
+_ARGS: Final = attrgetter(
+    "correlation", "external", "external_old", "stream", "device", "nbytes", "sequence", "collective", "sync_kind"
+)
+
+
+def _shape(args: Args, known: dict[tuple[bytes, ...], int]) -> int:
+    """Return the number of an event's shapes among the known ones; add them if they are new."""
+    if args.dims is ABSENT and args.grid is ABSENT:
+        return NONE
+    key = tuple(map(bytes, (args.dims, args.types, args.concrete, args.grid, args.block)))
+    return known.setdefault(key, len(known))
+
+
+def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
+    """Return decimal numbers of microseconds as exact integers of nanoseconds.
+
+    A number of 1.7e15 µs with three decimals does not fit a float: its last digits would be lost.
+    """
+    joined = b",".join(texts)
+    dots = joined.count(b".")
+    if not dots and not re.search(rb"[^\d,-]", joined):
+        return np.fromstring(joined, dtype=np.int64, sep=",") * 1000
+    if dots == len(texts) == len(_THOUSANDTHS.findall(joined)):
+        return np.fromstring(joined.replace(b".", b""), dtype=np.int64, sep=",")
+    exact = [Decimal(part.decode().strip('"')) * 1000 for part in joined.split(b",")]
+    return np.array([int(value.to_integral_value()) for value in exact], dtype=np.int64)
+
+
+def _numbers(values: Sequence[Number]) -> Ints:
+    try:
+        return np.array([NONE if value is None else value for value in values], dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([_number(value) for value in values], dtype=np.int64)
+
+
+def _number(value: Number) -> int:
+    """Return a number as traces write it; text that is none counts as absent."""
+    if value is None:
+        return NONE
+    try:
+        number = int(value, 0) if isinstance(value, str) else int(value)
+    except (ValueError, OverflowError):
+        return NONE
+    return number if -(1 << 63) <= number < 1 << 63 else NONE
+
+
+def _message(args: Args) -> Message:
+    return Message(
+        args.collective or "",
+        _number(args.in_elements),
+        _number(args.out_elements),
+        _number(args.group_size),
+        args.dtype or "",
+        args.group_name or "",
+    )

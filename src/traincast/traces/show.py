@@ -1,0 +1,194 @@
+"""What a trace holds: steps, breakdown, critical path, operators, and what is missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.cluster.hardware import Device
+from traincast.cluster.match import find_device
+from traincast.errors import UnknownNameError
+from traincast.graph.tensor import DType
+from traincast.report.critical_path import PathEntry, critical_tasks, summarize
+from traincast.traces.breakdown import TraceBreakdown, breakdown, transfers_of
+from traincast.traces.calls import GRAPH_LAUNCH, NARROW, STREAM_WAIT, matching
+from traincast.traces.couple import couple
+from traincast.traces.device import DeviceWork, device_work
+from traincast.traces.kineto import Kind
+from traincast.traces.known import known_operator
+from traincast.traces.operators import OperatorTime, launchers, operator_times
+from traincast.traces.record import record
+from traincast.traces.recording import Recording
+from traincast.traces.replay import run
+from traincast.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """How near an operator comes to the device's peaks: FLOP/s and bytes/s as shares, and the larger bound's name."""
+
+    name: str
+    seconds: float
+    flops: float
+    nbytes: float
+    compute_share: float
+    memory_share: float
+
+    @property
+    def bound(self) -> str:
+        """What limits it by the roofline: compute or memory."""
+        return "compute" if self.compute_share >= self.memory_share else "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """What the trace of one rank holds."""
+
+    path: str
+    rank: int
+    world_size: int
+    device: str
+    events: dict[str, int]
+    steps_s: tuple[tuple[str, float, float], ...]
+    breakdown: TraceBreakdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What the traces of a job hold; ``step_s`` is the mean step over steps and ranks."""
+
+    ranks: tuple[RankSummary, ...]
+    step_s: float
+    total_s: float
+    breakdown: TraceBreakdown
+    critical_path: tuple[PathEntry, ...]
+    operators: tuple[OperatorTime, ...]
+    rates: tuple[Rates, ...]
+    missing: tuple[str, ...]
+
+
+def summarize_traces(traces: Sequence[Trace], *, named: str | None = None) -> Summary:
+    """Return what the traces of one job hold; ``named``: the range that is a step, if it is not the profiler's own."""
+    recording = couple([record(trace, named=named) for trace in traces])
+    works = [device_work(trace) for trace in traces]
+    ranks = [_rank(recording, number, work) for number, work in enumerate(works)]
+    replayed = run(recording)
+    path = summarize(replayed.timeline, critical_tasks(replayed.timeline), replayed.planned.seconds)
+    parts = [rank.breakdown for rank in ranks]
+    fields = ("compute_s", "exposed_communication_s", "bubble_s", "copies_s", "host_s", "idle_s")
+    mean = TraceBreakdown(**{name: float(np.mean([getattr(p, name) for p in parts])) for name in fields})
+    device = device_of(traces[0])
+    return Summary(
+        ranks=tuple(ranks),
+        step_s=float(np.mean([seconds for rank in ranks for _, _, seconds in rank.steps_s])),
+        total_s=float(recording.end.max()) / 1e9,
+        breakdown=mean,
+        critical_path=tuple(path),
+        operators=tuple(operator_times(traces[0], works[0])),
+        rates=tuple(rates(traces[0], works[0], device)) if device else (),
+        missing=tuple(_missing(traces, works, recording, device)),
+    )
+
+
+def device_of(trace: Trace) -> Device | None:
+    """Return the device of the catalog that a trace was recorded on, or ``None``."""
+    used = trace.device[trace.on_device()]
+    index = int(used[0]) if len(used) else 0
+    described = [d for d in trace.devices if d.index == index] or list(trace.devices)
+    if not described:
+        return None
+    try:
+        return find_device(described[0].name, memory_gb=described[0].memory_bytes / 1e9 or None)
+    except UnknownNameError:
+        return None
+
+
+def _rank(recording: Recording, number: int, work: DeviceWork) -> RankSummary:
+    trace, steps = recording.traces[number], recording.steps[number]
+    device = device_of(trace)
+    named = device.name if device else (trace.devices[0].name if trace.devices else "unknown")
+    kinds, counts = np.unique(trace.kind, return_counts=True)
+    return RankSummary(
+        path=str(trace.path),
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device=named,
+        events={Kind(int(k)).name.lower(): int(n) for k, n in zip(kinds, counts, strict=True)},
+        steps_s=tuple((step.name, step.start / 1e9, step.seconds) for step in steps),
+        breakdown=breakdown(trace, work, steps, transfers_of(recording, number)),
+    )
+
+
+def rates(trace: Trace, work: DeviceWork, device: Device) -> list[Rates]:
+    """Return the rates of operators whose shapes are known, by name, the longest first."""
+    found = launchers(trace, work)
+    took: dict[int, float] = defaultdict(float)
+    narrow: set[int] = set()
+    for op, event in enumerate(found.inner.tolist()):
+        if event >= 0:
+            took[event] += float(work.end[op] - work.start[op]) / 1e9
+            if NARROW.search(trace.name_of(int(work.event[op]))):
+                narrow.add(event)
+    total: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
+    for event, seconds in took.items():
+        operator = known_operator(trace.name_of(event), trace.shape_of(event))
+        if operator is None:
+            continue
+        dtype = DType.TF32 if event in narrow else operator.dtype
+        entry = total[operator.name]
+        entry[0] += seconds
+        entry[1] += operator.flops
+        entry[2] += operator.nbytes
+        entry[3] += operator.flops / device.peak(dtype.value)
+    return sorted(
+        (
+            Rates(
+                name=name,
+                seconds=seconds,
+                flops=flops,
+                nbytes=nbytes,
+                compute_share=least / seconds,
+                memory_share=nbytes / device.memory_bandwidth / seconds,
+            )
+            for name, (seconds, flops, nbytes, least) in total.items()
+            if seconds > 0
+        ),
+        key=lambda r: -r.seconds,
+    )
+
+
+def _missing(
+    traces: Sequence[Trace], works: Sequence[DeviceWork], recording: Recording, device: Device | None
+) -> list[str]:
+    """Return what the traces do not say, and what that means."""
+    found = list(recording.notes)
+    trace = traces[0]
+    operators = trace.of_kind(Kind.OPERATOR)
+    if not (trace.shape[operators] >= 0).any():
+        found.append("no shapes of operators: record_shapes=True gives the roofline and times on another device")
+    if not len(trace.on_device()):
+        found.append("no work of a device: the profiler recorded the host only")
+    waits = trace.of_kind(Kind.CALL)
+    if matching(trace, STREAM_WAIT)[waits].any() and not any(s.record > -1 for s in trace.syncs.values()):
+        found.append("no record of what streams wait for")
+    if bare := bare_graphs(trace, works[0]):
+        found.append(f"{bare} launches of graphs without the kernels that they ran")
+    talks = any(work.communicates.any() for work in works)
+    peers = max(t.world_size for t in traces)
+    if talks and len(traces) < peers:
+        found.append(
+            f"the traces of {peers - len(traces)} of {peers} ranks: the time of collectives includes waiting for them"
+        )
+    if device is None:
+        found.append("a device that the catalog knows: no roofline")
+    return found
+
+
+def bare_graphs(trace: Trace, work: DeviceWork) -> int:
+    """Return how many launches of graphs have no kernels in the trace."""
+    calls = trace.of_kind(Kind.CALL)
+    graphs = calls[matching(trace, GRAPH_LAUNCH)[calls]]
+    return int((~np.isin(graphs, work.call)).sum())

@@ -1,0 +1,82 @@
+"""What-if questions: a recording, changed and run again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from traincast.traces.changes import Change
+from traincast.traces.recording import Recording
+from traincast.traces.replay import Replayed, run
+
+_NINETY: Final = 1.645
+_LEAST: Final = 0.005
+_FEW_STEPS: Final = 0.03
+"""Spread that is assumed where a trace has fewer than three steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The time per step before and after changes, in seconds; ``refused`` says why there is none.
+
+    ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s``
+    is the slowest. Both include how much the mean of so many steps varies. ``assumptions`` are those of the changes,
+    in order.
+    """
+
+    changes: tuple[str, ...]
+    base_s: float
+    step_s: float | None
+    low_s: float | None
+    high_s: float | None
+    assumptions: tuple[str, ...]
+    refused: str | None
+    replayed: Replayed | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """The time before over the time after."""
+        return self.base_s / self.step_s if self.step_s else None
+
+
+def ask(recording: Recording, changes: Sequence[Change]) -> Answer:
+    """Apply changes one after another, and run the result; refuse what the recording cannot tell."""
+    base = run(recording)
+    texts = tuple(change.text for change in changes)
+    assumptions = tuple(change.assumption for change in changes)
+    for change in changes:
+        if (reason := change.refusal(recording)) is not None:
+            return Answer(
+                changes=texts, base_s=base.pace_s, step_s=None, low_s=None, high_s=None, assumptions=assumptions,
+                refused=f"{change.text}: {reason}",
+            )  # fmt: skip
+    expected, fastest, slowest = recording, recording.strict(), recording
+    for change in changes:
+        expected = change.apply(expected, 0)
+        fastest = change.apply(fastest, -1)
+        slowest = change.apply(slowest, 1)
+    after = run(expected)
+    spread = _spread(recording)
+    ends = [after.pace_s, run(fastest).pace_s * (1 - spread), run(slowest).pace_s * (1 + spread)]
+    return Answer(
+        changes=texts,
+        base_s=base.pace_s,
+        step_s=after.pace_s,
+        low_s=min(ends),
+        high_s=max(ends),
+        assumptions=assumptions,
+        refused=None,
+        replayed=after,
+    )
+
+
+def _spread(recording: Recording) -> float:
+    """Return the relative error of the mean of the recorded steps: 90 % of such means lie within it."""
+    steps = [step.end - step.start for step in recording.steps[0]]
+    if len(steps) < 3:
+        return _FEW_STEPS
+    return max(_LEAST, _NINETY * float(np.std(steps, ddof=1) / np.mean(steps)) / math.sqrt(len(steps)))

@@ -1,0 +1,77 @@
+"""Events learned from traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces.made import Made, host_bound, pair_of_ranks
+from traincast.cluster.catalog import load_device
+from traincast.cluster.interconnect import find_node
+from traincast.errors import RequestError
+from traincast.estimate import AnalyticalCostModel, EventsCostModel
+from traincast.estimate.events import events_of
+from traincast.graph import Operator, OpKind, Phase, TensorSpec
+from traincast.graph.tensor import DType
+from traincast.traces.learn import learn
+
+SHAPE: dict[str, Any] = {"Input__Dims": [[64, 32], [32, 16]], "Input__type": ["float", "float"]}
+
+
+def shaped() -> Made:
+    made = Made()
+    for step in range(2):
+        at = 100.0 * step
+        made.range(f"ProfilerStep#{step}", at, at + 100)
+        made.op("aten::mm", at, at + 10, **SHAPE)
+        made.kernel("gemm", (at + 2, at + 6), (at + 8, at + 18 + 2 * step))
+    return made
+
+
+def test_a_learned_operator_is_the_one_that_a_captured_model_has(tmp_path: Path) -> None:
+    learned = learn([shaped().trace(tmp_path)])
+    events = events_of(tmp_path, learned.card, learned.rows)
+    product = Operator(
+        name="mm",
+        kind=OpKind.GEMM,
+        phase=Phase.FORWARD,
+        inputs=(TensorSpec((64, 32), DType.FP32), TensorSpec((32, 16), DType.FP32)),
+        outputs=(TensorSpec((64, 16), DType.FP32),),
+    )
+    model = EventsCostModel(events, AnalyticalCostModel())
+    found = model.estimate([product], find_node(load_device("h100-sxm5-80gb"), 1))
+    assert found.seconds.tolist() == pytest.approx([11e-6])
+    assert learned.covered == pytest.approx(1.0)
+
+
+def test_launches_become_the_hosts_time_per_kernel(tmp_path: Path) -> None:
+    rows = learn([shaped().trace(tmp_path)]).rows
+    launch = next(row for row in rows if row["kind"] == "launch")
+    assert launch["mean_s"] == pytest.approx(100e-6, rel=0.2)
+
+
+def test_collectives_are_learned_from_all_ranks_and_from_no_rank_alone(tmp_path: Path) -> None:
+    ranks = pair_of_ranks()
+    for made in ranks:
+        made.op("aten::mm", 2, 4, **SHAPE)
+        for event in made.events:
+            if event["name"].startswith("nccl"):
+                event["args"] |= {
+                    "Collective name": "allreduce",
+                    "In msg nelems": 1000,
+                    "dtype": "Float",
+                    "Group size": 2,
+                }
+            if event["name"] == "aten::mm":
+                event["dur"] = 150.0
+    traces = [made.trace(tmp_path) for made in ranks]
+    together = [row for row in learn(traces).rows if row["kind"] == "collective"]
+    assert [(row["nbytes"], row["num_ranks"], row["mean_s"]) for row in together] == [(4000.0, 2, pytest.approx(20e-6))]
+    assert not [row for row in learn(traces[:1]).rows if row["kind"] == "collective"]
+
+
+def test_a_trace_without_shapes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="record_shapes=True"):
+        learn([host_bound().trace(tmp_path)])
