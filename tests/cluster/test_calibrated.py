@@ -43,6 +43,7 @@ FULL = Calibration(
     high=1.123456,
     unknown=0.456789,
     runtimes=("megatron", "nanotron"),
+    models=("images", "tables"),
     nodes=(2, 64),
     runs=137,
     stall=STALL,

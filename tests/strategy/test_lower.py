@@ -239,7 +239,7 @@ def test_detectors_launch_more_for_each_image_and_other_models_do_not() -> None:
     def launches(model: str, batch: int) -> float:
         plan = lower(replace(request_of("dp=1", model=model), global_batch=batch)).plan
         works = zip(plan.works, plan.work_counts().tolist(), strict=True)
-        return sum(w.kernels * n for w, n in works if isinstance(w, Launch))
+        return float(sum(w.kernels * n for w, n in works if isinstance(w, Launch)))
 
     assert launches("mask-rcnn-r50-fpn", 2) - launches("mask-rcnn-r50-fpn", 1) == pytest.approx(8000.0)
     assert launches("resnet50", 2) == launches("resnet50", 1)
