@@ -19,7 +19,7 @@ import msgspec
 from traincast.errors import FileFormatError
 from traincast.traces.kineto import Event, Header
 
-PIECE_BYTES: Final = 8 << 20
+PIECE_BYTES: Final = 4 << 20
 
 _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN: Final = re.compile(rb'\}(\s*,\s*)\{\s*"')

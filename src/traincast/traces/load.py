@@ -17,7 +17,7 @@ import numpy as np
 from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError
 from traincast.traces.chunks import PIECE_BYTES, EventReader
-from traincast.traces.kineto import ABSENT, Args, Event, Header, Kind, Number, kind_of
+from traincast.traces.kineto import ABSENT, Args, Event, Header, Number, kind_of
 from traincast.traces.trace import NONE, Ints, Message, Shape, SyncFacts, Trace
 
 _THOUSANDTHS: Final = re.compile(rb"\.\d{3}(?=,|$)")
@@ -72,14 +72,20 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+class _Numbered(dict[Any, int]):
+    """Numbers distinct values in the order in which they are first asked for."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
 class _Columns:
     """Collects events into columns; texts that repeat are kept once."""
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._lanes: dict[tuple[object, object], int] = {}
-        self._shapes: dict[tuple[bytes, ...], int] = {}
-        self._kinds: dict[tuple[str, str], Kind | None] = {}
+        self._names, self._lanes, self._shapes = _Numbered(), _Numbered(), _Numbered()
+        self._kinds: dict[tuple[str, str], int] = {}
         self._parts: list[list[Ints]] = []
         self._messages: dict[int, Message] = {}
         self._syncs: dict[int, SyncFacts] = {}
@@ -88,24 +94,10 @@ class _Columns:
 
     def add(self, events: Iterable[Event]) -> None:
         """Add the complete events of a piece that have a meaning here."""
-        chosen: list[Event] = []
-        kinds: list[int] = []
-        for event in events:
-            if event.ph != "X":
-                continue
-            key = (event.cat, event.name)
-            if key in self._kinds:
-                kind = self._kinds[key]
-            else:
-                kind = self._kinds[key] = kind_of(event.cat, event.name)
-            if kind is None:
-                self._skipped[event.cat] += 1
-                continue
-            chosen.append(event)
-            kinds.append(kind)
+        complete = [event for event in events if event.ph == "X"]
+        chosen, kinds = self._chosen(complete)
         if not chosen:
             return
-        names, lanes, shapes = self._names, self._lanes, self._shapes
         name, process, thread, start, duration, given = zip(*map(_EVENT, chosen), strict=True)
         args = [_NO_ARGS if one is None else one for one in given]
         correlation, external, older, stream, device, nbytes, sequence, collective, sync = zip(
@@ -113,15 +105,16 @@ class _Columns:
         )
         if any(older):
             external = tuple(new if new is not None else old for new, old in zip(external, older, strict=True))
+        lanes = zip(process, thread, strict=True)
         self._parts.append(
             [
                 np.array(kinds, dtype=np.int64),
-                np.array([names.setdefault(one, len(names)) for one in name], dtype=np.int64),
-                np.array([lanes.setdefault(key, len(lanes)) for key in zip(process, thread, strict=True)], np.int64),
+                np.array(list(map(self._names.__getitem__, name)), dtype=np.int64),
+                np.array(list(map(self._lanes.__getitem__, lanes)), dtype=np.int64),
                 _nanoseconds(start),
                 _nanoseconds(duration),
                 *(_numbers(column) for column in (correlation, external, stream, device, nbytes, sequence)),
-                np.array([_shape(one, shapes) for one in args], dtype=np.int64),
+                np.array(self._shape_numbers(args), dtype=np.int64),
             ]
         )
         for number, one in enumerate(collective, self._count):
@@ -132,6 +125,27 @@ class _Columns:
                 arg = args[number - self._count]
                 self._syncs[number] = SyncFacts(one, _number(arg.waits_for_stream), _number(arg.waits_for_record))
         self._count += len(chosen)
+
+    def _chosen(self, events: list[Event]) -> tuple[list[Event], list[int]]:
+        """Return the events that have a meaning here, and their kinds; count the others."""
+        keys = list(map(_KIND, events))
+        for category, name in set(keys) - self._kinds.keys():
+            kind = kind_of(category, name)
+            self._kinds[category, name] = NONE if kind is None else int(kind)
+        kinds = list(map(self._kinds.__getitem__, keys))
+        if NONE not in kinds:
+            return events, kinds
+        self._skipped.update(key[0] for key, kind in zip(keys, kinds, strict=True) if kind == NONE)
+        chosen = [event for event, kind in zip(events, kinds, strict=True) if kind != NONE]
+        return chosen, [kind for kind in kinds if kind != NONE]
+
+    def _shape_numbers(self, args: list[Args]) -> list[int]:
+        """Return the number of each event's shapes; texts are joined, because one text is found faster than five."""
+        shapes = self._shapes
+        return [
+            NONE if texts[0] is ABSENT and texts[1] is ABSENT else shapes[b"\0".join(texts)]
+            for texts in map(_SHAPE, args)
+        ]
 
     def trace(self, path: Path, header: Header) -> Trace:
         """Return the trace with its events sorted."""
@@ -161,7 +175,7 @@ class _Columns:
             origin=origin,
             names=tuple(self._names),
             lanes=tuple((str(process), str(thread)) for process, thread in self._lanes),
-            shapes=tuple(Shape(*(text.decode() for text in key)) for key in self._shapes),
+            shapes=tuple(_shape(key) for key in self._shapes),
             messages={int(place[k]): v for k, v in self._messages.items()},
             syncs={int(place[k]): v for k, v in self._syncs.items()},
             skipped=dict(self._skipped),
@@ -170,18 +184,17 @@ class _Columns:
 
 
 _NO_ARGS: Final = Args()
+_KIND: Final = attrgetter("cat", "name")
+_SHAPE: Final = attrgetter("dims", "grid", "types", "concrete", "block")
 _EVENT: Final = attrgetter("name", "pid", "tid", "ts", "dur", "args")
 _ARGS: Final = attrgetter(
     "correlation", "external", "external_old", "stream", "device", "nbytes", "sequence", "collective", "sync_kind"
 )
 
 
-def _shape(args: Args, known: dict[tuple[bytes, ...], int]) -> int:
-    """Return the number of an event's shapes among the known ones; add them if they are new."""
-    if args.dims is ABSENT and args.grid is ABSENT:
-        return NONE
-    key = tuple(map(bytes, (args.dims, args.types, args.concrete, args.grid, args.block)))
-    return known.setdefault(key, len(known))
+def _shape(key: bytes) -> Shape:
+    dims, grid, types, concrete, block = key.decode().split("\0")
+    return Shape(dims, types, concrete, grid, block)
 
 
 def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
@@ -200,6 +213,8 @@ def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
 
 
 def _numbers(values: Sequence[Number]) -> Ints:
+    if values.count(None) == len(values):
+        return np.full(len(values), NONE, dtype=np.int64)
     try:
         return np.array([NONE if value is None else value for value in values], dtype=np.int64)
     except (ValueError, TypeError, OverflowError):
