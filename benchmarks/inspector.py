@@ -32,7 +32,7 @@ from traincast.resources.inspector.rivals import Rival, mean_rival, trees_rival
 from traincast.resources.inspector.runs import ObservedRun, read_runs
 from traincast.resources.inspector.shape import InspectorShape
 from traincast.resources.inspector.targets import FigureScore, by_resource, score
-from traincast.resources.inspector.train import InspectorTraining, RunExamples, train
+from traincast.resources.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, train
 
 Floats = npt.NDArray[np.float64]
 PARTS: Final = ("rivals", "ablations", "grouping", "transfer")
@@ -190,6 +190,8 @@ def transfer(study: Study) -> None:
             return base[0]
 
         for count in (len(rows), 2 * len(rows) // 5, len(rows) // 5, len(rows) // 10):
+            if count < FEWEST_RUNS:
+                continue
             some = examples.take(rows[:count])
             for way, options in WAYS.items():
                 if way not in ("from nothing", "adapted: half of the steps and the head") and count < len(rows):
