@@ -35,7 +35,7 @@ function one(parent, used, row, name, hue) {
   const values = row.curves[name], other = name === "compute" ? row.curves.flops : null, element = make("div");
   parent.append(element);
   add(element, make("h3", "", capital(NAMES[name])));
-  const most = Math.max(1e-6, ...values), top = most < 0.25 ? most * 1.15 : Math.max(1, most) * 1.03, at = (n) => n / values.length * used.step_s;
+  const most = Math.max(1e-6, ...values), top = most > 0.001 && most < 0.25 ? most * 1.15 : Math.max(1, most) * 1.03, at = (n) => n / values.length * used.step_s;
   chart(element, {
     height: 132, label: NAMES[name] + " over one step", left: 46, bottom: 32, name: "use",
     axes: (wide) => ({
