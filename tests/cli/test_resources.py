@@ -62,7 +62,7 @@ def test_a_rate_of_zero_is_as_fine_as_the_simulation(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "change", [("--gpu", "h100-sxm5-80gb"), ("--workers", "8"), ("--servers", "2"), ("--batch", "128")]
+    "change", [("--to-gpu", "h100-sxm5-80gb"), ("--to-workers", "8"), ("--to-servers", "2"), ("--to-batch", "128")]
 )
 def test_a_question_in_one_command(capsys: pytest.CaptureFixture[str], change: tuple[str, str]) -> None:
     answer = run_json(capsys, *WHAT_IF, *change)

@@ -34,5 +34,5 @@ def hz() -> Decorator:
         "--hz",
         type=float,
         metavar="RATE",
-        help="Samples per second, as a monitor would take them; 0: as fine as the simulation; 50 if omitted.",
+        help="Samples per second, as a monitor would take them; 0: as fine as the simulation. Default: 50.",
     )

@@ -21,7 +21,7 @@ _SAME: Final = 0.005
 
 @click.command(
     short_help="Ask what another GPU, other workers or another batch would change.",
-    epilog=options.example("resources whatif resnet50 --cluster dgx-a100:1 --global-batch 512 --gpu h100-sxm5-80gb"),
+    epilog=options.example("resources whatif resnet50 --cluster dgx-a100:1 --global-batch 512 --to-gpu h100-sxm5-80gb"),
 )
 @click.argument("model")
 @options.cluster(options.CATALOG_CLUSTER)
@@ -34,10 +34,18 @@ _SAME: Final = 0.005
 @options.seq()
 @options.precision(options.PRECISIONS)
 @options.runtime()
-@click.option("--gpu", metavar="DEVICE", help="Another device in the same nodes (see `traincast devices`).")
-@click.option("--servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce.")
-@click.option("--workers", type=int, metavar="W", help="Another number of workers. Each keeps its share of the batch.")
-@click.option("--batch", type=options.COUNT, metavar="N", help="Another global batch.")
+@click.option("--to-gpu", "gpu", metavar="DEVICE", help="Another device in the same nodes (see `traincast devices`).")
+@click.option(
+    "--to-servers", "servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce."
+)
+@click.option(
+    "--to-workers",
+    "workers",
+    type=int,
+    metavar="W",
+    help="Another number of workers. Each keeps its share of the batch.",
+)
+@click.option("--to-batch", "batch", type=options.COUNT, metavar="N", help="Another global batch.")
 @hz()
 @options.bundle()
 @options.no_cache()
@@ -59,7 +67,7 @@ def whatif(
     no_cache: bool,
     as_json: bool,
 ) -> None:
-    """Forecast what MODEL draws as it is, and with the change that --gpu, --servers, --workers or --batch ask for."""
+    """Forecast what MODEL draws as it is, and with the change that the options --to-… ask for."""
     from traincast.cli.cost_model import events_cost_model
     from traincast.cluster import load_cluster
     from traincast.forecast import predict

@@ -7,7 +7,7 @@ export function useChart(parent, given) {
   const { values, other } = given, element = make("div");
   parent.append(element);
   add(element, make("h3", "", capital(given.title)));
-  const most = Math.max(1e-6, ...values, ...(other || [])), top = most < 0.25 ? most * 1.15 : Math.max(1, most) * 1.03, at = (n) => n / values.length * given.seconds;
+  const most = Math.max(1e-6, ...values, ...(other || [])), top = most > 0.001 && most < 0.25 ? most * 1.15 : Math.max(1, most) * 1.03, at = (n) => n / values.length * given.seconds;
   chart(element, {
     height: 132, label: given.title + " over time", left: 46, bottom: 32, name: "use",
     axes: (wide) => ({
