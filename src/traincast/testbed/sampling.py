@@ -24,6 +24,8 @@ READING_COLUMNS: Final = (
     "rank", "time_s", "busy_s", "memory_bytes", "received_bytes", "sent_bytes", "processor_s", "resident_bytes",
 )  # fmt: skip
 
+_MARGIN_S: Final = 0.2
+
 
 class RankReading(NamedTuple):
     """Totals of a rank at a moment of the clock: its device, the network of its node, and its process.
@@ -79,12 +81,13 @@ class RankSampler:
         while not stop.is_set():
             ticks.wait()
             for number, pid in enumerate(pids):
-                with suppress(OSError):  # it has ended
-                    if number not in ranks:
-                        device = reader_of(self.devices, pid)
-                        if device is None:  # it has not entered its namespace
-                            continue
-                        ranks[number] = _Rank(pid, device, NamespaceReader(pid), MemoryReader(pid))
+                if number not in ranks:
+                    device = reader_of(self.devices, pid)
+                    if device is None:  # it has not entered its namespace
+                        continue
+                    with suppress(OSError):  # it has ended already
+                        ranks[number] = _Rank(pid, device)
+                if number in ranks:
                     self.readings.append(ranks[number].read(number, on_loopback=self.on_loopback))
         for rank in ranks.values():
             rank.network.close()
@@ -92,22 +95,24 @@ class RankSampler:
         self.sampler_s, self.sampled_s = time.thread_time() - used, now() - began
 
 
-@dataclass(frozen=True, slots=True)
 class _Rank:
-    """The sources of a rank's readings."""
+    """The sources of a rank's readings. Its device and its network can be read after its process has ended."""
 
-    pid: int
-    device: DeviceReader
-    network: NamespaceReader
-    memory: MemoryReader
+    def __init__(self, pid: int, device: DeviceReader) -> None:
+        self._pid, self._device = pid, device
+        self.network, self.memory = NamespaceReader(pid), MemoryReader(pid)
+        self._of_process = (0.0, 0.0)
 
     def read(self, number: int, *, on_loopback: bool) -> RankReading:
+        """Everything now; of a process that has ended, what it showed last."""
         received, sent, loopback = self.network.read()
         if on_loopback:
             received = sent = loopback
         moment = now()
-        busy_s, nbytes, _ = self.device.read(moment)
-        return RankReading(number, moment, busy_s, nbytes, received, sent, clock_of(self.pid), self.memory.read())
+        busy_s, nbytes, _ = self._device.read(moment)
+        with suppress(OSError):
+            self._of_process = clock_of(self._pid), self.memory.read()
+        return RankReading(number, moment, busy_s, nbytes, received, sent, *self._of_process)
 
 
 def write_readings(readings: Sequence[RankReading], path: Path, *, windows: Sequence[tuple[float, float]]) -> None:
@@ -115,7 +120,7 @@ def write_readings(readings: Sequence[RankReading], path: Path, *, windows: Sequ
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    margin = max(end - start for start, end in windows)
+    margin = max(_MARGIN_S, *(end - start for start, end in windows))
     first, last = windows[0][0] - margin, windows[-1][1] + margin
     kept = sorted(reading for reading in readings if first <= reading.time_s <= last)
     columns = {name: [getattr(reading, name) for reading in kept] for name in READING_COLUMNS}
