@@ -99,7 +99,7 @@ def test_dir_shows_exactly_the_public_names() -> None:
     assert dir(traincast) == sorted(traincast.__all__)
 
 
-VERBS = ("predict", "search", "schedule", "calibrate", "validate", "profile", "fit", "capture")
+VERBS = ("predict", "search", "schedule", "calibrate", "validate", "profile", "monitor", "fit", "capture")
 """Verbs of the command line that do something: each is a function."""
 
 

@@ -1,8 +1,8 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
 Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
-``validate``, ``profile``, ``fit`` and ``capture``. The types that they take and return can be imported from here, too;
-``dir(traincast)`` lists all of them. Nothing is imported before it is used.
+``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``. The types that they take and return can be imported
+from here, too; ``dir(traincast)`` lists all of them. Nothing is imported before it is used.
 
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
     from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
+    from traincast.profiling.monitor import Monitored, monitor
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, JobSettings, Report
     from traincast.scheduling import (
@@ -72,6 +73,7 @@ _HOMES = {
     "traincast.graph.files": "load_graph save_graph",
     "traincast.graph.load": "capture",
     "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
+    "traincast.profiling.monitor": "Monitored monitor",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast JobSettings Report",
     "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
@@ -118,6 +120,7 @@ __all__ = [
     "Link",
     "Metrics",
     "MissingDependencyError",
+    "Monitored",
     "Operator",
     "OperatorGraph",
     "OperatorRequest",
@@ -151,6 +154,7 @@ __all__ = [
     "load_engine",
     "load_graph",
     "load_runtime",
+    "monitor",
     "predict",
     "profile",
     "save_graph",
