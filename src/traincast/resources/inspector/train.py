@@ -26,8 +26,6 @@ FEWEST_RUNS: Final = 8
 _SMALLEST_BATCH: Final = 8
 _STEPS_PER_EPOCH: Final = 12
 """Few runs are taken in smaller batches, so that an epoch still has about this many steps."""
-_ADAPTED_RATE: Final = 0.25
-"""An inspector that knows other settings is trained at this share of the rate, so that few runs do not undo them."""
 _LARGEST: Final = 6.0
 """How far from the mean a scaled target counts: values far outside are no example to learn from."""
 
@@ -134,8 +132,6 @@ def train(
             for weight in part.parameters() if part is not None else ():
                 weight.requires_grad_(requires_grad=False)
         data.remember(network)
-    if start is not None:
-        config = replace(config, rate=config.rate * _ADAPTED_RATE)
     averaged = _fit(network, data, config, made)
     return replace(made, weights=_arrays(averaged))
 
