@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,3 +249,19 @@ def test_clocks_are_set_even_if_one_record_begins_earlier(tmp_path: Path) -> Non
     recording = couple([record(made.trace(tmp_path)) for made in (first, second)])
     assert int((recording.communicates & (recording.role == Role.DEVICE)).sum()) == 3  # two joined, one alone
     assert len(recording.others) == 2
+
+
+def test_clocks_that_contradict_one_another_do_not_stop_a_replay(tmp_path: Path) -> None:
+    made = device_bound(steps=4)
+    for number, event in enumerate(made.events):
+        if event["cat"] == "kernel":
+            event["ts"] -= 7.0 * (number % 3)
+    report = replay(recorded(made, tmp_path))
+    assert report.error == pytest.approx(0, abs=0.1)
+
+
+def test_waits_that_form_a_loop_are_broken_at_the_earliest_task(tmp_path: Path) -> None:
+    recording = recorded(host_bound(steps=1), tmp_path)
+    first, second = np.flatnonzero(recording.role == Role.DEVICE).tolist()
+    looped = replace(recording, edges=np.concatenate([recording.edges, [[first, second]]]))
+    assert run(looped).total_s == pytest.approx(run(recording).total_s)

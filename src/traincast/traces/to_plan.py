@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import SimulationError
 from traincast.simulate import Timeline, simulate
 from traincast.strategy.costs import starts_of
 from traincast.strategy.mesh import Group, Mesh
@@ -49,6 +48,7 @@ def to_plan(recording: Recording) -> RecordedPlan:
     cost = np.array([works.setdefault(pair, len(works)) for pair in pairs], dtype=np.int32)
     lane_start, lanes = _lanes(recording, order)
     target, source = place[recording.edges[:, 0]], place[recording.edges[:, 1]]
+    target, source = target[source < target], source[source < target]
     by_target = np.argsort(target, kind="stable")
     ranks = sorted({lane.rank for lane in recording.lanes})
     world = max([len(ranks), *(trace.world_size for trace in recording.traces), *(rank + 1 for rank in ranks)])
@@ -99,7 +99,8 @@ def _in_order(recording: Recording) -> Ints:
     """Return the tasks in an order in which each comes after all that it waits for, by recorded time as far as
     possible.
 
-    Tasks of one lane stay in the order in which they were recorded.
+    Tasks of one lane stay in the order in which they were recorded. Where clocks disagree, waits may form a loop: then
+    the earliest task of it does not wait.
     """
     start, end = recording.start, recording.end
     edges = [recording.edges]
@@ -120,17 +121,18 @@ def _in_order(recording: Recording) -> Ints:
     starts, ends = start.tolist(), end.tolist()
     heap = [(starts[k], ends[k], k) for k in range(len(recording)) if not missing[k]]
     heapq.heapify(heap)
-    order = []
-    while heap:
-        k = heapq.heappop(heap)[2]
+    order: list[int] = []
+    placed = [False] * len(recording)
+    by_time = iter(np.lexsort((end, start)).tolist())
+    while len(order) < len(recording):
+        # If no task is ready, times contradict one another: the earliest one no longer waits.
+        k = heapq.heappop(heap)[2] if heap else next(task for task in by_time if not placed[task])
+        if placed[k]:
+            continue
+        placed[k] = True
         order.append(k)
         for target in targets[first[k] : first[k + 1]]:
             missing[target] -= 1
             if not missing[target]:
                 heapq.heappush(heap, (starts[target], ends[target], target))
-    if len(order) < len(recording):
-        left = len(recording) - len(order)
-        raise SimulationError(
-            f"dependencies form a loop: {left} of {len(recording)} tasks of a trace wait for one another"
-        )
     return np.array(order, dtype=np.int64)
