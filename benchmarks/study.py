@@ -93,7 +93,7 @@ def make(
     for i, (run, entry) in enumerate(zip(runs, entries, strict=True)):
         request = run.measured.request
         place = entry["source"] if entry["table"] == "steps" else entry.pop("publisher")
-        place = f"{entry['kind']}-{place}" if place == EXAMPLES else place
+        place = entry["group"] = f"{entry['kind']}-{place}" if place == EXAMPLES else place
         groups[place, request.cluster.device.name, request.runtime.name].append(i)
     results: dict[tuple[str, str, str], Calibrated] = {}
     for number_, (key, members) in enumerate(sorted(groups.items())):

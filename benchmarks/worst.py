@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.figures import Row, degree, grouped, in_its_mode, log_error, stall_forecast, stalled
-from benchmarks.study import EXAMPLES
 
 _REPEATS_DIFFER: Final = 0.15
 _FEW: Final = 15
@@ -78,13 +77,8 @@ class Reasons:
         return "fewer than two other runs of its model on this cluster"
 
     def _small(self, row: Row) -> str:
-        runs = self._runs.get((group_of(row), row["device"], row["runtime"]), 0)
+        runs = self._runs.get((row["group"], row["device"], row["runtime"]), 0)
         return f"only {runs} runs on its cluster with its framework" if 0 < runs < _FEW else ""
-
-
-def group_of(row: Row) -> str:
-    """Return the name of the study's group of sources that a row belongs to."""
-    return str(row["source"]) if row["table"] == "steps" else f"{row['kind']}-{EXAMPLES}"
 
 
 def _configuration(row: Row) -> tuple[object, ...]:

@@ -31,6 +31,7 @@ def row(index: int, **changes: Any) -> dict[str, Any]:
         "table": "steps",
         "index": index,
         "source": "ultrascale",
+        "group": "ultrascale",
         "model": "llama",
         "family": "llama",
         "device": "h100-sxm5-80gb",
@@ -58,6 +59,7 @@ def study() -> dict[str, Any]:
     net: dict[str, Any] = {
         "table": "dp-steps",
         "source": "cnn_classification",
+        "group": "images-deep-learning-examples",
         "model": "resnet50",
         "family": "resnet50",
     }

@@ -31,7 +31,13 @@ _PROBLEMS_SHOWN = 12
     metavar="NAME",
     help="How operators are grouped: proportional (to the size of the graph), uniform or none. Default: proportional.",
 )
-@click.option("--groups", type=click.IntRange(1, 256), metavar="M", help="Groups of each graph, if they are uniform.")
+@click.option(
+    "--num-groups",
+    "groups",
+    type=click.IntRange(1, 256),
+    metavar="M",
+    help="Groups of each graph, if they are uniform.",
+)
 @click.option(
     "--factor", type=float, metavar="F", help="Groups divided by the logarithm of the graph's size, if proportional."
 )
