@@ -29,7 +29,7 @@ def test_an_inspector_is_fitted_and_adapted(bundle: Path, capsys: pytest.Capture
     said = json.loads(out)
     assert said["runs"] == 24
     assert set(said["scores"]["memory"]) == {"burst_amount", "burst_s", "idle_s"}
-    out, _ = run(capsys, *call, "--grouping", "uniform", "--groups", "4", "--rivals")
+    out, _ = run(capsys, *call, "--grouping", "uniform", "--num-groups", "4", "--rivals")
     assert "patterns predicted" in out
     assert "LightGBM" in out
 
