@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.traces.load import load_trace
-from traincast.traces.trace import Trace
+from traincast.traces.trace import ProfilerTrace
 
 MAIN, ENGINE = 10, 11
 
@@ -62,7 +62,7 @@ class Made:
         path.write_text(json.dumps(self.document()))
         return path
 
-    def trace(self, folder: Path) -> Trace:
+    def trace(self, folder: Path) -> ProfilerTrace:
         return load_trace(self.write(folder / f"rank{self._rank}.json"))
 
 

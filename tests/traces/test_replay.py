@@ -12,7 +12,7 @@ from tests.traces.made import ENGINE, MAIN, Made, device_bound, host_bound, pair
 from traincast.traces.couple import couple
 from traincast.traces.edit import scale, select
 from traincast.traces.record import record
-from traincast.traces.recording import Recording, Role
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.replay import measured_pace_s, replay, run
 from traincast.traces.to_plan import to_plan
 from traincast.work import Recorded
@@ -24,7 +24,7 @@ def recorded(made: Made, folder: Path) -> Recording:
 
 def slower(recording: Recording, name: str, factor: float) -> float:
     """Seconds of the first step if kernels of this name take ``factor`` times as long."""
-    chosen = select(recording, name=name, roles=(Role.DEVICE,))
+    chosen = select(recording, name=name, roles=(TaskRole.DEVICE,))
     assert chosen.any()
     return run(scale(recording, chosen, factor)).step_s[0][0]
 
@@ -43,7 +43,7 @@ def test_every_task_of_a_replay_starts_when_it_was_recorded(tmp_path: Path) -> N
     recording = recorded(device_bound(), tmp_path)
     done = run(recording)
     start = done.timeline.start[done.planned.place] * 1e9
-    device = recording.role == Role.DEVICE
+    device = recording.role == TaskRole.DEVICE
     assert np.allclose(start[device], recording.start[device])
 
 
@@ -56,13 +56,13 @@ def test_the_plan_has_one_row_per_thread_and_stream_and_works_that_state_their_t
 
 def test_half_the_host_time_halves_a_host_bound_step(tmp_path: Path) -> None:
     recording = recorded(host_bound(), tmp_path)
-    faster = run(scale(recording, select(recording, roles=(Role.HOST, Role.CALL)), 0.5))
+    faster = run(scale(recording, select(recording, roles=(TaskRole.HOST, TaskRole.CALL)), 0.5))
     assert faster.pace_s == pytest.approx(measured_pace_s(recording) / 2, rel=0.02)
 
 
 def test_the_host_hardly_matters_to_a_device_bound_step(tmp_path: Path) -> None:
     recording = recorded(device_bound(), tmp_path)
-    faster = run(scale(recording, select(recording, roles=(Role.HOST, Role.CALL)), 0.5))
+    faster = run(scale(recording, select(recording, roles=(TaskRole.HOST, TaskRole.CALL)), 0.5))
     assert faster.pace_s > 0.93 * measured_pace_s(recording)
 
 
@@ -103,7 +103,7 @@ def test_threads_that_work_at_the_same_time_do_not_wait_for_one_another(tmp_path
     recording = recorded(made, tmp_path)
     loader = next(i for i, lane in enumerate(recording.lanes) if lane.name == "thread 12")
     slow = run(scale(recording, recording.lane == loader, 10.0))
-    main = (recording.lane != loader) & (recording.role == Role.HOST)
+    main = (recording.lane != loader) & (recording.role == TaskRole.HOST)
     assert slow.timeline.end[slow.planned.place][main].max() == pytest.approx(399e-6)
 
 
@@ -128,9 +128,9 @@ def test_a_launch_waits_while_the_queue_is_full(tmp_path: Path) -> None:
     recording = recorded(made, tmp_path)
     base = run(recording)
     assert base.total_s == pytest.approx(0.130, rel=1e-3)
-    calls = recording.role == Role.CALL
+    calls = recording.role == TaskRole.CALL
     assert recording.duration[calls].sum() < 2_000_000  # the waits are not the calls' own time
-    kernels = select(recording, name="^k$", roles=(Role.DEVICE,))
+    kernels = select(recording, name="^k$", roles=(TaskRole.DEVICE,))
     faster = run(scale(recording, kernels, 0.5))
     done = faster.timeline.end[faster.planned.place]
     assert done[kernels].max() == pytest.approx(0.066, rel=0.02)
@@ -160,8 +160,8 @@ def two_streams(*, steps: int, recorded_waits: bool = False) -> Made:
 @pytest.mark.parametrize("recorded_waits", [True, False], ids=["recorded", "inferred"])
 def test_a_stream_waits_for_another(recorded_waits: bool, tmp_path: Path) -> None:
     recording = recorded(two_streams(steps=3, recorded_waits=recorded_waits), tmp_path)
-    side = select(recording, name="side", roles=(Role.DEVICE,))
-    nexts = select(recording, name="next", roles=(Role.DEVICE,))
+    side = select(recording, name="side", roles=(TaskRole.DEVICE,))
+    nexts = select(recording, name="next", roles=(TaskRole.DEVICE,))
     longer = run(scale(recording, nexts, 10.0))
     start = longer.timeline.start[longer.planned.place]
     end = longer.timeline.end[longer.planned.place]
@@ -183,8 +183,8 @@ def test_a_kernel_is_held_until_the_last_wave_of_another(tmp_path: Path) -> None
     made.kernel("small", (10, 15), (100, 110), stream=20)  # nothing recorded says that it waits
     made.op("aten::add", 120, 200)
     recording = recorded(made, tmp_path)
-    small = select(recording, name="small", roles=(Role.DEVICE,))
-    longer = run(scale(recording, select(recording, name="large", roles=(Role.DEVICE,)), 2.0))
+    small = select(recording, name="small", roles=(TaskRole.DEVICE,))
+    longer = run(scale(recording, select(recording, name="large", roles=(TaskRole.DEVICE,)), 2.0))
     assert longer.timeline.start[longer.planned.place][small][0] == pytest.approx(194e-6, abs=1e-6)
     assert replay(recording).opaque_share == pytest.approx(0)
 
@@ -219,7 +219,7 @@ def test_ranks_are_coupled_by_their_collectives(tmp_path: Path) -> None:
 
 def test_a_late_rank_makes_the_others_wait(tmp_path: Path) -> None:
     recording = couple([record(made.trace(tmp_path)) for made in pair_of_ranks()])
-    on_time = run(scale(recording, select(recording, rank=1, roles=(Role.HOST,)), 0.1))
+    on_time = run(scale(recording, select(recording, rank=1, roles=(TaskRole.HOST,)), 0.1))
     assert on_time.step_s[0][0] < run(recording).step_s[0][0] - 15e-6
 
 
@@ -247,7 +247,7 @@ def test_clocks_are_set_even_if_one_record_begins_earlier(tmp_path: Path) -> Non
     for event in second.events:
         event["ts"] += 7000.0
     recording = couple([record(made.trace(tmp_path)) for made in (first, second)])
-    assert int((recording.communicates & (recording.role == Role.DEVICE)).sum()) == 3  # two joined, one alone
+    assert int((recording.communicates & (recording.role == TaskRole.DEVICE)).sum()) == 3  # two joined, one alone
     assert len(recording.others) == 2
 
 
@@ -262,6 +262,6 @@ def test_clocks_that_contradict_one_another_do_not_stop_a_replay(tmp_path: Path)
 
 def test_waits_that_form_a_loop_are_broken_at_the_earliest_task(tmp_path: Path) -> None:
     recording = recorded(host_bound(steps=1), tmp_path)
-    first, second = np.flatnonzero(recording.role == Role.DEVICE).tolist()
+    first, second = np.flatnonzero(recording.role == TaskRole.DEVICE).tolist()
     looped = replace(recording, edges=np.concatenate([recording.edges, [[first, second]]]))
     assert run(looped).total_s == pytest.approx(run(recording).total_s)

@@ -14,11 +14,11 @@ from traincast.traces.edit import scale, select
 from traincast.traces.known import known_operator
 from traincast.traces.load import load_trace, load_traces
 from traincast.traces.record import record
-from traincast.traces.recording import Role
+from traincast.traces.recording import TaskRole
 from traincast.traces.replay import replay, run
 from traincast.traces.show import summarize_traces
 from traincast.traces.steps import steps_of
-from traincast.traces.trace import Shape
+from traincast.traces.trace import RecordedShape
 from traincast.traces.write import write_timeline
 
 
@@ -91,7 +91,7 @@ def test_steps_are_the_profilers_or_batches_or_named_ranges_or_everything(tmp_pa
 
 def test_a_written_trace_replays_as_what_was_written(tmp_path: Path) -> None:
     recording = record(host_bound().trace(tmp_path))
-    faster = run(scale(recording, select(recording, roles=(Role.HOST, Role.CALL)), 0.5))
+    faster = run(scale(recording, select(recording, roles=(TaskRole.HOST, TaskRole.CALL)), 0.5))
     path = tmp_path / "faster.json.gz"
     write_timeline(faster, path)
     again = load_trace(path)
@@ -129,14 +129,14 @@ def test_back_ends_spell_one_operator_alike() -> None:
 
 
 def test_shapes_give_the_amount_of_work() -> None:
-    linear = known_operator("aten::linear", Shape("[[8,128,64],[32,64],[32]]", '["float","float","float"]'))
+    linear = known_operator("aten::linear", RecordedShape("[[8,128,64],[32,64],[32]]", '["float","float","float"]'))
     assert linear is not None
     assert linear.flops == 2 * 8 * 128 * 64 * 32
     conv = known_operator(
         "aten::cudnn_convolution",
-        Shape("[[2,3,8,8],[4,3,3,3]]", '["float","float"]', '["","","[1, 1]","[2, 2]","[1, 1]","1"]'),
+        RecordedShape("[[2,3,8,8],[4,3,3,3]]", '["float","float"]', '["","","[1, 1]","[2, 2]","[1, 1]","1"]'),
     )
     assert conv is not None
     assert conv.outputs[0].shape == (2, 4, 4, 4)
-    assert known_operator("aten::strange", Shape("[[2]]", '["float"]')) is None
-    assert known_operator("aten::mm", Shape()) is None
+    assert known_operator("aten::strange", RecordedShape("[[2]]", '["float"]')) is None
+    assert known_operator("aten::mm", RecordedShape()) is None

@@ -10,7 +10,6 @@ from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
 from traincast.cluster.catalog import load_device
 from traincast.estimate import AnalyticalCostModel
 from traincast.traces.changes import (
-    Change,
     FasterHost,
     FasterNetwork,
     FusedOptimizer,
@@ -18,15 +17,16 @@ from traincast.traces.changes import (
     LoaderWorkers,
     NoCommunication,
     Overlapped,
+    TraceChange,
 )
 from traincast.traces.changes_device import Buckets, HalfPrecision, OtherDevice
 from traincast.traces.couple import couple
 from traincast.traces.record import record
 from traincast.traces.recording import Recording
-from traincast.traces.whatif import Answer, ask
+from traincast.traces.whatif import WhatIfAnswer, ask
 
 
-def asked(made: Made, change: Change, folder: Path) -> Answer:
+def asked(made: Made, change: TraceChange, folder: Path) -> WhatIfAnswer:
     return ask(record(made.trace(folder)), [change])
 
 
@@ -74,7 +74,7 @@ def test_no_communication_ends_waiting_as_well(tmp_path: Path) -> None:
         (FusedOptimizer(), "shows no update"),
     ],
 )
-def test_what_a_trace_does_not_show_is_refused(change: Change, reason: str, tmp_path: Path) -> None:
+def test_what_a_trace_does_not_show_is_refused(change: TraceChange, reason: str, tmp_path: Path) -> None:
     assert reason in str(asked(host_bound(), change, tmp_path).refused)
 
 

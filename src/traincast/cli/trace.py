@@ -17,10 +17,10 @@ from traincast.errors import RequestError
 from traincast.files import check_folder, check_output
 
 if TYPE_CHECKING:
-    from traincast.traces.changes import Change
+    from traincast.traces.changes import TraceChange
     from traincast.traces.recording import Recording
     from traincast.traces.replay import Replayed
-    from traincast.traces.trace import Trace
+    from traincast.traces.trace import ProfilerTrace
 
 _FACTOR: Final = re.compile(r"^\d+(?:\.\d+)?x$")
 _TRACES: Final = click.argument("traces", nargs=-1, required=True, metavar="TRACE…")
@@ -243,7 +243,7 @@ def _changes(
     graph: bool,
     gpu: str | None,
     loader_workers: int | None,
-) -> list[Change]:
+) -> list[TraceChange]:
     """Return the changes that the options ask for."""
     from traincast.traces import changes as on_host
     from traincast.traces import changes_device as on_device
@@ -284,7 +284,7 @@ def _factor(text: str, option: str) -> float:
     return float(text[:-1])
 
 
-def _loaded(paths: Sequence[str]) -> list[Trace]:
+def _loaded(paths: Sequence[str]) -> list[ProfilerTrace]:
     from traincast.traces.load import load_traces
 
     return load_traces([Path(path) for path in paths])

@@ -9,11 +9,11 @@ from traincast.cli.output import console, plain, print_table
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
-    from traincast.traces.diff import Comparison, Difference
-    from traincast.traces.learn import Learned
+    from traincast.traces.diff import Difference, TraceDiff
+    from traincast.traces.learn import LearnedEvents
     from traincast.traces.replay import ReplayReport
-    from traincast.traces.show import Summary
-    from traincast.traces.whatif import Answer
+    from traincast.traces.show import TraceSummary
+    from traincast.traces.whatif import WhatIfAnswer
 
 _MOST: Final = 10
 _STEPS: Final = 8
@@ -30,7 +30,7 @@ def share(value: float) -> str:
     return f"{value:.1%}".replace("%", " %")
 
 
-def show_summary(summary: Summary) -> None:
+def show_summary(summary: TraceSummary) -> None:
     """Print what traces hold."""
     out = console()
     first = summary.ranks[0]
@@ -84,7 +84,7 @@ def show_replay(report: ReplayReport) -> None:
         console().print(f"note: {plain(note)}")
 
 
-def show_answer(answer: Answer) -> None:
+def show_answer(answer: WhatIfAnswer) -> None:
     """Print the answer to a what-if question."""
     out = console()
     out.print(f"[bold]{plain('; '.join(answer.changes))}[/bold]")
@@ -100,7 +100,7 @@ def show_answer(answer: Answer) -> None:
         out.print(f"assumes: {plain(text)}")
 
 
-def show_comparison(found: Comparison) -> None:
+def show_comparison(found: TraceDiff) -> None:
     """Print what differs between two runs."""
     out = console()
     out.print(f"before: {plain(found.before)}", highlight=False)
@@ -122,7 +122,7 @@ def _row(one: Difference) -> list[str]:
     return [plain(one.name[:_NAME]), format_seconds(one.before_s), format_seconds(one.after_s), change, times]
 
 
-def show_learned(learned: Learned, kinds: Mapping[str, int], path: str) -> None:
+def show_learned(learned: LearnedEvents, kinds: Mapping[str, int], path: str) -> None:
     """Print what became events."""
     out = console()
     found = f"{kinds['operator']} operators and {kinds['collective']} collectives"

@@ -14,9 +14,9 @@ import numpy as np
 
 from traincast.traces.device import DeviceWork
 from traincast.traces.kineto import Kind
-from traincast.traces.recording import Recording, Role, clock_shift
-from traincast.traces.steps import Step
-from traincast.traces.trace import Flags, Ints, Trace
+from traincast.traces.recording import Recording, TaskRole, clock_shift
+from traincast.traces.steps import TraceStep
+from traincast.traces.trace import Flags, Ints, ProfilerTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class TraceBreakdown:
 
 
 def breakdown(
-    trace: Trace, work: DeviceWork, steps: tuple[Step, ...], transfers: tuple[Ints, Ints] | None = None
+    trace: ProfilerTrace, work: DeviceWork, steps: tuple[TraceStep, ...], transfers: tuple[Ints, Ints] | None = None
 ) -> TraceBreakdown:
     """Return the breakdown of one rank's steps; ``transfers``: begin and end of the transfers of its collectives."""
     bounds = np.array([(s.start, s.end) for s in steps], dtype=np.int64)
@@ -76,7 +76,7 @@ def transfers_of(recording: Recording, number: int) -> tuple[Ints, Ints] | None:
     if not recording.others:
         return None
     own = {i for i, lane in enumerate(recording.lanes) if lane.rank == recording.traces[number].rank}
-    talks = np.flatnonzero(recording.communicates & (recording.role == Role.DEVICE))
+    talks = np.flatnonzero(recording.communicates & (recording.role == TaskRole.DEVICE))
     mine = [task for task in talks.tolist() if own & {int(recording.lane[task]), *recording.others.get(task, ())}]
     shift = clock_shift(recording, number)
     return recording.start[mine] - shift, recording.end[mine] - shift
@@ -92,7 +92,7 @@ def _covered(edge: Ints, start: Ints, end: Ints) -> Flags:
     return covered
 
 
-def _before_launch(trace: Trace, work: DeviceWork, edge: Ints, nothing: Flags) -> float:
+def _before_launch(trace: ProfilerTrace, work: DeviceWork, edge: Ints, nothing: Flags) -> float:
     """Return the nanoseconds in which nothing ran because the next operation had not been launched."""
     if not len(work):
         return float(np.diff(edge)[nothing].sum())

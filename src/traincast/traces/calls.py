@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.trace import Flags, Trace
+from traincast.traces.trace import Flags, ProfilerTrace
 
 _API: Final = r"^(?:cuda|cu|hip)"
 COPIES: Final = re.compile(_API + r"(?:Memcpy)")
@@ -28,7 +28,7 @@ _BLOCKING_COPY: Final = re.compile(r"Pageable|DtoH|HtoD|Host -> Device|Device ->
 _COMMUNICATION: Final = re.compile(r"nccl|rccl|msccl|oneccl|c10d::|gloo:|nvshmem", re.IGNORECASE)
 
 
-def matching(trace: Trace, pattern: re.Pattern[str]) -> Flags:
+def matching(trace: ProfilerTrace, pattern: re.Pattern[str]) -> Flags:
     """Return for each event whether its name matches."""
     return trace.named(np.array([pattern.search(name) is not None for name in trace.names], dtype=bool))
 

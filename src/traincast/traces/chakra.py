@@ -19,10 +19,10 @@ from traincast.errors import FileFormatError
 from traincast.files import write_bytes
 from traincast.traces.kineto import Kind
 from traincast.traces.labels import labels_of
-from traincast.traces.recording import Lane, Recording, Role
+from traincast.traces.recording import Lane, Recording, TaskRole
 from traincast.traces.replay import Replayed
-from traincast.traces.steps import Step
-from traincast.traces.trace import Trace
+from traincast.traces.steps import TraceStep
+from traincast.traces.trace import ProfilerTrace
 from traincast.traces.wire import bytes_field, delimited, fields, number_field, numbers, packed_field, varint
 
 SUFFIX: Final = ".et"
@@ -65,7 +65,7 @@ def write_chakra(replayed: Replayed, path: Path) -> list[Path]:
     return written
 
 
-def _belongs(recording: Recording, task: int, trace: Trace, rows: set[int]) -> bool:
+def _belongs(recording: Recording, task: int, trace: ProfilerTrace, rows: set[int]) -> bool:
     if rows & {int(recording.lane[task]), *recording.others.get(task, ())}:
         return True
     return recording.lane[task] < 0 and recording.traces[int(recording.trace[task])].rank == trace.rank
@@ -184,7 +184,7 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
     lane = np.array([lanes[n.lane, n.on_host] if n.lane else -1 for n in nodes], dtype=np.int32)
     on_host = np.array([node.on_host for node in nodes], dtype=bool)
     none = np.full(count, -1, dtype=np.int64)
-    trace = Trace(
+    trace = ProfilerTrace(
         path=path, rank=rank, world_size=1, devices=(), origin=0,
         kind=np.where(on_host, int(Kind.OPERATOR), int(Kind.KERNEL)).astype(np.int8),
         name=np.array([names[node.name] for node in nodes], dtype=np.int32),
@@ -193,10 +193,10 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         lanes=tuple(("chakra", name) for name, _ in lanes) or (("chakra", ""),), shapes=(),
     )  # fmt: skip
     last = int(np.argmax(start + duration))
-    role = np.where(lane < 0, int(Role.LATENCY), np.where(on_host, int(Role.CALL), int(Role.DEVICE)))
+    role = np.where(lane < 0, int(TaskRole.LATENCY), np.where(on_host, int(TaskRole.CALL), int(TaskRole.DEVICE)))
     return Recording(
         traces=(trace,),
-        steps=((Step("whole trace", 0, int((start + duration).max()), 0),),),
+        steps=((TraceStep("whole trace", 0, int((start + duration).max()), 0),),),
         lanes=tuple(Lane(rank, name, not host) for name, host in lanes),
         role=role.astype(np.int8),
         trace=np.zeros(count, dtype=np.int32),

@@ -18,10 +18,10 @@ from traincast.traces.device import device_work
 from traincast.traces.edit import scale, select
 from traincast.traces.kineto import Kind
 from traincast.traces.labels import launched_within
-from traincast.traces.recording import Recording, Role
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.trace import Flags, Ints
 
-HOST: Final = (Role.HOST, Role.CALL)
+HOST: Final = (TaskRole.HOST, TaskRole.CALL)
 LOADER: Final = r"^enumerate\(DataLoader\).*__next__"
 OPTIMIZER: Final = r"^Optimizer\.step#"
 
@@ -42,7 +42,7 @@ _FUSED_FROM: Final = 20
 """Kernels of an update from which fusing them pays."""
 
 
-class Change(Protocol):
+class TraceChange(Protocol):
     """See the text of the module."""
 
     @property
@@ -82,7 +82,7 @@ class FasterHost:
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
         """Scale threads and calls; in the slowest answer, calls of the driver stay as they are."""
-        roles = (Role.HOST,) if level > 0 and self.factor > 1 else HOST
+        roles = (TaskRole.HOST,) if level > 0 and self.factor > 1 else HOST
         return scale(recording, select(recording, roles=roles), 1 / self.factor)
 
 
@@ -108,7 +108,7 @@ class FasterNetwork:
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
         """Scale transfers."""
-        talks = recording.communicates & (recording.role == Role.DEVICE)
+        talks = recording.communicates & (recording.role == TaskRole.DEVICE)
         floor = np.minimum(recording.duration, _LATENCY_NS if level > 0 and self.factor > 1 else 0)
         changed = np.maximum(floor, np.rint(recording.duration / self.factor).astype(np.int64))
         return recording.with_durations(np.where(talks, changed, recording.duration))
@@ -177,7 +177,7 @@ class LoaderWorkers:
         more = np.zeros(len(recording), dtype=np.int64)
         for number, trace in enumerate(recording.traces):
             copies = matching(trace, _FROM_HOST) & (trace.kind == Kind.COPY) & (trace.nbytes >= _BATCH_BYTES)
-            mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
+            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
             mine = mine[copies[recording.event[mine]]]
             more[mine] = trace.nbytes[recording.event[mine]] // _PAGE_BYTES * _PAGE_NS
         return more
@@ -210,7 +210,7 @@ class FusedOptimizer:
         host = (0.1, 0.3, 0.03)[level]
         changed = scale(recording, chosen, traffic)
         changed = scale(changed, select(recording, within=OPTIMIZER, roles=HOST), host)
-        delays = np.isin(recording.role, (Role.LATENCY, Role.OPAQUE))
+        delays = np.isin(recording.role, (TaskRole.LATENCY, TaskRole.OPAQUE))
         for number in range(len(recording.traces)):
             mine = recording.trace == number
             updated = recording.event[chosen & mine]
@@ -222,7 +222,7 @@ class FusedOptimizer:
     def _updates(recording: Recording) -> Flags:
         found = np.zeros(len(recording), dtype=bool)
         for number, trace in enumerate(recording.traces):
-            mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
+            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
             found[mine] = launched_within(trace, recording.event[mine], re.compile(OPTIMIZER))
         return found & ~recording.communicates
 
@@ -279,7 +279,7 @@ class GraphLaunch:
             mine = host & (recording.trace == number)
             for step in steps:
                 inside |= mine & (recording.start >= step.start) & (recording.end <= step.end)
-        waiting = np.isin(np.arange(len(recording)), recording.edges[:, 0]) & (recording.role == Role.CALL)
+        waiting = np.isin(np.arange(len(recording)), recording.edges[:, 0]) & (recording.role == TaskRole.CALL)
         return scale(recording, inside & ~loading & ~waiting, (0.02, 0.15, 0.0)[level])
 
 
@@ -306,7 +306,7 @@ class Overlapped:
     def _waits(recording: Recording) -> Flags:
         """Return the edges by which compute waits for communication on another stream."""
         target, source = recording.edges[:, 0], recording.edges[:, 1]
-        device = np.isin(recording.role, (Role.DEVICE, Role.OPAQUE))
+        device = np.isin(recording.role, (TaskRole.DEVICE, TaskRole.OPAQUE))
         crosses: Flags = (
             recording.communicates[source] & device[target] & ~recording.communicates[target]
             & (recording.lane[target] != recording.lane[source])

@@ -14,7 +14,7 @@ from traincast.traces.changes import OPTIMIZER
 from traincast.traces.device import device_work
 from traincast.traces.edit import scale
 from traincast.traces.labels import launched_within
-from traincast.traces.recording import Recording, Role
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.scaling import PRODUCT, DeviceScaling, device_scaling, is_half, task_factors
 from traincast.traces.show import device_of
 from traincast.traces.trace import Flags, Ints
@@ -56,7 +56,7 @@ class OtherDevice:
     def apply(self, recording: Recording, level: int = 0) -> Recording:
         """Scale every kernel."""
         factors = task_factors(recording, self.scalings(recording), level=level)
-        return scale(recording, recording.role == Role.DEVICE, factors)
+        return scale(recording, recording.role == TaskRole.DEVICE, factors)
 
     def scalings(self, recording: Recording) -> list[DeviceScaling]:
         """Return how each trace's operations change."""
@@ -101,7 +101,7 @@ class HalfPrecision:
 
     @staticmethod
     def _compute(recording: Recording) -> Flags:
-        computes: Flags = (recording.role == Role.DEVICE) & ~recording.communicates
+        computes: Flags = (recording.role == TaskRole.DEVICE) & ~recording.communicates
         return computes
 
     @staticmethod
@@ -110,7 +110,7 @@ class HalfPrecision:
         found = np.zeros(len(recording), dtype=bool)
         for number, trace in enumerate(recording.traces):
             fits = [is_half(n) if half else PRODUCT.search(n) is not None for n in trace.names]
-            mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
+            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
             found[mine] = np.array(fits, dtype=bool)[trace.name[recording.event[mine]]]
         return found
 
@@ -118,7 +118,7 @@ class HalfPrecision:
     def _updates(recording: Recording) -> Flags:
         found = np.zeros(len(recording), dtype=bool)
         for number, trace in enumerate(recording.traces):
-            mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
+            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
             found[mine] = launched_within(trace, recording.event[mine], re.compile(OPTIMIZER))
         return found
 
@@ -181,7 +181,7 @@ class Buckets:
     def _buckets(recording: Recording) -> tuple[Ints, Ints]:
         """Return the all-reduces of stated size, in order, and their bytes."""
         found = []
-        for task in np.flatnonzero(recording.communicates & (recording.role == Role.DEVICE)).tolist():
+        for task in np.flatnonzero(recording.communicates & (recording.role == TaskRole.DEVICE)).tolist():
             message = recording.traces[int(recording.trace[task])].messages.get(int(recording.event[task]))
             if message and "allreduce" in message.name.replace("_", "").lower() and message.in_elements > 0:
                 found.append((int(recording.start[task]), task, message.in_elements * _BYTES.get(message.dtype, 4)))

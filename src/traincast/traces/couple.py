@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.recording import NOWHERE, Recording, Role
+from traincast.traces.recording import NOWHERE, Recording, TaskRole
 from traincast.traces.trace import Ints
 
 _TOGETHER_NS: Final = 60_000
@@ -58,7 +58,7 @@ def _joined(recordings: Sequence[Recording]) -> tuple[Recording, list[str]]:
         base, shift = int(tasks[number]), origin - min(origins)
         begins = base + len(recording)
         roots = np.setdiff1d(np.arange(len(recording)), recording.edges[:, 0])
-        parts["role"].append(np.append(recording.role, Role.OPAQUE))
+        parts["role"].append(np.append(recording.role, TaskRole.OPAQUE))
         parts["event"].append(np.append(recording.event, -1))
         parts["lane"].append(np.append(np.where(recording.lane >= 0, recording.lane + lanes[number], NOWHERE), NOWHERE))
         parts["start"].append(np.append(recording.start + shift, 0))
@@ -175,7 +175,7 @@ def _coupled(joined: Recording, groups: list[list[_Member]], notes: list[str]) -
         for member in group:
             into[member.task] = task
             start[member.task], duration[member.task] = end, member.end - end
-            role[member.task], communicates[member.task] = Role.LATENCY, False
+            role[member.task], communicates[member.task] = TaskRole.LATENCY, False
             tails.append((member.task, task))
     edges = joined.edges.copy()
     edges[:, 0] = into[edges[:, 0]]
@@ -189,7 +189,7 @@ def _coupled(joined: Recording, groups: list[list[_Member]], notes: list[str]) -
         traces=joined.traces,
         steps=joined.steps,
         lanes=joined.lanes,
-        role=np.append(role, np.full(count, int(Role.DEVICE), dtype=np.int8)).astype(np.int8),
+        role=np.append(role, np.full(count, int(TaskRole.DEVICE), dtype=np.int8)).astype(np.int8),
         trace=np.append(joined.trace, new["trace"]).astype(np.int32),
         event=np.append(joined.event, new["event"]).astype(np.int64),
         lane=np.append(joined.lane, new["lane"]).astype(np.int32),

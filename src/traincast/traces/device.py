@@ -9,7 +9,7 @@ import numpy as np
 
 from traincast.traces.calls import is_communication
 from traincast.traces.kineto import Kind
-from traincast.traces.trace import NONE, Flags, Ints, Trace
+from traincast.traces.trace import NONE, Flags, Ints, ProfilerTrace
 
 QUEUE: Final = 1024
 """Launches that a device queues before the next one waits, where the trace does not show it."""
@@ -49,7 +49,7 @@ class DeviceWork:
         return int(np.searchsorted(self.end[self.on_stream[stream]], time, side="right"))
 
 
-def device_work(trace: Trace) -> DeviceWork:
+def device_work(trace: ProfilerTrace) -> DeviceWork:
     """Return the device's operations with their launches, found by correlation."""
     event = trace.on_device()
     calls = trace.of_kind(Kind.CALL)
@@ -88,12 +88,12 @@ def device_work(trace: Trace) -> DeviceWork:
     )
 
 
-def _streams(trace: Trace, event: Ints) -> Ints:
+def _streams(trace: ProfilerTrace, event: Ints) -> Ints:
     """Return the stream of each operation; where it is not stated, that is the lane it was drawn on."""
     return np.where(trace.stream[event] > NONE, trace.stream[event], -2 - trace.lane[event].astype(np.int64))
 
 
-def queue_limits(trace: Trace, work: DeviceWork) -> tuple[Ints, int]:
+def queue_limits(trace: ProfilerTrace, work: DeviceWork) -> tuple[Ints, int]:
     """Return, for each operation, the operation whose start makes room for its launch (or −1), and the queue's depth.
 
     A launch waits while the device's queue is full. Where launches take long while hundreds are outstanding, the number

@@ -16,9 +16,9 @@ from traincast.traces.device import device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.labels import BACKWARD, OPTIMIZER, launched_within
 from traincast.traces.operators import operator_times
-from traincast.traces.show import Summary, summarize_traces
+from traincast.traces.show import TraceSummary, summarize_traces
 from traincast.traces.steps import steps_of
-from traincast.traces.trace import Trace
+from traincast.traces.trace import ProfilerTrace
 
 _SPELLINGS: Final = (
     (re.compile(r"^aten::(cudnn|miopen|_?native|thnn)_"), "aten::"),
@@ -44,7 +44,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TraceDiff:
     """What differs between two runs: the step, its parts, and operators by time on the device."""
 
     before: str
@@ -55,13 +55,15 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
-def compare_traces(before: Sequence[Trace], after: Sequence[Trace], *, named: str | None = None) -> Comparison:
+def compare_traces(
+    before: Sequence[ProfilerTrace], after: Sequence[ProfilerTrace], *, named: str | None = None
+) -> TraceDiff:
     """Compare the traces of two jobs; operators are the outermost around each launch, of the first rank."""
     one, other = (summarize_traces(traces, named=named) for traces in (before, after))
     notes = []
     if one.ranks[0].device != other.ranks[0].device:
         notes.append(f"the devices differ: {one.ranks[0].device} and {other.ranks[0].device}")
-    return Comparison(
+    return TraceDiff(
         before=one.ranks[0].path,
         after=other.ranks[0].path,
         step=Difference(name="step", before_s=one.step_s, after_s=other.step_s),
@@ -71,7 +73,7 @@ def compare_traces(before: Sequence[Trace], after: Sequence[Trace], *, named: st
     )
 
 
-def _parts(one: Summary, other: Summary) -> list[Difference]:
+def _parts(one: TraceSummary, other: TraceSummary) -> list[Difference]:
     names = ("compute_s", "exposed_communication_s", "bubble_s", "copies_s", "host_s", "idle_s")
     return [
         Difference(
@@ -83,7 +85,7 @@ def _parts(one: Summary, other: Summary) -> list[Difference]:
     ]
 
 
-def _operators(before: Trace, after: Trace, named: str | None) -> list[Difference]:
+def _operators(before: ProfilerTrace, after: ProfilerTrace, named: str | None) -> list[Difference]:
     """Return the device time per step of every operator in either trace, the largest change first."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for side, trace in enumerate((before, after)):
@@ -106,7 +108,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def compare_forecast(trace: Trace, timeline: Timeline, *, named: str | None = None) -> Comparison:
+def compare_forecast(trace: ProfilerTrace, timeline: Timeline, *, named: str | None = None) -> TraceDiff:
     """Compare a forecast's step (before) with a trace (after): the device's time by phase, and the step.
 
     ``timeline`` is that of a forecast, of which the first row is compared.
@@ -129,7 +131,7 @@ def compare_forecast(trace: Trace, timeline: Timeline, *, named: str | None = No
     between = timeline.step_s - sum(forecast[c] for c in names), step - sum(measured[c] for c in names)
     parts.append(Difference(name="between kernels, or beside them", before_s=between[0], after_s=between[1]))
     notes = ("communication of a trace includes waiting for other ranks",) if measured[Category.COMMUNICATION] else ()
-    return Comparison(
+    return TraceDiff(
         before="forecast",
         after=str(trace.path),
         step=Difference(name="step", before_s=timeline.step_s, after_s=step),
@@ -139,7 +141,7 @@ def compare_forecast(trace: Trace, timeline: Timeline, *, named: str | None = No
     )
 
 
-def _phases(trace: Trace, count: int) -> dict[Category, float]:
+def _phases(trace: ProfilerTrace, count: int) -> dict[Category, float]:
     """Return the seconds per step on the device by phase."""
     work = device_work(trace)
     took = (work.end - work.start) / 1e9 / count

@@ -21,7 +21,7 @@ from traincast.traces.device import device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.labels import labels_of
 from traincast.traces.operators import launchers
-from traincast.traces.recording import NOWHERE, Lane, Recording, Role, clock_shift
+from traincast.traces.recording import NOWHERE, Lane, Recording, TaskRole, clock_shift
 from traincast.traces.trace import Flags
 
 
@@ -31,7 +31,7 @@ def select(
     name: str | None = None,
     operator: str | None = None,
     within: str | None = None,
-    roles: Collection[Role] | None = None,
+    roles: Collection[TaskRole] | None = None,
     rank: int | None = None,
     lane: str | None = None,
     communication: bool | None = None,
@@ -81,10 +81,10 @@ def remove(recording: Recording, chosen: Flags) -> Recording:
     A removed operation of the device takes its launch along, unless that launches others as well.
     """
     gone = chosen.copy()
-    delays = np.isin(recording.role, (Role.LATENCY, Role.OPAQUE)) & (recording.event >= 0)
-    calls = recording.role == Role.CALL
+    delays = np.isin(recording.role, (TaskRole.LATENCY, TaskRole.OPAQUE)) & (recording.event >= 0)
+    calls = recording.role == TaskRole.CALL
     for number, trace in enumerate(recording.traces):
-        mine = (recording.role == Role.DEVICE) & (recording.trace == number)
+        mine = (recording.role == TaskRole.DEVICE) & (recording.trace == number)
         removed = np.unique(recording.event[mine & chosen])
         work = device_work(trace)
         out = np.isin(work.event, removed)
@@ -112,7 +112,7 @@ def insert(recording: Recording, *, after: int, seconds: float, lane: str | None
     return replace(
         recording,
         lanes=tuple(lanes),
-        role=np.append(recording.role, np.int8(Role.DEVICE)),
+        role=np.append(recording.role, np.int8(TaskRole.DEVICE)),
         trace=np.append(recording.trace, recording.trace[after]),
         event=np.append(recording.event, recording.event[after]),
         lane=np.append(recording.lane, np.int32(where)),
@@ -131,7 +131,7 @@ def move(recording: Recording, chosen: Flags, *, lane: str) -> Recording:
     on its old stream, and what followed there no longer waits for it: who asks for this says that neither needs the
     other.
     """
-    moved = np.flatnonzero(chosen & (recording.role == Role.DEVICE))
+    moved = np.flatnonzero(chosen & (recording.role == TaskRole.DEVICE))
     lanes, where = list(recording.lanes), recording.lane.copy()
     for task in moved.tolist():
         rank = recording.lanes[int(recording.lane[task])].rank
@@ -148,7 +148,7 @@ def _without_order(recording: Recording, moved: npt.NDArray[np.int64]) -> npt.ND
     lane, role = recording.lane, recording.role
     before: dict[int, int] = {}
     last: dict[int, int] = {}
-    device = np.flatnonzero(role == Role.DEVICE)
+    device = np.flatnonzero(role == TaskRole.DEVICE)
     for task in device[np.lexsort((device, recording.start[device]))].tolist():
         before[task] = last.get(int(lane[task]), -1)
         last[int(lane[task])] = task
@@ -158,11 +158,11 @@ def _without_order(recording: Recording, moved: npt.NDArray[np.int64]) -> npt.ND
         behind.setdefault(source, []).append(target)
     kept = []
     for target, source in recording.edges.tolist():
-        if role[source] != Role.DEVICE or role[target] not in (Role.LATENCY, Role.DEVICE):
+        if role[source] != TaskRole.DEVICE or role[target] not in (TaskRole.LATENCY, TaskRole.DEVICE):
             kept.append((target, source))
             continue
-        reached = {target} if role[target] == Role.DEVICE else set(behind.get(target, ()))
-        along = {t for t in reached if role[t] == Role.DEVICE and lane[t] == lane[source]}
+        reached = {target} if role[target] == TaskRole.DEVICE else set(behind.get(target, ()))
+        along = {t for t in reached if role[t] == TaskRole.DEVICE and lane[t] == lane[source]}
         if along & gone:
             continue
         if source in gone and along:
@@ -193,7 +193,9 @@ def _launched_by(recording: Recording, pattern: re.Pattern[str]) -> Flags:
         for which in (around.inner, around.outer):
             hit |= (which >= 0) & matches[trace.name[which]]
         found |= (
-            (recording.trace == number) & (recording.role == Role.DEVICE) & np.isin(recording.event, work.event[hit])
+            (recording.trace == number)
+            & (recording.role == TaskRole.DEVICE)
+            & np.isin(recording.event, work.event[hit])
         )
     return found
 
@@ -201,7 +203,7 @@ def _launched_by(recording: Recording, pattern: re.Pattern[str]) -> Flags:
 def _within(recording: Recording, pattern: re.Pattern[str]) -> Flags:
     """Return which tasks of the host lie in a range or operator of their thread whose name matches."""
     found = np.zeros(len(recording), dtype=bool)
-    host = np.isin(recording.role, (Role.HOST, Role.CALL))
+    host = np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL))
     for number, trace in enumerate(recording.traces):
         ranges = trace.of_kind(Kind.ANNOTATION, Kind.OPERATOR)
         matches = np.array([pattern.search(name) is not None for name in trace.names], dtype=bool)

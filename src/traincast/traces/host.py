@@ -10,9 +10,9 @@ import numpy as np
 
 from traincast.traces.calls import COPIES, HOLDING_COPY, matching, may_block
 from traincast.traces.device import DeviceWork
-from traincast.traces.recording import Role, TaskTable
+from traincast.traces.recording import TaskRole, TaskTable
 from traincast.traces.threads import Handoff, activities, handoffs
-from traincast.traces.trace import Ints, Trace
+from traincast.traces.trace import Ints, ProfilerTrace
 from traincast.traces.waits import Waits
 
 _SLACK_NS: Final = 2_000
@@ -50,7 +50,7 @@ class _Chain:
         self._cuts = sorted({c for c in cuts if c > start}, reverse=True)
         self._sleeps = sorted(sleeps, key=lambda h: h.woken, reverse=True)
 
-    def piece(self, role: Role, end: int, event: int) -> int:
+    def piece(self, role: TaskRole, end: int, event: int) -> int:
         """Add the time from the cursor to ``end``; cut it where asked, and leave out pauses."""
         while self.cursor < end or (self._sleeps and self._sleeps[-1].woken <= end):
             stop, sleep = end, None
@@ -78,7 +78,7 @@ class _Chain:
         """The number of the task that is added next."""
         return len(self._table)
 
-    def empty(self, role: Role, event: int) -> int:
+    def empty(self, role: TaskRole, event: int) -> int:
         """Add a task of no duration, for others to wait for or to wait by."""
         self.last = self._table.add(role, event=event, lane=self.lane, start=self.cursor, end=self.cursor)
         return self.last
@@ -92,7 +92,7 @@ class _Chain:
 
 
 def host_tasks(
-    trace: Trace, work: DeviceWork, waits: Waits, room: Ints, table: TaskTable, *, marks: dict[int, list[int]]
+    trace: ProfilerTrace, work: DeviceWork, waits: Waits, room: Ints, table: TaskTable, *, marks: dict[int, list[int]]
 ) -> HostTasks:
     """Add the tasks of all threads to ``table``; ``marks`` are times at which a lane must be cut.
 
@@ -115,7 +115,7 @@ def host_tasks(
             chain.wakes.append((len(table), sleeps[0]))
         for call in reader.anchors[trace.lane[reader.anchors] == thread.lane].tolist():
             reader.read(chain, call)
-        chain.piece(Role.HOST, max([int(thread.end[-1]), *marked]), -1)
+        chain.piece(TaskRole.HOST, max([int(thread.end[-1]), *marked]), -1)
         chains.append(chain)
     for chain in chains:
         for task, handoff in chain.wakes:
@@ -128,7 +128,7 @@ def host_tasks(
 class _Calls:
     """Turns calls into tasks of a chain."""
 
-    def __init__(self, trace: Trace, work: DeviceWork, waits: Waits, room: Ints, out: HostTasks) -> None:
+    def __init__(self, trace: ProfilerTrace, work: DeviceWork, waits: Waits, room: Ints, out: HostTasks) -> None:
         self._trace, self._work, self._waits, self._room, self._out = trace, work, waits, room, out
         self._ops_of: dict[int, list[int]] = defaultdict(list)
         for op, call in enumerate(work.call.tolist()):
@@ -155,7 +155,7 @@ class _Calls:
         if begin < chain.cursor:  # a call within a call
             self._out.launch[ops] = chain.last
             return
-        chain.piece(Role.HOST, begin, -1)
+        chain.piece(TaskRole.HOST, begin, -1)
         if ops:
             self._launch(chain, call, ops, end)
         else:
@@ -167,9 +167,9 @@ class _Calls:
         chain.jump(min(done, end))
         first = chain.next_task
         if chain.cursor >= end:
-            chain.empty(Role.CALL, call)
+            chain.empty(TaskRole.CALL, call)
         else:
-            chain.piece(Role.CALL, end, call)
+            chain.piece(TaskRole.CALL, end, call)
         self._out.awaits += [(first, op) for op in awaited]
 
     def _launch(self, chain: _Chain, call: int, ops: list[int], end: int) -> None:
@@ -183,14 +183,14 @@ class _Calls:
         if before > begin:  # it started when the stream was free, not when the call had launched it
             lead = min(lead, self._lead)
         launched = min(begin + lead, end)
-        self._out.launch[ops] = chain.piece(Role.CALL, launched, call) if lead else chain.empty(Role.CALL, call)
+        self._out.launch[ops] = chain.piece(TaskRole.CALL, launched, call) if lead else chain.empty(TaskRole.CALL, call)
         done = max(int(work.end[op]) for op in ops)
         copied = self._trace.name_of(int(work.event[ops[-1]]))
         holds = self._holding[call] or (self._copies[call] and may_block(copied))
         if holds and done <= end + _SLACK_NS:
             self._after(chain, call, (ops[-1],), end)
         else:
-            chain.piece(Role.CALL, end, call)
+            chain.piece(TaskRole.CALL, end, call)
 
     def _queue(self, chain: _Chain, call: int, op: int, end: int) -> None:
         """Let a launch wait for room in the device's queue: for the operation before the one whose start makes room."""
@@ -201,4 +201,4 @@ class _Calls:
         self._out.awaits.append((chain.next_task, awaited))
         if self._work.end[awaited] > chain.cursor:
             chain.jump(int(self._work.end[awaited]))
-        chain.empty(Role.CALL, call)
+        chain.empty(TaskRole.CALL, call)

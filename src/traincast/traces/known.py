@@ -10,7 +10,7 @@ from typing import Final
 
 from traincast.graph.operator import Operator, OpKind, Phase, Scalar
 from traincast.graph.tensor import DType, TensorSpec
-from traincast.traces.trace import Shape
+from traincast.traces.trace import RecordedShape
 
 _DTYPES: Final[dict[str, DType]] = {
     "float": DType.FP32,
@@ -61,7 +61,7 @@ _COLORS: Final = 4
 
 
 @lru_cache(maxsize=65536)
-def known_operator(name: str, shape: Shape) -> Operator | None:
+def known_operator(name: str, shape: RecordedShape) -> Operator | None:
     """Return the operator of an event, or ``None`` if its name or its shapes are not known."""
     tensors = _tensors(shape)
     if not tensors:
@@ -82,7 +82,7 @@ def known_operator(name: str, shape: Shape) -> Operator | None:
     return _operator(name, _KINDS[name], inputs, outputs)
 
 
-def dtype_of(shape: Shape) -> DType | None:
+def dtype_of(shape: RecordedShape) -> DType | None:
     """Return the first floating-point dtype among an operator's inputs, or ``None`` if none is recorded."""
     return next((t.dtype for t in _tensors(shape) if t.dtype.is_floating), None)
 
@@ -91,7 +91,7 @@ def _operator(name: str, kind: OpKind, inputs: Tensors, outputs: Tensors) -> Ope
     return Operator(name=name, kind=kind, phase=Phase.FORWARD, inputs=inputs, outputs=outputs)
 
 
-def _tensors(shape: Shape) -> Tensors:
+def _tensors(shape: RecordedShape) -> Tensors:
     """Return the tensors among an operator's inputs."""
     if not shape.dims or not shape.types:
         return ()
@@ -106,7 +106,7 @@ def _tensors(shape: Shape) -> Tensors:
     return tuple(found)
 
 
-def _product(name: str, tensors: Tensors, _: Shape) -> Operator | None:
+def _product(name: str, tensors: Tensors, _: RecordedShape) -> Operator | None:
     a, b = tensors[-2:]
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         return None
@@ -116,7 +116,7 @@ def _product(name: str, tensors: Tensors, _: Shape) -> Operator | None:
     return _operator(name, kind, (a, b, *bias), (out,))
 
 
-def _linear(name: str, tensors: Tensors, _: Shape) -> Operator | None:
+def _linear(name: str, tensors: Tensors, _: RecordedShape) -> Operator | None:
     a, weight = tensors[:2]
     rows = math.prod(a.shape[:-1])
     if a.shape[-1] != weight.shape[-1] or len(weight.shape) != 2:
@@ -125,7 +125,7 @@ def _linear(name: str, tensors: Tensors, _: Shape) -> Operator | None:
     return _operator(name, OpKind.GEMM, product, (TensorSpec((rows, weight.shape[0]), a.dtype),))
 
 
-def _attention(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
+def _attention(name: str, tensors: Tensors, shape: RecordedShape) -> Operator | None:
     q, k, v = tensors[:3]
     if len(q.shape) != 4 or len(v.shape) != 4:
         return None
@@ -137,13 +137,13 @@ def _attention(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
     )  # fmt: skip
 
 
-def _flash(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
+def _flash(name: str, tensors: Tensors, shape: RecordedShape) -> Operator | None:
     """The inner operator of attention: its tensors have the sequence before the heads."""
     turned = tuple(TensorSpec((t.shape[0], t.shape[2], t.shape[1], t.shape[3]), t.dtype) for t in tensors[:3])
     return _attention(name, turned, shape)
 
 
-def _convolution(name: str, tensors: Tensors, shape: Shape) -> Operator | None:
+def _convolution(name: str, tensors: Tensors, shape: RecordedShape) -> Operator | None:
     """A convolution; its output follows from stride, padding and dilation, which only some releases record."""
     x, weight = tensors[:2]
     if not shape.concrete or len(x.shape) != len(weight.shape):
@@ -179,7 +179,7 @@ def _convolved(x: TensorSpec, weight: TensorSpec, output: tuple[int, ...], group
     return {"stride": stride, "kernel": weight.shape[-1], "groups": groups, "transposed": False}
 
 
-def _convolution_backward(name: str, tensors: Tensors, _: Shape) -> Operator | None:
+def _convolution_backward(name: str, tensors: Tensors, _: RecordedShape) -> Operator | None:
     """The gradients of a convolution by its input and by its weight; those of an image are not computed."""
     if len(tensors) < 3:
         return None
@@ -198,7 +198,7 @@ def _convolution_backward(name: str, tensors: Tensors, _: Shape) -> Operator | N
     )  # fmt: skip
 
 
-def tensors_of(shape: Shape) -> Tensors:
+def tensors_of(shape: RecordedShape) -> Tensors:
     """Return the tensors among an operator's inputs, as far as they are recorded."""
     return _tensors(shape)
 
@@ -207,7 +207,7 @@ def _at(values: list[int], i: int) -> int:
     return values[min(i, len(values) - 1)]
 
 
-_PRODUCTS: Final[dict[str, Callable[[str, Tensors, Shape], Operator | None]]] = {
+_PRODUCTS: Final[dict[str, Callable[[str, Tensors, RecordedShape], Operator | None]]] = {
     "aten::mm": _product,
     "aten::addmm": _product,
     "aten::bmm": _product,

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from traincast.strategy.plan import Category
 from traincast.traces.kineto import Kind
-from traincast.traces.recording import Recording, Role
-from traincast.traces.trace import Flags, Ints, Trace
+from traincast.traces.recording import Recording, TaskRole
+from traincast.traces.trace import Flags, Ints, ProfilerTrace
 
 BACKWARD: Final = re.compile(r"autograd::engine::|Backward\d*$|## backward|backward_")
 OPTIMIZER: Final = re.compile(r"^Optimizer\.step|^Optimizer\.zero_grad|## optimizer|^aten::_?fused_(adam|sgd|adagrad)")
-_OWN: Final = {Role.HOST: "host", Role.LATENCY: "latency", Role.OPAQUE: "unexplained delay"}
+_OWN: Final = {TaskRole.HOST: "host", TaskRole.LATENCY: "latency", TaskRole.OPAQUE: "unexplained delay"}
 _GIVEN: Final = "begin of a rank's record, or of work launched before it"
 
 
@@ -25,8 +25,8 @@ def labels_of(recording: Recording) -> tuple[tuple[str, ...], Ints]:
     label = np.zeros(len(recording), dtype=np.int64)
     for role, text in _OWN.items():
         label[recording.role == role] = names[text]
-    label[(recording.role == Role.OPAQUE) & (recording.event < 0)] = names[_GIVEN]
-    named = (recording.role == Role.DEVICE) | (recording.role == Role.CALL)
+    label[(recording.role == TaskRole.OPAQUE) & (recording.event < 0)] = names[_GIVEN]
+    named = (recording.role == TaskRole.DEVICE) | (recording.role == TaskRole.CALL)
     for number, trace in enumerate(recording.traces):
         mine = np.flatnonzero(named & (recording.trace == number) & (recording.event >= 0))
         distinct, which = np.unique(trace.name[recording.event[mine]], return_inverse=True)
@@ -40,7 +40,7 @@ def phases_of(recording: Recording) -> npt.NDArray[np.int8]:
     """Return the phase of each task of the device: forward, backward or optimizer, by where it was launched."""
     phase = np.full(len(recording), int(Category.FORWARD), dtype=np.int8)
     for number, trace in enumerate(recording.traces):
-        mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
+        mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
         if not len(mine):
             continue
         for pattern, kind in ((BACKWARD, Category.BACKWARD), (OPTIMIZER, Category.OPTIMIZER)):
@@ -49,7 +49,7 @@ def phases_of(recording: Recording) -> npt.NDArray[np.int8]:
     return phase
 
 
-def launched_within(trace: Trace, events: Ints, pattern: re.Pattern[str]) -> Flags:
+def launched_within(trace: ProfilerTrace, events: Ints, pattern: re.Pattern[str]) -> Flags:
     """Return whether each event of the device was launched within an operator or range whose name matches.
 
     The launching call and the range must be on the same thread.

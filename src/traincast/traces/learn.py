@@ -23,10 +23,10 @@ from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.labels import BACKWARD, launched_within
 from traincast.traces.operators import launchers
 from traincast.traces.record import record
-from traincast.traces.recording import Recording, Role
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.scaling import operators_of
 from traincast.traces.show import device_of
-from traincast.traces.trace import Trace
+from traincast.traces.trace import ProfilerTrace
 
 _KINDS: Final = {
     "allreduce": "all_reduce",
@@ -40,7 +40,7 @@ _STATISTIC: Final = "mean over the runs in a profiler's trace; 5th and 95th perc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class LearnedEvents:
     """Rows and card of a folder of events; ``covered`` is the share of the device's compute time that became events."""
 
     card: EventsCard
@@ -49,7 +49,7 @@ class Learned:
     notes: tuple[str, ...]
 
 
-def learn(traces: Sequence[Trace], *, named: str | None = None) -> Learned:
+def learn(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> LearnedEvents:
     """Return the events of traces of one job; refuse traces of an unknown device, or without shapes."""
     device = device_of(traces[0])
     if device is None:
@@ -76,10 +76,10 @@ def learn(traces: Sequence[Trace], *, named: str | None = None) -> Learned:
         device=device.name, machine=device.name, backend="nccl", threads=1, compute=REAL, network="as traced",
         precision=dtypes.most_common(1)[0][0], torch="", host="", statistic=_STATISTIC, cost={},
     )  # fmt: skip
-    return Learned(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=recording.notes)
+    return LearnedEvents(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=recording.notes)
 
 
-def _runs(trace: Trace, work: DeviceWork) -> list[tuple[Operator, float]]:
+def _runs(trace: ProfilerTrace, work: DeviceWork) -> list[tuple[Operator, float]]:
     """Return every run of an operator whose shapes are known, as a captured model names it, and its seconds."""
     around = launchers(trace, work)
     backward = launched_within(trace, work.event, BACKWARD)
@@ -102,11 +102,11 @@ def _row(operator: Operator, seconds: list[float]) -> Row:
 
 def _launches(recording: Recording) -> Row:
     """Return the host's seconds per launch of a kernel: all its own time in the steps, over the launches in them."""
-    host = np.isin(recording.role, (Role.HOST, Role.CALL)) & (recording.trace == 0)
+    host = np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL)) & (recording.trace == 0)
     each = []
     for step in recording.steps[0]:
         inside = host & (recording.start >= step.start) & (recording.end <= step.end)
-        launched = recording.launched[(recording.role == Role.DEVICE) & (recording.trace == 0)]
+        launched = recording.launched[(recording.role == TaskRole.DEVICE) & (recording.trace == 0)]
         count = int(((launched >= step.start) & (launched < step.end)).sum())
         if count:
             each.append(float(recording.duration[inside].sum()) / 1e9 / count)
@@ -123,7 +123,7 @@ def _collectives(recording: Recording) -> list[Row]:
     if not recording.others:
         return []
     found: dict[tuple[str, float, int], list[float]] = defaultdict(list)
-    for task in np.flatnonzero(recording.communicates & (recording.role == Role.DEVICE)).tolist():
+    for task in np.flatnonzero(recording.communicates & (recording.role == TaskRole.DEVICE)).tolist():
         message = recording.traces[int(recording.trace[task])].messages.get(int(recording.event[task]))
         members = 1 + len(recording.others.get(task, ()))
         if message is None or members < max(message.group_size, 2):

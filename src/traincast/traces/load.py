@@ -18,7 +18,7 @@ from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError
 from traincast.traces.chunks import PIECE_BYTES, EventReader
 from traincast.traces.kineto import ABSENT, Args, Event, Header, Number, kind_of
-from traincast.traces.trace import NONE, Ints, Message, Shape, SyncFacts, Trace
+from traincast.traces.trace import NONE, Ints, ProfilerTrace, RecordedMessage, RecordedShape, SyncFacts
 
 _THOUSANDTHS: Final = re.compile(rb"\.\d{3}(?=,|$)")
 _RANK_IN_NAME: Final = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
@@ -29,7 +29,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> list[Trace]:
+def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> list[ProfilerTrace]:
     """Load the traces of one job, sorted by rank; a folder stands for all traces in it.
 
     Refuses two traces of the same rank.
@@ -44,7 +44,7 @@ def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> lis
     return traces
 
 
-def load_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> Trace:
+def load_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> ProfilerTrace:
     """Load one file of PyTorch's profiler, plain or compressed by gzip."""
     reader = EventReader(path, piece_bytes=piece_bytes)
     columns = _Columns()
@@ -87,7 +87,7 @@ class _Columns:
         self._names, self._lanes, self._shapes = _Numbered(), _Numbered(), _Numbered()
         self._kinds: dict[tuple[str, str], int] = {}
         self._parts: list[list[Ints]] = []
-        self._messages: dict[int, Message] = {}
+        self._messages: dict[int, RecordedMessage] = {}
         self._syncs: dict[int, SyncFacts] = {}
         self._skipped: Counter[str] = Counter()
         self._count = 0
@@ -147,7 +147,7 @@ class _Columns:
             for texts in map(_SHAPE, args)
         ]
 
-    def trace(self, path: Path, header: Header) -> Trace:
+    def trace(self, path: Path, header: Header) -> ProfilerTrace:
         """Return the trace with its events sorted."""
         if not self._count:
             raise FileFormatError(
@@ -167,7 +167,7 @@ class _Columns:
         info = header.distributed
         in_name = _RANK_IN_NAME.search(path.name)
         rank = info.rank if info and info.rank is not None else int(in_name[1]) if in_name else 0
-        return Trace(
+        return ProfilerTrace(
             path=path,
             rank=rank,
             world_size=(info.world_size if info else None) or 1,
@@ -192,9 +192,9 @@ _ARGS: Final = attrgetter(
 )
 
 
-def _shape(key: bytes) -> Shape:
+def _shape(key: bytes) -> RecordedShape:
     dims, grid, types, concrete, block = key.decode().split("\0")
-    return Shape(dims, types, concrete, grid, block)
+    return RecordedShape(dims, types, concrete, grid, block)
 
 
 def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
@@ -232,8 +232,8 @@ def _number(value: Number) -> int:
     return number if -(1 << 63) <= number < 1 << 63 else NONE
 
 
-def _message(args: Args) -> Message:
-    return Message(
+def _message(args: Args) -> RecordedMessage:
+    return RecordedMessage(
         args.collective or "",
         _number(args.in_elements),
         _number(args.out_elements),

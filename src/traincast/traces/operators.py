@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.traces.device import DeviceWork
 from traincast.traces.kineto import Kind
-from traincast.traces.trace import NONE, Ints, Trace
+from traincast.traces.trace import NONE, Ints, ProfilerTrace
 
 _WRAPPER: Final = re.compile(r"^autograd::engine::evaluate_function: |^torch::autograd::")
 _UNKNOWN: Final = "launched outside of operators"
@@ -40,7 +40,7 @@ class OperatorTime:
     share: float
 
 
-def launchers(trace: Trace, work: DeviceWork) -> Launchers:
+def launchers(trace: ProfilerTrace, work: DeviceWork) -> Launchers:
     """Find the operators around the launch of every operation, on the same thread."""
     inner = np.full(len(work), NONE, dtype=np.int64)
     outer = np.full(len(work), NONE, dtype=np.int64)
@@ -68,7 +68,7 @@ def launchers(trace: Trace, work: DeviceWork) -> Launchers:
     return Launchers(inner=inner, outer=outer, parent=parent)
 
 
-def operator_times(trace: Trace, work: DeviceWork, *, whole: bool = False) -> list[OperatorTime]:
+def operator_times(trace: ProfilerTrace, work: DeviceWork, *, whole: bool = False) -> list[OperatorTime]:
     """Return the device time by innermost operator, or by outermost if ``whole``, the largest first."""
     found = launchers(trace, work)
     which = found.outer if whole else found.inner
@@ -85,6 +85,6 @@ def operator_times(trace: Trace, work: DeviceWork, *, whole: bool = False) -> li
     ]
 
 
-def _name_alone(trace: Trace, work: DeviceWork, op: int) -> str:
+def _name_alone(trace: ProfilerTrace, work: DeviceWork, op: int) -> str:
     kind = Kind(int(trace.kind[work.event[op]]))
     return _UNKNOWN if kind is Kind.KERNEL else trace.name_of(int(work.event[op]))

@@ -11,9 +11,9 @@ import numpy as np
 from traincast.traces.device import DeviceWork, device_work, queue_limits
 from traincast.traces.host import HostTasks, host_tasks
 from traincast.traces.kineto import Kind
-from traincast.traces.recording import NOWHERE, Lane, Recording, Role, TaskTable
+from traincast.traces.recording import NOWHERE, Lane, Recording, TaskRole, TaskTable
 from traincast.traces.steps import steps_of
-from traincast.traces.trace import Ints, Trace
+from traincast.traces.trace import Ints, ProfilerTrace
 from traincast.traces.waits import Waits, find_waits
 
 _HELD_NS: Final = 10_000
@@ -22,7 +22,7 @@ _LAST_WAVE: Final = 0.1
 """Share of a kernel's time within which its last wave leaves room for others."""
 
 
-def record(trace: Trace, *, named: str | None = None, fit: Collection[int] | None = None) -> Recording:
+def record(trace: ProfilerTrace, *, named: str | None = None, fit: Collection[int] | None = None) -> Recording:
     """Return the tasks of a trace; ``named`` and ``fit`` as in :func:`steps_of` and :func:`find_waits`."""
     steps = steps_of(trace, named=named)
     work = device_work(trace)
@@ -56,9 +56,9 @@ def record(trace: Trace, *, named: str | None = None, fit: Collection[int] | Non
         lane=np.array(table.lane, dtype=np.int32),
         start=start,
         duration=np.array(table.end, dtype=np.int64) - start,
-        launched=np.where(role == Role.DEVICE, launched[event], -1),
+        launched=np.where(role == TaskRole.DEVICE, launched[event], -1),
         edges=np.array(table.edges, dtype=np.int64).reshape(-1, 2),
-        communicates=(role == Role.DEVICE) & talks[event],
+        communicates=(role == TaskRole.DEVICE) & talks[event],
         marks=(bounds,),
         notes=tuple(_notes(work, waits, depth)),
     )
@@ -178,7 +178,7 @@ class _Device:
             ready = max(ready, min(start, int(work.end[holder])))
         if start > ready:
             known = event if launch >= 0 else -1
-            late = table.add(Role.OPAQUE, event=known, lane=NOWHERE, start=ready, end=start)
+            late = table.add(TaskRole.OPAQUE, event=known, lane=NOWHERE, start=ready, end=start)
             table.edges += [(late, source) for source in sources]
             sources = [late]
         begin = start
@@ -186,7 +186,7 @@ class _Device:
         for cut in [*sorted(set(self.cuts.get(op, ()))), end]:
             if not first and cut <= begin:
                 continue
-            task = table.add(Role.DEVICE, event=event, lane=lane, start=begin, end=cut)
+            task = table.add(TaskRole.DEVICE, event=event, lane=lane, start=begin, end=cut)
             pieces[op, cut] = task
             if first:
                 table.edges += [(task, source) for source in sources]
@@ -198,12 +198,12 @@ class _Device:
         took = min(typical, start - begin)
         if took <= 0:
             return source
-        task = self.table.add(Role.LATENCY, event=event, lane=NOWHERE, start=begin, end=begin + took)
+        task = self.table.add(TaskRole.LATENCY, event=event, lane=NOWHERE, start=begin, end=begin + took)
         self.table.edges.append((task, source))
         return task
 
 
-def _device_tasks(trace: Trace, work: DeviceWork, waits: Waits, host: HostTasks, table: TaskTable) -> None:
+def _device_tasks(trace: ProfilerTrace, work: DeviceWork, waits: Waits, host: HostTasks, table: TaskTable) -> None:
     device = _Device(work, host, table, waits)
     device.find_held()
     pieces: dict[tuple[int, int], int] = {}

@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.traces.steps import Step
-from traincast.traces.trace import Flags, Ints, Trace
+from traincast.traces.steps import TraceStep
+from traincast.traces.trace import Flags, Ints, ProfilerTrace
 
 NOWHERE: Final = -1
 """The lane of a task that only lets time pass."""
 
 
-class Role(enum.IntEnum):
+class TaskRole(enum.IntEnum):
     """What a task is."""
 
     HOST = 0  # time of a thread between calls
@@ -50,8 +50,8 @@ class Recording:
     task whose end begins each step, and the one whose end ends the last.
     """
 
-    traces: tuple[Trace, ...]
-    steps: tuple[tuple[Step, ...], ...]
+    traces: tuple[ProfilerTrace, ...]
+    steps: tuple[tuple[TraceStep, ...], ...]
     lanes: tuple[Lane, ...]
     role: npt.NDArray[np.int8]
     trace: npt.NDArray[np.int32]
@@ -80,14 +80,14 @@ class Recording:
 
     def strict(self) -> Recording:
         """The same tasks without the delays that nothing explains, except the first on each lane."""
-        opaque = (self.role == Role.OPAQUE) & (self.event >= 0)
+        opaque = (self.role == TaskRole.OPAQUE) & (self.event >= 0)
         return self.with_durations(np.where(opaque, 0, self.duration))
 
 
 def clock_shift(recording: Recording, number: int) -> int:
     """Return when a rank's trace begins on the clock of the recording."""
     trace = recording.traces[number]
-    tasks = np.flatnonzero((recording.trace == number) & (recording.role == Role.DEVICE) & (recording.event >= 0))
+    tasks = np.flatnonzero((recording.trace == number) & (recording.role == TaskRole.DEVICE) & (recording.event >= 0))
     for task in tasks.tolist():
         if task not in recording.others:
             return int(recording.start[task] - trace.start[recording.event[task]])
@@ -108,7 +108,7 @@ class TaskTable:
     def __len__(self) -> int:
         return len(self.role)
 
-    def add(self, role: Role, *, event: int, lane: int, start: int, end: int) -> int:
+    def add(self, role: TaskRole, *, event: int, lane: int, start: int, end: int) -> int:
         """Add a task and return its number."""
         self.role.append(int(role))
         self.event.append(event)

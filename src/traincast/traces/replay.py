@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from traincast.report.critical_path import critical_tasks
 from traincast.simulate import Timeline
-from traincast.traces.recording import Recording, Role, clock_shift
+from traincast.traces.recording import Recording, TaskRole, clock_shift
 from traincast.traces.to_plan import RecordedPlan, to_plan
 
 
@@ -132,7 +132,7 @@ def _opaque_share(replayed: Replayed) -> float:
     place, timeline = replayed.planned.place, replayed.timeline
     opaque = np.zeros(len(place), dtype=bool)
     recording = replayed.recording
-    opaque[place[np.flatnonzero((recording.role == Role.OPAQUE) & (recording.event >= 0))]] = True
+    opaque[place[np.flatnonzero((recording.role == TaskRole.OPAQUE) & (recording.event >= 0))]] = True
     path = critical_tasks(timeline)
     took = timeline.end[path] - timeline.start[path]
     return float(took[opaque[path]].sum()) / max(timeline.step_s, 1e-30)

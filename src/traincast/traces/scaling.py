@@ -30,8 +30,8 @@ from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.known import convolution, dtype_of, known_operator, tensors_of
 from traincast.traces.operators import Launchers, launchers
-from traincast.traces.recording import Recording, Role
-from traincast.traces.trace import Shape, Trace
+from traincast.traces.recording import Recording, TaskRole
+from traincast.traces.trace import ProfilerTrace, RecordedShape
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class DeviceScaling:
 
 
 def device_scaling(
-    trace: Trace, work: DeviceWork, *, source: Device, target: Device, cost_model: CostModel
+    trace: ProfilerTrace, work: DeviceWork, *, source: Device, target: Device, cost_model: CostModel
 ) -> DeviceScaling:
     """Return the factors by which the operations of a trace change on another device."""
     took = (work.end - work.start).astype(np.float64) / 1e9
@@ -112,7 +112,7 @@ def task_factors(recording: Recording, scalings: list[DeviceScaling], *, level: 
         by_event = np.ones(len(trace))
         chosen = scaling.factor if level == 0 else scaling.low if level < 0 else scaling.high
         by_event[device_work(trace).event] = chosen
-        mine = np.flatnonzero((recording.role == Role.DEVICE) & (recording.trace == number))
+        mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
         factors[mine] = by_event[recording.event[mine]]
     return factors
 
@@ -122,7 +122,7 @@ def _unmeasured(estimates: Estimates, number: int) -> bool:
     return estimates.unmeasured is not None and bool(estimates.unmeasured[number])
 
 
-def _known(trace: Trace, work: DeviceWork, around: Launchers) -> dict[Operator, list[int]]:
+def _known(trace: ProfilerTrace, work: DeviceWork, around: Launchers) -> dict[Operator, list[int]]:
     """Return the operations of each distinct operator whose shapes are known."""
     groups: dict[Operator, list[int]] = defaultdict(list)
     for op, (_, operator) in operators_of(trace, work, around).items():
@@ -130,7 +130,7 @@ def _known(trace: Trace, work: DeviceWork, around: Launchers) -> dict[Operator, 
     return groups
 
 
-def operators_of(trace: Trace, work: DeviceWork, around: Launchers) -> dict[int, tuple[int, Operator]]:
+def operators_of(trace: ProfilerTrace, work: DeviceWork, around: Launchers) -> dict[int, tuple[int, Operator]]:
     """Return the event and operator of each operation: the innermost around its launch whose shapes are known."""
     found: dict[int, tuple[int, Operator] | None] = {}
     known: dict[int, tuple[int, Operator]] = {}
@@ -144,7 +144,7 @@ def operators_of(trace: Trace, work: DeviceWork, around: Launchers) -> dict[int,
     return known
 
 
-def _around(trace: Trace, around: Launchers, event: int) -> tuple[int, Operator] | None:
+def _around(trace: ProfilerTrace, around: Launchers, event: int) -> tuple[int, Operator] | None:
     while event >= 0:
         name, shape = trace.name_of(event), trace.shape_of(event)
         operator = known_operator(name, shape)
@@ -156,7 +156,7 @@ def _around(trace: Trace, around: Launchers, event: int) -> tuple[int, Operator]
     return None
 
 
-def _by_output(trace: Trace, event: int) -> Operator | None:
+def _by_output(trace: ProfilerTrace, event: int) -> Operator | None:
     """Return a convolution whose stride is not recorded: what runs next on the thread reads its output."""
     tensors = tensors_of(trace.shape_of(event))
     if len(tensors) < 2 or len(tensors[0].shape) != len(tensors[1].shape):
@@ -188,7 +188,9 @@ def _on(operator: Operator, device: Device, *, narrow: bool) -> Operator:
     return replace(operator, inputs=changed(operator.inputs), outputs=changed(operator.outputs))
 
 
-def _by_rates(trace: Trace, event: int, took: float, *, source: Device, target: Device, stated: DType | None) -> float:
+def _by_rates(
+    trace: ProfilerTrace, event: int, took: float, *, source: Device, target: Device, stated: DType | None
+) -> float:
     """Return the factor of an operation whose operator is not known, or not measured."""
     name = trace.name_of(event)
     if took <= 0:
@@ -216,7 +218,7 @@ def _dtype(name: str, stated: DType | None) -> str:
     return "bf16" if stated is None and _HALF.search(name) else "fp32"
 
 
-def _waves(shape: Shape, source: Device, target: Device) -> float:
+def _waves(shape: RecordedShape, source: Device, target: Device) -> float:
     """Return how much longer the last, partly filled wave makes a kernel on the target than on the source."""
     blocks, threads = _count(shape.grid), _count(shape.block)
     if not blocks or not threads or not source.num_sms or not target.num_sms:

@@ -23,11 +23,11 @@ from traincast.traces.operators import OperatorTime, launchers, operator_times
 from traincast.traces.record import record
 from traincast.traces.recording import Recording
 from traincast.traces.replay import run
-from traincast.traces.trace import Trace
+from traincast.traces.trace import ProfilerTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class RooflinePosition:
     """How near an operator comes to the device's peaks: FLOP/s and bytes/s as shares, and the larger bound's name."""
 
     name: str
@@ -57,7 +57,7 @@ class RankSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class TraceSummary:
     """What the traces of a job hold; ``step_s`` is the mean step over steps and ranks."""
 
     ranks: tuple[RankSummary, ...]
@@ -66,11 +66,11 @@ class Summary:
     breakdown: TraceBreakdown
     critical_path: tuple[PathEntry, ...]
     operators: tuple[OperatorTime, ...]
-    rates: tuple[Rates, ...]
+    rates: tuple[RooflinePosition, ...]
     missing: tuple[str, ...]
 
 
-def summarize_traces(traces: Sequence[Trace], *, named: str | None = None) -> Summary:
+def summarize_traces(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> TraceSummary:
     """Return what the traces of one job hold; ``named``: the range that is a step, if it is not the profiler's own."""
     recording = couple([record(trace, named=named) for trace in traces])
     works = [device_work(trace) for trace in traces]
@@ -81,7 +81,7 @@ def summarize_traces(traces: Sequence[Trace], *, named: str | None = None) -> Su
     fields = ("compute_s", "exposed_communication_s", "bubble_s", "copies_s", "host_s", "idle_s")
     mean = TraceBreakdown(**{name: float(np.mean([getattr(p, name) for p in parts])) for name in fields})
     device = device_of(traces[0])
-    return Summary(
+    return TraceSummary(
         ranks=tuple(ranks),
         step_s=float(np.mean([seconds for rank in ranks for _, _, seconds in rank.steps_s])),
         total_s=float(recording.end.max()) / 1e9,
@@ -93,7 +93,7 @@ def summarize_traces(traces: Sequence[Trace], *, named: str | None = None) -> Su
     )
 
 
-def device_of(trace: Trace) -> Device | None:
+def device_of(trace: ProfilerTrace) -> Device | None:
     """Return the device of the catalog that a trace was recorded on, or ``None``."""
     used = trace.device[trace.on_device()]
     index = int(used[0]) if len(used) else 0
@@ -122,7 +122,7 @@ def _rank(recording: Recording, number: int, work: DeviceWork) -> RankSummary:
     )
 
 
-def rates(trace: Trace, work: DeviceWork, device: Device) -> list[Rates]:
+def rates(trace: ProfilerTrace, work: DeviceWork, device: Device) -> list[RooflinePosition]:
     """Return the rates of operators whose shapes are known, by name, the longest first."""
     found = launchers(trace, work)
     took: dict[int, float] = defaultdict(float)
@@ -145,7 +145,7 @@ def rates(trace: Trace, work: DeviceWork, device: Device) -> list[Rates]:
         entry[3] += operator.flops / device.peak(dtype.value)
     return sorted(
         (
-            Rates(
+            RooflinePosition(
                 name=name,
                 seconds=seconds,
                 flops=flops,
@@ -161,7 +161,7 @@ def rates(trace: Trace, work: DeviceWork, device: Device) -> list[Rates]:
 
 
 def _missing(
-    traces: Sequence[Trace], works: Sequence[DeviceWork], recording: Recording, device: Device | None
+    traces: Sequence[ProfilerTrace], works: Sequence[DeviceWork], recording: Recording, device: Device | None
 ) -> list[str]:
     """Return what the traces do not say, and what that means."""
     found = list(recording.notes)
@@ -187,7 +187,7 @@ def _missing(
     return found
 
 
-def bare_graphs(trace: Trace, work: DeviceWork) -> int:
+def bare_graphs(trace: ProfilerTrace, work: DeviceWork) -> int:
     """Return how many launches of graphs have no kernels in the trace."""
     calls = trace.of_kind(Kind.CALL)
     graphs = calls[matching(trace, GRAPH_LAUNCH)[calls]]

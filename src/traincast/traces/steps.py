@@ -11,14 +11,14 @@ import numpy as np
 
 from traincast.errors import RequestError
 from traincast.traces.kineto import Kind
-from traincast.traces.trace import Trace
+from traincast.traces.trace import ProfilerTrace
 
 _STEP: Final = re.compile(r"^ProfilerStep#(\d+)$")
 _LOADER: Final = re.compile(r"^enumerate\(DataLoader\)#.*__next__")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """A step on the host: its name, and when it begins and ends, in nanoseconds from the start of the trace."""
 
     name: str
@@ -32,7 +32,7 @@ class Step:
         return (self.end - self.start) / 1e9
 
 
-def steps_of(trace: Trace, *, named: str | None = None) -> list[Step]:
+def steps_of(trace: ProfilerTrace, *, named: str | None = None) -> list[TraceStep]:
     """Return the steps of a trace, in order of time.
 
     These are the ranges ``named``, if given; else the profiler's own steps; else the time from one batch of the data
@@ -58,12 +58,12 @@ def steps_of(trace: Trace, *, named: str | None = None) -> list[Step]:
     if len(batches) > 2:
         starts = [int(trace.start[e]) for e in batches]
         lane = int(trace.lane[batches[0]])
-        return [Step(f"batch {i}", a, b, lane) for i, (a, b) in enumerate(pairwise(starts))]
+        return [TraceStep(f"batch {i}", a, b, lane) for i, (a, b) in enumerate(pairwise(starts))]
     host = trace.of_kind(Kind.OPERATOR, Kind.CALL, Kind.ANNOTATION)
     lane = int(np.bincount(trace.lane[host]).argmax()) if len(host) else int(trace.lane[0])
-    return [Step("whole trace", 0, int(trace.end.max()), lane)]
+    return [TraceStep("whole trace", 0, int(trace.end.max()), lane)]
 
 
-def _step(trace: Trace, event: int) -> Step:
+def _step(trace: ProfilerTrace, event: int) -> TraceStep:
     start = int(trace.start[event])
-    return Step(trace.name_of(event), start, start + int(trace.duration[event]), int(trace.lane[event]))
+    return TraceStep(trace.name_of(event), start, start + int(trace.duration[event]), int(trace.lane[event]))

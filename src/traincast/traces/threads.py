@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from traincast.traces.kineto import Kind
-from traincast.traces.trace import Ints, Trace
+from traincast.traces.trace import Ints, ProfilerTrace
 
 _TOGETHER: Final = 0.1
 """Share of a thread's work beside another's from which the two are independent."""
@@ -38,7 +38,7 @@ class Activity:
     end: Ints
 
 
-def activities(trace: Trace, launching: Ints) -> list[Activity]:
+def activities(trace: ProfilerTrace, launching: Ints) -> list[Activity]:
     """Return the activity of each thread that runs operators, or makes one of the calls ``launching``."""
     events = trace.of_kind(Kind.OPERATOR, Kind.CALL)
     lanes = set(np.unique(trace.lane[trace.of_kind(Kind.OPERATOR)]).tolist()) | set(

@@ -18,7 +18,7 @@ from traincast.strategy.costs import starts_of
 from traincast.strategy.mesh import Group, Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
 from traincast.traces.labels import labels_of, phases_of
-from traincast.traces.recording import NOWHERE, Recording, Role
+from traincast.traces.recording import NOWHERE, Recording, TaskRole
 from traincast.traces.trace import Ints
 from traincast.work import Recorded
 
@@ -75,8 +75,8 @@ def to_plan(recording: Recording) -> RecordedPlan:
 
 def _categories(recording: Recording) -> npt.NDArray[np.int8]:
     category = np.full(len(recording), int(Category.WAIT), dtype=np.int8)
-    category[np.isin(recording.role, (Role.HOST, Role.CALL))] = Category.HOST
-    device = recording.role == Role.DEVICE
+    category[np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL))] = Category.HOST
+    device = recording.role == TaskRole.DEVICE
     category[device] = phases_of(recording)[device]
     category[device & recording.communicates] = Category.COMMUNICATION
     return category

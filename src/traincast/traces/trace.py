@@ -20,7 +20,7 @@ NONE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RecordedMessage:
     """What a collective's event says of it: its name, elements in and out, ranks, type and group."""
 
     name: str
@@ -32,7 +32,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RecordedShape:
     """What an event says of an operator's inputs or a kernel's launch, as JSON text."""
 
     dims: str = ""
@@ -52,7 +52,7 @@ class SyncFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class ProfilerTrace:
     """The events of one rank, as columns sorted by start; the enclosing one of two that start together comes first.
 
     ``start`` and ``duration`` are in nanoseconds, ``start`` from :attr:`origin`. ``lane`` is a number into ``lanes``,
@@ -79,8 +79,8 @@ class Trace:
     shape: npt.NDArray[np.int32]
     names: tuple[str, ...]
     lanes: tuple[tuple[str, str], ...]
-    shapes: tuple[Shape, ...]
-    messages: Mapping[int, Message] = field(default_factory=dict)
+    shapes: tuple[RecordedShape, ...]
+    messages: Mapping[int, RecordedMessage] = field(default_factory=dict)
     syncs: Mapping[int, SyncFacts] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
 
@@ -104,10 +104,10 @@ class Trace:
         """The name of an event."""
         return self.names[int(self.name[event])]
 
-    def shape_of(self, event: int) -> Shape:
+    def shape_of(self, event: int) -> RecordedShape:
         """The shape of an event; empty if it states none."""
         number = int(self.shape[event])
-        return self.shapes[number] if number >= 0 else Shape()
+        return self.shapes[number] if number >= 0 else RecordedShape()
 
     def named(self, predicate: Flags) -> Flags:
         """For each event whether ``predicate``, which has one value per name, is true for its name."""

@@ -18,8 +18,8 @@ import numpy as np
 from traincast.traces.calls import COPIES, DEVICE_SYNC, EVENT_SYNC, STREAM_SYNC, STREAM_WAIT, matching
 from traincast.traces.device import DeviceWork
 from traincast.traces.kineto import Kind
-from traincast.traces.steps import Step
-from traincast.traces.trace import NONE, Ints, Trace
+from traincast.traces.steps import TraceStep
+from traincast.traces.trace import NONE, Ints, ProfilerTrace
 
 _NOTICEABLE_NS: Final = 20_000
 _SLACK_NS: Final = 2_000
@@ -35,7 +35,9 @@ class Waits:
     recorded: bool
 
 
-def find_waits(trace: Trace, work: DeviceWork, steps: list[Step], *, fit: Collection[int] | None = None) -> Waits:
+def find_waits(
+    trace: ProfilerTrace, work: DeviceWork, steps: list[TraceStep], *, fit: Collection[int] | None = None
+) -> Waits:
     """Return the waits of a trace; ``fit`` are the steps from which those between streams are inferred (all)."""
     facts = _recorded(trace)
     recorded = any(trace.syncs[e].record > NONE for e in facts.values())
@@ -43,12 +45,12 @@ def find_waits(trace: Trace, work: DeviceWork, steps: list[Step], *, fit: Collec
     return Waits(between=tuple(between), calls=_call_waits(trace, work, facts), recorded=recorded)
 
 
-def _recorded(trace: Trace) -> dict[int, int]:
+def _recorded(trace: ProfilerTrace) -> dict[int, int]:
     """Return the recorded wait of each correlation."""
     return {int(trace.correlation[e]): e for e in trace.syncs}
 
 
-def _stated(trace: Trace, work: DeviceWork, facts: dict[int, int]) -> list[tuple[int, int]]:
+def _stated(trace: ProfilerTrace, work: DeviceWork, facts: dict[int, int]) -> list[tuple[int, int]]:
     """Return the waits between streams that the profiler recorded."""
     calls = trace.of_kind(Kind.CALL)
     began = dict(zip(trace.correlation[calls].tolist(), trace.start[calls].tolist(), strict=True))
@@ -71,7 +73,7 @@ def _stated(trace: Trace, work: DeviceWork, facts: dict[int, int]) -> list[tuple
 
 
 def infer(
-    trace: Trace, work: DeviceWork, steps: list[Step], *, fit: Collection[int] | None = None
+    trace: ProfilerTrace, work: DeviceWork, steps: list[TraceStep], *, fit: Collection[int] | None = None
 ) -> list[tuple[int, int]]:
     """Return pairs (waiting operation, awaited operation) on different streams; see the module's text."""
     waiting = _candidates(trace, work)
@@ -101,7 +103,7 @@ def infer(
     return found
 
 
-def _candidates(trace: Trace, work: DeviceWork) -> Ints:
+def _candidates(trace: ProfilerTrace, work: DeviceWork) -> Ints:
     """Return the operations that may wait: a wait was asked for since the launch before theirs on their stream."""
     asks = trace.of_kind(Kind.CALL)
     asks = asks[matching(trace, STREAM_WAIT)[asks]]
@@ -120,7 +122,7 @@ def _candidates(trace: Trace, work: DeviceWork) -> Ints:
     return np.array(found, dtype=np.int64)
 
 
-def _call_waits(trace: Trace, work: DeviceWork, facts: dict[int, int]) -> dict[int, tuple[int, ...]]:
+def _call_waits(trace: ProfilerTrace, work: DeviceWork, facts: dict[int, int]) -> dict[int, tuple[int, ...]]:
     """Return the operations that each synchronizing call waits for."""
     calls = trace.of_kind(Kind.CALL)
     whole = matching(trace, DEVICE_SYNC)
@@ -154,7 +156,7 @@ def _call_waits(trace: Trace, work: DeviceWork, facts: dict[int, int]) -> dict[i
     return found
 
 
-def _last(trace: Trace, work: DeviceWork, call: int, streams: Collection[int]) -> tuple[int, ...]:
+def _last(trace: ProfilerTrace, work: DeviceWork, call: int, streams: Collection[int]) -> tuple[int, ...]:
     """Return the last operation of each stream that was launched before a call, and had ended when it returned."""
     begun, done = int(trace.start[call]), int(trace.start[call] + trace.duration[call]) + _SLACK_NS
     counts = ((s, min(work.launched_before(s, begun), work.ended_by(s, done))) for s in streams)

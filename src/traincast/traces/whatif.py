@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.changes import Change
+from traincast.traces.changes import TraceChange
 from traincast.traces.recording import Recording
 from traincast.traces.replay import Replayed, run
 
@@ -20,7 +20,7 @@ _FEW_STEPS: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WhatIfAnswer:
     """The time per step before and after changes, in seconds; ``refused`` says why there is none.
 
     ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s``
@@ -43,14 +43,14 @@ class Answer:
         return self.base_s / self.step_s if self.step_s else None
 
 
-def ask(recording: Recording, changes: Sequence[Change]) -> Answer:
+def ask(recording: Recording, changes: Sequence[TraceChange]) -> WhatIfAnswer:
     """Apply changes one after another, and run the result; refuse what the recording cannot tell."""
     base = run(recording)
     texts = tuple(change.text for change in changes)
     assumptions = tuple(change.assumption for change in changes)
     for change in changes:
         if (reason := change.refusal(recording)) is not None:
-            return Answer(
+            return WhatIfAnswer(
                 changes=texts, base_s=base.pace_s, step_s=None, low_s=None, high_s=None, assumptions=assumptions,
                 refused=f"{change.text}: {reason}",
             )  # fmt: skip
@@ -62,7 +62,7 @@ def ask(recording: Recording, changes: Sequence[Change]) -> Answer:
     after = run(expected)
     spread = _spread(recording)
     ends = [after.pace_s, run(fastest).pace_s * (1 - spread), run(slowest).pace_s * (1 + spread)]
-    return Answer(
+    return WhatIfAnswer(
         changes=texts,
         base_s=base.pace_s,
         step_s=after.pace_s,

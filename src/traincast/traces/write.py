@@ -16,9 +16,9 @@ import numpy.typing as npt
 from traincast.files import make_folder
 from traincast.report.trace import replacing
 from traincast.traces.kineto import DEVICE_KINDS, Kind
-from traincast.traces.recording import Recording, Role, clock_shift
+from traincast.traces.recording import Recording, TaskRole, clock_shift
 from traincast.traces.replay import Replayed
-from traincast.traces.trace import NONE, Ints, Trace
+from traincast.traces.trace import NONE, Ints, ProfilerTrace
 
 _CATEGORIES: Final[dict[Kind, str]] = {
     Kind.OPERATOR: "cpu_op",
@@ -66,7 +66,7 @@ def _write(replayed: Replayed, number: int, out: TextIO) -> None:
     out.write("\n]}\n")
 
 
-def _event(trace: Trace, event: int, kind: Kind, start: int, end: int) -> dict[str, Any]:
+def _event(trace: ProfilerTrace, event: int, kind: Kind, start: int, end: int) -> dict[str, Any]:
     process, thread = trace.lanes[int(trace.lane[event])]
     args: dict[str, Any] = {}
     for name, column in (
@@ -121,7 +121,7 @@ def new_times(replayed: Replayed, number: int) -> tuple[Ints, Ints]:
         np.rint(column[place] * 1e9).astype(np.int64) for column in (replayed.timeline.start, replayed.timeline.end)
     )
     start, end = (np.full(len(trace), -1, dtype=np.int64) for _ in range(2))
-    mine = np.flatnonzero((recording.trace == number) & (recording.role == Role.DEVICE) & (recording.event >= 0))
+    mine = np.flatnonzero((recording.trace == number) & (recording.role == TaskRole.DEVICE) & (recording.event >= 0))
     order = mine[np.argsort(recording.start[mine], kind="stable")]
     start[recording.event[order[::-1]]] = new_start[order[::-1]]  # a kernel in pieces begins with its first
     end[recording.event[order]] = new_end[order]
@@ -148,7 +148,7 @@ def _collective_times(recording: Recording, number: int, *, new: tuple[Ints, Int
         return
     tails = recording.edges[np.isin(recording.edges[:, 1], list(recording.others))]
     for tail, joined in tails.tolist():
-        if recording.trace[tail] == number and recording.role[tail] == Role.LATENCY and recording.event[tail] >= 0:
+        if recording.trace[tail] == number and recording.role[tail] == TaskRole.LATENCY and recording.event[tail] >= 0:
             event = int(recording.event[tail])
             if start[event] < 0:
                 start[event], end[event] = int(new[0][joined]), int(new[1][tail])
