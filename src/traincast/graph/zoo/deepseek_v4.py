@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from traincast.errors import RequestError
-from traincast.graph.zoo.indexer import Index, best_keys
+from traincast.graph.zoo.indexer import IndexSizes, best_keys
 from traincast.graph.zoo.layers import (
     LayerConfig,
     MoE,
@@ -54,7 +54,7 @@ class SparseConfig:
     out_groups: int
     out_rank: int
     every: int = 0
-    index: Index | None = None
+    index: IndexSizes | None = None
 
 
 def keys_seen(seq: int, *, window: int, every: int = 0, top_k: int = 0) -> int:
@@ -107,7 +107,7 @@ class Compressor(nn.Module):  # type: ignore[misc]
 class CompressedIndexer(nn.Module):  # type: ignore[misc]
     """Chooses the best compressed tokens for each query, by keys that are compressed for it."""
 
-    def __init__(self, hidden: int, *, q_rank: int, every: int, sizes: Index) -> None:
+    def __init__(self, hidden: int, *, q_rank: int, every: int, sizes: IndexSizes) -> None:
         super().__init__()
         self.sizes = sizes
         self.keys = Compressor(hidden, dim=sizes.dim, every=every, overlapping=True)
@@ -245,7 +245,7 @@ def deepseek_v4(
     mixture = expert_sizes(_NAME, count=experts, top_k=top_k, ffn=expert_ffn, shared_ffn=shared, router="sigmoid")
     layer = replace(layer, norm="rmsnorm", activation="swiglu", window=window, experts=mixture)
     plain = SparseConfig(q_rank=q_lora, rope_dim=rope_dim, out_groups=out_groups, out_rank=out_lora)
-    index = Index(heads=index_heads, dim=index_dim, top_k=index_top_k)
+    index = IndexSizes(heads=index_heads, dim=index_dim, top_k=index_top_k)
     kinds = {"w": plain, "c": replace(plain, every=every, index=index), "h": replace(plain, every=heavily)}
     letters = [str(mixers)[i % len(str(mixers))] for i in range(layers)]
     with torch.device("meta"):

@@ -24,7 +24,7 @@ _HEAD: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
+class ConditionSizes:
     """What all blocks are told: the width of the vector of time and text, of the words, and heads of attention."""
 
     vector: int
@@ -52,10 +52,12 @@ class Shape:
         return level in self.attention
 
 
-class ResidualBlock(nn.Module):  # type: ignore[misc]
+class ConditionedBlock(nn.Module):  # type: ignore[misc]
     """Two convolutions, the second on what the vector of conditions shifts and scales; ``scale`` halves or doubles."""
 
-    def __init__(self, inputs: int, outputs: int, told: Conditions, *, scale: str = "", always: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, told: ConditionSizes, *, scale: str = "", always: bool = False
+    ) -> None:
         super().__init__()
         self.vector = nn.Linear(told.vector, 2 * outputs)
         self.norm1 = nn.GroupNorm(_GROUPS, inputs)
@@ -101,7 +103,7 @@ class Grow(nn.Module):  # type: ignore[misc]
 class ImageAttention(nn.Module):  # type: ignore[misc]
     """Pixels attend to all pixels and to the words."""
 
-    def __init__(self, channels: int, told: Conditions) -> None:
+    def __init__(self, channels: int, told: ConditionSizes) -> None:
         super().__init__()
         inner = told.heads * _HEAD
         self.heads = told.heads
@@ -144,10 +146,10 @@ class TextPool(nn.Module):  # type: ignore[misc]
         return self.last(self.rest(pooled))
 
 
-class Stage(nn.Module):  # type: ignore[misc]
+class ConditionedStage(nn.Module):  # type: ignore[misc]
     """Residual blocks of one resolution, each or only the last followed by attention."""
 
-    def __init__(self, blocks: Sequence[ResidualBlock], attentions: Sequence[ImageAttention | None]) -> None:
+    def __init__(self, blocks: Sequence[ConditionedBlock], attentions: Sequence[ImageAttention | None]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.attentions = nn.ModuleList(nn.Identity() if a is None else a for a in attentions)
@@ -161,7 +163,7 @@ class Stage(nn.Module):  # type: ignore[misc]
 class Conditioned(nn.Module):  # type: ignore[misc]
     """What both U-Nets share: time, the noise of a small image, and text as a vector and as words."""
 
-    def __init__(self, told: Conditions, *, width: int, text: int, middle: int, enlarges: bool) -> None:
+    def __init__(self, told: ConditionSizes, *, width: int, text: int, middle: int, enlarges: bool) -> None:
         super().__init__()
         self.times = nn.ModuleList(
             nn.Sequential(nn.Linear(width, told.vector), nn.SiLU(), nn.Linear(told.vector, told.vector))
@@ -178,10 +180,10 @@ class Conditioned(nn.Module):  # type: ignore[misc]
         return vector, self.words(text)
 
 
-class UNet(nn.Module):  # type: ignore[misc]
+class DenoisingUNet(nn.Module):  # type: ignore[misc]
     """The U-Net of the base model: every block keeps its output for the way up (Nichol and Dhariwal 2021)."""
 
-    def __init__(self, told: Conditions, shape: Shape, *, enlarges: bool) -> None:
+    def __init__(self, told: ConditionSizes, shape: Shape, *, enlarges: bool) -> None:
         super().__init__()
         widths = shape.widths
         self.conditions = Conditioned(told, width=shape.width, text=shape.text, middle=told.words, enlarges=enlarges)
@@ -192,7 +194,7 @@ class UNet(nn.Module):  # type: ignore[misc]
             self.down.append(_stage([now, *[width] * (count - 1)], width, told, shape.attends(level)))
             kept, now = kept + [width] * count, width
             if level < len(widths) - 1:
-                self.shrink.append(ResidualBlock(width, width, told, scale="down"))
+                self.shrink.append(ConditionedBlock(width, width, told, scale="down"))
                 kept.append(width)
         self.middle = _stage([now, now], now, told, False)
         self.middle_attention = ImageAttention(now, told)
@@ -204,7 +206,7 @@ class UNet(nn.Module):  # type: ignore[misc]
                 now = width
             self.up.append(_stage(inputs, width, told, shape.attends(level)))
             if level:
-                self.grow.append(ResidualBlock(width, width, told, scale="up"))
+                self.grow.append(ConditionedBlock(width, width, told, scale="up"))
         self.norm = nn.GroupNorm(_GROUPS, now)
         self.leave = nn.Conv2d(now, 3, 3, padding=1)
 
@@ -233,7 +235,7 @@ class UNet(nn.Module):  # type: ignore[misc]
 class EfficientUNet(nn.Module):  # type: ignore[misc]
     """The U-Net of super-resolution: one output kept for each level, attention behind the last block of a level."""
 
-    def __init__(self, told: Conditions, shape: Shape, *, enlarges: bool) -> None:
+    def __init__(self, told: ConditionSizes, shape: Shape, *, enlarges: bool) -> None:
         super().__init__()
         widths = shape.widths
         self.conditions = Conditioned(told, width=shape.width, text=shape.text, middle=told.vector, enlarges=enlarges)
@@ -255,11 +257,11 @@ class EfficientUNet(nn.Module):  # type: ignore[misc]
         self.leave = nn.Conv2d(now, 3, 3, padding=1)
 
     @staticmethod
-    def _level(inputs: int, width: int, told: Conditions, shape: Shape, level: int) -> Stage:
+    def _level(inputs: int, width: int, told: ConditionSizes, shape: Shape, level: int) -> ConditionedStage:
         count = shape.blocks[level]
-        blocks = [ResidualBlock(inputs if i == 0 else width, width, told, always=True) for i in range(count)]
+        blocks = [ConditionedBlock(inputs if i == 0 else width, width, told, always=True) for i in range(count)]
         attention = ImageAttention(width, told) if shape.attends(level) else None
-        return Stage(blocks, [*[None] * (count - 1), attention])
+        return ConditionedStage(blocks, [*[None] * (count - 1), attention])
 
     def forward(self, images: Tensor, times: Tensor, text: Tensor) -> Tensor:
         """The noise of ``images`` [batch, channels, side, side]."""
@@ -279,9 +281,9 @@ class EfficientUNet(nn.Module):  # type: ignore[misc]
         return self.leave(x)
 
 
-def _stage(inputs: list[int], width: int, told: Conditions, attends: bool) -> Stage:
-    blocks = [ResidualBlock(size, width, told) for size in inputs]
-    return Stage(blocks, [ImageAttention(width, told) if attends else None for _ in inputs])
+def _stage(inputs: list[int], width: int, told: ConditionSizes, attends: bool) -> ConditionedStage:
+    blocks = [ConditionedBlock(size, width, told) for size in inputs]
+    return ConditionedStage(blocks, [ImageAttention(width, told) if attends else None for _ in inputs])
 
 
 def _numbers(name: str, text: str, count: int | None = None) -> tuple[int, ...]:
@@ -331,9 +333,9 @@ def imagen(
         attention=_numbers("attention", attention),
         text=text,
     )
-    told = Conditions(vector=vector, words=words, heads=heads)
+    told = ConditionSizes(vector=vector, words=words, heads=heads)
     with torch.device("meta"):
-        module = (EfficientUNet if efficient else UNet)(told, shape, enlarges=enlarges)
+        module = (EfficientUNet if efficient else DenoisingUNet)(told, shape, enlarges=enlarges)
 
     def inputs(batch: int) -> tuple[Tensor, ...]:
         like = module.leave.weight

@@ -15,7 +15,7 @@ from traincast.graph.zoo.kernels import index_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class IndexSizes:
     """Sizes of an indexer: its heads, their width, and how many keys each query keeps."""
 
     heads: int
@@ -26,7 +26,7 @@ class Index:
 class Indexer(nn.Module):  # type: ignore[misc]
     """Scores of all keys for each query, and the best ``top_k`` of them."""
 
-    def __init__(self, hidden: int, *, q_rank: int, sizes: Index) -> None:
+    def __init__(self, hidden: int, *, q_rank: int, sizes: IndexSizes) -> None:
         super().__init__()
         self.sizes = sizes
         self.queries = nn.Linear(q_rank, sizes.heads * sizes.dim, bias=False)

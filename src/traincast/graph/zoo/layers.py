@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from traincast.errors import RequestError, UnknownNameError
-from traincast.graph.zoo.indexer import Index, Indexer
+from traincast.graph.zoo.indexer import Indexer, IndexSizes
 from traincast.graph.zoo.kernels import attention, grouped_mm, rms_norm, rotary
 
 LIMITS: Final[Mapping[str, int]] = {
@@ -113,7 +113,7 @@ class Latent:
     rope_dim: int
     nope_dim: int
     v_dim: int
-    index: Index | None = None
+    index: IndexSizes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

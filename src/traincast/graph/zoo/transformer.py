@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.errors import RequestError
-from traincast.graph.zoo.indexer import Index
+from traincast.graph.zoo.indexer import IndexSizes
 from traincast.graph.zoo.layers import (
     Experts,
     Latent,
@@ -347,7 +347,7 @@ def deepseek(
     )
     latent = Latent(q_rank=q_lora, kv_rank=kv_lora, rope_dim=rope_dim, nope_dim=nope_dim, v_dim=v_dim)
     if index_heads:
-        latent = replace(latent, index=Index(heads=index_heads, dim=index_dim, top_k=index_top_k))
+        latent = replace(latent, index=IndexSizes(heads=index_heads, dim=index_dim, top_k=index_top_k))
     layer = layer_sizes("deepseek", hidden=hidden, heads=heads, head_dim=nope_dim + rope_dim, ffn=ffn, seq=seq)
     layer = replace(_llama_layer(layer, ffn=ffn), latent=latent, experts=mixture)
     return traceable(TransformerConfig(layers=layers, layer=layer, vocab=vocab, tied=tied, first_dense=first_dense))
