@@ -17,7 +17,7 @@ from traincast.estimate.events_keys import name_of, operator_key, text_of, updat
 from traincast.estimate.events_laws import GLOO_LAWS, LAWS, MeasuredCurve
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator, OpKind
-from traincast.work import Collective, HostCopy, HostUpdate, Launch, Transfer, Work
+from traincast.work import Collective, HostCopy, HostUpdate, Launch, Recorded, Transfer, Work
 
 MEASURED: Final = SOURCES.index("measured")
 PURPOSES: Final = ("kernels", "blocks", "collectives", "sends", "waits")
@@ -214,7 +214,7 @@ class EventsCostModel:
                 return self.events.operator(work, several=several)
             case Launch():
                 return self.events.launch(work)
-            case HostCopy() | HostUpdate():
+            case HostCopy() | HostUpdate() | Recorded():
                 return None
             case _:
                 return self.events.message(work, cluster.inter_node.bandwidth)
