@@ -122,7 +122,9 @@ def test_a_training_step_runs_on_meta_tensors(name: str) -> None:
     assert loss.shape == ()
     loss.backward()
     without = [path for path, p in model.module.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == (["table.weight"] if card(name).family == "dlrm" else [])
+    # A table is updated in backward; a bias of places is added inside the fused attention.
+    held = {"dlrm": ["table.weight"], "imagen": ["conditions.pool.places"]}
+    assert without == held.get(card(name).family, [])
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
