@@ -12,12 +12,10 @@ import click
 
 from traincast.cli import options
 from traincast.cli.fit_resources import fit_resources
-from traincast.cli.output import console, plain, print_json, print_table
+from traincast.cli.output import console, plain, print_json, print_table, say_left_out
 
 if TYPE_CHECKING:
     from traincast.fitting.operators import FittedCell
-
-_PROBLEMS_SHOWN = 12
 
 
 @click.group(
@@ -95,7 +93,7 @@ def operators(
             seed=seed,
             workers=workers,
             progress=say,
-            warn=_say_problems,
+            warn=say_left_out,
         )
     if as_json:
         print_json(result.as_dict())
@@ -104,14 +102,6 @@ def operators(
     if rivals:
         _show_rivals(result.as_dict()["rivals"])
     console().print(f"bundle: {plain(output)}")
-
-
-def _say_problems(lines: Sequence[str]) -> None:
-    """Print why rows are left out, the most frequent reasons first."""
-    for line in lines[:_PROBLEMS_SHOWN]:
-        console(stderr=True).print(f"[yellow]left out[/yellow] {plain(line)}", highlight=False, soft_wrap=True)
-    if len(lines) > _PROBLEMS_SHOWN:
-        console(stderr=True).print(f"left out for {len(lines) - _PROBLEMS_SHOWN} more reasons")
 
 
 @contextmanager
@@ -240,7 +230,7 @@ def collectives(
         seed=seed,
         adapt=adapt,
         prior=prior,
-        warn=_say_problems,
+        warn=say_left_out,
     )
     if as_json:
         print_json(result.as_dict())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from traincast.cli import options
-from traincast.cli.output import console, plain, print_json, print_table
+from traincast.cli.output import console, plain, print_json, print_table, say_left_out
 
 if TYPE_CHECKING:
     from traincast.resources.inspector.targets import FigureScore
-
-_PROBLEMS_SHOWN = 12
 
 
 @click.command(name="resources", epilog=options.example("fit resources runs.csv -o mine.inspector --epochs 40"))
@@ -76,7 +74,7 @@ def fit_resources(
         grouping=Grouping(**chosen) if chosen else None,  # type: ignore[arg-type]
         config=InspectorTraining(seed=seed, **({} if epochs is None else {"epochs": epochs})),  # type: ignore[arg-type]
         rivals=rivals,
-        warn=_say_problems,
+        warn=say_left_out,
     )
     if as_json:
         print_json(result.as_dict())
@@ -105,11 +103,3 @@ def _rows(scores: Mapping[str, Mapping[tuple[str, str], FigureScore]]) -> list[l
             row += [f"{one.mape:.1f} %", f"{one.median_ape:.1f} %", f"{one.nrmse:.3f}"]
         rows.append(row)
     return rows
-
-
-def _say_problems(lines: Sequence[str]) -> None:
-    """Print why rows are left out."""
-    for line in lines[:_PROBLEMS_SHOWN]:
-        console(stderr=True).print(f"[yellow]left out[/yellow] {plain(line)}", highlight=False, soft_wrap=True)
-    if len(lines) > _PROBLEMS_SHOWN:
-        console(stderr=True).print(f"left out for {len(lines) - _PROBLEMS_SHOWN} more reasons")

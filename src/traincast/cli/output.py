@@ -124,3 +124,14 @@ def print_table(
     for row in rows:
         table.add_row(*row)
     console().print(table)
+
+
+_REASONS_SHOWN: Final = 12
+
+
+def say_left_out(lines: Sequence[str]) -> None:
+    """Print on standard error why rows of a table are left out, the first reasons in full."""
+    for line in lines[:_REASONS_SHOWN]:
+        console(stderr=True).print(f"[yellow]left out[/yellow] {plain(line)}", highlight=False, soft_wrap=True)
+    if len(lines) > _REASONS_SHOWN:
+        console(stderr=True).print(f"left out for {len(lines) - _REASONS_SHOWN} more reasons")
