@@ -76,8 +76,8 @@ class Forecast:
 
     def __repr__(self) -> str:
         """The headline alone: the parts of a forecast hold megabytes."""
-        r = self.report
-        return f"Forecast({r.model} on {r.cluster}, {r.strategy}: step {format_seconds(r.step_s)})"
+        said = self.report
+        return f"Forecast({said.model} on {said.cluster}, {said.strategy}: step {format_seconds(said.step_s)})"
 
     def detailed(self, *, all_ranks: bool = False, bound: Literal["low", "seconds", "high"] = "seconds") -> Timeline:
         """Return the timeline operator by operator: of one rank per stage, or of all ranks if asked or if they differ.
@@ -204,17 +204,12 @@ def make_request(
 
 
 @lru_cache(maxsize=8)
-def default_cost_model(kernels: str = "") -> CostModel:
+def default_cost_model(kernels: str = "") -> LearnedCostModel:
     """Return the default cost model: the bundles that come with Traincast, and formulas for everything else.
 
     ``kernels`` is the framework whose measured operators are preferred.
     """
-    return replace(_shipped(), framework=kernels)
-
-
-@lru_cache(maxsize=1)
-def _shipped() -> LearnedCostModel:
-    return learned_cost_model()
+    return replace(default_cost_model(), framework=kernels) if kernels else learned_cost_model()
 
 
 def estimates_of(request: Request, works: Sequence[Work], *, cost_model: CostModel | None = None) -> Estimates:
@@ -397,10 +392,6 @@ def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tu
 def job_of(result: Forecast, num_steps: int, settings: JobSettings, *, step_s: float | None = None) -> JobForecast:
     """Return the job of ``num_steps`` forecast steps; with ``step_s``, each step takes that time instead."""
     report = result.report
-    return job_of_steps(
-        result.request,
-        num_steps=num_steps,
-        step_s=report.step_s if step_s is None else step_s,
-        computing=(report.compute_s + report.optimizer_s) / report.step_s,
-        settings=settings,
-    )
+    computing = (report.compute_s + report.optimizer_s) / report.step_s
+    seconds = report.step_s if step_s is None else step_s
+    return job_of_steps(result.request, num_steps=num_steps, step_s=seconds, computing=computing, settings=settings)
