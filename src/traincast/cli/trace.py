@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from traincast.cli import options
-from traincast.cli.output import print_json
+from traincast.cli.output import console, print_json
 from traincast.cli.trace_tables import show_answer, show_comparison, show_learned, show_replay, show_summary
 from traincast.errors import RequestError
-from traincast.files import check_folder, check_output
+from traincast.files import check_folder, check_output, write_text
 
 if TYPE_CHECKING:
     from traincast.traces.changes import TraceChange
@@ -175,6 +175,7 @@ def whatif_command(
 @options.global_batch(required=False)
 @options.seq()
 @options.precision("fp32, amp, bf16 or another of `predict`.")
+@options.html()
 @options.json()
 def diff_command(
     before: str,
@@ -186,6 +187,7 @@ def diff_command(
     global_batch: int | None,
     seq: int | None,
     precision: str | None,
+    html: str | None,
     as_json: bool,
 ) -> None:
     """Compare two traces (files or folders of ranks), or a trace with a forecast: step, parts and operators."""
@@ -193,6 +195,7 @@ def diff_command(
 
     if (after is None) == (forecast is None):
         raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
+    _check(html, [before, *([after] if after else [])])
     if after is not None:
         found = compare_traces(_loaded([before]), _loaded([after]), named=named)
     else:
@@ -204,10 +207,16 @@ def diff_command(
             forecast, cluster=cluster, global_batch=global_batch, strategy=strategy, seq=seq, precision=precision
         )
         found = compare_forecast(_loaded([before])[0], predicted.detailed(), named=named)
+    if html is not None:
+        from traincast.traces.diff_page import diff_page
+
+        write_text(Path(html), diff_page(found))
     if as_json:
         print_json(asdict(found))
-    else:
-        show_comparison(found)
+        return
+    show_comparison(found)
+    if html is not None:
+        console().print(f"page: {html}")
 
 
 @trace.command(name="learn", epilog=options.example("trace learn trace.json.gz -o events"))
