@@ -53,7 +53,8 @@ def test_what_the_sampler_read_is_what_the_devices_did(folder: Path) -> None:
     compute = spans[(spans.stream == "compute") & (spans["rank"] == 0)]
     busy_s = float((compute.end_s - compute.start_s).sum())
     sampled = sampled_run(folder)
-    assert sampled.counters[0].totals["compute"][-1] == pytest.approx(busy_s, rel=0.02)
+    period_s = 1.0 / record.monitor_hz  # what a device did after the last reading is not seen
+    assert sampled.counters[0].totals["compute"][-1] == pytest.approx(busy_s, abs=period_s)
     assert sampled.counters[0].totals["memory"][-1] > 0.0
     assert sampled.counters[0].times_s[-1] == pytest.approx(sum(record.steps_s))
 
