@@ -14,7 +14,7 @@ from traincast.pages.assemble import script_of
 
 FOLDER = Path(traincast.pages.__file__).parent
 MODULES = sorted(path.stem for path in FOLDER.glob("*.js"))
-PAGES = ("forecast", "search", "schedule", "compare", "sampled")
+PAGES = ("forecast", "search", "schedule", "compare", "sampled", "trace_diff")
 HOSTILE = "</script><script>alert(1)</script><!-- __SCRIPT__ __DATA__ & \u2028"
 
 

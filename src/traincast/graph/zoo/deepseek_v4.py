@@ -156,7 +156,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
             self.indexer(x, latent, self.rotary)
         if self.compressor is not None:
             kv = torch.cat((kv, self.compressor(x)[:, :, None]), dim=1)
-        mixed = self.rotary(attend(q, kv, kv, causal=self.causal, sinks=self.sinks))
+        mixed = self.rotary(attend(q, kv, kv, causal=self.causal, grouped=True, sinks=self.sinks))
         rows = mixed.reshape(batch * seq, self.groups, -1).transpose(0, 1)
         return self.out(torch.bmm(rows, self.out_down).transpose(0, 1).reshape(batch, seq, -1))
 

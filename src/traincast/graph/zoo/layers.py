@@ -188,9 +188,9 @@ def share_tables(layers: nn.Module) -> None:
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, sinks: torch.Tensor | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, grouped: bool, sinks: torch.Tensor | None
 ) -> torch.Tensor:
-    """Fused attention of ``q`` [batch, seq, heads, d] to fewer or as many heads of ``k`` and ``v``.
+    """Fused attention of ``q`` [batch, seq, heads, d] to as many heads of ``k`` and ``v``, or to fewer if ``grouped``.
 
     ``sinks`` [heads] are logits of a key that all queries see and that has no value.
     """
@@ -199,7 +199,7 @@ def attend(
         k.transpose(1, 2),
         v.transpose(1, 2),
         is_causal=causal,
-        enable_gqa=k.shape[2] != q.shape[2],
+        enable_gqa=grouped,
     ).transpose(1, 2)
     # The exact factor is sigmoid(logsumexp(scores) - sink): same operator, same cost.
     return mixed if sinks is None else mixed * torch.sigmoid(-sinks)[:, None]
@@ -233,7 +233,7 @@ class Attention(nn.Module):  # type: ignore[misc]
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
-        mixed = attend(q, k, v, causal=self.causal, sinks=self.sinks)
+        mixed = attend(q, k, v, causal=self.causal, grouped=self.kv_heads != self.heads, sinks=self.sinks)
         return self.out(mixed.reshape(batch, seq, self.heads * self.head_dim))
 
 

@@ -222,6 +222,6 @@ class OptionalAttention(nn.Module):  # type: ignore[misc]
         if self.rotary is not None:
             q, k = self.rotary(q), self.rotary(k)
         v = v.reshape(batch, seq, self.kv_heads, self.head_dim)
-        mixed = attend(q, k, v, causal=self.causal, sinks=self.sinks)
+        mixed = attend(q, k, v, causal=self.causal, grouped=self.kv_heads != self.heads, sinks=self.sinks)
         mixed = mixed.reshape(batch, seq, self.heads * self.head_dim)
         return self.out(mixed if gate is None else mixed * torch.sigmoid(gate))
