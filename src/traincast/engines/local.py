@@ -16,6 +16,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.engines.protocol import TRIES, Engine, TaskFailure, Worker, failure_of, load_setup, lost, set_up
@@ -31,6 +32,13 @@ PATIENCE_S: Final = 1.0
 
 FORK_UNSAFE: Final = ("ray", "grpc", "jax")
 """Packages whose native threads may hold a lock at any time, even after a shutdown: a fork beside them can hang."""
+
+
+def _read_only(table: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(table)
+
+
+ForkingPickler.register(MappingProxyType, lambda table: (_read_only, (dict(table),)))  # payloads may hold them
 
 
 def local_engine(workers: int | None = None) -> Engine:
