@@ -21,6 +21,7 @@ import numpy as np
 from traincast.cluster import load_cluster
 from traincast.forecast import predict
 from traincast.resources.programs import forecast_program
+from traincast.resources.server_programs import ServerProgram
 from traincast.resources.sharing import StepProgram, slowdowns
 from traincast.testbed.request import RunRequest
 from traincast.testbed.run import cluster_text
@@ -28,7 +29,7 @@ from traincast.testbed.setup import RUNTIME
 
 
 @cache
-def program_of(text: str) -> StepProgram:
+def program_of(text: str) -> StepProgram | ServerProgram:
     """Return the step of a run of the testbed, given as JSON, as a program that shares its network."""
     request = RunRequest(**json.loads(text))
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     errors: dict[str, list[float]] = {"all-reduce": [], "parameter servers": []}
     with given.table.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            forecast = slowdowns([program_of(row["request_a"]), program_of(row["request_b"])])
+            ranks = [range(json.loads(row[f"request_{side}"])["ranks"]) for side in "ab"]
+            forecast = slowdowns([program_of(row["request_a"]), program_of(row["request_b"])], nodes=ranks)
             kind = "parameter servers" if "servers" in row["request_a"] + row["request_b"] else "all-reduce"
             for side, slowdown in zip("ab", forecast, strict=True):
                 measured = float(row[f"together_{side}_s"]) / float(row[f"alone_{side}_s"])

@@ -19,7 +19,7 @@ from traincast.scheduling import (
     measure,
     simulate,
 )
-from traincast.scheduling.contention import SHARES, Guest, placement_of
+from traincast.scheduling.contention import SHARES, Guest, MeetingPlace, placement_of
 from traincast.scheduling.schedule import schedule
 from traincast.scheduling.step_times import What, Where
 
@@ -31,7 +31,7 @@ class Crowded:
         """Return a guest for jobs on several nodes, named by the job."""
         return Guest(What(job.job_id, 1), Where("", 0, 0, 0)) if len(placed.nodes) > 1 or job.num_gpus < 1 else None
 
-    def slowdowns(self, guests: tuple[Guest, ...], *, on_device: bool) -> tuple[float, ...]:
+    def slowdowns(self, guests: tuple[Guest, ...], *, at: MeetingPlace) -> tuple[float, ...]:
         """Return the number of guests, for each."""
         return (float(len(guests)),) * len(guests)
 
@@ -109,7 +109,7 @@ def test_every_way_to_share_finishes_every_job(share: str) -> None:
 class Picky(Crowded):
     """Two jobs that span nodes suit each other unless both are loud."""
 
-    def slowdowns(self, guests: tuple[Guest, ...], *, on_device: bool) -> tuple[float, ...]:
+    def slowdowns(self, guests: tuple[Guest, ...], *, at: MeetingPlace) -> tuple[float, ...]:
         """Return 2 for jobs that are loud together."""
         loud = sum(guest.what.model.startswith("loud") for guest in guests)
         return tuple(2.0 if loud > 1 and guest.what.model.startswith("loud") else 1.0 for guest in guests)

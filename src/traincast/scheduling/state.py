@@ -58,7 +58,8 @@ class State:
         self._speeds = speeds
         self._believed_speeds = believed_speeds
         self._demands: dict[tuple[float, str, str], JobDemand] = {}
-        self.tenants = Tenants(contention) if contention is not None else None
+        switches = cluster.leaf_switches() if cluster.uplink else ()
+        self.tenants = Tenants(contention, switches) if contention is not None else None
 
     def start(self, run: JobRun, *, demand: JobDemand | None = None, at: Allocation | None = None) -> bool:
         """Place a waiting job and run it. Returns whether there was room.
