@@ -31,9 +31,16 @@ class CrowdedSwitch:
         return (float(len(guests)) if at == "switch" else 1.0,) * len(guests)
 
 
-def ends(*jobs: tuple[float, float, float], nodes: int, per_rack: int, uplink: float = 1.0) -> dict[str, float]:
+def ends(
+    *jobs: tuple[float, float, float],
+    nodes: int,
+    per_rack: int,
+    uplink: float = 1.0,
+    placement: str = "consolidated",
+) -> dict[str, float]:
+    """When each job ends on nodes of one GPU, in racks of ``per_rack``."""
     cluster, _ = load_shared_cluster(f"{nodes}x1", nodes_per_rack=per_rack, uplink=uplink)
-    outcome = simulate(queue(*jobs), cluster, placement="consolidated", contention=CrowdedSwitch())
+    outcome = simulate(queue(*jobs), cluster, placement=placement, contention=CrowdedSwitch())
     return {fate.job_id: fate.end_s for fate in outcome.fates}
 
 
@@ -45,6 +52,14 @@ def test_jobs_that_span_the_same_racks_share_their_uplinks() -> None:
 def test_a_job_below_one_switch_uses_no_uplink() -> None:
     assert ends((0, 3, 100), (0, 1, 100), nodes=4, per_rack=2) == pytest.approx({"a": 100.0, "b": 100.0})
     assert ends((0, 2, 100), (0, 2, 100), nodes=4, per_rack=2) == pytest.approx({"a": 100.0, "b": 100.0})
+
+
+def test_complementary_jobs_stay_below_one_switch_if_others_use_its_uplink() -> None:
+    """Job a spans the racks of nodes 0 to 3; b would span the second of these and a third, but fits into the third."""
+    jobs = ((0.0, 3, 100.0), (0.0, 2, 100.0))
+    assert ends(*jobs, nodes=8, per_rack=2) == pytest.approx({"a": 200.0, "b": 200.0})
+    apart = ends(*jobs, nodes=8, per_rack=2, placement="complementary")
+    assert apart == pytest.approx({"a": 100.0, "b": 100.0})
 
 
 def test_without_uplinks_racks_slow_nobody() -> None:

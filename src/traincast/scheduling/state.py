@@ -156,6 +156,10 @@ class State:
             self._demands[key] = found
         return found
 
+    def believed_speed(self, run: JobRun, placed: PlacedGpus) -> float:
+        """Return the believed speed of a job alone on some GPUs."""
+        return _speed(run.job, placed, self._believed_speeds)
+
     def speed_in(self, run: JobRun, pool: Pool, num_gpus: int) -> float:
         """Return the believed speed of a job on that many GPUs, packed on the first nodes of a pool."""
         nodes, counts = [], []
