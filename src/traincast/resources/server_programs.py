@@ -16,6 +16,7 @@ import numpy as np
 
 from traincast.resources.sharing import RepeatedSteps, run_steps
 from traincast.simulate.server_timeline import ServerJob
+from traincast.simulate.servers import ends_of_steps, measure
 from traincast.strategy.servers import Piece, ServerRole, ServerSetup, lay_out
 
 _MOST_TASKS: Final = 1200
@@ -106,10 +107,17 @@ class ServerProgram:
 
 
 def server_program(job: ServerJob, *, step_s: float) -> ServerProgram:
-    """Return the steps of a job with parameter servers as a program; a step alone takes ``step_s``."""
+    """Return the steps of a job with parameter servers as a program, stretched to a forecast of ``step_s``.
+
+    A step of the program is the mean of those of all workers. That of a forecast counts what all workers do in a
+    second; for asynchronous workers of unlike speed it is shorter.
+    """
     made = ServerProgram(setup=job.setup, pieces=_joined(job.pieces, job.setup))
-    alone = made.step_s
-    return replace(made, factor=step_s / alone if alone > 0.0 else 1.0)
+    ends = ends_of_steps(job.setup, job.run).mean(axis=0)
+    half = len(ends) // 2
+    simulated = float(ends[-1] - ends[half - 1]) / (len(ends) - half)
+    alone, counted = made.step_s, measure(job.setup, job.run).step_s
+    return replace(made, factor=simulated / alone * step_s / counted if alone > 0.0 and counted > 0.0 else 1.0)
 
 
 def _joined(pieces: Sequence[Piece], setup: ServerSetup) -> tuple[Piece, ...]:

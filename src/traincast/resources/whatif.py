@@ -39,7 +39,8 @@ class SettingChange:
 class WhatIf:
     """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
 
-    A figure that was 0 before has no relative change: it is None.
+    A figure that was 0 before has no relative change: it is None. So are the durations of a resource that has bursts on
+    one side only: one that is always busy or idle is so for as long as one looks.
     """
 
     before: Forecast
@@ -137,6 +138,8 @@ def _changes(before: ResourceForecast, after: ResourceForecast) -> dict[str, dic
     return {
         name: {
             figure: _relative(getattr(before.uses[name], figure), getattr(after.uses[name], figure))
+            if figure == "burst_amount" or before.uses[name].pattern == after.uses[name].pattern
+            else None
             for figure in FIGURES
         }
         for name in RESOURCES
