@@ -148,6 +148,16 @@ def test_forecast_jobs_slow_one_another_down_on_the_nodes_that_they_share(tmp_pa
     assert alone.fates[1].start_s > beside.fates[1].start_s
 
 
+def test_jobs_with_parameter_servers_meet_node_by_node(tmp_path: Path) -> None:
+    """Two jobs of 12 GPUs on three nodes of 8: one of the two nodes of each is also the other's."""
+    columns = "job_id,submit_s,num_gpus,model,batch,steps,strategy"
+    rows = (f'{name},0,12,"{MLP}",1200,2000,"dp=12,servers=2"' for name in "ab")
+    jobs = trace(tmp_path, *rows, columns=columns)
+    made = schedule(jobs, nodes="3x8:V100", hardware={"V100": "p3.16xlarge"}, share="blind")
+    assert [len(segment.allocation.nodes) for segment in made.outcome.segments] == [2, 2]
+    assert all(1.0 < fate.slowdown < 2.0 for fate in made.fates)
+
+
 def test_ways_to_share_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="share"):
         placement_of("blindly", "pooled")

@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 @click.option(
     "--share",
     metavar="KIND,…",
-    help="Let jobs that meet on a node slow one another down; nodes are exclusive, shared blind, or shared by "
-    "complementary jobs. Several are compared.",
+    help="Let jobs that meet on a node, or at an --uplink, slow one another down; nodes are exclusive, shared blind, "
+    "or shared by complementary jobs. Several are compared.",
 )
 @click.option("--compare", metavar="NAME,…", help="Compare these policies; `all` compares every policy.")
 @click.option(

@@ -63,7 +63,7 @@ class SharedCluster:
         if not 0.0 <= self.uplink < math.inf:
             raise RequestError(f"uplinks of {self.uplink} bytes/s: expected a rate, or 0 if they limit nobody")
         if self.uplink and not any(node.rack or node.switch for node in self.nodes):
-            raise RequestError("uplinks need racks: say how many nodes a rack has, or give a list of nodes with racks")
+            raise RequestError("uplinks need racks: give the nodes per rack, or a list of nodes with racks")
         for vc, quota in self.quotas.items():
             if not quota > 0:
                 raise RequestError(f"virtual cluster {vc!r}: quota {quota}: expected a number of GPUs above 0")

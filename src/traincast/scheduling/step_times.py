@@ -149,6 +149,11 @@ class StepTimes:
             self._switch_programs[what, even] = switch_program(self._predicted(what, even), self.cluster.uplink)
         return self._switch_programs[what, even]
 
+    def check_types(self) -> None:
+        """Refuse a cluster of which no node has a GPU type: no job can be forecast there."""
+        if not any(self.hardware.get(node.gpu_type, node.gpu_type) for node in self.cluster.nodes):
+            raise RequestError("the nodes state no GPU type, which a forecast needs: give one, such as 5x8:V100")
+
     def why_not(self, what: What, where: Where) -> str:
         """Return in one line why a job cannot run there; "" if it can."""
         return self._step(what, where)[1]
