@@ -96,9 +96,9 @@ def test_durations_change_only_where_there_are_bursts(
     before: tuple[str, float, float], after: tuple[str, float, float], expected: tuple[float | None, float | None]
 ) -> None:
     """A resource that is always busy is so for as long as one looks, which is no figure of the job."""
-    uses = [
+    one, other = (
         ResourceUse(burst_amount=0.5, burst_s=burst_s, idle_s=idle_s, pattern=pattern)  # type: ignore[arg-type]
         for pattern, burst_s, idle_s in (before, after)
-    ]
-    assert (change_of(*uses, "burst_s"), change_of(*uses, "idle_s")) == expected
-    assert change_of(*uses, "burst_amount") == 0.0
+    )
+    assert (change_of(one, other, "burst_s"), change_of(one, other, "idle_s")) == expected
+    assert change_of(one, other, "burst_amount") == 0.0
