@@ -1,6 +1,11 @@
 """Pairs of jobs really run together on the testbed: how much they slow one another down on shared links.
 
     python -m benchmarks.resource_pairs -o DIR --table benchmarks/data/resource_pairs.csv
+    python -m benchmarks.resource_pairs -o DIR --table benchmarks/data/resource_pairs_more.csv --more --starts 3
+
+``--more`` runs pairs that were chosen after the model of sharing was made. How much two jobs slow one another down
+depends on the phase in which they meet, so with ``--starts N`` every pair runs N times, each time with the second job
+starting later by another N-th of its step; every start is a line of the table.
 
 Every job first runs alone, then two jobs run at once on the same nodes. Each rank has an emulated device of its own;
 the links of the nodes are shared. Steps follow one another without a pause, and only those steps count in which the
@@ -15,6 +20,7 @@ import io
 import json
 import math
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -42,6 +48,8 @@ JOBS: Final[dict[str, tuple[str, str, int]]] = {
     "gpt-server": ("gpt", "dp=2,servers=1", 256),
     "nmt-servers": ("nmt", "dp=2,servers=2", 512),
     "vit-server": ("vit", "dp=2,servers=1", 256),
+    "bert-server": ("bert", "dp=2,servers=1", 256),
+    "luong-async": ("luong", "dp=2,servers=1,async", 512),
 }
 """Model, strategy, and batch of each worker."""
 PAIRS: Final = (
@@ -62,6 +70,18 @@ PAIRS: Final = (
     ("vit-server", "nmt-servers"),
     ("gpt-server", "vae"),
 )
+MORE: Final = (
+    ("gpt-server", "gpt-server"),
+    ("nmt-servers", "nmt-servers"),
+    ("bert-server", "bert-server"),
+    ("bert-server", "vit-server"),
+    ("bert-server", "nmt-servers"),
+    ("vit-server", "vit-server"),
+    ("vit-server", "vae"),
+    ("nmt-servers", "gpt"),
+    ("luong-async", "bert-server"),
+)
+"""Pairs with parameter servers, seven of them unlike those of :data:`PAIRS`."""
 _NODES: Final = 4
 _SECONDS: Final = 10.0
 _PATIENCE_S: Final = 120.0
@@ -75,13 +95,13 @@ def job(name: str, *, step_s: float) -> RunRequest:
     return replace(request_of(made), back_to_back=True)
 
 
-def together(requests: Sequence[RunRequest], folders: Sequence[Path]) -> list[RunFolder]:
-    """Run all requests at once, on the same nodes."""
+def together(requests: Sequence[RunRequest], folders: Sequence[Path], *, late_s: float = 0.0) -> list[RunFolder]:
+    """Run all requests at once, on the same nodes; all but the first start ``late_s`` later."""
     if all((folder / "run.json").exists() for folder in folders):
         return [read_run_folder(folder) for folder in folders]
     with shaped([requests[0].rate] * _NODES) as network:
         copies = [
-            ForkedProcess(partial(_run, request, folder, network, PORT + number))
+            ForkedProcess(partial(_run, request, folder, network, PORT + number, late_s if number else 0.0))
             for number, (request, folder) in enumerate(zip(requests, folders, strict=True))
         ]
         codes = [copy.wait(timeout=_PATIENCE_S) for copy in copies]
@@ -90,7 +110,8 @@ def together(requests: Sequence[RunRequest], folders: Sequence[Path]) -> list[Ru
     return [read_run_folder(folder) for folder in folders]
 
 
-def _run(request: RunRequest, folder: Path, network: NodeNetwork, port: int) -> None:
+def _run(request: RunRequest, folder: Path, network: NodeNetwork, port: int, late_s: float) -> None:
+    time.sleep(late_s)
     run(request, folder, start=start_forked, traced=False, place=SharedPlace(network, range(_NODES), port))
 
 
@@ -112,29 +133,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--more", action="store_true")
+    parser.add_argument("--starts", type=int, default=1)
     given = parser.parse_args(arguments)
     make_folder(given.output)
     prepare(given.output)
+    pairs = MORE if given.more else PAIRS
     alone: dict[str, float] = {}
-    for name in JOBS:
+    for name in dict.fromkeys(name for pair in pairs for name in pair):
         folder = given.output / f"alone-{name}"
-        alone[name] = together([job(name, step_s=0.6)], [folder])[0].step_s
+        alone[name] = statistics.fmean(together([job(name, step_s=0.6)], [folder])[0].steps_s)
         print(f"{name} alone: {alone[name]:.3f} s", flush=True)
     rows = []
-    for number, pair in enumerate(PAIRS):
+    for number, pair in enumerate(pairs):
         requests = [job(name, step_s=alone[name]) for name in pair]
-        folders = [given.output / f"{'-'.join(pair)}-{side}" for side in "ab"]
-        begin = time.monotonic()
-        try:
-            runs = together(requests, folders)
-            seconds = [shared_step_s(runs[0], runs[1]), shared_step_s(runs[1], runs[0])]
-        except RuntimeError as error:
-            print(f"{number + 1} of {len(PAIRS)} · {' and '.join(pair)}: failed ({error})", flush=True)
-            continue
-        figures = [*(alone[name] for name in pair), *seconds]
-        rows.append([*(json.dumps(_told(request)) for request in requests), *(f"{s:.6f}" for s in figures)])
-        slower = " and ".join(f"× {s / alone[name]:.3f}" for name, s in zip(pair, seconds, strict=True))
-        print(f"{number + 1} of {len(PAIRS)} · {' and '.join(pair)}: {slower} ({time.monotonic() - begin:.0f} s)")
+        for start in range(given.starts):
+            folders = [given.output / f"{'-'.join(pair)}{f'-{start}' if start else ''}-{side}" for side in "ab"]
+            begin = time.monotonic()
+            try:
+                runs = together(requests, folders, late_s=alone[pair[1]] * start / given.starts)
+                seconds = [shared_step_s(runs[0], runs[1]), shared_step_s(runs[1], runs[0])]
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                print(f"{number + 1} of {len(pairs)} · {' and '.join(pair)}: failed ({error})", flush=True)
+                continue
+            figures = [*(alone[name] for name in pair), *seconds]
+            rows.append([*(json.dumps(_told(request)) for request in requests), *(f"{s:.6f}" for s in figures)])
+            slower = " and ".join(f"× {s / alone[name]:.3f}" for name, s in zip(pair, seconds, strict=True))
+            took = time.monotonic() - begin
+            print(f"{number + 1} of {len(pairs)} · {' and '.join(pair)}: {slower} ({took:.0f} s)", flush=True)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["request_a", "request_b", "alone_a_s", "alone_b_s", "together_a_s", "together_b_s"])

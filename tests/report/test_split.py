@@ -17,6 +17,9 @@ STRATEGIES = [
     ("dp=4,pp=4,num_microbatches=4", 2),
     ("tp=2,pp=4,num_microbatches=8,schedule=gpipe", 1),
     ("dp=8,offload=optimizer+activations", 1),
+    ("dp=4,pp=2,vp=2,num_microbatches=8", 1),
+    ("dp=8,zero=3,offload=optimizer", 1),
+    ("dp=2,tp=4,sequence_parallel,recompute=full", 1),
     ("dp=16,servers=2", 2),
     ("dp=16,servers=2,async", 2),
 ]
@@ -50,6 +53,18 @@ def test_the_parts_of_every_operator_add_up_to_its_time(strategy: str, nodes: in
         assert sum(parts) == pytest.approx(op.seconds, rel=1e-9)
         assert getattr(op, f"{op.bound_by}_s") == max(parts)
     assert [op.seconds for op in split.operators] == sorted((op.seconds for op in split.operators), reverse=True)
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), STRATEGIES)
+def test_the_parts_of_operators_add_up_to_those_of_the_step(strategy: str, nodes: int) -> None:
+    """Nothing is stretched: the time of the step's operators is the time in which its devices compute.
+
+    Asynchronous workers are at different places of a step when it is cut out of the run.
+    """
+    split = report_of(strategy, nodes).split
+    for part in ("computation_s", "memory_access_s"):
+        total = sum(getattr(op, part) for op in split.operators)
+        assert total == pytest.approx(getattr(split, part), rel=0.02 if "async" in strategy else 1e-9)
 
 
 def test_ranks_that_differ_have_a_split_too() -> None:

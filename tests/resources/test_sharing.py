@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
 from traincast import predict
 from traincast.errors import RequestError
-from traincast.resources.programs import forecast_program
+from traincast.resources.programs import node_program
 from traincast.resources.sharing import StepProgram, slowdowns, square_wave, together
 
 
@@ -105,7 +105,7 @@ def test_the_program_of_a_forecast_takes_its_step_and_moves_its_bytes(model: str
     made = predict(
         graph_of(model), cluster=cluster, strategy=strategy, global_batch=64, cost_model=AnalyticalCostModel()
     )
-    program = forecast_program(made)
+    program = node_program(made)
     slack = 0.1 if "servers" in strategy else 1e-6  # messages of one worker then stand for those of all
     assert program.step_s == pytest.approx(made.report.step_s, rel=slack)
     assert ("send" in program.weights) == (":2" in cluster)
@@ -115,3 +115,29 @@ def test_the_program_of_a_forecast_takes_its_step_and_moves_its_bytes(model: str
     assert all(1.0 <= slowdown <= 2.0 + 1e-6 for slowdown in twice)
     on_device = slowdowns([program.only("device")] * 2)
     assert all(1.0 <= slowdown <= 2.0 + 1e-6 for slowdown in on_device)
+
+
+@pytest.mark.parametrize("demand", [0.5, 1.0, 3.0])
+def test_weights_on_an_uplink_are_those_on_the_nics_times_the_demand(demand: float) -> None:
+    program = square_wave(busy_s=1.0, idle_s=1.0, weight=0.6).below_switches(demand)
+    assert program.most("switch_send") == pytest.approx(min(1.0, 0.6 * demand))
+    assert program.most("switch_receive") == 0.0
+    assert program.step_s == 2.0
+
+
+def test_two_equal_jobs_through_one_uplink_take_twice_the_communication() -> None:
+    """Both send for 1 s of 3 s; if they begin together, a step has 2 s of communication, and 4 s in all."""
+    program = square_wave(busy_s=1.0, idle_s=2.0).below_switches(1.0).only("switch_send")
+    assert together([program] * 2, phases=[0.0, 0.0]) == pytest.approx([4.0 / 3.0] * 2)
+    assert together([program] * 2, phases=[0.0, 0.5]) == pytest.approx([1.0] * 2)  # phases that never overlap
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.05, 1.0), st.floats(0.05, 1.0), st.floats(0.1, 2.0))
+def test_a_larger_uplink_slows_nobody_more(weight: float, busy_s: float, idle_s: float) -> None:
+    program = square_wave(busy_s=busy_s, idle_s=idle_s, weight=weight)
+    found = [
+        together([program.below_switches(demand).only("switch_send")] * 2, phases=[0.0, 0.0])[0]
+        for demand in (1.0, 0.7, 0.3)
+    ]
+    assert found[0] >= found[1] - 1e-9 >= found[2] - 2e-9 >= 1.0 - 3e-9

@@ -7,7 +7,8 @@ import pytest
 from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
 from traincast import Forecast, predict
 from traincast.errors import RequestError, UnknownNameError
-from traincast.resources.whatif import SettingChange, changed_request, what_if
+from traincast.resources.bursts import ResourceUse
+from traincast.resources.whatif import SettingChange, change_of, changed_request, what_if
 
 
 def forecast(strategy: str = "dp=16", *, model: str = GPT, cluster: str = "dgx-a100:2", batch: int = 64) -> Forecast:
@@ -80,3 +81,24 @@ def test_a_question_must_change_something_that_exists() -> None:
         changed_request(forecast().request, SettingChange(gpu="h10"))
     with pytest.raises(RequestError, match="no multiple"):
         changed_request(forecast(batch=128).request, SettingChange(global_batch=130), keep_micro_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (("bursts", 2.0, 1.0), ("bursts", 3.0, 0.5), (0.5, -0.5)),
+        (("busy", 5.0, 0.0), ("busy", 4.0, 0.0), (0.0, 0.0)),
+        (("bursts", 2.0, 1.0), ("busy", 5.0, 0.0), (None, None)),
+        (("idle", 0.0, 5.0), ("bursts", 1.0, 1.0), (None, None)),
+    ],
+)
+def test_durations_change_only_where_there_are_bursts(
+    before: tuple[str, float, float], after: tuple[str, float, float], expected: tuple[float | None, float | None]
+) -> None:
+    """A resource that is always busy is so for as long as one looks, which is no figure of the job."""
+    one, other = (
+        ResourceUse(burst_amount=0.5, burst_s=burst_s, idle_s=idle_s, pattern=pattern)  # type: ignore[arg-type]
+        for pattern, burst_s, idle_s in (before, after)
+    )
+    assert (change_of(one, other, "burst_s"), change_of(one, other, "idle_s")) == expected
+    assert change_of(one, other, "burst_amount") == 0.0

@@ -19,7 +19,7 @@ from traincast.scheduling import (
     measure,
     simulate,
 )
-from traincast.scheduling.contention import SHARES, Guest, placement_of
+from traincast.scheduling.contention import SHARES, Guest, MeetingPlace, placement_of
 from traincast.scheduling.schedule import schedule
 from traincast.scheduling.step_times import What, Where
 
@@ -31,7 +31,7 @@ class Crowded:
         """Return a guest for jobs on several nodes, named by the job."""
         return Guest(What(job.job_id, 1), Where("", 0, 0, 0)) if len(placed.nodes) > 1 or job.num_gpus < 1 else None
 
-    def slowdowns(self, guests: tuple[Guest, ...], *, on_device: bool) -> tuple[float, ...]:
+    def slowdowns(self, guests: tuple[Guest, ...], *, at: MeetingPlace) -> tuple[float, ...]:
         """Return the number of guests, for each."""
         return (float(len(guests)),) * len(guests)
 
@@ -109,7 +109,7 @@ def test_every_way_to_share_finishes_every_job(share: str) -> None:
 class Picky(Crowded):
     """Two jobs that span nodes suit each other unless both are loud."""
 
-    def slowdowns(self, guests: tuple[Guest, ...], *, on_device: bool) -> tuple[float, ...]:
+    def slowdowns(self, guests: tuple[Guest, ...], *, at: MeetingPlace) -> tuple[float, ...]:
         """Return 2 for jobs that are loud together."""
         loud = sum(guest.what.model.startswith("loud") for guest in guests)
         return tuple(2.0 if loud > 1 and guest.what.model.startswith("loud") else 1.0 for guest in guests)
@@ -146,6 +146,16 @@ def test_forecast_jobs_slow_one_another_down_on_the_nodes_that_they_share(tmp_pa
     assert beside.fates[0].slowdown > 1.0
     assert beside.fates[2].slowdown == 1.0  # on one node: it sends nothing to others
     assert alone.fates[1].start_s > beside.fates[1].start_s
+
+
+def test_jobs_with_parameter_servers_meet_node_by_node(tmp_path: Path) -> None:
+    """Two jobs of 12 GPUs on three nodes of 8: one of the two nodes of each is also the other's."""
+    columns = "job_id,submit_s,num_gpus,model,batch,steps,strategy"
+    rows = (f'{name},0,12,"{MLP}",1200,2000,"dp=12,servers=2"' for name in "ab")
+    jobs = trace(tmp_path, *rows, columns=columns)
+    made = schedule(jobs, nodes="3x8:V100", hardware={"V100": "p3.16xlarge"}, share="blind")
+    assert [len(segment.allocation.nodes) for segment in made.outcome.segments] == [2, 2]
+    assert all(1.0 < fate.slowdown < 2.0 for fate in made.fates)
 
 
 def test_ways_to_share_are_checked(tmp_path: Path) -> None:

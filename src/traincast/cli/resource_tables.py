@@ -95,14 +95,18 @@ def show_uses(
                 use.pattern,
                 f"{use.burst_amount:.1%}",
                 f"{least.burst_amount:.1%} … {most.burst_amount:.1%}",
-                format_seconds(use.burst_s),
-                f"{format_seconds(least.burst_s)} … {format_seconds(most.burst_s)}",
-                format_seconds(use.idle_s),
-                f"{format_seconds(least.idle_s)} … {format_seconds(most.idle_s)}",
+                _lasts(use)[0],
+                _interval(_lasts(least)[0], _lasts(most)[0]),
+                _lasts(use)[1],
+                _interval(_lasts(least)[1], _lasts(most)[1]),
             )
         )
     columns = ("resource", "pattern", "amount", "interval", "burst", "interval", "pause", "interval")
     print_table(title, columns, rows, right=range(2, 8))
+
+
+def _interval(low: str, high: str) -> str:
+    return f"{low} … {high}" if low != high else ""
 
 
 def show_curves(exact: Curves) -> None:
@@ -132,7 +136,14 @@ def show_operators(report: Report) -> None:
 
 def amounts(use: ResourceUse) -> tuple[str, str, str, str]:
     """Return the pattern and the three figures of a resource as text."""
-    return use.pattern, f"{use.burst_amount:.1%}", format_seconds(use.burst_s), format_seconds(use.idle_s)
+    return use.pattern, f"{use.burst_amount:.1%}", *_lasts(use)
+
+
+def _lasts(use: ResourceUse) -> tuple[str, str]:
+    """How long bursts and pauses last; those of a resource without a change between them have no length."""
+    if use.pattern == "bursts":
+        return format_seconds(use.burst_s), format_seconds(use.idle_s)
+    return ("all the time", "none") if use.pattern == "busy" else ("none", "all the time")
 
 
 def _bars(values: npt.NDArray[np.float64]) -> str:

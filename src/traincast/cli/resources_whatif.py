@@ -103,6 +103,9 @@ def _show(answer: WhatIf) -> None:
             f"[bold]{format_seconds(report.step_s)}[/bold] per step "
             f"({format_seconds(report.low_s)} … {format_seconds(report.high_s)})"
         )
+    change = after.step_s / before.step_s - 1.0
+    each = before.step_s / before.global_batch, after.step_s / after.global_batch
+    out.print(f"step {change:+.1%}, time per sample {each[1] / each[0] - 1.0:+.1%}", highlight=False)
     rows = []
     for name, changes in answer.changes.items():
         old, new = amounts(answer.drawn_before.uses[name]), amounts(answer.drawn_after.uses[name])

@@ -61,6 +61,12 @@ if TYPE_CHECKING:
     help="Group the nodes into racks of N; each rack has its own switch.",
 )
 @click.option(
+    "--uplink",
+    metavar="RATE",
+    help="Rate of the links from each rack's switch to the others, such as 200Gbit, in each direction. Forecast jobs "
+    "that span racks get no more, and with --share they divide it among them.",
+)
+@click.option(
     "--quota", multiple=True, metavar="VC=N,…", help="Maximum number of GPUs that a virtual cluster may hold at once."
 )
 @click.option(
@@ -78,8 +84,8 @@ if TYPE_CHECKING:
 @click.option(
     "--share",
     metavar="KIND,…",
-    help="Let jobs that meet on a node slow one another down; nodes are exclusive, shared blind, or shared by "
-    "complementary jobs. Several are compared.",
+    help="Let jobs that meet on a node, or at an --uplink, slow one another down; nodes are exclusive, shared blind, "
+    "or shared by complementary jobs. Several are compared.",
 )
 @click.option("--compare", metavar="NAME,…", help="Compare these policies; `all` compares every policy.")
 @click.option(
@@ -152,6 +158,7 @@ def schedule(
     hardware: str | None,
     allow_code: bool,
     nodes_per_rack: int,
+    uplink: str | None,
     quota: tuple[str, ...],
     policy: str | None,
     placement: str,
@@ -197,7 +204,7 @@ def schedule(
     runner = engine_of(engine, workers, address)
     costs = costs_of(checkpoint_interval, checkpoint_cost, restore_cost, restart_cost)
     failures = failures_of(mtbf, repair, fixed_repair, weibull_shape, failure_events)
-    shared, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, quota)
+    shared, notes = cluster_of(nodes, gpus_per_node, cluster_file, gpu_type, nodes_per_rack, uplink, quota)
     trace = read_trace(jobs, format=kind, drop_invalid=drop_invalid)
     with progress_bar("forecasts") as progress:
         queue = prepare(

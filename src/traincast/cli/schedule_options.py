@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from traincast.errors import RequestError
-from traincast.units import parse_seconds
+from traincast.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from traincast.engines import Engine
@@ -92,6 +92,7 @@ def cluster_of(
     cluster_file: str | None,
     gpu_type: str,
     nodes_per_rack: int,
+    uplink: str | None,
     quota: tuple[str, ...],
 ) -> tuple[SharedCluster, tuple[str, ...]]:
     """Return the cluster that ``--nodes`` or ``--cluster-file`` describes, and notes on how it was read."""
@@ -107,6 +108,7 @@ def cluster_of(
         gpus_per_node=gpus_per_node,
         gpu_type=gpu_type,
         nodes_per_rack=nodes_per_rack,
+        uplink=0.0 if uplink is None else parse_rate(uplink, what="--uplink"),
         quotas=quotas,
     )
 

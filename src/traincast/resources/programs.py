@@ -18,6 +18,7 @@ from traincast.cluster import Cluster
 from traincast.forecast import Forecast
 from traincast.resources.draws import network_of
 from traincast.resources.forecasting import moves_on_device
+from traincast.resources.server_programs import ServerProgram, server_program
 from traincast.resources.sharing import StepProgram
 from traincast.resources.spans import Levels, SpanDraws, rows_of
 from traincast.simulate import Timeline
@@ -47,8 +48,18 @@ class _Message:
     needed: float
 
 
-def forecast_program(forecast: Forecast) -> StepProgram:
-    """Return the step of a forecast as a program; its steps take the forecast time if it runs alone."""
+def forecast_program(forecast: Forecast) -> StepProgram | ServerProgram:
+    """Return the step of a forecast as a program; its steps take the forecast time if it runs alone.
+
+    A job whose workers and parameter servers are on several nodes keeps all of them.
+    """
+    if forecast.servers is not None and forecast.servers.setup.num_nodes > 1:
+        return server_program(forecast.servers, step_s=forecast.report.step_s)
+    return node_program(forecast)
+
+
+def node_program(forecast: Forecast) -> StepProgram:
+    """Return the step of a forecast as the node with the most traffic sees it."""
     return program_of(
         forecast.timeline,
         forecast.request.cluster,

@@ -9,7 +9,7 @@ from traincast.cluster import Cluster, load_device
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError
 from traincast.forecast import Forecast, forecast
-from traincast.resources.bursts import RESOURCES
+from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.curves import HZ
 from traincast.resources.forecasting import FIGURES, ResourceForecast, resources_of
 from traincast.strategy import Request, choose_micro_batch
@@ -39,7 +39,8 @@ class SettingChange:
 class WhatIf:
     """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
 
-    A figure that was 0 before has no relative change: it is None.
+    A figure that was 0 before has no relative change: it is None. One that is always busy or idle is so for as long as
+    one looks, so the changes of durations are 0 if that stays, and None if it does not.
     """
 
     before: Forecast
@@ -135,12 +136,16 @@ def _with_micro_batch(request: Request, changed: Request) -> Request:
 
 def _changes(before: ResourceForecast, after: ResourceForecast) -> dict[str, dict[str, float | None]]:
     return {
-        name: {
-            figure: _relative(getattr(before.uses[name], figure), getattr(after.uses[name], figure))
-            for figure in FIGURES
-        }
+        name: {figure: change_of(before.uses[name], after.uses[name], figure) for figure in FIGURES}
         for name in RESOURCES
     }
+
+
+def change_of(before: ResourceUse, after: ResourceUse, figure: str) -> float | None:
+    """Return the relative change of a figure, as in :class:`WhatIf`."""
+    if figure != "burst_amount" and (before.pattern, after.pattern) != ("bursts", "bursts"):
+        return 0.0 if before.pattern == after.pattern else None
+    return _relative(getattr(before, figure), getattr(after, figure))
 
 
 def _relative(before: float, after: float) -> float | None:

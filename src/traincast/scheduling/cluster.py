@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -43,11 +44,13 @@ class SharedCluster:
     """Nodes in the order in which they fill up, and the most GPUs that a virtual cluster may hold at a time.
 
     A virtual cluster that owns nodes runs only on these, and no other job does. All other jobs share the nodes without
-    an owner. A job never mixes GPU types: the types it may use are tried in the order of the nodes.
+    an owner. A job never mixes GPU types: the types it may use are tried in the order of the nodes. ``uplink`` is the
+    rate of the links from each rack to the rest of the network, in bytes/s and direction; 0 if they limit nobody.
     """
 
     nodes: tuple[Node, ...]
     quotas: Mapping[str, float] = field(default_factory=dict)
+    uplink: float = 0.0
 
     def __post_init__(self) -> None:
         if not sum(node.num_gpus for node in self.nodes):
@@ -57,6 +60,10 @@ class SharedCluster:
             raise RequestError(
                 f"{len(self.nodes)} nodes with {len(names)} different names: give each node a name of its own"
             )
+        if not 0.0 <= self.uplink < math.inf:
+            raise RequestError(f"uplinks of {self.uplink} bytes/s: expected a rate, or 0 if they limit nobody")
+        if self.uplink and not any(node.rack or node.switch for node in self.nodes):
+            raise RequestError("uplinks need racks: give the nodes per rack, or a list of nodes with racks")
         for vc, quota in self.quotas.items():
             if not quota > 0:
                 raise RequestError(f"virtual cluster {vc!r}: quota {quota}: expected a number of GPUs above 0")
@@ -94,7 +101,13 @@ class SharedCluster:
             )
             for n in self.nodes
         )
-        return SharedCluster(nodes=self.nodes + more, quotas={vc: 2 * quota for vc, quota in self.quotas.items()})
+        quotas = {vc: 2 * quota for vc, quota in self.quotas.items()}
+        return SharedCluster(nodes=self.nodes + more, quotas=quotas, uplink=self.uplink)
+
+    def leaf_switches(self) -> tuple[int, ...]:
+        """Return the number of the rack of every node, by whose uplink it reaches other racks."""
+        number: dict[tuple[str, str], int] = {}
+        return tuple(number.setdefault((node.switch, node.rack), len(number)) for node in self.nodes)
 
 
 class NodeIndex:

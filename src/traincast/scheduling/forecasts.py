@@ -154,6 +154,7 @@ def _references(
     trace: Trace, rows: Ints, steps: StepTimes, progress: Progress | None
 ) -> tuple[list[Ask], Ints, list[Reference]]:
     """Return the distinct descriptions of some jobs, the number of each job's, and the reference of each."""
+    steps.check_types()
     order: dict[Ask, int] = {}
     numbers = np.array([order.setdefault(_ask(trace, row), len(order)) for row in rows.tolist()], dtype=np.int64)
     asks, found = list(order), list[Reference]()

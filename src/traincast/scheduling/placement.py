@@ -262,7 +262,8 @@ class Complementary(Consolidated):
     What a job draws, and what it meets on a node, comes from the forecasts of both
     (:mod:`traincast.scheduling.contention`). Without contention, or for a job that is not described, the rule is that
     of `Consolidated`. A multi-node job takes its nodes one by one, those with the best neighbours first. It opens an
-    empty node, of which it leaves a part unused, only if all others would slow somebody down by a tenth.
+    empty node, of which it leaves a part unused, only if all others would slow somebody down by a tenth. If the
+    cluster states the rate of its uplinks, nodes of one rack are tried as well, and the fastest choice is taken.
     """
 
     def __init__(self) -> None:
@@ -276,31 +277,62 @@ class Complementary(Consolidated):
     def pick(self, count: int, pool: Pool, free: Free) -> Picked | None:
         """Use as few nodes as possible, with the neighbours that slow the job, and that it slows, least."""
         usual = super().pick(count, pool, free)
-        if usual is None or self._run is None or self._state is None or self._state.tenants is None:
+        run, state = self._run, self._state
+        if usual is None or run is None or state is None or state.tenants is None:
             return usual
-        cluster = self._state.cluster
-        placed = PlacedGpus(
-            tuple(cluster.nodes[node] for node, _ in usual), tuple(mask.bit_count() for _, mask in usual)
-        )
+        found = self._suited(usual, pool, free)
+        if not state.cluster.uplink:
+            return found
+        choices = [found]
+        for rack in free.layout.domains[0]:  # without any uplink, if a rack has room
+            inside = pool._replace(nodes=pool.nodes & rack, is_whole=False)
+            packed = super().pick(count, inside, free) if inside.nodes else None
+            if packed is not None and len(packed) <= len(usual):
+                choices.append(self._suited(packed, inside, free))
+        return max(choices, key=lambda picked: round(self._speed(picked, free), 6))
+
+    def _speed(self, picked: Picked, free: Free) -> float:
+        """The believed speed of the job there, times the least factor of all that would then meet, less openings."""
+        assert self._run is not None
+        assert self._state is not None
+        assert self._state.tenants is not None
+        placed = self._placed(picked)
+        factor = self._state.tenants.factor_at(self._run, placed, [node for node, _ in picked])
+        opens = sum(_opening(node, mask.bit_count(), free) for node, mask in picked)
+        return self._state.believed_speed(self._run, placed) * factor / (1.0 + opens)
+
+    def _placed(self, picked: Picked) -> PlacedGpus:
+        assert self._state is not None
+        nodes = self._state.cluster.nodes
+        return PlacedGpus(tuple(nodes[node] for node, _ in picked), tuple(mask.bit_count() for _, mask in picked))
+
+    def _suited(self, usual: Picked, pool: Pool, free: Free) -> Picked:
+        """As many GPUs on as many nodes as in ``usual``, on the nodes of the pool with the best neighbours."""
+        assert self._run is not None
+        assert self._state is not None
+        assert self._state.tenants is not None
+        placed = self._placed(usual)
         cost = {
             node: 1.0 / self._state.tenants.factor_at(self._run, placed, [node]) - 1.0
             for node in bits_of(pool.nodes & ~free.with_count[0])
         }
-        sizes, full = free.layout.sizes, free.layout.full
-
-        def opened(node: int, need: int) -> float:
-            return _OPENING if need < sizes[node] and free.masks[node] == full[node] else 0.0
-
         picked: Picked = []
         for _, mask in sorted(usual, key=lambda pair: -pair[1].bit_count()):
             need = mask.bit_count()
             fitting = [node for node in cost if free.masks[node].bit_count() >= need]
             if not fitting:
                 return usual
-            node = min(fitting, key=lambda n: (round(cost[n] + opened(n, need), 6), free.masks[n].bit_count(), n))
+            costs = {n: round(cost[n] + _opening(n, need, free), 6) for n in fitting}
+            node = min(fitting, key=lambda n: (costs[n], free.masks[n].bit_count(), n))
             del cost[node]
             picked.append((node, lowest_bits(free.masks[node], need)))
         return sorted(picked)
+
+
+def _opening(node: int, need: int, free: Free) -> float:
+    """What it costs to take ``need`` GPUs of a node: more than nothing if it is empty and some of it stays unused."""
+    layout = free.layout
+    return _OPENING if need < layout.sizes[node] and free.masks[node] == layout.full[node] else 0.0
 
 
 PLACEMENTS: Final[dict[str, type[Placement]]] = {

@@ -204,6 +204,7 @@ def schedule(
     estimates: str = "exact",
     gpu_type: str = "",
     nodes_per_rack: int = 0,
+    uplink: float = 0.0,
     quotas: Mapping[str, float] | None = None,
     costs: Costs | None = None,
     failures: Failures | None = None,
@@ -224,10 +225,16 @@ def schedule(
     believes. ``load`` divides the times between submissions: with 2, jobs come twice as fast. If jobs are forecast,
     ``hardware`` maps GPU types to names of the catalog (``{"V100": "dgx-1-v100"}``). ``allow_code`` lets jobs name
     models and schedules that are Python code (``package.module:factory``). With ``share``, jobs that meet on a node
-    slow one another down, and nodes are ``exclusive``, shared ``blind`` or by ``complementary`` jobs.
+    slow one another down, and nodes are ``exclusive``, shared ``blind`` or by ``complementary`` jobs; jobs that span
+    racks share the ``uplink`` of each, in bytes/s (0: uplinks limit nobody).
     """
     cluster, notes = load_shared_cluster(
-        nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type, nodes_per_rack=nodes_per_rack, quotas=quotas
+        nodes,
+        gpus_per_node=gpus_per_node,
+        gpu_type=gpu_type,
+        nodes_per_rack=nodes_per_rack,
+        uplink=uplink,
+        quotas=quotas,
     )
     trace = read_trace(jobs, format=format, drop_invalid=drop_invalid)
     queue = prepare(
@@ -299,6 +306,7 @@ def load_shared_cluster(
     gpus_per_node: int | None = None,
     gpu_type: str = "",
     nodes_per_rack: int = 0,
+    uplink: float = 0.0,
     quotas: Mapping[str, float] | None = None,
 ) -> tuple[SharedCluster, tuple[str, ...]]:
     """Return the requested cluster, and notes on its node list.
@@ -308,7 +316,7 @@ def load_shared_cluster(
     if isinstance(nodes, SharedCluster):
         if gpus_per_node is not None:
             raise RequestError(f"gpus_per_node={gpus_per_node}, but the nodes have theirs: leave it out")
-        return (replace(nodes, quotas={**nodes.quotas, **quotas}) if quotas else nodes), ()
+        return replace(nodes, quotas={**nodes.quotas, **(quotas or {})}, uplink=uplink or nodes.uplink), ()
     text = str(nodes).strip()
     if isinstance(nodes, Path):
         if gpus_per_node is not None:
@@ -331,7 +339,7 @@ def load_shared_cluster(
         rack = str(number // nodes_per_rack) if nodes_per_rack and not node.rack else node.rack
         switch = node.switch or (rack if nodes_per_rack else "")
         placed.append(replace(node, rack=rack, switch=switch, gpu_type=node.gpu_type or gpu_type))
-    return SharedCluster(nodes=tuple(placed), quotas=dict(quotas or {})), found.notes
+    return SharedCluster(nodes=tuple(placed), quotas=dict(quotas or {}), uplink=uplink), found.notes
 
 
 def gpus_by_type(cluster: SharedCluster) -> dict[str, int]:

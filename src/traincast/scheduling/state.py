@@ -58,7 +58,8 @@ class State:
         self._speeds = speeds
         self._believed_speeds = believed_speeds
         self._demands: dict[tuple[float, str, str], JobDemand] = {}
-        self.tenants = Tenants(contention) if contention is not None else None
+        switches = cluster.leaf_switches() if cluster.uplink else ()
+        self.tenants = Tenants(contention, switches) if contention is not None else None
 
     def start(self, run: JobRun, *, demand: JobDemand | None = None, at: Allocation | None = None) -> bool:
         """Place a waiting job and run it. Returns whether there was room.
@@ -154,6 +155,10 @@ class State:
             found = JobDemand(int(gpus) if whole else 1, UNIT if whole else max(1, round(gpus * UNIT)), pools, vc)
             self._demands[key] = found
         return found
+
+    def believed_speed(self, run: JobRun, placed: PlacedGpus) -> float:
+        """Return the believed speed of a job alone on some GPUs."""
+        return _speed(run.job, placed, self._believed_speeds)
 
     def speed_in(self, run: JobRun, pool: Pool, num_gpus: int) -> float:
         """Return the believed speed of a job on that many GPUs, packed on the first nodes of a pool."""

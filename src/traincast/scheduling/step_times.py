@@ -16,6 +16,7 @@ from traincast.scheduling.speeds import PlacedGpus
 if TYPE_CHECKING:
     from traincast.forecast import Forecast
     from traincast.graph import OperatorGraph
+    from traincast.resources.server_programs import ServerProgram
     from traincast.resources.sharing import StepProgram
     from traincast.strategy import Strategy
 
@@ -77,7 +78,8 @@ class StepTimes:
     that it does not have is looked up in the catalog by its own name. A strategy is chosen for each type and number of
     GPUs, packed on the fewest nodes. It is kept when they are spread, because memory does not change. GPUs that are
     spread unevenly count as spread evenly over the next larger number of nodes that divides them. Between racks, the
-    bandwidth is ``oversubscription`` times smaller than below one switch (None: the value of the catalog).
+    bandwidth is ``oversubscription`` times smaller than below one switch (None: the value of the catalog). If the
+    cluster states the rate of its uplinks, a job has all of them: others slow it down only while they send, too.
     ``use_cache`` keeps captured models on disk, as `predict` does. Jobs come from a data file, so models and schedules
     that are Python code (``package.module:factory``) are refused unless ``allow_code``.
     """
@@ -107,7 +109,8 @@ class StepTimes:
         self._steps: dict[tuple[What, Where], tuple[float, str]] = {}
         self._strategies: dict[tuple[What, Where], Strategy] = {}
         self._references: dict[Ask, Reference] = {}
-        self._programs: dict[tuple[What, Where], StepProgram] = {}
+        self._programs: dict[tuple[What, Where], StepProgram | ServerProgram] = {}
+        self._switch_programs: dict[tuple[What, Where], StepProgram] = {}
         self._graphs: dict[str, OperatorGraph] = {}
         self._nodes: dict[tuple[str, int], Cluster] = {}
 
@@ -119,7 +122,7 @@ class StepTimes:
         """Return the seconds of one step; infinite if the job cannot run there."""
         return self._step(what, where)[0]
 
-    def program(self, what: What, where: Where) -> StepProgram | None:
+    def program(self, what: What, where: Where) -> StepProgram | ServerProgram | None:
         """Return the step as a program that can run beside others; ``None`` if the job cannot run there.
 
         Its use of NICs is a share of all NICs of a node, of which a job has the part that belongs to its GPUs.
@@ -134,6 +137,22 @@ class StepTimes:
             share = self._place(even).nics_per_node / self._nodes[even.gpu_type, even.node_gpus].nics_per_node
             self._programs[what, even] = forecast_program(made).scaled(min(1.0, share))
         return self._programs[what, even]
+
+    def switch_program(self, what: What, where: Where) -> StepProgram | None:
+        """Return the step as a program that shares the uplinks of racks; ``None`` if it has none to share."""
+        even = _evened(_used(what, where))
+        if even.num_racks < 2 or not self.cluster.uplink or not math.isfinite(self.step_s(what, even)):
+            return None
+        if (what, even) not in self._switch_programs:
+            from traincast.resources.switch_programs import switch_program
+
+            self._switch_programs[what, even] = switch_program(self._predicted(what, even), self.cluster.uplink)
+        return self._switch_programs[what, even]
+
+    def check_types(self) -> None:
+        """Refuse a cluster of which no node has a GPU type: no job can be forecast there."""
+        if not any(self.hardware.get(node.gpu_type, node.gpu_type) for node in self.cluster.nodes):
+            raise RequestError("the nodes state no GPU type, which a forecast needs: give one, such as 5x8:V100")
 
     def why_not(self, what: What, where: Where) -> str:
         """Return in one line why a job cannot run there; "" if it can."""
@@ -287,7 +306,11 @@ class StepTimes:
         node = node.with_nodes(where.num_nodes)
         if where.num_racks:
             node = replace(node, group_nodes=-(-where.num_nodes // where.num_racks))
-        if self.oversubscription is not None:
+        if where.num_racks and self.cluster.uplink:
+            edge = node.group_nodes * node.inter_node.bandwidth * node.nics_per_node
+            topology = "fat-tree" if node.inter_topology == "none" else node.inter_topology
+            node = replace(node, oversubscription=max(1.0, edge / self.cluster.uplink), inter_topology=topology)
+        elif self.oversubscription is not None:
             node = replace(node, oversubscription=self.oversubscription)
         return node
 
