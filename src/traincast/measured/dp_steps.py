@@ -25,8 +25,8 @@ NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "s
 _PYTORCH_2: Final = 23.02
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
-_PREFIX: Final = re.compile(r"^(?:dgl|pyg)-", re.IGNORECASE)
-"""Libraries of graph networks that run on PyTorch."""
+_TENSORFLOW: Final = re.compile(r"^(?:tf\W?)?(?:keras|tf)(?!.*(?:jax|torch))", re.IGNORECASE)
+"""Short names of TensorFlow; Keras runs on other frameworks only if a row says so."""
 _ZERO: Final = re.compile(r"\bzero_([123])\b")
 _SPLIT: Final = re.compile(r"\b(?:tp=|model parallel )(\d+)\b")
 """How the notes of a row say that states are sharded, or that layers are split."""
@@ -200,7 +200,7 @@ def _runtime(row: Row, graph: OperatorGraph, assumed: list[str]) -> Runtime:
 
     If it is not stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
     """
-    framework = _PREFIX.sub("", text(row, "framework"))
+    framework = _TENSORFLOW.sub("TensorFlow", text(row, "framework"))
     released = figure(row, "container")
     if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
         framework = "PyTorch 1"
