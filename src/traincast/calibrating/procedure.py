@@ -37,6 +37,8 @@ from traincast.report.outlook import UNCALIBRATED
 from traincast.strategy.model_kind import kind_of
 
 _FEWEST_FOR_FOLDS: Final = 4
+_STAGES: Final = 2
+"""The form of what a journal keeps of a stage; counted up when it changes, so that older journals are not used."""
 _PAYS: Final = 0.98
 _COSTS: Final = 1.03
 """A correction is kept if at most these shares of the error remain on unseen runs, and on unseen models."""
@@ -146,7 +148,7 @@ def _key(runs: Sequence[MeasuredRun], prior: Prior) -> str:
         return measured.index, measured.seconds, measured.memory_bytes, asked, request.cluster, run.look
 
     estimates = [run.estimates.tobytes() for run in runs]
-    return key_of(prior.mean.tolist(), prior.spread.tolist(), [about(run) for run in runs], estimates)
+    return key_of(_STAGES, prior.mean.tolist(), prior.spread.tolist(), [about(run) for run in runs], estimates)
 
 
 def _calibrated(
