@@ -14,6 +14,7 @@ from traincast.cluster import (
     Calibration,
     Cluster,
     Correction,
+    SeenModel,
     Stall,
     find_calibration,
     load_cluster,
@@ -70,6 +71,17 @@ def test_every_number_is_read_as_it_was_written_to_five_digits(tmp_path: Path) -
     for name in NUMBERS:
         assert getattr(again, name) == pytest.approx(getattr(FULL, name), rel=5e-5), name
     assert (again.runtimes, again.nodes, again.runs) == (FULL.runtimes, FULL.nodes, FULL.runs)
+
+
+def test_factors_of_models_are_read_as_they_were_written_and_serve_these_models_only(tmp_path: Path) -> None:
+    seen = (
+        SeenModel(model="resnet50", precision="amp", factor=1.23456, runs=3),
+        SeenModel(model='t5:text="a"', precision="bf16", factor=0.9, runs=1),
+    )
+    again = read_again(tmp_path, replace(FULL, seen=seen))
+    assert [(s.model, s.precision, s.runs) for s in again.seen] == [("resnet50", "amp", 3), ('t5:text="a"', "bf16", 1)]
+    assert again.factor_of("resnet50", "amp") == pytest.approx(1.23456, rel=5e-5)
+    assert again.factor_of("resnet50", "fp32") == again.factor_of("vgg16", "amp") == 1.0
 
 
 def test_the_slow_mode_and_the_correction_are_read_as_they_were_written(tmp_path: Path) -> None:

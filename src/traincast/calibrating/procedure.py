@@ -219,9 +219,8 @@ def _judged(
 def _with_own(held: HeldOut, by_model: HeldOut) -> tuple[HeldOut, HeldOut, bool]:
     """Return both with the factors of models if these lower the error on unseen runs, else without; and whether."""
     without, none = (replace(h, own=_ones_of(h), own_plain=_ones_of(h)) for h in (held, by_model))
-    pays = bool(np.isfinite(held.usual).any()) and all(
-        _mean(held.left_over(corrected=c)) <= _PAYS * _mean(without.left_over(corrected=c)) for c in (True, False)
-    )
+    best = [min(_mean(h.left_over(corrected=c)) for c in (True, False)) for h in (held, without)]
+    pays = bool(np.isfinite(held.usual).any()) and best[0] <= _PAYS * best[1]
     return (held, by_model, True) if pays else (without, none, False)
 
 
