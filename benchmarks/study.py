@@ -178,7 +178,7 @@ def _note(entries: list[Entry], members: Sequence[int], result: Calibrated) -> N
         for name, one in (("calibrated", held), ("unseen_model", by_model)):
             entry[name] = _plain(one.forecast(corrected=kept)[place])
             entry[f"{name}_physics"] = _plain(one.forecast(corrected=False)[place])
-        factor = held.factor[place] if kept else 1.0
+        factor = held.factor[place] * held.own[place] if kept else held.own_plain[place]
         usual, slow = held.usual[place] * factor, max(held.stalled[place], held.usual[place]) * factor
         entry["usual"], entry["stalled"] = _plain(usual), _plain(slow)
 

@@ -122,7 +122,9 @@ def keys_of(table: Any) -> tuple[str, ...]:
 
 
 def _partial(hint: Any) -> Any:
-    """The type of a field of a table: a dataclass becomes a table, with or without ``| None``."""
+    """The type of a field of a table: a dataclass becomes a table, with or without ``| None``; lists stay."""
+    if get_origin(hint) is tuple:
+        return hint
     tables: list[Any] = [option for option in (hint, *get_args(hint)) if is_dataclass(option)]
     return table_of(tables[0]) if tables else hint
 

@@ -16,9 +16,10 @@ from traincast.calibrating import procedure
 from traincast.calibrating.parameters import Prior
 from traincast.calibrating.procedure import calibrate_runs
 from traincast.calibrating.runs import MeasuredRun
-from traincast.calibrating.study import fold_numbers, learning_curve
-from traincast.cluster import Calibration
+from traincast.calibrating.study import fold_numbers, learning_curve, models_alone, seen_models
+from traincast.cluster import Calibration, SeenModel
 from traincast.errors import FileFormatError, RequestError
+from traincast.report.outlook import expect
 
 
 def test_calibration_helps_on_runs_and_models_not_seen(make_runs: MakeRuns) -> None:
@@ -28,6 +29,43 @@ def test_calibration_helps_on_runs_and_models_not_seen(make_runs: MakeRuns) -> N
     assert np.abs(result.held_by_model.errors()).mean() < 0.6 * before
     assert result.calibration.low <= 1.0 <= result.calibration.high < 1.3
     assert result.calibration.runtimes == ("megatron-deepspeed",) and result.calibration.nodes == (1, 4)
+
+
+def slower(runs: list[MeasuredRun], factor: float) -> list[MeasuredRun]:
+    """``runs``, those of the first model ``factor`` times slower than all parameters say."""
+    first = runs[0].look.model
+    return [
+        replace(run, measured=replace(run.measured, seconds=run.seconds * (factor if run.look.model == first else 1.0)))
+        for run in runs
+    ]
+
+
+def test_models_that_were_measured_get_the_mean_of_their_errors_drawn_towards_none(make_runs: MakeRuns) -> None:
+    runs = slower(make_runs(Calibration()), 1.3)
+    number = sum(run.look.model == runs[0].look.model for run in runs)
+    left = np.log([run.seconds / run.simulated(Calibration()) for run in runs])
+    found = {s.model: s for s in seen_models(runs, left)}
+    mine = found[runs[0].look.model]
+    assert (mine.precision, mine.runs) == ("fp16", number)
+    assert mine.factor == pytest.approx(1.3 ** (number / (number + 1)))
+    assert found[runs[-1].look.model].factor == pytest.approx(1.0)
+
+
+def test_an_unusual_model_is_forecast_by_its_other_runs_without_changing_the_rest(make_runs: MakeRuns) -> None:
+    runs = slower(make_runs(Calibration()), 1.3)
+    alone = models_alone(runs, fold_numbers(runs, lambda run: run.measured.index))
+    assert np.abs(alone.errors()).max() < 0.05
+    by_model = models_alone(runs, fold_numbers(runs, lambda run: run.look.model))
+    assert by_model.errors()[0] == pytest.approx(1 / 1.3 - 1)
+    assert by_model.errors()[-1] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_factor_of_a_model_changes_the_forecast_of_its_steps(make_runs: MakeRuns) -> None:
+    look = make_runs(Calibration())[0].look
+    seen = (SeenModel(model=look.model, precision=look.precision, factor=1.5, runs=2),)
+    both = (Calibration(seen=s, low=0.9, high=1.1) for s in ((), seen))
+    usual, own = (expect(c, look, usual_s=2.0, stalled_s=2.0, runtime="x") for c in both)
+    assert [usual.step_s, own.step_s] == pytest.approx([2.0, 3.0])
 
 
 def test_the_error_falls_as_runs_are_added(make_runs: MakeRuns) -> None:

@@ -14,6 +14,7 @@ from traincast.cluster import (
     Calibration,
     Cluster,
     Correction,
+    SeenModel,
     Stall,
     find_calibration,
     load_cluster,
@@ -32,7 +33,7 @@ CORRECTION = Correction(
     scales=(1.0, 2.5, 0.333333, *REST),
 )
 FULL = Calibration(
-    **{name: 1.0 + 0.0123456 * (i + 1) for i, name in enumerate(FACTORS)},
+    **{name: 1.0 + 0.0123456 * (i + 1) for i, name in enumerate(FACTORS)},  # type: ignore[arg-type]
     interference=1.98765,
     intra_latency_s=1.23456e-6,
     inter_latency_s=7.65432e-5,
@@ -70,6 +71,25 @@ def test_every_number_is_read_as_it_was_written_to_five_digits(tmp_path: Path) -
     for name in NUMBERS:
         assert getattr(again, name) == pytest.approx(getattr(FULL, name), rel=5e-5), name
     assert (again.runtimes, again.nodes, again.runs) == (FULL.runtimes, FULL.nodes, FULL.runs)
+
+
+def test_factors_of_models_are_read_as_they_were_written_and_serve_these_models_only(tmp_path: Path) -> None:
+    seen = (
+        SeenModel(model="resnet50", precision="amp", factor=1.23456, runs=3),
+        SeenModel(model='t5:text="a"', precision="bf16", factor=0.9, runs=1),
+    )
+    again = read_again(tmp_path, replace(FULL, seen=seen))
+    assert [(s.model, s.precision, s.runs) for s in again.seen] == [("resnet50", "amp", 3), ('t5:text="a"', "bf16", 1)]
+    assert again.factor_of("resnet50", "amp") == pytest.approx(1.23456, rel=5e-5)
+    assert again.factor_of("resnet50", "fp32") == again.factor_of("vgg16", "amp") == 1.0
+
+
+def test_an_unknown_key_of_a_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lab.toml"
+    entry = '{ model = "resnet50", precision = "amp", factor = 1.1, runs = 1, speed = 2 }'
+    path.write_text(f'extends = "dgx-h100"\n\n[calibration]\nseen = [{entry}]\n', encoding="utf-8")
+    with pytest.raises(FileFormatError, match=r"\[calibration\] seen 1 has unknown key 'speed'"):
+        load_cluster(str(path))
 
 
 def test_the_slow_mode_and_the_correction_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from traincast.cluster.catalog import DATA, device_table
 
 ARCHITECTURES = (
     "kepler maxwell pascal volta turing ampere ada hopper blackwell blackwell-ultra "
-    "cdna1 cdna2 cdna3 cdna4 gcn5 xe2 knl cpu tpu neuron gaudi bi"
+    "cdna1 cdna2 cdna3 cdna4 gcn5 xe2 knl cpu tpu neuron gaudi bi davinci"
 ).split()
 ARRAYS = ("tpu", "neuron", "gaudi")
 """Architectures with a few large matrix units instead of many small cores."""

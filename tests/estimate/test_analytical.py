@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,15 @@ import pytest
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates, learned_cost_model
-from traincast.estimate.analytical import GROUPED_SHARE, STATIC_SHARE, UNALIGNED_SHARE, attention_share
+from traincast.estimate.analytical import (
+    GROUPED_SHARE,
+    SORTED_ID_BYTES,
+    STATIC_SHARE,
+    UNALIGNED_SHARE,
+    attention_share,
+)
 from traincast.estimate.efficiency import achievable
+from traincast.estimate.learned import _drawn, _thin
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.work import Collective, Launch, Transfer, Work
 
@@ -250,3 +258,38 @@ def test_the_same_call_gives_the_same_estimates() -> None:
 def test_something_that_is_no_work_is_refused() -> None:
     with pytest.raises(TypeError, match="a work is a str"):
         AnalyticalCostModel().estimate(["matmul"], H100)  # type: ignore[list-item]
+
+
+def test_sorting_the_ids_of_a_gradient_takes_time_for_each_id() -> None:
+    rows, ids = TensorSpec((1_000_000, 64)), TensorSpec((1_000_000,), DType.INT64)
+    table = TensorSpec((100_000, 64))
+    made = {"outputs": (table,), "name": "embedding_dense_backward"}
+    dense = op(OpKind.EMBEDDING, rows, ids, **made)  # type: ignore[arg-type]
+    sorted_ids = op(OpKind.EMBEDDING, rows, ids, ids="sorted", **made)  # type: ignore[arg-type]
+    one, other = seconds(dense, sorted_ids, cluster=A100)
+    bandwidth = A100.device.memory_bandwidth * achievable(A100.device).memory
+    assert other - one == pytest.approx(1_000_000 * SORTED_ID_BYTES / bandwidth, rel=0.05)
+
+
+def test_the_further_a_thin_product_is_from_those_measured_the_more_physics_counts() -> None:
+    apart, one = np.array([2.0]), np.array([1.0])
+    found = [float(_drawn(apart, one, np.array([distance]))[0]) for distance in (0.0, 1.0, 3.0)]
+    assert found == pytest.approx([1.0, 2.0**0.5, 2.0**0.75])
+    assert _thin([gemm(512, 256, 1_048_576), gemm(1024, 1024, 1_048_576)]).tolist() == [True, False]
+
+
+def test_a_thin_product_outside_the_measurements_is_drawn_towards_physics() -> None:
+    v100, thin = load_cluster("dgx-1-v100"), gemm(256, 256, 1_048_576, DType.FP32)
+    physics, learned = seconds(thin, cluster=v100)[0], learned_cost_model().estimate([thin], v100)
+    alone = learned_cost_model()
+    far = replace(alone, otherwise=_Slower()).estimate([thin], v100)
+    assert learned.source[0] == SOURCES.index("learned")
+    assert physics < learned.seconds[0] < far.seconds[0]
+
+
+class _Slower:
+    """Physics that takes ten times as long."""
+
+    def estimate(self, works: Sequence[Work], cluster: Cluster) -> Estimates:
+        found = AnalyticalCostModel().estimate(works, cluster)
+        return replace(found, seconds=10.0 * found.seconds)

@@ -79,8 +79,57 @@ def test_a_row_with_adapters_trains_only_them() -> None:
     )
 
 
-def test_graph_libraries_run_on_pytorch() -> None:
-    assert request_of({**SMALL, "framework": "DGL-PyTorch", "container": "22.01"}).runtime.name == "pytorch-1"
+@pytest.mark.parametrize(
+    ("framework", "runtime"),
+    [
+        ("DGL-PyTorch", "dgl"),
+        ("PyG", "dgl"),
+        ("keras", "tensorflow"),
+        ("TF2", "tensorflow"),
+        ("tf.keras", "tensorflow"),
+        ("TF 1.15", "tensorflow"),
+        ("Keras 3 (JAX)", "maxtext"),
+        ("jax/flax", "maxtext"),
+        ("pytorch-lightning", "pytorch"),
+        ("MindSpore", "mindspore"),
+        ("OneFlow", "oneflow"),
+        ("MXNet Gluon", "mxnet"),
+    ],
+)
+def test_short_names_of_frameworks_are_read(framework: str, runtime: str) -> None:
+    assert request_of({**SMALL, "framework": framework, "container": None}).runtime.name == runtime
+
+
+@pytest.mark.parametrize(
+    ("written", "parameters"),
+    [
+        ("DeiT-Small", 22.05e6),
+        ("vit_s_16", 22.05e6),
+        ("swin_t", 28.29e6),
+        ("swin_s", 49.6e6),
+        ("bert-base-uncased", 110e6),
+    ],
+)
+def test_published_variants_have_their_published_parameters(written: str, parameters: float) -> None:
+    found = request_of({**SMALL, "model": written, "seq_len": 128}).graph.num_parameters
+    assert found == pytest.approx(parameters, rel=0.01)
+
+
+def test_a_model_without_its_size_is_taken_to_have_the_usual_one_and_this_is_said() -> None:
+    reading = read_row({**SMALL, "model": "DLRM"})
+    assert reading.request.graph.name == "dlrm-small"
+    assert "size of model 'DLRM' not stated: dlrm-small" in reading.assumed
+
+
+@pytest.mark.parametrize(("gpu", "device"), [("TPU v3", "tpu-v3"), ("Ascend 910", "ascend-910")])
+def test_older_accelerators_are_known(gpu: str, device: str) -> None:
+    row = {**SMALL, "gpu_model": gpu, "gpu_mem_gb": None, "system": "", "precision": "fp16"}
+    assert request_of(row).cluster.device.name == device
+
+
+def test_tensorflow_on_a_tpu_is_compiled() -> None:
+    row = {**SMALL, "gpu_model": "TPU v3", "gpu_mem_gb": None, "system": "", "framework": "TF2", "precision": "bf16"}
+    assert request_of({**row, "xla": None}).runtime.name == "tensorflow-xla"
 
 
 def test_a_rate_becomes_the_time_of_a_step() -> None:

@@ -7,8 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from traincast.cluster import load_cluster
 from traincast.errors import RequestError
-from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime, runtime_names
+from traincast.graph import Operator
+from traincast.graph.load import load_model
+from traincast.strategy import (
+    Request,
+    Runtime,
+    find_runtime,
+    load_precision,
+    load_runtime,
+    lower,
+    parse_strategy,
+    runtime_names,
+)
 from traincast.strategy.prepare import fusions_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
@@ -114,3 +126,24 @@ def test_kernels_for_16_bits_fuse_only_there() -> None:
     runtime = load_runtime("mxnet")
     assert "batch_norm" in fusions_of(runtime, load_precision("amp"))
     assert fusions_of(runtime, load_precision("fp32")) == ("elementwise",)
+
+
+def test_tensorflow_sorts_the_ids_of_embeddings_and_pytorch_does_not() -> None:
+    def marks(runtime: str) -> set[object]:
+        request = Request(
+            graph=load_model("ncf"),
+            cluster=load_cluster("dgx-a100"),
+            strategy=parse_strategy("dp=8", global_batch=8192),
+            runtime=load_runtime(runtime),
+            precision=load_precision("fp32"),
+            global_batch=8192,
+        )
+        works = lower(request).plan.works
+        return {
+            work.attributes.get("ids")
+            for work in works
+            if isinstance(work, Operator) and work.name == "embedding_dense_backward"
+        }
+
+    assert marks("tensorflow") == marks("tensorflow-xla") == {"sorted"}
+    assert marks("pytorch") == {None}

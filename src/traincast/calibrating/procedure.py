@@ -25,15 +25,20 @@ from traincast.calibrating.study import (
     held_out,
     helps,
     learning_curve,
+    left_after,
+    models_alone,
     odd_runs,
+    seen_models,
 )
-from traincast.cluster import Calibration, Stall
+from traincast.cluster import Calibration, Correction, Stall
 from traincast.errors import RequestError
 from traincast.journal import Journal, key_of
 from traincast.report.outlook import UNCALIBRATED
 from traincast.strategy.model_kind import kind_of
 
 _FEWEST_FOR_FOLDS: Final = 4
+_STAGES: Final = 2
+"""The form of what a journal keeps of a stage; counted up when it changes, so that older journals are not used."""
 _PAYS: Final = 0.98
 _COSTS: Final = 1.03
 """A correction is kept if at most these shares of the error remain on unseen runs, and on unseen models."""
@@ -143,7 +148,7 @@ def _key(runs: Sequence[MeasuredRun], prior: Prior) -> str:
         return measured.index, measured.seconds, measured.memory_bytes, asked, request.cluster, run.look
 
     estimates = [run.estimates.tobytes() for run in runs]
-    return key_of(prior.mean.tolist(), prior.spread.tolist(), [about(run) for run in runs], estimates)
+    return key_of(_STAGES, prior.mean.tolist(), prior.spread.tolist(), [about(run) for run in runs], estimates)
 
 
 def _calibrated(
@@ -177,25 +182,22 @@ def _judged(
 ) -> Calibrated:
     """Decide what to keep of a fit from its errors on unseen runs and models, and derive the intervals."""
     before = np.array([run.simulated(Calibration()) for run in runs]) / [run.seconds for run in runs]
+    held, by_model, own = _with_own(held, by_model)
     better, pays = helps(runs, held), _pays(held, by_model)
+    alone = models_alone(runs, held.fold)
+    if _alone_is_better(runs, held, by_model, alone, better=better, pays=pays):
+        return _by_models_alone(runs, before, alone, _as_before(runs, by_model), points)
     errors = np.concatenate([h.left_over(corrected=pays) for h in (held, by_model)])
     errors = errors[np.isfinite(errors)]
     if not better:
         pays, held, by_model, errors = False, _as_before(runs, held), _as_before(runs, by_model), -np.log(before)
     elif not len(errors):  # too few runs to leave any out
         errors = np.log([run.seconds / run.simulated(whole.calibration) for run in runs])
-    low, high = bounds(errors, otherwise=UNCALIBRATED)
-    calibration = replace(
-        whole.calibration if better else Calibration(),
-        correction=corrected(runs, whole) if pays else domain(runs),
-        memory_share=_memory_share(runs),
-        low=low,
-        high=high,
-        unknown=float(np.log(UNCALIBRATED[1])),
-        runtimes=tuple(sorted({run.measured.request.runtime.name for run in runs})),
-        nodes=(min(run.nodes for run in runs), max(run.nodes for run in runs)),
-        runs=len(runs),
-    )
+    correction = corrected(runs, whole) if pays else domain(runs)
+    calibration = _described(runs, errors, correction, whole.calibration if better else None)
+    if own and better:
+        seen = seen_models(runs, left_after(runs, whole, correction if pays else None))
+        calibration = replace(calibration, seen=seen)
     fitted = [
         run.simulated(whole.calibration, stalled=bool(stalled)) / run.seconds - 1.0
         for run, stalled in zip(runs, whole.stalled, strict=True)
@@ -211,6 +213,80 @@ def _judged(
         correction_kept=pays,
         curve=points,
         odd=tuple(odd_runs(runs, held)),
+    )
+
+
+def _with_own(held: HeldOut, by_model: HeldOut) -> tuple[HeldOut, HeldOut, bool]:
+    """Return both with the factors of models if these lower the error on unseen runs, else without; and whether."""
+    without, none = (replace(h, own=_ones_of(h), own_plain=_ones_of(h)) for h in (held, by_model))
+    best = [min(_mean(h.left_over(corrected=c)) for c in (True, False)) for h in (held, without)]
+    pays = bool(np.isfinite(held.usual).any()) and best[0] <= _PAYS * best[1]
+    return (held, by_model, True) if pays else (without, none, False)
+
+
+def _ones_of(held: HeldOut) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.where(np.isfinite(held.usual), 1.0, np.nan)
+
+
+def _alone_is_better(
+    runs: Sequence[MeasuredRun], held: HeldOut, by_model: HeldOut, alone: HeldOut, *, better: bool, pays: bool
+) -> bool:
+    """Whether factors of models, without parameters, forecast unseen runs and models better than all together do."""
+    plain = _as_before(runs, held), _as_before(runs, by_model)
+    if not _mean(alone.left_over()) <= _PAYS * _mean(plain[0].left_over()):
+        return False
+    fitted = (held, by_model) if better else plain
+    scores = [
+        sum(m for h in pair if np.isfinite(m := _mean(h.left_over(corrected=pays))))
+        for pair in (fitted, (alone, plain[1]))
+    ]
+    return scores[1] < scores[0]
+
+
+def _by_models_alone(
+    runs: Sequence[MeasuredRun],
+    before: np.ndarray[Any, np.dtype[np.float64]],
+    held: HeldOut,
+    by_model: HeldOut,
+    points: tuple[CurvePoint, ...],
+) -> Calibrated:
+    """Return a calibration that leaves all parameters as they are and has the factors of the models that ran."""
+    seen = seen_models(runs, -np.log(before))
+    errors = np.concatenate([h.left_over() for h in (held, by_model)])
+    calibration = replace(_described(runs, errors[np.isfinite(errors)], domain(runs)), seen=seen)
+    own = [calibration.factor_of(run.look.model, run.look.precision) for run in runs]
+    return Calibrated(
+        calibration=calibration,
+        moves=(),
+        before=tuple((before - 1.0).tolist()),
+        fitted=tuple((before * own - 1.0).tolist()),
+        held=held,
+        held_by_model=by_model,
+        helped=True,
+        correction_kept=False,
+        curve=points,
+        odd=tuple(odd_runs(runs, held)),
+    )
+
+
+def _described(
+    runs: Sequence[MeasuredRun],
+    errors: np.ndarray[Any, np.dtype[np.float64]],
+    correction: Correction,
+    like: Calibration | None = None,
+) -> Calibration:
+    """Return ``like`` with its interval from ``errors``, and with what it says of the runs that it was fitted to."""
+    low, high = bounds(errors, otherwise=UNCALIBRATED)
+    return replace(
+        like or Calibration(),
+        correction=correction,
+        memory_share=_memory_share(runs),
+        low=low,
+        high=high,
+        unknown=float(np.log(UNCALIBRATED[1])),
+        runtimes=tuple(sorted({run.measured.request.runtime.name for run in runs})),
+        nodes=(min(run.nodes for run in runs), max(run.nodes for run in runs)),
+        runs=len(runs),
     )
 
 
@@ -239,7 +315,8 @@ def _model(run: MeasuredRun) -> str:
 def _as_before(runs: Sequence[MeasuredRun], held: HeldOut) -> HeldOut:
     """The same held-out runs, forecast without calibration."""
     usual = np.where(np.isfinite(held.usual), [run.simulated(Calibration()) for run in runs], np.nan)
-    return replace(held, usual=usual, stalled=usual, factor=np.ones(len(runs)), chance=np.zeros(len(runs)))
+    none = np.ones(len(runs))
+    return replace(held, usual=usual, stalled=usual, factor=none, own=none, own_plain=none, chance=np.zeros(len(runs)))
 
 
 def _pays(held: HeldOut, by_model: HeldOut) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,7 +14,7 @@ from traincast.calibrating.correction import fit_correction
 from traincast.calibrating.fit import CalibrationFit, fit
 from traincast.calibrating.parameters import Prior
 from traincast.calibrating.runs import MeasuredRun
-from traincast.cluster import MOST_LIKELY, Calibration, Correction
+from traincast.cluster import MOST_LIKELY, Calibration, Correction, SeenModel
 from traincast.report.outlook import correction_at
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +28,8 @@ _CURVE_REPEATS: Final = 8
 _FEWEST_TO_TEST: Final = 4
 _FEW_FOLDS: Final = 3
 _CURVE_JUDGED: Final = 120
+_MOST_OWN: Final = 0.7
+"""The largest error of a run, in logarithm, that counts for the factor of its model."""
 CURVE: Final = (0, 1, 3, 10, 30)
 
 
@@ -35,7 +38,8 @@ class HeldOut:
     """Forecasts of runs by fits to other runs only, in the order of the runs.
 
     ``measured`` is in seconds. ``usual`` and ``stalled`` are the seconds without and with a stall, ``factor`` is the
-    correction, ``chance`` the probability of a stall. ``fold`` is −1, and the forecasts are NaN, for a run that was
+    correction, ``own`` the factor of the run's own model beside a correction, ``own_plain`` the same without one, and
+    ``chance`` the probability of a stall. ``fold`` is −1, and the forecasts are NaN, for a run that was
     in every fit.
     """
 
@@ -43,8 +47,14 @@ class HeldOut:
     usual: Floats
     stalled: Floats
     factor: Floats
+    own: Floats
+    own_plain: Floats
     chance: Floats
     fold: Ints
+
+    def _factor(self, *, corrected: bool) -> Floats:
+        """Return what the seconds are multiplied by."""
+        return self.factor * self.own if corrected else self.own_plain
 
     def as_lists(self) -> dict[str, list[float]]:
         """Return its columns as plain values."""
@@ -59,7 +69,8 @@ class HeldOut:
     def forecast(self, *, corrected: bool = True) -> Floats:
         """Return the seconds in the more likely mode."""
         base = np.where(self.chance >= MOST_LIKELY, np.maximum(self.stalled, self.usual), self.usual)
-        return base * self.factor if corrected else base
+        result: Floats = base * self._factor(corrected=corrected)
+        return result
 
     def errors(self, *, corrected: bool = True) -> Floats:
         """Return the relative errors of the forecasts."""
@@ -68,7 +79,7 @@ class HeldOut:
 
     def left_over(self, *, corrected: bool = True) -> Floats:
         """Return the logarithms of measured over forecast; of two possible modes, the nearer one counts."""
-        factor = self.factor if corrected else 1.0
+        factor = self._factor(corrected=corrected)
         usual = np.log(self.measured / (self.usual * factor))
         slow = np.log(self.measured / (np.maximum(self.stalled, self.usual) * factor))
         both = self.chance > 0.0
@@ -94,15 +105,18 @@ def held_out(
     done: Callable[[], None] | None = None,
 ) -> HeldOut:
     """Forecast every run by a fit to the runs of the other folds."""
-    columns = {name: np.full(len(runs), np.nan) for name in ("usual", "stalled", "factor", "chance")}
+    names = ("usual", "stalled", "factor", "chance", "own", "own_plain")
+    columns = {name: np.full(len(runs), np.nan) for name in names}
     numbers = np.unique(fold[fold >= 0]).tolist()
     for number in numbers if len(numbers) > 1 else []:
         inside = np.flatnonzero(fold == number).tolist()
         others = [runs[i] for i in np.flatnonzero(fold != number).tolist()]
         made = fit(others, prior, modes=modes)
         calibration = replace(made.calibration, correction=corrected(others, made))
+        seen, plain = (seen_models(others, left_after(others, made, c)) for c in (calibration.correction, None))
         for i in inside:
-            for name, value in zip(columns, _forecast(runs[i], calibration), strict=True):
+            own = (_own(runs[i], seen), _own(runs[i], plain))
+            for name, value in zip(columns, (*_forecast(runs[i], calibration), *own), strict=True):
                 columns[name][i] = value
         if done is not None:
             done()
@@ -112,8 +126,49 @@ def held_out(
 
 def corrected(runs: Sequence[MeasuredRun], made: CalibrationFit) -> Correction:
     """Return the correction fitted to the errors that a fit leaves."""
+    return fit_correction(runs, left_after(runs, made))
+
+
+def left_after(runs: Sequence[MeasuredRun], made: CalibrationFit, correction: Correction | None = None) -> Floats:
+    """Return the logarithms of measured over forecast time that a fit, and a correction, leave of its own runs."""
     times = [run.simulated(made.calibration, stalled=bool(s)) for run, s in zip(runs, made.stalled, strict=True)]
-    return fit_correction(runs, np.log(np.array([run.seconds for run in runs]) / np.array(times)))
+    factors = [correction_at(correction, run.look.features) for run in runs]
+    left: Floats = np.log(np.array([run.seconds for run in runs]) / (np.array(times) * factors))
+    return left
+
+
+def seen_models(runs: Sequence[MeasuredRun], left: Floats) -> tuple[SeenModel, ...]:
+    """Return the factor of each model and precision: the mean of what is ``left``, drawn towards none by one run."""
+    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run, error in zip(runs, np.clip(left, -_MOST_OWN, _MOST_OWN).tolist(), strict=True):
+        groups[run.look.model, run.look.precision].append(error)
+    return tuple(
+        SeenModel(
+            model=model, precision=precision, runs=len(errors), factor=float(np.exp(sum(errors) / (len(errors) + 1)))
+        )
+        for (model, precision), errors in sorted(groups.items())
+    )
+
+
+def _own(run: MeasuredRun, seen: tuple[SeenModel, ...]) -> float:
+    return Calibration(seen=seen).factor_of(run.look.model, run.look.precision)
+
+
+def models_alone(runs: Sequence[MeasuredRun], fold: Ints) -> HeldOut:
+    """Forecast every run without parameters, by the factor of its model in the other folds."""
+    measured = np.array([run.seconds for run in runs])
+    usual = np.array([run.simulated(Calibration()) for run in runs])
+    own = np.full(len(runs), np.nan)
+    for number in np.unique(fold[fold >= 0]).tolist():
+        others = np.flatnonzero(fold != number).tolist()
+        seen = seen_models([runs[i] for i in others], np.log(measured[others] / usual[others]))
+        for i in np.flatnonzero(fold == number).tolist():
+            own[i] = _own(runs[i], seen)
+    none = np.ones(len(runs))
+    usual = np.where(fold >= 0, usual, np.nan)
+    return HeldOut(
+        measured=measured, usual=usual, stalled=usual, factor=none, own=own, own_plain=own, chance=none * 0.0, fold=fold
+    )
 
 
 def _forecast(run: MeasuredRun, calibration: Calibration) -> tuple[float, float, float, float]:
@@ -222,7 +277,7 @@ def odd_runs(runs: Sequence[MeasuredRun], held: HeldOut) -> list[Odd]:
         return []
     centre = float(np.median(left[known]))
     scale = max(1.4826 * float(np.median(np.abs(left[known] - centre))), 0.02)
-    usual = np.log(held.measured / (held.usual * held.factor))
+    usual = np.log(held.measured / (held.usual * held.factor * held.own))
     slow = known & (held.chance < MOST_LIKELY) & (usual > _ODD * scale) & (np.abs(usual) > _ODD_AT_LEAST)
     odd = known & (np.abs(left - centre) > _ODD * scale) & (np.abs(left) > _ODD_AT_LEAST)
     found = np.flatnonzero(odd | slow)

@@ -98,6 +98,9 @@ def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
         f"90 % of runs take {calibration.low:.2f} to {calibration.high:.2f} times their forecast"
         f"{'' if result.correction_kept else '; a learned correction did not help on unseen runs and was left out'}"
     )
+    if calibration.seen:
+        alone = "" if result.moves else "; parameters did not help on unseen models and were left unchanged"
+        out.print(f"{len(calibration.seen)} models and precisions have a factor of their own{alone}")
     if calibration.stall:
         out.print("some runs stall for no reason in their configuration: forecasts state the probability of a stall")
     for odd in result.odd[:8]:

@@ -1,7 +1,7 @@
 """What it runs on: devices, links, clusters, and the catalog of known ones."""
 
 from traincast.cluster.calibrated import find_calibrated, find_calibration, write_calibrated
-from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, Stall
+from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, SeenModel, Stall
 from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
 from traincast.cluster.index import find_entry
@@ -20,6 +20,7 @@ __all__ = [
     "InterTopology",
     "IntraTopology",
     "Link",
+    "SeenModel",
     "Stall",
     "cluster_names",
     "device_names",

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from traincast.cluster.calibration import NUMBERS, Calibration
+from traincast.cluster.calibration import NUMBERS, Calibration, SeenModel
 from traincast.cluster.catalog import cluster_names, load_cluster
 from traincast.cluster.hardware import Cluster
 from traincast.cluster.index import find_entry
@@ -55,6 +55,8 @@ def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | 
         if value != getattr(default, name) or name in ("low", "high"):
             comment = f"  # {said[name]}" if name in said else ""
             lines.append(f"{name} = {_number(value)}{comment}")
+    if calibration.seen:
+        lines += ["seen = [", *(f"  {_seen(each)}," for each in calibration.seen), "]"]
     if calibration.stall is not None:
         stall = calibration.stall
         lines += ["", "[calibration.stall]"]
@@ -66,6 +68,11 @@ def calibration_toml(calibration: Calibration, *, comments: Mapping[str, str] | 
         lines.append(f"weights = {_list(correction.weights)}")
         lines += ["points = [", *(f"  {_list(point)}," for point in correction.points), "]"]
     return "\n".join(lines) + "\n"
+
+
+def _seen(each: SeenModel) -> str:
+    names = f"model = {_quoted(each.model)}, precision = {_quoted(each.precision)}"
+    return f"{{ {names}, factor = {_number(each.factor)}, runs = {each.runs} }}"
 
 
 def write_calibrated(

@@ -70,6 +70,19 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenModel:
+    """A model that was measured: its steps in ``precision`` take ``factor`` times what the parameters say.
+
+    ``runs`` runs of it were measured. ``model`` is the name of its graph.
+    """
+
+    model: Annotated[str, Meta(min_length=1, max_length=500)]
+    precision: Annotated[str, Meta(min_length=1, max_length=100)]
+    factor: Factor
+    runs: Annotated[int, Meta(ge=1, le=10**9)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Parameters fitted to ``runs`` measured runs under ``runtimes``, on ``nodes`` (fewest, most) nodes.
 
@@ -81,7 +94,8 @@ class Calibration:
     host's work for operators, blocks, collectives, handshakes and waits (see :class:`traincast.work.Launch`).
     ``intra_latency_s`` or ``inter_latency_s`` is added to a collective for every hop of its messages.
     ``interference`` multiplies the device's. A step takes the share ``jitter`` longer for every doubling of nodes, and
-    ``step_s`` longer in any case. ``memory_share`` is real memory over forecast memory.
+    ``step_s`` longer in any case. ``seen`` has models whose steps differ from all this by a factor of their own.
+    ``memory_share`` is real memory over forecast memory.
 
     In 90 % of cases like the measured ones, a run takes between ``low`` and ``high`` times its forecast. The interval
     widens with the distance from measured runs, up to ``unknown``, the standard deviation of the logarithm there.
@@ -117,6 +131,11 @@ class Calibration:
     runs: Annotated[int, Meta(ge=0, le=10**9)] = 0
     stall: Stall | None = None
     correction: Correction | None = None
+    seen: tuple[SeenModel, ...] = ()
+
+    def factor_of(self, model: str, precision: str) -> float:
+        """Returns the factor of a model that was measured in ``precision``; 1 for all others."""
+        return next((s.factor for s in self.seen if (s.model, s.precision) == (model, precision)), 1.0)
 
     def step(self, simulated_s: float, *, nodes: int) -> float:
         """Calibrated seconds of a step that takes ``simulated_s`` in the simulation."""

@@ -18,7 +18,9 @@ _MAX_TEXT: Final = 1000
 # A word may be glued to a vendor's or series' name before it, and to a form or a memory size after it.
 _BEFORE: Final = r"(?:^|(?<=[^a-z0-9])|(?<=\dx)|nvidia|tesla|geforce|gtx|rtx|quadro|instinct|amd|intel|nv|aws)"
 _AFTER: Final = r"(?=$|[^a-z0-9]|sxm|pcie|pci|hbm|nvl|x\d|\d+\s*gi?b)"
-_OTHERS: Final = re.compile(r"\b(?:ascend|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame)")
+_OTHERS: Final = re.compile(
+    r"\b(?:ascend(?!\W?910a?\b)|cambricon|mlu\d|kunlun|biren|metax|moore threads|mthreads|enflame)"
+)
 """Makers and series that the catalog does not have; some of their names contain one of ours."""
 _CORES: Final = re.compile(r"\b\d+ of \d+ cores$")
 _RATE: Final = re.compile(r"\d+(?:\.\d+)?\s*[gt]i?b(?:it)?(?:/s|ps|\s+per\s+s)", re.IGNORECASE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypedDict
 
-from traincast.cluster.calibration import Calibration
+from traincast.cluster.calibration import Calibration, SeenModel
 from traincast.cluster.hardware import Cluster, Count, Device, Rate
 from traincast.errors import FileFormatError, nearest
 from traincast.schema import Text, Words, convert, read_table, read_toml, table_of
@@ -48,6 +48,7 @@ TABLES: Final[dict[str, Any]] = {
     "calibration": table_of(Calibration, source=Text),
 }
 """Types of the tables by name."""
+_SEEN: Final[Any] = table_of(SeenModel)
 PART: Final[Any] = table_of(
     Cluster, without=_IN_NODE, extends=Text, device=Text, aliases=Words, num_nodes=Count, link_rates=Rates
 )
@@ -62,6 +63,8 @@ def read_file(path: Path) -> Document:
             tables[key] = _one_line(convert(value, Text, f"{path.name}: {key}"))
         elif key in TABLES:
             tables[key] = _one_line(read_table(value, TABLES[key], f"{path.name}: [{key}]"))
+            for n, seen in enumerate(value.get("seen", ()), start=1):  # refuses keys that no entry has
+                read_table(seen, _SEEN, f"{path.name}: [{key}] seen {n}")
         elif key == "parts":
             tables[key] = _read_parts(value, path.name)
         else:

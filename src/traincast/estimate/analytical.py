@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,6 +11,7 @@ import numpy as np
 from traincast.cluster import Cluster, Device
 from traincast.estimate import grouped
 from traincast.estimate.collectives import collective_seconds, crosses_nics, transfer_seconds
+from traincast.estimate.convolutions import convolution_law, depthwise_s
 from traincast.estimate.efficiency import (
     ARCHITECTURES,
     INTERVALS,
@@ -56,29 +56,9 @@ SCAN_SM_RATE: Final = 2.3e12
 units from registers, and the larger units of Hopper and Blackwell wait for them."""
 SELECTIVE_SHARE: Final = 0.25
 """What a selective scan reaches of the fp32 peak: an exponential per state, no product."""
-DEPTHWISE_BYTES: Final = {False: 0.0116, True: 0.0060}
-"""Bytes of its tensors that a depthwise convolution, or its gradients, move per operation of the fp32 peak.
-
-It has no product to tile: each thread computes addresses and loads a window, so that issuing instructions takes longer
-than memory. Fitted to published steps of EfficientNet on V100 and A100, whose bandwidths differ by 2.2 times.
-"""
-WINOGRAD_GAIN: Final = 1.4
-"""Speed of 3 × 3 convolutions of stride 1 in fp32 over their multiply-adds (Lavin and Gray, 2016)."""
-MIN_CHANNELS: Final = 16
-"""Input channels that a tensor-core convolution computes at least."""
-DATA_GRADIENT_SHARE: Final = 0.85
-WEIGHT_GRADIENT_SHARE: Final = 0.7
-"""What the gradients of a convolution reach of its forward."""
-CONV3D_SHARE: Final = 0.8
-"""What convolutions of volumes in fp32 reach of those of images."""
-PLAIN_GRADIENT_GAIN: Final = 1.2
-"""Speed of the gradients of 1 × 1 convolutions over those of larger windows: they are plain products."""
-CONVERTED: Final = frozenset({"tf32"})
-CONVERSION_TRAFFIC: Final = 1.0
-"""Dtypes whose tensors frameworks keep channels first although matrix units read them channels last, and the bytes
-moved to convert them, in units of a convolution's own: some layers find a kernel that needs no conversion."""
-CONV_TRAFFIC_SHARE: Final = 0.7
-"""Share of the achievable bandwidth that convolutions see: windows overlap, layouts change."""
+SORTED_ID_BYTES: Final = 4e3
+"""Traffic per id to sort the ids of an embedding's gradient and to add up rows of equal ids: 5 ns on V100, 3.6 ns on
+A100, by which published steps of NCF in TensorFlow are longer than those in PyTorch."""
 CAST_BYTES: Final = {"fp8": 7.0, "nvfp4": 3.0}
 """Traffic per element of ``a`` to scale and cast it to a narrow dtype, in passes of their own."""
 CAST_S: Final = 4.5e-6
@@ -86,8 +66,7 @@ CAST_S: Final = 4.5e-6
 ATTENTION_S: Final = 10e-6
 """What the shortest fused attention takes beyond the shortest kernel."""
 ATTENTION_SHARPNESS: Final = 1.0
-CONV_SHARPNESS: Final = 2.0
-"""As :data:`traincast.estimate.roofline.SHARPNESS`, for attention and convolutions: less overlap."""
+"""As :data:`traincast.estimate.roofline.SHARPNESS`, for attention: less overlap."""
 FUSED_FLOOR: Final = 0.1
 """Share of a kernel's floor that one tensor of a fused optimizer pays."""
 
@@ -255,24 +234,13 @@ class _Operators:
         self._products.append((index, *dims, rate, out_bytes, op.nbytes + more_bytes, cast, sharpness, 1.0))
 
     def _add_conv(self, index: int, op: Operator) -> None:
-        dtype = op.inputs[0].dtype.value
-        products = _conv_products(op, narrow=dtype not in ("fp32", "fp64"))
-        weight = op.inputs[2 if op.name.endswith("backward") else 1].shape
-        plain = math.prod(weight[2:]) == 1  # a product of matrices, with nothing to gather
-        rate = self._rate("gemm" if plain else "conv", dtype)
-        traffic, sharpness = (1.0, SHARPNESS) if plain else (CONV_TRAFFIC_SHARE, CONV_SHARPNESS)
-        if dtype == "fp32" and tuple(weight[2:]) == (3, 3) and op.attributes.get("stride", 1) == 1:
-            rate *= WINOGRAD_GAIN
-        nbytes = op.nbytes / (len(products) * traffic)
+        law = convolution_law(op, graphics=self.reach.graphics)
+        rate = law.gain * self._rate(law.family, op.inputs[0].dtype.value)
         out_bytes = op.outputs[0].dtype.nbytes
-        if len(weight) > 4 and dtype == "fp32":
-            rate *= CONV3D_SHARE
-        if plain and op.name.endswith("backward") and self.reach.graphics:
-            rate *= PLAIN_GRADIENT_GAIN
-        if dtype in CONVERTED:
-            self._traffic.append((index, CONVERSION_TRAFFIC * op.nbytes, MEMORY_SHARE[OpKind.COPY, False], 0.0, 0.0))
-        for share, *dims in products:
-            self._products.append((index, *dims, share * rate, out_bytes, nbytes, 0.0, sharpness, 1.0))
+        if law.converted_bytes:
+            self._traffic.append((index, law.converted_bytes, MEMORY_SHARE[OpKind.COPY, False], 0.0, 0.0))
+        for share, *dims in law.products:
+            self._products.append((index, *dims, share * rate, out_bytes, law.nbytes, 0.0, law.sharpness, 1.0))
 
     def _add_rnn(self, index: int, op: Operator) -> None:
         """Products over all steps at once, and those with the recurrent weights, step after step."""
@@ -306,13 +274,15 @@ class _Operators:
         share = MEMORY_SHARE.get((kind, op.phase is Phase.BACKWARD), 1.0)
         compute, floor = 0.0, self.machine.floor_s
         if kind is OpKind.DEPTHWISE_CONV:
-            compute = op.nbytes / (DEPTHWISE_BYTES[op.phase is Phase.BACKWARD] * self.device.peak("fp32"))
+            compute = depthwise_s(op, self.device, graphics=self.reach.graphics)
         elif kind is OpKind.SCAN:
             plain = op.name in WITHOUT_PRODUCTS
             peak = self.device.peak("fp32") if plain else self._scan_rate(op.inputs[0].dtype.value)
             compute = op.flops / ((SELECTIVE_SHARE if plain else SCAN_SHARE) * peak)
         elif kind is OpKind.OPTIMIZER:
             floor *= FUSED_FLOOR
+        if op.attributes.get("ids") == "sorted":
+            self._traffic.append((index, SORTED_ID_BYTES * op.inputs[-1].numel, 1.0, 0.0, 0.0))
         self._traffic.append((index, op.nbytes, share, compute, floor))
 
     def seconds(self, count: int) -> Column:
@@ -353,28 +323,3 @@ def attention_share(op: Operator, device: Device) -> float:
 
 def _columns(rows: list[tuple[float, ...]]) -> Column:
     return np.array(rows, dtype=np.float64).T
-
-
-def _conv_products(op: Operator, *, narrow: bool) -> list[tuple[float, ...]]:
-    """The GEMMs that a convolution amounts to: share of the forward's rate, b, m, n, k.
-
-    Implicit GEMM (Chetlur et al., "cuDNN", 2014): forward multiplies [batch · positions, channels · window]
-    by the weight, once per group of channels; both gradients are products of the same three sizes.
-    """
-    backward = op.name.endswith("backward")
-    data, weight = (op.inputs[1 if backward else 0].shape, op.inputs[2 if backward else 1].shape)
-    result = op.inputs[0].shape if backward else op.outputs[0].shape
-    transposed = bool(op.attributes.get("transposed", False))
-    groups = max(1, int(op.attributes.get("groups", 1)))
-    positions = float(data[0]) * math.prod((data if transposed else result)[2:])
-    out_channels, in_channels, window = weight[0] / groups, float(weight[1]), float(math.prod(weight[2:]))
-    if narrow:
-        in_channels = max(in_channels, MIN_CHANNELS)
-    forward = (1.0, groups, positions, out_channels, in_channels * window)
-    of_data = (DATA_GRADIENT_SHARE, groups, positions, in_channels * window, out_channels)
-    of_weight = (WEIGHT_GRADIENT_SHARE, groups, out_channels, in_channels * window, positions)
-    if not backward:
-        return [of_data if transposed else forward]
-    if op.attributes.get("products", 2) == 2:
-        return [forward if transposed else of_data, of_weight]
-    return [of_weight]

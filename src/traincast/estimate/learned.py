@@ -24,6 +24,7 @@ from traincast.estimate.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.estimate.stand_ins import stand_ins
 from traincast.graph import DType, Operator
+from traincast.graph.work_amount import gemm_dims
 from traincast.work import Collective, Transfer, Work
 
 _LEARNED: Final = SOURCES.index("learned")
@@ -39,6 +40,8 @@ _CREDIBLE: Final = 8.0
 """The largest factor between physics and an estimate learned on other devices; beyond it the estimate is cut off."""
 _NEAR: Final = float(np.log(1.05))
 """How far outside the measured range a size may be, in logarithm, before there is a warning."""
+_FEW: Final = 512
+"""Rows and columns of a thin product. Measured ones have at most 65,536 along the third side, and odd sizes."""
 WORD: Final = {
     "product": "matrix products", "grouped": "grouped products", "attention": "attention operators",
     "conv": "convolutions", "recurrent": "recurrent layers", "traffic": "memory-bound operators",
@@ -82,6 +85,10 @@ class LearnedCostModel:
             chosen = [works[i] for i in where.tolist()]
             share = np.array([attention_share(work, cluster.device) for work in chosen])
             strange = answer.cell.device == ANY and answer.cell.points is None
+            if answer.cell.family == "product":
+                thin = _thin(chosen) & (found.outside > _NEAR)
+                physics = self.otherwise.estimate(chosen, cluster).seconds if thin.any() else found.seconds
+                share = share * np.where(thin, _drawn(found.seconds / share, physics, found.outside), 1.0)
             if strange:
                 share = share * _beyond(found.seconds / share, self.otherwise.estimate(chosen, cluster).seconds)
             for name, column in columns.items():
@@ -269,6 +276,23 @@ class LearnedCostModel:
             source[where], bundle[where] = _LEARNED, self._number(model.path)
             warnings |= dict.fromkeys(found.warnings)
             places = np.asarray(places, dtype=np.intp)[~found.learned].tolist()
+
+
+def _thin(operators: Sequence[Operator]) -> npt.NDArray[np.bool_]:
+    """Whether each product has two sizes of at most :data:`_FEW`: if the third is huge, libraries split it up."""
+    return np.array([sorted(gemm_dims(op)[1:])[1] <= _FEW for op in operators], dtype=bool)
+
+
+def _drawn(
+    seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64], outside: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The factor by which an estimate exceeds its mean with physics, whose weight grows with the distance ``outside``.
+
+    The mean is over logarithms, and moves an estimate by less than it grows with its size.
+    """
+    ratio = np.clip(seconds / np.maximum(physics, 1e-12), np.exp(-1.0), np.exp(1.0))
+    found: npt.NDArray[np.float64] = ratio ** (outside / (1.0 + outside))
+    return found
 
 
 def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -25,8 +25,10 @@ NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "s
 _PYTORCH_2: Final = 23.02
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
-_PREFIX: Final = re.compile(r"^(?:dgl|pyg)-", re.IGNORECASE)
-"""Libraries of graph networks that run on PyTorch."""
+_TENSORFLOW: Final = re.compile(r"^(?:tf\W?)?(?:keras|tf)(?!.*(?:jax|torch))", re.IGNORECASE)
+"""Short names of TensorFlow; Keras runs on other frameworks only if a row says so."""
+_COMPILED: Final = "tpu"
+"""The architecture that runs nothing but what XLA compiles."""
 _ZERO: Final = re.compile(r"\bzero_([123])\b")
 _SPLIT: Final = re.compile(r"\b(?:tp=|model parallel )(\d+)\b")
 """How the notes of a row say that states are sharded, or that layers are split."""
@@ -115,7 +117,7 @@ def read_row(row: Row) -> Reading:
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
     precision = _as_computed(precision, place.device, assumed)
-    runtime = _runtime(row, graph, assumed)
+    runtime = _runtime(row, graph, place, assumed)
     zero = _stage(row, graph, place, assumed)
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
     optimizer_of(row, optimizer_name(graph), assumed)
@@ -195,12 +197,12 @@ def _tuned(
     return tuned_graph(row, graph, runtime, tuning_of(row, method="lora"), assumed) if adapted else graph
 
 
-def _runtime(row: Row, graph: OperatorGraph, assumed: list[str]) -> Runtime:
+def _runtime(row: Row, graph: OperatorGraph, place: Cluster, assumed: list[str]) -> Runtime:
     """Return the runtime of a row's framework; the container, numbered by year and month, tells PyTorch 1 from 2.
 
     If it is not stated, attention is taken to be written out in the model's own code, as it was before PyTorch 2.
     """
-    framework = _PREFIX.sub("", text(row, "framework"))
+    framework = _TENSORFLOW.sub("TensorFlow", text(row, "framework"))
     released = figure(row, "container")
     if framework.lower() == "pytorch" and released is not None and released < _PYTORCH_2:
         framework = "PyTorch 1"
@@ -210,7 +212,7 @@ def _runtime(row: Row, graph: OperatorGraph, assumed: list[str]) -> Runtime:
         assumed.append(unstated("release of PyTorch", 1 if old else 2))
         framework = "PyTorch 1" if old else framework
     if framework.lower().startswith("tensorflow"):
-        compiled = _compiled(row)
+        compiled = _compiled(row) or place.device.architecture == _COMPILED
         framework = f"{framework} XLA" if compiled else framework
         if not text(row, "xla"):
             assumed.append(unstated("XLA", "on" if compiled else "off"))

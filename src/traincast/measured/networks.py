@@ -6,74 +6,12 @@ import re
 from typing import Final
 
 from traincast.graph import OperatorGraph, zoo
-from traincast.measured.models import model, zoo_name
+from traincast.measured.models import model
+from traincast.measured.network_names import named_network
 from traincast.measured.recipes import recipe_of
 from traincast.measured.run import unstated
 from traincast.tables import Row, RowError, figure, text
 
-_SAME: Final = {
-    "resnet50v15": "resnet50",
-    "resnext10132x4d": "resnext101-32x4d",
-    "unetmedical": "unet",
-    "unetindustrial": "unet-industrial",
-    "gnmt": "nmt",
-    "gnmtv2": "nmt",
-    "vit": "vit-base",
-    "vitb16": "vit-base",
-    "vitbase": "vit-base",
-    "vitbasepatch16224in21k": "vit-base",
-    "vitl16": "vit-large",
-    "vitg14": "vit-giant",
-    "mobilenet": "mobilenet-v1",
-    "inception": "inception-v3",
-    "biobert": "bert-base",
-    "electrabase": "electra-base",
-    "temporalfusiontransformer": "tft",
-    "fasterrcnn": "faster-rcnn-r50-fpn",
-    "maskrcnn": "mask-rcnn-r50-fpn",
-    "retinanet": "retinanet-resnet50-fpn",
-    "densenet4012": "densenet40-k12",
-    "densenet40": "densenet40-k12",
-    "swinbasepatch4window7224in22k": "swin-base",
-    "distilbert": "distilbert-base",
-    "distilbertbaseuncased": "distilbert-base",
-    "albertlargev2": "albert-large",
-    "albertxxlargev1": "albert-xxlarge",
-    "bertlargeuncasedwholewordmasking": "bert-large",
-    "bertlargeph2": "bert-large",
-    "berthf": "bert-large",
-    "clipbase": "clip-base",
-    "wav2vec2largelv60": "wav2vec2-large",
-    "astfinetunedspeechcommandsv2": "ast",
-    "bridgetowerlargeitmmlmitc": "bridgetower-large",
-    "protstesm1bforsequentialclassification": "esm-1b",
-    "detr": "detr-r50",
-    "bigtransfer": "bit-r152x2",
-    "flant5xxl": "t5-v1.1-xxl",
-    "llama7b": "llama2-7b",
-    "llama318b": "llama3-8b",
-    "metallama318b": "llama3-8b",
-    "gptneox20b": "neox-20b",
-    "codellama13binstructhf": "codellama-13b",
-    "llamaguard7b": "llama2-7b",
-    "gemma2bit": "gemma-2b",
-    "longformer": "longformer-base",
-    "languageperceiver": "perceiver-language",
-    "languageperveriver": "perceiver-language",  # as one table spells it
-    "visionperceiverconv": "perceiver-vision-conv",
-    "imagensr1430munet": "imagen-sr1-430m",
-    "imagensr1600meffunet": "imagen-sr1-600m",
-}
-"""Other names of models of the zoo."""
-_LIKE: Final = {
-    "efficientnetwideseb0": "efficientnet-b0",
-    "efficientnetwideseb4": "efficientnet-b4",
-    "nnunet": "nnunet-2d",
-    "seresnext10132x4d": "resnext101-32x4d",
-    "quartznet10x5": "quartznet-15x5",  # the only one that NVIDIA's recipe has a configuration of
-}
-"""Models that are not in the zoo, and the most similar one that is."""
-_WORDS: Final = re.compile(r"\(.*?\)|\bhugging ?face\b|\b(?:fine|pre)-?(?:tun|train)ing\b")
 _TASKS: Final = (
     ("spans", re.compile(r"squad")),
     ("masked", re.compile(r"wikitext|wikipedia|openwebtext|masked|pre-?train")),
@@ -111,18 +49,18 @@ _NO_SEQUENCE: Final = ("vit", "clip", "bridgetower", "whisper", "nmt", "nmt-luon
 def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
     """Return the graph of a row's model; ``assumed`` gets a sentence for each thing that is not stated."""
     written = text(row, "model")
-    plain = re.sub(r"[^a-z0-9]", "", _WORDS.sub("", written.lower()))
-    name = _SAME.get(plain) or _LIKE.get(plain) or zoo_name(written)
-    if name is None:
+    found = named_network(written)
+    if found is None:
         raise RowError(f"model {written!r} is not in the zoo")
-    if plain in _LIKE:
-        assumed.append(f"model {written!r} is not in the zoo: {name}")
+    name = found.name
+    if found.assumed:
+        assumed.append(found.assumed)
     task = _task(row)
     if name == "electra-base" and task == "spans":
         name = "electra-base-squad"
     card = zoo.card(name)
     seq = _length(row, card, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
-    changes = _changes(row, card, task, seq, assumed)
+    changes = {**found.differs, **_changes(row, card, task, seq, assumed)}
     graph = model(_changed(card, changes) if changes else name, seq)
     _say_input(row, card, graph, assumed)
     return graph

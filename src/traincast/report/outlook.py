@@ -38,7 +38,7 @@ class StepTraits:
     """Properties of a simulated step on which the error of its forecast depends.
 
     ``messages`` is the number of messages that the busiest stage sends and receives, ``tensor_nodes`` the number of
-    nodes that a tensor-parallel group spans.
+    nodes that a tensor-parallel group spans. ``model`` is the name of the graph.
     """
 
     features: tuple[float, ...]
@@ -46,6 +46,8 @@ class StepTraits:
     nodes: int
     tensor_nodes: int
     stages: int
+    model: str = ""
+    precision: str = ""
 
     def stalls(self, calibration: Calibration) -> float:
         """Return the probability that the run stalls on its cluster."""
@@ -82,6 +84,8 @@ def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float6
         nodes=request.cluster.num_nodes,
         tensor_nodes=plan.mesh.span("tp").num_nodes,
         stages=strategy.pp,
+        model=graph.name,
+        precision=request.precision.name,
     )
 
 
@@ -160,7 +164,7 @@ def _unmeasured(plan: Plan, estimates: Estimates) -> tuple[float, float]:
 
 def expect(calibration: Calibration, look: StepTraits, *, usual_s: float, stalled_s: float, runtime: str) -> Outlook:
     """Return the outlook of a run that takes ``usual_s``, or ``stalled_s`` if it stalls, before the correction."""
-    factor = correction_at(calibration.correction, look.features)
+    factor = correction_at(calibration.correction, look.features) * calibration.factor_of(look.model, look.precision)
     usual, slow = usual_s * factor, max(stalled_s, usual_s) * factor
     strange = bool(calibration.runtimes) and runtime not in calibration.runtimes  # an empty list holds for all runtimes
     far = 1.0 if strange else unfamiliar(calibration, look)

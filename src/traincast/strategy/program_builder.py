@@ -209,6 +209,8 @@ class ProgramBuilder:
         kept = {k: v for k, v in op.attributes.items() if k not in _NOT_OF_WORKS}
         if op.kind is OpKind.GROUPED_GEMM:
             kept |= kernel_marks(self.runtime, self.precision.gradients if self.makes_weight_gradients(index) else None)
+        if self.runtime.sorts_ids and op.name == "embedding_dense_backward":
+            kept["ids"] = "sorted"
         return replace(op, scope="", saved=(), parameters=(), attributes=kept)
 
     def cut_expert(self, op: Operator, region: Region) -> Operator:

@@ -83,6 +83,8 @@ class Runtime:
     unscaled, states and weights are changed, gradients are cleared, by kernels that are shorter than their launch.
     Ranks of a node share its host: each further one prolongs this work, and the host's own work on samples
     (:mod:`traincast.strategy.host_work`), by the share ``crowding``.
+    With ``sorts_ids``, the gradient of an embedding table is made of slices: the device sorts the ids of a batch and
+    adds up the rows of equal ones before it updates them.
     ``send_launches`` is the cost of a send in a pipeline whose two sides first agree on the size of the message; the
     host then waits for the device. With ``cuda_graphs``, the pass of a block is one launch. If a pipeline crosses
     nodes, hosts wait for one another: ``wait_launches`` per rank of a collective that compute waits for. With
@@ -155,6 +157,7 @@ class Runtime:
     microbatch_launches: Amount = 0.0
     parameter_launches: Amount = 0.0
     crowding: Share = 0.0
+    sorts_ids: bool = False
     sync_passes: bool = False
     bucket_bytes: Amount = 25e6
     first_bucket_bytes: Amount = 0.0
