@@ -22,6 +22,8 @@ _USUAL_TARGETS: Final = {"megatron": ("qkv",), "": ("q", "v")}
 """What frameworks adapt by default: the recipes of NeMo and Megatron-Bridge the projection qkv, PEFT q and v."""
 _PROMPT: Final = 20
 """Trained tokens of a prompt whose number a row does not state."""
+_LAST_LAYERS: Final = 2
+"""Layers that are trained if all others are frozen, LLaMA-Factory's default."""
 _TILE: Final = 128
 """Side of the tiles of scores that kernels of attention compute at once."""
 _FP32: Final = {"reads": "fp32", "writes": "fp32"}
@@ -58,6 +60,9 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
         return _with_parameters(tuned, more) if more > 0 else tuned
+    if method.base == "layers":
+        assumed.append(unstated("trained layers", f"the last {_LAST_LAYERS}"))
+        return _frozen(graph, FineTuning(freeze=_before_last(graph), quantize=tuning.quantize))
     targets = _targets(tuning, runtime, assumed)
     if _family(runtime):
         targets = _joined(graph, targets)
@@ -139,6 +144,20 @@ def _layers_of(graph: OperatorGraph) -> tuple[str, ...]:
         op.scope for op, _ in graph if op.phase is Phase.OPTIMIZER and op.parameters and len(op.parameters[0].shape) > 1
     ]
     return tuple(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", scope) for scope in scopes))
+
+
+def _before_last(graph: OperatorGraph) -> tuple[str, ...]:
+    """Return the paths of all modules but the last layers."""
+    layers: list[str] = []
+    for block in graph.blocks:
+        path, _, number = block.scope.rpartition(".")
+        if block.repeated and number.isdigit():
+            layers += [f"{path}.{int(number) + n}" for n in range(block.count)]
+    if len(layers) <= _LAST_LAYERS:
+        raise RowError(f"{graph.name} has {len(layers)} layers: expected more than {_LAST_LAYERS}")
+    stacks = {layer.partition(".")[0] for layer in layers}
+    others = {op.scope.partition(".")[0] for op, _ in graph if op.phase is Phase.OPTIMIZER} - stacks
+    return (*sorted(others), *layers[:-_LAST_LAYERS])
 
 
 def _with_parameters(graph: OperatorGraph, count: float) -> OperatorGraph:
