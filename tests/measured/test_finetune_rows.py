@@ -150,3 +150,16 @@ def test_offloading_says_what_is_still_counted_on_the_device() -> None:
     found = read(**spread, offload="cpu: optimizer and parameters")
     assert found.longest.strategy.offload == ("optimizer",)
     assert "parameters kept on the host are counted on the device" in found.run.assumed
+
+
+def test_until_2023_four_bit_layers_keep_their_inputs() -> None:
+    four = {"method": "qlora4", "quant_bits": 4, "micro_batch": 1, "global_batch": 1}
+    old, new = (read(**four, date=date).longest for date in ("2023-10-20", "2024-06-01"))
+    kept = [sum(t.numel for op, count in r.graph for t in op.saved for _ in range(count)) for r in (old, new)]
+    inputs_of_mlp = 128 * (256 + 512)
+    assert kept[0] - kept[1] == 4 * inputs_of_mlp
+    assert any("keep their inputs" in said for said in read(**four, date="2023-10-20").run.assumed)
+
+
+def test_plain_modules_loop_over_experts() -> None:
+    assert read().run.request.runtime.grouped == "looped"

@@ -77,7 +77,32 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )
+    if tuning.quantize.startswith("nf4") and re.match(r"20(?:1\d|2[0-3])", text(row, "date")):
+        assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
+        tuned = _keeping_inputs(tuned)
     return _with_kernels(tuned, method) if method is not LORA else tuned
+
+
+@lru_cache(maxsize=64)
+def _keeping_inputs(graph: OperatorGraph) -> OperatorGraph:
+    """Return ``graph`` with the inputs of quantised layers kept for backward, each tensor once."""
+    sources: dict[int, set[int]] = {}
+    for source, target in graph.edges:
+        sources.setdefault(target, set()).add(source)
+    operators = list(graph.operators)
+    for block in graph.blocks:
+        inside = set(block.forward)
+        for i in block.forward:
+            op = operators[i]
+            if op.kind is not OpKind.GEMM or "bits" not in op.attributes:
+                continue
+            made_by = sources.get(i, set()) & inside
+            near = [j for j in block.forward if sources.get(j, set()) & made_by and operators[j].kind is OpKind.GEMM]
+            near += [j for j in made_by if operators[j].kind is OpKind.ATTENTION]  # which keeps its result
+            size = op.inputs[0].numel
+            if not any(t.numel == size for j in near for t in operators[j].saved):
+                operators[i] = replace(op, saved=(*op.saved, op.inputs[0]))
+    return replace(graph, operators=tuple(operators))
 
 
 @lru_cache(maxsize=256)
