@@ -48,6 +48,9 @@ def test_a_batch_is_as_long_as_its_longest_text() -> None:
 def test_packed_and_equal_batches_do_not_vary() -> None:
     assert not varied(ROW | {"notes": "packed to 2048; seq is a cap"})
     assert not varied(ROW | {"notes": ""})
-    assert varied(ROW)
+    assert not varied(ROW | {"notes": "captured at full capacity"})
+    assert all(
+        varied(ROW | {"notes": said}) for said in ("seq is a cap", "max_seq_length 512", "cutoff_len", "max length")
+    )
     assert batches_of(ROW | {"notes": ""}, high=False, assumed=[]) == ((1.0, 1.0),)
     assert batches_of(ROW, high=True, assumed=[]) == ((1.0,),)

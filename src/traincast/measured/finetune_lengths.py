@@ -31,6 +31,10 @@ _BATCHES: Final = 32
 _ORDERS: Final = 4
 """Batches of a simulated run, and how many runs with other orders of lengths are averaged."""
 _STATED: Final = re.compile(r"lengths?\D{0,20}(\d[\d.]*)\s*(?:\+-|\+/-|±)\s*(\d[\d.]*)")
+_CAPPED: Final = re.compile(
+    r"max\w*[_ -]len|cutoff|\bcap\b|truncat|(?:varying|variable|different) (?:sequence )?lengths?"
+)
+"""Notes that say that the sequence length is the longest one, not that of all batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,7 @@ def varied(row: Row) -> bool:
     notes = text(row, "notes").lower()
     if "packed" in notes or "packing" in notes:
         return False
-    return bool(figure(row, "avg_tokens_per_step")) or "max_length" in notes or "cap" in notes
+    return bool(figure(row, "avg_tokens_per_step")) or _CAPPED.search(notes) is not None
 
 
 def lengths_of(row: Row) -> TextLengths:
