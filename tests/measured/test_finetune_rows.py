@@ -87,6 +87,8 @@ def test_a_row_without_length_and_batch_gets_usual_ones_and_says_so() -> None:
         ("Qwen/Qwen2.5-7B-Instruct", "llama:layers=28,hidden=3584,heads=28,kv_heads=4,ffn=18944,vocab=152064"),
         ("tiiuae/falcon-7b", "gpt:layers=32,hidden=4544,heads=71,kv_heads=1,ffn=18176,vocab=65024"),
         ("google/flan-t5-xxl", "t5-v1.1-xxl"),
+        ("t5-base", "t5-base"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
     ],
 )
 def test_well_known_models_need_no_dimensions(written: str, spec: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from traincast.errors import UnknownNameError
 from traincast.measured.finetune_models import known_model
+from traincast.measured.models import zoo_name
 from traincast.measured.run import unstated
 from traincast.strategy import find_runtime
 from traincast.tables import Row, figure, text, whole
@@ -70,12 +71,12 @@ def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
 
 def model_name(row: Row) -> str:
     """Return the model of a row: a spec if its dimensions are not stated but known, else its name without endings."""
-    name = _SIZES.sub("", text(row, "model").rpartition("/")[2])
-    while _SUFFIX.search(name):
-        name = _SUFFIX.sub("", name)
+    names = [_SIZES.sub("", text(row, "model").rpartition("/")[2])]
+    while _SUFFIX.search(names[-1]):
+        names.append(_SUFFIX.sub("", names[-1], count=1))
     if all(figure(row, key) for key in ("n_layers", "hidden", "heads")):
-        return name
-    return known_model(name) or name
+        return names[-1]
+    return next(filter(None, (find(name) for find in (known_model, zoo_name) for name in names)), names[-1])
 
 
 def recomputes_to_host(row: Row) -> bool:
