@@ -17,7 +17,8 @@ FULL: dict[str, Any] = {"method": "full", "lora_rank": None, "lora_targets": Non
 
 
 def request_of(**changes: Any) -> Request:
-    return read(**{**LONG, **changes}).longest
+    found: Request = read(**{**LONG, **changes}).longest
+    return found
 
 
 def step_of(request: Request) -> StepAllocations:

@@ -32,7 +32,7 @@ _ORDERS: Final = 4
 """Batches of a simulated run, and how many runs with other orders of lengths are averaged."""
 _STATED: Final = re.compile(r"lengths?\D{0,20}(\d[\d.]*)\s*(?:\+-|\+/-|±)\s*(\d[\d.]*)")
 _CAPPED: Final = re.compile(
-    r"max\w*[_ -]len|cutoff|\bcap\b|truncat|(?:varying|variable|different) (?:sequence )?lengths?"
+    r"max\w*[_ -]len|cutoff|\bcap\b|truncate|truncation|(?:varying|variable|different) (?:sequence )?lengths?"
 )
 """Notes that say that the sequence length is the longest one, not that of all batches."""
 

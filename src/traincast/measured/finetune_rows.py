@@ -27,7 +27,7 @@ _ZERO: Final = (
     (r"zero\D{0,3}0|stage\D{0,3}0|^(?:no|none|false|off|ddp|-|n/a)$", 0),
 )
 _OFF: Final = re.compile(r"^(?:no|none|false|off|0|0\.0|disabled|without.*|w/o.*|not .*|-|n/a)$")
-_ON: Final = re.compile(r"checkpoint|unsloth|reentrant|recomput|enabled|every layer|^gc$|^ac$|w/|^with")
+_ON: Final = re.compile(r"checkpoint|unsloth|reentrant|recompute|recomputation|enabled|every layer|^gc$|^ac$|w/|^with")
 _QUANTISED: Final = re.compile(r"nf4|int4|int8|fp4(?!_)|(?<![a-z0-9])[48][-_ ]?bit")
 _USUAL_SEQ: Final = 2048
 _ADAPTS_ALL: Final = re.compile(r"unsloth|llama[-_ ]?factory|^qlora")
