@@ -145,6 +145,9 @@ def test_freezing_trains_the_last_two_layers() -> None:
     graph = read(method="freeze", lora_rank=None, lora_targets=None).longest.graph
     layer = 256 * 256 + 2 * 256 * 128 + 256 * 256 + 3 * 256 * 512 + 2 * 256
     assert graph.num_trainable_parameters == 2 * layer
+    wide = read(method="freeze", lora_rank=None, lora_targets=None, framework="LLaMA-Factory").longest
+    frozen = graph.num_parameters - 2 * layer
+    assert memory_by_stage(wide, prepare(wide))[0].parts["frozen weights"] == 2.0 * frozen
 
 
 def test_offloading_says_what_is_still_counted_on_the_device() -> None:

@@ -220,6 +220,8 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     written = text(row, "precision").lower()
     stored_wide = re.search(r"\bamp\b|mixed", written) or (_UPCASTS.search(said) and "pure" not in f"{written} {said}")
     spread = request.strategy.zero == _SHARDED and request.strategy.dp > 1
+    if stored_wide and tuning.method != "full":
+        return half  # only trained weights get fp32 copies
     if stored_wide or (spread and re.search(r"autocast|amp", written)):
         return load_precision("amp" if found.activations is DType.FP16 else "amp-bf16")
     return replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
