@@ -33,7 +33,7 @@ from traincast.measured.finetune_words import tuning_of
 from traincast.strategy import load_runtime
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import Row, figure, read_rows, text
-from traincast.validating.finetune import counted
+from traincast.validating.finetune import counted, reserved_ratio
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "fine-tuning.md"
 CANDIDATES: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -42,14 +42,11 @@ CANDIDATES: Final[Mapping[str, tuple[Any, ...]]] = {
     "update_passes": (1, 3),
     "padded": (1.0, 1.08, 1.16),
     "start_s": (0.0, 1.0, 2.0, 4.0),
-    "long": (NEUTRAL.long, 2.0, 2.9, 4.0),
-    "grown": (0.0, 1.6, 3.2, 4.8),
-    "steady": (0.0, 0.12, 0.25, 0.5),
 }
 """Habits in the order in which they are chosen, and what each may be; the first candidate is the neutral one."""
 TIMES: Final = ("methods", "targets", "update_passes", "padded")
 """Habits that change the simulated time of a step; the time of the start is added to it."""
-MEMORIES: Final = ("methods", "targets", "long", "grown", "steady")
+MEMORIES: Final = ("methods", "targets")
 """Habits that change the memory of a step."""
 LEAST_GAIN: Final = 0.002
 """By how much the error on other sources must fall before a habit leaves its neutral value."""
@@ -123,7 +120,7 @@ class Judge:
         if found.run.memory_bytes and memory_key not in self._known:
             longest = without_calibration(found.longest)
             parts = memory_by_stage(longest, prepare(longest))
-            shown = counted(parts, found.kind, longest.runtime, cache=found.cache, habits=habits)
+            shown = counted(parts, found.kind, longest.runtime, ratio=reserved_ratio(found, longest, parts))
             self._known[memory_key] = min(shown, longest.cluster.device.memory_bytes)
 
     def _key(self, what: str, index: int, habits: Habits, names: Sequence[str]) -> str:
@@ -225,8 +222,6 @@ def chosen(studies: Mapping[str, Habits]) -> str:
 def _says(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if value == NEUTRAL.long:
-        return "as stated"
     return "+".join(value) if isinstance(value, tuple) else f"{value:g}"
 
 
@@ -238,17 +233,13 @@ def _kind(found: MeasuredTuning) -> str:
 def _matters(found: MeasuredTuning, row: Row) -> tuple[str, ...]:
     """Return the habits that change the forecast of a row."""
     tuning, notes = tuning_of(row), text(row, "notes").lower()
-    varied = bool(figure(row, "avg_tokens_per_step")) and "packed" not in notes
     megatron = _kind(found) == "megatron"
     decide = {
         "methods": tuning.method not in ("full", "lora"),
         "targets": megatron and tuning.method != "full" and not tuning.targets,
         "update_passes": found.run.request.runtime.update_passes > 1,
-        "padded": varied and "padding" in notes,
+        "padded": bool(figure(row, "avg_tokens_per_step")) and "packed" not in notes and "padding" in notes,
         "start_s": start_up(row, USUAL) > 0.0,
-        "long": varied,
-        "grown": found.cache == "grown" and found.kind != "allocated",
-        "steady": found.cache == "steady" and found.kind != "allocated",
     }
     return tuple(name for name in CANDIDATES if decide[name])
 

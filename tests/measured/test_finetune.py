@@ -151,8 +151,8 @@ def test_time_depends_on_the_mean_length_and_memory_on_the_longest() -> None:
         mem_other_kind="reserved 99th pct of train steps",
     )
     assert found.run.request.graph.tokens_per_sample == 54
-    assert found.longest.graph.tokens_per_sample == 128
-    assert (found.run.memory_bytes, found.kind, found.cache) == (2.0 * GIB, "reserved", "emptied")
+    assert found.longest.graph.tokens_per_sample == 116
+    assert (found.run.memory_bytes, found.kind, found.batches) == (2.0 * GIB, "reserved", ((1.0,),))
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,15 @@ def test_a_default_tuning_is_full() -> None:
 
 @pytest.mark.parametrize(
     ("written", "nbytes"),
-    [("AdamW", 2 * 4.0), ("adamw_bnb_8bit", 2 * (1 + 4 / 256)), ("SGD", 4.0)],
+    [("AdamW", 2 * 4.0), ("adamw_bnb_8bit", 2 * (1 + 4 / 256)), ("SGD with momentum", 4.0), ("SGD", 0.0)],
 )
 def test_states_follow_the_optimizer_that_the_row_states(written: str, nbytes: float) -> None:
     memory = lower(read(optimizer=written).longest).memory[0]
-    assert memory.parts["optimizer states"] == pytest.approx(nbytes * 4 * 8 * (512 + 384))
+    assert memory.parts.get("optimizer states", 0.0) == pytest.approx(nbytes * 4 * 8 * (512 + 384))
 
 
-def test_a_row_may_keep_activations_on_the_host_but_not_parameters() -> None:
+def test_a_row_may_keep_activations_on_the_host() -> None:
     assert read(offload="activations").run.request.strategy.offload == ("activations",)
     assert read(offload="no").run.request.strategy.offload == ()
     with pytest.raises(RowError, match="only optimizer and activations are modelled"):
-        read(offload="parameters")
+        read(offload="to tape")

@@ -10,8 +10,6 @@ from tests.measured.test_finetune import ROW
 from traincast.measured.finetune import read_tuning, start_up
 from traincast.measured.finetune_habits import NAMES, NEUTRAL, USUAL
 from traincast.measured.finetune_words import tuning_of
-from traincast.strategy.prepare import memory_by_stage, prepare
-from traincast.validating.finetune import counted
 
 
 def test_every_habit_has_a_neutral_value() -> None:
@@ -42,15 +40,7 @@ def test_padding_lengthens_what_is_computed() -> None:
     assert lengths == [50, 60]
 
 
-def test_the_start_and_the_cache_are_in_proportion_to_their_habit() -> None:
+def test_the_start_is_in_proportion_to_its_habit() -> None:
     row = ROW | {"num_steps": 100, "train_time_s": 10.0}
     assert start_up(row, NEUTRAL) == 0.0
     assert start_up(row, replace(USUAL, start_s=4.0)) == pytest.approx(0.04)
-    longest = read_tuning(0, ROW).longest
-    parts = memory_by_stage(longest, prepare(longest))
-    shown = [
-        counted(parts, "reserved", longest.runtime, cache="steady", habits=replace(USUAL, steady=share))
-        for share in (0.0, 0.25, 0.5)
-    ]
-    assert shown[2] - shown[0] == pytest.approx(2 * (shown[1] - shown[0]))
-    assert shown[1] > shown[0]

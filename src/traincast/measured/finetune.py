@@ -8,16 +8,17 @@ memory on its longest.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final
 
 from traincast.graph import DType
 from traincast.graph.optimizers import with_optimizer
 from traincast.measured.finetune_graph import extra_tokens
 from traincast.measured.finetune_habits import USUAL, Habits
+from traincast.measured.finetune_lengths import batch_lengths, batches_of, varied
+from traincast.measured.finetune_rows import as_steps, completed, recomputes_to_host
 from traincast.measured.finetune_words import MemoryKind, Tuning, memory_of, tuning_of
-from traincast.measured.run import Measured, Reading, unstated
+from traincast.measured.run import Measured, Reading
 from traincast.measured.steps import read_row
 from traincast.strategy import Request, Runtime, load_precision
 from traincast.strategy.precision import Precision
@@ -27,14 +28,17 @@ from traincast.tables import Row, RowError, figure, text, whole
 NEEDS: Final = ("model", "method", "gpu", "n_gpus", "seq", "micro_batch")
 """Columns that a table of fine-tuning runs must have."""
 
-Cache: TypeAlias = Literal["grown", "steady", "emptied"]
 _SHORT: Final = 200
 """Number of steps up to which a run counts as short."""
+_WIDE_RANK: Final = 512
+"""Rank from which the states of a low-rank optimizer are as large as if each took a byte."""
+_SHARDED: Final = 3
+_TRAINS_WEIGHTS: Final = ("full", "freeze", "bitfit")
+"""Methods that train weights of the model itself, in their own dtype."""
+_UPCASTS: Final = re.compile(r"llama[-_ ]?factory")
+"""Programs that train fp32 copies of 16-bit weights unless told otherwise."""
 _RESHARDS: Final = 2024
 """The year from which FSDP frees gathered parameters that are frozen."""
-_SUFFIX: Final = re.compile(
-    r"[-_ ](?:gptq|awq|bnb|[48]bit|hf|chat|instruct|base|it|v\d[\d.]*)(?=$|[-_ ])|^(?:gpt_bigcode-)", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +46,14 @@ class MeasuredTuning:
     """One measured fine-tuning run.
 
     ``run`` has the request and the time of a step. ``longest`` is the request for the batch whose memory was measured;
-    ``kind`` says how it was counted. ``cache`` says what the allocator's cache is like: it has ``grown`` because
-    batches differ in length, it is ``steady``, or it is ``emptied`` between steps.
+    ``kind`` says how it was counted. ``batches`` are lengths of consecutive batches, relative to that one, of one or
+    more runs whose reserved memory is averaged.
     """
 
     run: Measured
     longest: Request
     kind: MemoryKind
-    cache: Cache
+    batches: tuple[tuple[float, ...], ...]
     tuning: Tuning
 
 
@@ -61,16 +65,19 @@ def group_of(row: Row) -> str:
 def read_tuning(index: int, row: Row, *, habits: Habits = USUAL) -> MeasuredTuning:
     """Read one row; it must state a time or a memory that can be judged."""
     assumed: list[str] = []
+    row = completed(row, assumed)
     tuning = habits.of(row, tuning_of(row))
     memory = memory_of(row, assumed)
     seconds = _seconds(row)
     if seconds is None and memory is None:
         raise RowError("neither a time nor a memory is stated")
-    mean, high = _lengths(row, tuning, assumed, habits)
-    longest_length = high if memory is not None and memory.high else whole(row, "seq") + extra_tokens(row, tuning)
+    mean, high = batch_lengths(row, tuning, habits, timed=seconds is not None, assumed=assumed)
+    only_high = memory is not None and memory.high
+    longest_length = high if only_high else whole(row, "seq") + extra_tokens(row, tuning)
     reading = _reading(row, tuning, mean, habits)
     longest = reading if longest_length == mean else _reading(row, tuning, longest_length, habits)
     assumed += reading.assumed
+    batches = batches_of(row, high=only_high, assumed=assumed) if memory and memory.kind != "allocated" else ()
     return MeasuredTuning(
         run=Measured(
             index=index,
@@ -82,7 +89,7 @@ def read_tuning(index: int, row: Row, *, habits: Habits = USUAL) -> MeasuredTuni
         ),
         longest=longest.request,
         kind=memory.kind if memory else "allocated",
-        cache="emptied" if memory is not None and memory.high else "grown" if _varied(row) else "steady",
+        batches=batches,
         tuning=tuning,
     )
 
@@ -100,81 +107,80 @@ def _seconds(row: Row) -> float | None:
     if text(row, "judge_time").lower() in ("false", "0"):
         return None
     seconds, rate = figure(row, "step_time_s"), figure(row, "samples_per_s")
+    batch = figure(row, "global_batch") or whole(row, "dp", 1) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
     if seconds is None and rate:
-        batch = figure(row, "global_batch")
-        seconds = batch / rate if batch else None
+        seconds = batch / rate
+    tokens, total, steps = (figure(row, key) for key in ("tokens_per_s", "train_time_s", "num_steps"))
+    if seconds is None and tokens and (figure(row, "avg_tokens_per_step") or not varied(row)):
+        seconds = (figure(row, "avg_tokens_per_step") or batch * whole(row, "seq")) / tokens
+    if seconds is None and total and steps:
+        seconds = total / steps
     if seconds is not None and seconds <= 0.0:
         raise RowError(f"step_time_s is {seconds:g}: expected seconds above 0")
     return seconds
 
 
-def _varied(row: Row) -> bool:
-    """Return whether batches have different lengths: the sequence length is a cap, and sequences are not packed."""
-    notes = text(row, "notes").lower()
-    if "packed" in notes or "packing" in notes:
-        return False
-    return bool(figure(row, "avg_tokens_per_step")) or "max_length" in notes or "cap" in notes
-
-
-def _lengths(row: Row, tuning: Tuning, assumed: list[str], habits: Habits) -> tuple[int, int]:
-    """Return the length of a sequence that sets the time of a step, and the length of the longest batches."""
-    cap, more = whole(row, "seq"), extra_tokens(row, tuning)
-    tokens = figure(row, "avg_tokens_per_step")
-    if not tokens:
-        if _varied(row) and _seconds(row) is not None:
-            assumed.append(unstated("tokens of a step", f"{cap} per sequence"))
-        return cap + more, cap + more
-    samples = figure(row, "global_batch") or whole(row, "micro_batch") * (figure(row, "grad_accum") or 1.0)
-    each = tokens / samples
-    if "packed" in text(row, "notes").lower():
-        return round(each) + more, cap + more
-    if "padding" in text(row, "notes").lower():
-        each *= habits.padded
-        assumed.append(f"padded tokens not stated: {habits.padded:g} times the counted ones")
-    return max(1, min(cap, round(each))) + more, min(cap, round(tokens / samples * habits.long)) + more
-
-
 def _reading(row: Row, tuning: Tuning, length: int, habits: Habits) -> Reading:
-    reading = read_row(_plain(row, length), tuning=tuning)
-    request, assumed = reading.request, list(reading.assumed)
+    assumed: list[str] = []
+    reading = read_row(as_steps(row, length, assumed), tuning=tuning)
+    request, assumed = reading.request, assumed + list(reading.assumed)
     precision = _precision(row, tuning, request)
     runtime = _kept_twice(row, tuning, request, _habits(row, request.runtime))
     if habits.update_passes and runtime.update_passes > 1:
         runtime = replace(runtime, update_passes=habits.update_passes)
-    name = _optimizer(row)
+    name = _optimizer(row, assumed)
     if name:
-        assumed = [said for said in assumed if not said.startswith("optimizer ")]
         runtime = replace(runtime, update_share=0.0, update_passes=1)  # one kernel updates everything in place
         request = replace(request, graph=with_optimizer(request.graph, name))
     request = replace(request, precision=precision, runtime=runtime)
-    request = replace(request, strategy=replace(request.strategy, offload=_offload(row)))
+    request = replace(request, strategy=replace(request.strategy, offload=_offload(row, request, assumed)))
     if tuning.method != "full" and request.strategy.zero == 3 and runtime.frees_gradients and _year(row) < _RESHARDS:
         assumed.append("frozen parameters stay gathered: FSDP of that year does not free them after backward")
         request = replace(request, strategy=replace(request.strategy, reshard=False))
     return Reading(request=request, assumed=tuple(assumed))
 
 
-def _optimizer(row: Row) -> str:
-    """Return the optimizer of a row if it keeps its states in bytes or in paged memory, or is SGD; else ""."""
-    plain = re.sub(r"[^a-z0-9]", "", text(row, "optimizer").lower())
-    byte, paged = "8bit" in plain, "paged" in plain
-    if byte or paged:
-        return ("paged-" if paged else "") + ("adamw8bit" if byte else "adamw")
-    return "sgd" if "sgd" in plain else ""
+def _optimizer(row: Row, assumed: list[str]) -> str:
+    """Return the optimizer of a row if it is not AdamW with ordinary states; else ""."""
+    written = text(row, "optimizer")
+    plain = re.sub(r"[^a-z0-9]", "", written.lower())
+    byte, paged = "8bit" in plain or "int8" in plain, "paged" in plain
+    low_rank = "galore" in plain or "galore" in text(row, "method").lower() or "apollo" in plain
+    found, says = "", ""
+    if low_rank:
+        wide = (figure(row, "lora_rank") or 0.0) >= _WIDE_RANK
+        found, says = ("adamw8bit", "a byte per state") if wide else ("sgd-plain", "no states")
+    elif re.search(r"adafactor|lomo|came\b|adammini", plain):
+        found, says = "sgd-plain", "no states, because those of rows and columns are small"
+    elif re.search(r"lion|muon|signsgd", plain):
+        found, says = ("adamw8bit", "two states of a byte") if byte else ("sgd", "one state per weight")
+    elif "sgd" in plain:
+        found = "sgd" if "momentum" in text(row, "optimizer").lower() else "sgd-plain"
+    elif byte or paged:
+        found = ("paged-" if paged else "") + ("adamw8bit" if byte else "adamw")
+    if found:
+        assumed[:] = [said for said in assumed if not said.startswith("optimizer ")]
+    if says:
+        assumed.append(f"optimizer {written or 'of the method'!r} counted with {says}")
+    return found
 
 
-def _offload(row: Row) -> tuple[Offload, ...]:
-    """Return what a row keeps in the memory of its host; parameters are refused."""
+def _offload(row: Row, request: Request, assumed: list[str]) -> tuple[Offload, ...]:
+    """Return what a row keeps in the memory of its host; parameters are counted on the device, and this is said."""
     written = text(row, "offload").lower()
-    if not written or written in ("no", "none", "false", "0"):
-        return ()
     found: list[Offload] = []
-    if "optim" in written:
-        found.append("optimizer")
-    if "activ" in written:
+    if written and written not in ("no", "none", "false", "0", "nan", "-", "gpu"):
+        both = re.search(r"cpu|host|true|yes|nvme", written) is not None
+        if "optim" in written or (both and not re.search(r"activ|param", written)):
+            found.append("optimizer")
+        if "activ" in written:
+            found.append("activations")
+        if "param" in written or (both and request.strategy.zero == _SHARDED and not found):
+            assumed.append("parameters kept on the host are counted on the device")
+        if not found and "param" not in written:
+            raise RowError(f"offload is {written[:40]!r}: only optimizer and activations are modelled")
+    if recomputes_to_host(row) and "activations" not in found and request.strategy.pp == 1:
         found.append("activations")
-    if not found:
-        raise RowError(f"offload is {written[:40]!r}: only optimizer and activations are modelled")
     return tuple(found)
 
 
@@ -196,34 +202,6 @@ def _kept_twice(row: Row, tuning: Tuning, request: Request, runtime: Runtime) ->
     return replace(runtime, kept_inputs=2.0) if sharded or (prepared and runtime.name == "hf-trainer") else runtime
 
 
-def _plain(row: Row, length: int) -> Mapping[str, Any]:
-    """Return a row of fine-tuning as a row of training steps, with names and texts as these have them."""
-    name = text(row, "model").rpartition("/")[2]
-    while _SUFFIX.search(name):
-        name = _SUFFIX.sub("", name)
-    gpu = text(row, "gpu")
-    zero = text(row, "zero").lower()
-    plain = {**row, "model": name, "seq": length, "strategy": ""}
-    plain["gpu"] = gpu
-    plain["zero"] = 1 if "distributed optimizer" in zero else 3 if "fsdp" in zero else row.get("zero")
-    plain["precision"] = re.sub(r"\(.*?\)", "", text(row, "precision")).strip()
-    plain["recompute"] = "" if text(row, "recompute").lower() == "unknown" else row.get("recompute")
-    plain["framework"] = _framework(row)
-    found = re.search(r"virtual pipeline (\d+)", text(row, "notes"))
-    if found:
-        plain["vp"] = int(found[1])
-    if not figure(row, "global_batch"):
-        plain["global_batch"] = whole(row, "dp", 1) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
-    return plain
-
-
-def _framework(row: Row) -> str:
-    """Return the framework of a row; NVIDIA's containers with tensor or context groups run Megatron-Core."""
-    written = text(row, "framework")
-    spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
-    return "NeMo" if spread and re.search(r"nvidia|\bngc\b", written.lower()) else written
-
-
 def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     """Return the dtypes of a run.
 
@@ -234,10 +212,17 @@ def _precision(row: Row, tuning: Tuning, request: Request) -> Precision:
     if not runtime.frees_gradients or found.activations is DType.FP32 or found.linear is not found.products:
         return found
     half = load_precision("fp16" if found.activations is DType.FP16 else "bf16")
-    if tuning.method != "full":
+    if tuning.method not in _TRAINS_WEIGHTS:
         return half
-    mixed = re.search(r"autocast|amp|mixed", text(row, "precision").lower()) is not None
-    if mixed and request.strategy.zero == 3 and request.strategy.dp > 1:
+    said = " ".join(text(row, key) for key in ("framework", "zero", "notes")).lower()
+    if re.search(r"deepspeed|zero[-_ ]?\d|stage", said) or request.strategy.zero in (1, 2):
+        return half  # DeepSpeed's optimizer keeps fp32 copies of 16-bit weights
+    written = text(row, "precision").lower()
+    stored_wide = re.search(r"\bamp\b|mixed", written) or (_UPCASTS.search(said) and "pure" not in f"{written} {said}")
+    spread = request.strategy.zero == _SHARDED and request.strategy.dp > 1
+    if stored_wide and tuning.method != "full":
+        return half  # only trained weights get fp32 copies
+    if stored_wide or (spread and re.search(r"autocast|amp", written)):
         return load_precision("amp" if found.activations is DType.FP16 else "amp-bf16")
     return replace(half, name=f"{half.name} (pure)", gradients=half.weights, master=None, states=half.weights)
 

@@ -22,6 +22,8 @@ _USUAL_TARGETS: Final = {"megatron": ("qkv",), "": ("q", "v")}
 """What frameworks adapt by default: the recipes of NeMo and Megatron-Bridge the projection qkv, PEFT q and v."""
 _PROMPT: Final = 20
 """Trained tokens of a prompt whose number a row does not state."""
+_LAST_LAYERS: Final = 2
+"""Layers that are trained if all others are frozen, LLaMA-Factory's default."""
 _TILE: Final = 128
 """Side of the tiles of scores that kernels of attention compute at once."""
 _FP32: Final = {"reads": "fp32", "writes": "fp32"}
@@ -58,6 +60,9 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
         tuned = _frozen(graph, FineTuning(freeze=_layers_of(graph), quantize=tuning.quantize))
         more = tuning.trainable - tuned.num_trainable_parameters if method.base == "prompt" else 0.0
         return _with_parameters(tuned, more) if more > 0 else tuned
+    if method.base == "layers":
+        assumed.append(unstated("trained layers", f"the last {_LAST_LAYERS}"))
+        return _frozen(graph, FineTuning(freeze=_before_last(graph), quantize=tuning.quantize))
     targets = _targets(tuning, runtime, assumed)
     if _family(runtime):
         targets = _joined(graph, targets)
@@ -72,7 +77,32 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )
+    if tuning.quantize.startswith("nf4") and re.match(r"20(?:1\d|2[0-3])", text(row, "date")):
+        assumed.append("4-bit layers keep their inputs, as bitsandbytes did until 2023")
+        tuned = _keeping_inputs(tuned)
     return _with_kernels(tuned, method) if method is not LORA else tuned
+
+
+@lru_cache(maxsize=64)
+def _keeping_inputs(graph: OperatorGraph) -> OperatorGraph:
+    """Return ``graph`` with the inputs of quantised layers kept for backward, each tensor once."""
+    sources: dict[int, set[int]] = {}
+    for source, target in graph.edges:
+        sources.setdefault(target, set()).add(source)
+    operators = list(graph.operators)
+    for block in graph.blocks:
+        inside = set(block.forward)
+        for i in block.forward:
+            op = operators[i]
+            if op.kind is not OpKind.GEMM or "bits" not in op.attributes:
+                continue
+            made_by = sources.get(i, set()) & inside
+            near = [j for j in block.forward if sources.get(j, set()) & made_by and operators[j].kind is OpKind.GEMM]
+            near += [j for j in made_by if operators[j].kind is OpKind.ATTENTION]  # which keeps its result
+            size = op.inputs[0].numel
+            if not any(t.numel == size for j in near for t in operators[j].saved):
+                operators[i] = replace(op, saved=(*op.saved, op.inputs[0]))
+    return replace(graph, operators=tuple(operators))
 
 
 @lru_cache(maxsize=256)
@@ -139,6 +169,20 @@ def _layers_of(graph: OperatorGraph) -> tuple[str, ...]:
         op.scope for op, _ in graph if op.phase is Phase.OPTIMIZER and op.parameters and len(op.parameters[0].shape) > 1
     ]
     return tuple(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", scope) for scope in scopes))
+
+
+def _before_last(graph: OperatorGraph) -> tuple[str, ...]:
+    """Return the paths of all modules but the last layers."""
+    layers: list[str] = []
+    for block in graph.blocks:
+        path, _, number = block.scope.rpartition(".")
+        if block.repeated and number.isdigit():
+            layers += [f"{path}.{int(number) + n}" for n in range(block.count)]
+    if len(layers) <= _LAST_LAYERS:
+        raise RowError(f"{graph.name} has {len(layers)} layers: expected more than {_LAST_LAYERS}")
+    stacks = {layer.partition(".")[0] for layer in layers}
+    others = {op.scope.partition(".")[0] for op, _ in graph if op.phase is Phase.OPTIMIZER} - stacks
+    return (*sorted(others), *layers[:-_LAST_LAYERS])
 
 
 def _with_parameters(graph: OperatorGraph, count: float) -> OperatorGraph:

@@ -15,21 +15,14 @@ class Habits:
     """How fine-tuning runs behave where a row does not say.
 
     ``padded``: tokens computed per token counted, if batches of similar lengths are padded to their longest sequence.
-    ``long``: length that a high percentile of batches reaches, relative to the mean length of a sequence.
     ``start_s``: seconds that the first step takes longer than others, if the time of a step is that of a short run.
-    ``grown``: bytes that stay reserved per byte of working memory if lengths differ from batch to batch. Each batch
-    that is longer than all before finds no free block for its largest tensors, the logits, and takes new memory, while
-    the blocks of shorter batches stay in the allocator's cache. ``steady``: the same per byte of activations if all
-    batches have the same length. ``update_passes``: how often an update that is not fused reads and writes its tensors;
+    ``update_passes``: how often an update that is not fused reads and writes its tensors;
     0 leaves it to the runtime. ``targets``: layers that Megatron's recipes adapt by default; none leaves it to the
     reader. With ``methods``, the extra kernels of adapter methods other than LoRA are counted.
     """
 
     padded: float = 1.08
-    long: float = 2.9
     start_s: float = 2.0
-    grown: float = 3.2
-    steady: float = 0.25
     update_passes: int = 0
     targets: tuple[str, ...] = ()
     methods: bool = True
@@ -43,16 +36,12 @@ class Habits:
         return tuning
 
 
-_CAP: Final = 1e6
-"""A length relative to the mean that no row reaches before its stated length."""
 USUAL: Final = Habits()
 """The habits of forecasts."""
-NEUTRAL: Final = Habits(
-    padded=1.0, long=_CAP, start_s=0.0, grown=0.0, steady=0.0, update_passes=1, targets=("q", "v"), methods=False
-)
+NEUTRAL: Final = Habits(padded=1.0, start_s=0.0, update_passes=1, targets=("q", "v"), methods=False)
 """What one would take who has seen no run.
 
-Nothing is padded, cached or slower at first, the longest batches have the stated length, and all adapters are LoRA.
+Nothing is padded or slower at first, and all adapters are LoRA.
 """
 NAMES: Final = tuple(field.name for field in fields(Habits))
 

@@ -16,14 +16,15 @@ class Method:
     """What a method runs for each adapted layer, and what it keeps for backward.
 
     ``base`` is ``lora`` (an adapter at each target), ``scale`` (a lighter one: results are scaled, nothing is cast to
-    fp32), ``norms`` (norm weights are trained) or ``prompt`` (the input is lengthened, nothing beside the layers).
+    fp32), ``norms`` (norm weights are trained), ``layers`` (the last layers are trained) or ``prompt`` (the input is
+    lengthened, nothing beside the layers).
     ``products``: products of the input with a weight made on the fly. ``weight``, ``tokens``: passes over tensors of
     the size of the weight and of the result. ``small``: kernels on tensors too small to count. ``kept_weights``,
     ``kept_tokens``: tensors of these sizes that wait for backward. ``says`` explains the figures.
     """
 
     says: str
-    base: Literal["lora", "scale", "norms", "prompt"] = "lora"
+    base: Literal["lora", "scale", "norms", "layers", "prompt"] = "lora"
     products: int = 0
     weight: int = 0
     tokens: int = 0
@@ -76,6 +77,7 @@ METHODS: Final[dict[str, Method]] = {
     "osf": Method(says="the weight split into two decompositions, gradients projected", weight=4, kept_weights=1),
     "adamss": Method(says="dozens of small clustered adapters in turn", small=450),
     "ln_tuning": Method(says="weights of norms", base="norms"),
+    "freeze": Method(says="the last two layers", base="layers"),
     "bitfit": Method(says="biases", base="norms"),
     "trainable_tokens": Method(says="a few rows of the embedding", base="prompt"),
     "prompt_tuning": Method(says="trained tokens in front of the input", base="prompt"),

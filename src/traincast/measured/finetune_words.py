@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from traincast.measured.finetune_methods import METHODS
 from traincast.measured.run import unstated
 from traincast.tables import Row, RowError, figure, number, text
 from traincast.units import GB, GIB
@@ -19,6 +20,20 @@ _DENIED: Final = re.compile(
     r"lora (?:rank|targets)[^;]*not in table|\bno (?:q?lora|adapters?|peft)\b|without (?:q?lora|adapters?)"
 )
 _FULL: Final = frozenset({"", "full", "sft", "full-finetuning", "finetune", "fine-tuning", "none"})
+_METHODS: Final = (
+    (r"galore|lomo|badam|full|^sft|all_param|continued?_pre|^pre-?train", "full"),
+    (r"\(?ia\)?[_^]*3", "ia3"),
+    (r"dora", "dora"),
+    (r"prefix", "prefix_tuning"),
+    (r"p[-_]?tuning", "p_tuning"),
+    (r"prompt", "prompt_tuning"),
+    (r"llama[-_]adapter|adapter[-_]?v\d|^adapter$|adaption", "adaption_prompt"),
+    (r"ln[-_]?tuning|layer_?norm", "ln_tuning"),
+    (r"bit-?fit", "bitfit"),
+    (r"freeze|frozen|last_\d*_?layers", "freeze"),
+    (r"lora", "lora"),
+)
+"""How methods are spelt that are not in the table of methods, in the order in which spellings count."""
 _LAST: Final[dict[str, str]] = {
     **dict.fromkeys(("q", "q_proj", "query", "wq", "linear_q"), "q"),
     **dict.fromkeys(("k", "k_proj", "key", "wk", "linear_k"), "k"),
@@ -62,11 +77,11 @@ def trains_adapters(row: Row) -> bool:
 
 def tuning_of(row: Row, *, method: str = "") -> Tuning:
     """Return what a row says of its fine-tuning; ``method`` stands in for a column that it lacks."""
-    written = (text(row, "method") or method).lower().replace(" ", "_")
-    storage = _storage(row, written)
-    plain = re.sub(r"^(?:q|gptq[-_]?|bnb[-_]?)lora[-_]?\d*$", "lora", written)
+    written = (text(row, "method") or method).lower().strip().replace(" ", "_")
+    name = _method(written)
+    storage = "" if name == "full" else _storage(row, written)
     return Tuning(
-        method="full" if plain in _FULL else plain,
+        method=name,
         rank=round(figure(row, "lora_rank") or 0),
         targets=_targets(text(row, "lora_targets")),
         trainable=figure(row, "trainable_params") or 0.0,
@@ -74,20 +89,32 @@ def tuning_of(row: Row, *, method: str = "") -> Tuning:
     )
 
 
+def _method(written: str) -> str:
+    """Return "full" or the name of an adapter method, as PEFT spells it where it has the method."""
+    if written in _FULL:
+        return "full"
+    if written in METHODS:
+        return written
+    return next((name for pattern, name in _METHODS if re.search(pattern, written)), written)
+
+
 def _storage(row: Row, method: str) -> str:
     """Return the format of quantised weights that a row states; "" if none."""
     bits = figure(row, "quant_bits")
     said = " ".join(text(row, key) for key in ("notes", "model", "precision", "framework")).lower()
     if not bits:
-        found = re.search(r"lora[-_]?(4|8)", method)
-        if found is None and "qlora" not in method:
+        stored = " ".join((method, text(row, "model").lower(), text(row, "precision").lower()))
+        found = re.search(r"lora[-_]?(4|8)(?![\d])|(?:int|nf)(4|8)|(?<![a-z0-9])(4|8)[-_ ]?bit", stored)
+        if found is None and not re.search(r"q[-_]?(?:lora|dora)|gptq|awq", stored):
             return ""
-        bits = float(found[1]) if found else 4.0
+        bits = float(found[1] or found[2] or found[3]) if found else 4.0
+    if bits in (16, 32):
+        return ""
     if bits not in (4, 8):
         raise RowError(f"quant_bits is {bits:g}: expected 4 or 8")
     if bits == 8:
         return "int8"
-    if "gptq" in said:
+    if "gptq" in said or "awq" in said:
         return "gptq"
     return "nf4-single" if re.search(r"nf4(?!-dq)\b", said) and "nf4-dq" not in said else "nf4"
 

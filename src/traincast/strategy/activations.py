@@ -76,7 +76,7 @@ def footprint(
 
     def all_kept() -> tuple[Kept, ...]:
         each = [
-            (label, _kept_by(builder, i, selective=selective))
+            (label, kept_by(builder, i, selective=selective))
             for label, i in zip(labels, block.forward, strict=True)
             if builder.graph.operators[i].kind not in dropped
         ]
@@ -105,7 +105,7 @@ def footprint(
     past = boundary if block.repeated else 0.0  # the residual, which is added to the output of the branch
     if dropped:
         kinds = ((i, builder.graph.operators[i].kind) for i in block.forward)
-        working += sum(_kept_by(builder, i, selective=selective) for i, kind in kinds if kind in dropped)
+        working += sum(kept_by(builder, i, selective=selective) for i, kind in kinds if kind in dropped)
     if recompute.whole_block:
         kept = (
             Kept(
@@ -124,10 +124,10 @@ def footprint(
     )
 
 
-def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
+def kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
     """Bytes that one rank keeps of the tensors that operator ``index`` is the first to save."""
     strategy, runtime = builder.strategy, builder.runtime
-    if _pieces(builder, index) > 1:  # the gradient of the hidden states, as large as the hidden states, is made at once
+    if pieces_of(builder, index) > 1:  # the gradient of the hidden states, as large as these, is made at once
         op = builder.cut(index)
         return op.inputs[0].nbytes if op.kind in LINEAR else 0.0
     op = builder.precision.apply(builder.graph.operators[index].with_batch(builder.micro_batch))
@@ -153,12 +153,12 @@ def _kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
 def _forward(builder: ProgramBuilder, index: int) -> float:
     """Bytes that one forward operator writes and does not keep."""
     op = builder.cut(index)
-    pieces = _pieces(builder, index)
-    if _is_loss(op):
+    pieces = pieces_of(builder, index)
+    if is_loss(op):
         return _logits(builder, op) / pieces
     if pieces > 1:
         return sum(t.nbytes for t in op.outputs) / pieces
-    kept = _kept_by(builder, index, selective=False)
+    kept = kept_by(builder, index, selective=False)
     quantised = "bits" in builder.graph.operators[index].attributes  # the dequantised weight exists while it runs
     return max(0.0, sum(t.nbytes for t in op.outputs) - kept) + (op.inputs[1].nbytes if quantised else 0.0)
 
@@ -178,12 +178,12 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ba
     graph = builder.graph
     position = {i: n for n, i in enumerate(block.backward)}
     last = {graph.forward_of[i]: i for i in block.backward}
-    frees = {i: _kept_by(builder, source, selective=selective) for source, i in last.items() if source in block.forward}
+    frees = {i: kept_by(builder, source, selective=selective) for source, i in last.items() if source in block.forward}
     stays = {"none": False, "shapes": block.repeated, "all": True}[builder.runtime.gradient_copies]
     found = []
     for i, n in position.items():
         op = builder.cut(i)
-        pieces = _pieces(builder, i)
+        pieces = pieces_of(builder, i)
         sources = [p for p in builder.gradient_sources.get(i, ()) if p != i]
         reads = tuple(position[p] for p in sources if position.get(p, n) < n)
         writes = sum(t.nbytes for t in op.outputs if t.batch_dim is not None)
@@ -193,7 +193,7 @@ def _needs(builder: ProgramBuilder, block: Block, *, selective: bool) -> list[Ba
             writes, needs = sum(t.nbytes for t in op.outputs), 0.0
         elif i in builder.gradient_readers:
             writes, needs = writes + needs, 0.0
-        if _is_loss(op):  # runtimes differ in how many copies of the logits they hold
+        if is_loss(op):  # runtimes differ in how many copies of the logits they hold
             writes, needs, least = 0.0, 0.0, _logits(builder, op) / pieces
         elif pieces > 1 and op.kind not in LINEAR:
             writes /= pieces
@@ -229,7 +229,8 @@ def _carried(builder: ProgramBuilder, block: Block) -> float:
     )
 
 
-def _is_loss(op: Operator) -> bool:
+def is_loss(op: Operator) -> bool:
+    """Whether an operator computes the loss from logits, or the gradient of them."""
     return op.kind is OpKind.LOSS or "log_softmax" in op.name
 
 
@@ -240,7 +241,7 @@ def _logits(builder: ProgramBuilder, op: Operator) -> float:
     return numel * (half + builder.runtime.logits_copies * DType.FP32.nbytes)
 
 
-def _pieces(builder: ProgramBuilder, index: int) -> int:
+def pieces_of(builder: ProgramBuilder, index: int) -> int:
     """The number of pieces in which an operator runs: several for the logits and the loss if the runtime cuts them."""
     chunks = builder.runtime.loss_chunks
     if chunks < 2:
@@ -256,7 +257,7 @@ def _looks_up(builder: ProgramBuilder, index: int) -> bool:
 
 def _whole_pieces(builder: ProgramBuilder, block: Block) -> int:
     """The number of pieces in which the results of ``block`` reach the next one."""
-    return _pieces(builder, block.forward[-1]) if block.forward else 1
+    return pieces_of(builder, block.forward[-1]) if block.forward else 1
 
 
 def _linear(builder: ProgramBuilder, block: Block) -> list[int]:

@@ -12,11 +12,11 @@ from traincast.estimate import CostModel
 from traincast.forecast import forecast
 from traincast.measured import finetune
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
-from traincast.measured.finetune import Cache, MeasuredTuning
-from traincast.measured.finetune_habits import USUAL, Habits
+from traincast.measured.finetune import MeasuredTuning
 from traincast.measured.finetune_words import MemoryKind
 from traincast.report import Report
 from traincast.strategy import Memory, Request, Runtime
+from traincast.strategy.allocations import allocations_of, simulate
 from traincast.strategy.fits import at_share, factor
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import RowError, read_rows
@@ -58,9 +58,11 @@ def _judged(
     by = calibrated_by(run.request) if calibrated else ""
     report = forecast_of(use(run.request))
     longest = use(found.longest)
-    memories, runtime = memory_by_stage(longest, prepare(longest)), longest.runtime
+    prepared, runtime = prepare(longest), longest.runtime
+    memories = memory_by_stage(longest, prepared)
+    ratio = reserved_ratio(found, longest, memories)
     low, high = ([at_share(m, factor(runtime, p)) for m in memories] for p in (0.05, 0.95))
-    middle, below, above = (counted(m, found.kind, runtime, cache=found.cache) for m in (memories, low, high))
+    middle, below, above = (counted(m, found.kind, runtime, ratio=ratio) for m in (memories, low, high))
     capacity = longest.cluster.device.memory_bytes
     return RowOutcome(
         index=run.index,
@@ -83,20 +85,44 @@ def _judged(
     )
 
 
-def counted(
-    memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, cache: Cache, habits: Habits = USUAL
-) -> float:
+def reserved_ratio(found: MeasuredTuning, request: Request, memories: Sequence[Memory]) -> float:
+    """Return the bytes that the allocator reserves per byte of activations and gradients, from a simulation.
+
+    ``request`` is that of the batch whose memory is forecast. 1 for a row that states allocated memory.
+    """
+    if not found.batches:
+        return 1.0
+    fullest = max(memories, key=lambda memory: memory.tensors)
+    room = request.cluster.device.memory_bytes - (fullest.tensors - _moving(fullest, request.runtime)) - fullest.other
+    return _simulated(request, found.batches, max(0.0, room + fullest.parts.get("fragmentation", 0.0)))
+
+
+@lru_cache(maxsize=512)
+def _simulated(request: Request, batches: tuple[tuple[float, ...], ...], room: float) -> float:
+    step = allocations_of(request, prepare(request))
+    runs = [
+        simulate(step, lengths, accumulated=request.strategy.num_microbatches, capacity=room) for lengths in batches
+    ]
+    return max(1.0, sum(run.reserved for run in runs) / len(runs) / simulate(step, (1.0,)).allocated)
+
+
+def _moving(memory: Memory, runtime: Runtime) -> float:
+    """Return the bytes that are allocated and freed in every step."""
+    return memory.activations + (memory.gradients if runtime.frees_gradients else 0.0)
+
+
+def counted(memories: Sequence[Memory], kind: MemoryKind, runtime: Runtime, *, ratio: float = 1.0) -> float:
     """Return the bytes that a tool shows of the fullest rank, or of the first if the runtime reports that one.
 
-    ``allocated`` counts tensors; ``reserved`` also the allocator's ``cache``; ``nvidia-smi`` everything on the device.
+    ``allocated`` counts tensors, except paged ones; ``reserved`` also the allocator's cache, ``ratio`` bytes for each
+    byte that is allocated and freed in every step; ``nvidia-smi`` everything on the device.
     """
     shown = []
     for memory in memories:
-        kept, working = (memory.parts.get(name, 0.0) for name in ("kept for backward", "working"))
+        cached = (ratio - 1.0) * _moving(memory, runtime)
         idle = memory.parts.get("fragmentation", 0.0)
-        added = {"emptied": 0.0, "grown": habits.grown * working, "steady": habits.steady * (kept + working)}
-        cached = idle + added[cache]
-        beside = {"allocated": 0.0, "reserved": cached, "nvidia-smi": memory.other - idle + cached}
+        paged = memory.parts.get("paged optimizer states", 0.0)
+        beside = {"allocated": -paged, "reserved": cached - paged, "nvidia-smi": memory.other - idle + cached}
         shown.append(memory.tensors + beside[kind])
     return shown[0] if runtime.reports == "first" else max(shown)
 
