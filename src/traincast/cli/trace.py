@@ -222,16 +222,25 @@ def diff_command(
 @trace.command(name="learn", epilog=options.example("trace learn trace.json.gz -o events"))
 @_TRACES
 @_RANGE
+@click.option(
+    "--device", metavar="DEVICE", help="Where the traces were recorded, if they do not say. Default: a processor."
+)
 @options.output("a folder of events, for `predict --events` and `search --events`.")
 @options.json()
-def learn_command(traces: tuple[str, ...], named: str | None, output: str, as_json: bool) -> None:
-    """Turn measured operators, launches and collectives into events that forecasts use."""
+def learn_command(traces: tuple[str, ...], named: str | None, device: str | None, output: str, as_json: bool) -> None:
+    """Turn measured operators, launches and collectives into events that forecasts use.
+
+    Files of the same rank are repeats, or runs of other batch sizes. Two sizes make forecasts of others better.
+    """
     check_folder(Path(output))
     from traincast.estimate.events_file import contents_of
+    from traincast.cluster.catalog import load_device
     from traincast.files import write_folder
     from traincast.traces.learn import learn
+    from traincast.traces.load import load_jobs
 
-    learned = learn(_loaded(traces), named=named)
+    ran_on = load_device(device) if device else None
+    learned = learn(load_jobs([Path(path) for path in traces]), named=named, device=ran_on)
     write_folder(Path(output), contents_of(learned.card, learned.rows))
     kinds = {kind: sum(row["kind"] == kind for row in learned.rows) for kind in ("operator", "launch", "collective")}
     if as_json:

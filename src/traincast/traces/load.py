@@ -16,8 +16,8 @@ import numpy as np
 
 from traincast.collector import without_collector
 from traincast.errors import FileFormatError, RequestError
-from traincast.traces.chunks import PIECE_BYTES, EventReader
-from traincast.traces.kineto import ABSENT, Args, Event, Header, Number, kind_of
+from traincast.traces.chunks import PIECE_BYTES, EventReader, NotATraceError
+from traincast.traces.kineto import ABSENT, Args, Event, Header, Kind, Number, kind_of
 from traincast.traces.trace import NONE, Ints, ProfilerTrace, RecordedMessage, RecordedShape, SyncFacts
 
 _THOUSANDTHS: Final = re.compile(rb"\.\d{3}(?=,|$)")
@@ -34,7 +34,11 @@ def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> lis
 
     Refuses two traces of the same rank.
     """
-    traces = [load_trace(path, piece_bytes=piece_bytes) for path in _files(paths)]
+    traces = []
+    for path in paths:
+        traces += _folder(path, piece_bytes) if path.is_dir() else [load_trace(path, piece_bytes=piece_bytes)]
+    if not traces:
+        raise RequestError("no trace was given: name a file or a folder")
     traces.sort(key=lambda trace: trace.rank)
     for one, other in pairwise(traces):
         if one.rank == other.rank:
@@ -42,6 +46,20 @@ def load_traces(paths: Sequence[Path], *, piece_bytes: int = PIECE_BYTES) -> lis
                 f"{one.path} and {other.path} are both of rank {one.rank}: give one trace of each rank of one job"
             )
     return traces
+
+
+def load_jobs(paths: Sequence[Path]) -> list[list[ProfilerTrace]]:
+    """Load traces of one or several jobs: a folder is a job; files are one job if each is of another rank.
+
+    Otherwise every file is a job of its own, such as a repeat or another batch size.
+    """
+    jobs = [load_traces([path]) for path in paths if path.is_dir()]
+    files = [load_trace(path) for path in paths if not path.is_dir()]
+    if len({trace.rank for trace in files}) == len(files) > 0:
+        jobs.append(sorted(files, key=lambda trace: trace.rank))
+    else:
+        jobs += [[trace] for trace in files]
+    return jobs
 
 
 def load_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> ProfilerTrace:
@@ -52,23 +70,27 @@ def load_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> ProfilerTrace:
         try:
             for events in reader:
                 columns.add(events)
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"trace {path} is not UTF-8 text: {error.reason}; record it again") from error
         except (ValueError, OverflowError, InvalidOperation) as error:
             raise FileFormatError(f"trace {path} has an event with a time that is no number: {error}") from error
     return columns.trace(path, reader.header)
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
-        if not inside:
-            raise FileFormatError(f"folder {path} has no traces: none of its files ends in .json or .json.gz")
-        found += inside
-    if not found:
-        raise RequestError("no trace was given: name a file or a folder")
+def _folder(path: Path, piece_bytes: int) -> list[ProfilerTrace]:
+    """Load all traces of a folder; other JSON files beside them are left out."""
+    inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
+    if not inside:
+        raise FileFormatError(f"folder {path} has no traces: none of its files ends in .json or .json.gz")
+    found: list[ProfilerTrace] = []
+    other: NotATraceError | None = None
+    for file in inside:
+        try:
+            found.append(load_trace(file, piece_bytes=piece_bytes))
+        except NotATraceError as error:
+            other = error
+    if not found and other is not None:
+        raise other
     return found
 
 
@@ -90,11 +112,12 @@ class _Columns:
         self._messages: dict[int, RecordedMessage] = {}
         self._syncs: dict[int, SyncFacts] = {}
         self._skipped: Counter[str] = Counter()
+        self._open: dict[tuple[Any, Any], list[Event]] = {}
         self._count = 0
 
     def add(self, events: Iterable[Event]) -> None:
         """Add the complete events of a piece that have a meaning here."""
-        complete = [event for event in events if event.ph == "X"]
+        complete = self._complete(events)
         chosen, kinds = self._chosen(complete)
         if not chosen:
             return
@@ -126,6 +149,21 @@ class _Columns:
                 self._syncs[number] = SyncFacts(one, _number(arg.waits_for_stream), _number(arg.waits_for_record))
         self._count += len(chosen)
 
+    def _complete(self, events: Iterable[Event]) -> list[Event]:
+        """Return the events with a duration; a begin and the end that belongs to it make one."""
+        complete = []
+        for event in events:
+            if event.ph == "X":
+                complete.append(event)
+            elif event.ph == "B":
+                self._open.setdefault((event.pid, event.tid), []).append(event)
+            elif event.ph == "E" and self._open.get((event.pid, event.tid)):
+                begun = self._open[event.pid, event.tid].pop()
+                took = _nanoseconds([event.ts])[0] - _nanoseconds([begun.ts])[0]
+                begun.dur = msgspec.Raw(f"{took / 1000:.3f}".encode())
+                complete.append(begun)
+        return complete
+
     def _chosen(self, events: list[Event]) -> tuple[list[Event], list[int]]:
         """Return the events that have a meaning here, and their kinds; count the others."""
         keys = list(map(_KIND, events))
@@ -149,7 +187,7 @@ class _Columns:
 
     def trace(self, path: Path, header: Header) -> ProfilerTrace:
         """Return the trace with its events sorted."""
-        if not self._count:
+        if not self._count or all((part[0] == Kind.ANNOTATION).all() for part in self._parts):
             raise FileFormatError(
                 f"trace {path} has no operators, calls or kernels: record it with PyTorch's profiler, with activities "
                 "of the processor and of the device"
@@ -166,12 +204,13 @@ class _Columns:
             sorted_columns[name] = sorted_columns[name].astype(dtype)
         info = header.distributed
         in_name = _RANK_IN_NAME.search(path.name)
-        rank = info.rank if info and info.rank is not None else int(in_name[1]) if in_name else 0
+        said = _number(info.rank) if info else NONE
+        rank = said if said >= 0 else int(in_name[1]) if in_name else 0
         return ProfilerTrace(
             path=path,
             rank=rank,
-            world_size=(info.world_size if info else None) or 1,
-            devices=tuple(header.devices),
+            world_size=max(_number(info.world_size), 1) if info else 1,
+            devices=tuple(header.devices or ()),
             origin=origin,
             names=tuple(self._names),
             lanes=tuple((str(process), str(thread)) for process, thread in self._lanes),
@@ -238,6 +277,6 @@ def _message(args: Args) -> RecordedMessage:
         _number(args.in_elements),
         _number(args.out_elements),
         _number(args.group_size),
-        args.dtype or "",
+        str(args.dtype or ""),
         args.group_name or "",
     )
