@@ -189,7 +189,7 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         kind=np.where(on_host, int(Kind.OPERATOR), int(Kind.KERNEL)).astype(np.int8),
         name=np.array([names[node.name] for node in nodes], dtype=np.int32),
         lane=np.maximum(lane, 0), start=start, duration=duration, correlation=none, external=none, stream=none,
-        device=none, nbytes=none, sequence=none, shape=none.astype(np.int32), names=tuple(names),
+        device=none, nbytes=none, sequence=none, record=none, shape=none.astype(np.int32), names=tuple(names),
         lanes=tuple(("chakra", name) for name, _ in lanes) or (("chakra", ""),), shapes=(),
     )  # fmt: skip
     last = int(np.argmax(start + duration))

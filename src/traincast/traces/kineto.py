@@ -74,6 +74,7 @@ class Args(msgspec.Struct, gc=False):
     grid: msgspec.Raw = ABSENT
     block: msgspec.Raw = ABSENT
     sequence: Number = msgspec.field(name="Sequence number", default=None)
+    record: Number = msgspec.field(name="Record function id", default=None)
     collective: str | None = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)

@@ -25,7 +25,7 @@ _RANK_IN_NAME: Final = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _SUFFIXES: Final = (".json", ".json.gz")
 _COLUMNS: Final = (
     "kind", "name", "lane", "start", "duration", "correlation", "external", "stream", "device", "nbytes", "sequence",
-    "shape",
+    "record", "shape",
 )  # fmt: skip
 
 
@@ -77,6 +77,12 @@ def load_trace(path: Path, *, piece_bytes: int = PIECE_BYTES) -> ProfilerTrace:
     return columns.trace(path, reader.header)
 
 
+def rank_in_name(path: Path) -> int:
+    """Return the rank that a file's name states, or −1."""
+    found = _RANK_IN_NAME.search(path.name)
+    return int(found[1]) if found else NONE
+
+
 def _folder(path: Path, piece_bytes: int) -> list[ProfilerTrace]:
     """Load all traces of a folder; other JSON files beside them are left out."""
     inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
@@ -123,7 +129,7 @@ class _Columns:
             return
         name, process, thread, start, duration, given = zip(*map(_EVENT, chosen), strict=True)
         args = [_NO_ARGS if one is None else one for one in given]
-        correlation, external, older, stream, device, nbytes, sequence, collective, sync = zip(
+        correlation, external, older, stream, device, nbytes, sequence, record, collective, sync = zip(
             *map(_ARGS, args), strict=True
         )
         if any(older):
@@ -136,7 +142,7 @@ class _Columns:
                 np.array(list(map(self._lanes.__getitem__, lanes)), dtype=np.int64),
                 _nanoseconds(start),
                 _nanoseconds(duration),
-                *(_numbers(column) for column in (correlation, external, stream, device, nbytes, sequence)),
+                *(_numbers(column) for column in (correlation, external, stream, device, nbytes, sequence, record)),
                 np.array(self._shape_numbers(args), dtype=np.int64),
             ]
         )
@@ -203,9 +209,8 @@ class _Columns:
         for name, dtype in (("kind", np.int8), ("name", np.int32), ("lane", np.int32), ("shape", np.int32)):
             sorted_columns[name] = sorted_columns[name].astype(dtype)
         info = header.distributed
-        in_name = _RANK_IN_NAME.search(path.name)
         said = _number(info.rank) if info else NONE
-        rank = said if said >= 0 else int(in_name[1]) if in_name else 0
+        rank = said if said >= 0 else max(rank_in_name(path), 0)
         return ProfilerTrace(
             path=path,
             rank=rank,
@@ -227,8 +232,9 @@ _KIND: Final = attrgetter("cat", "name")
 _SHAPE: Final = attrgetter("dims", "grid", "types", "concrete", "block")
 _EVENT: Final = attrgetter("name", "pid", "tid", "ts", "dur", "args")
 _ARGS: Final = attrgetter(
-    "correlation", "external", "external_old", "stream", "device", "nbytes", "sequence", "collective", "sync_kind"
-)
+    "correlation", "external", "external_old", "stream", "device", "nbytes", "sequence", "record", "collective",
+    "sync_kind",
+)  # fmt: skip
 
 
 def _shape(key: bytes) -> RecordedShape:

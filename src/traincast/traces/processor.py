@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -89,7 +90,7 @@ def host_runs(trace: ProfilerTrace, steps: list[TraceStep]) -> HostRuns:
     for step in steps:
         inside = [m for m in marks if step.start <= m.start < step.end]
         total += step.seconds
-        for mark, following in zip(inside, [*inside[1:], _Mark(step.end, step.end, None)], strict=True):
+        for mark, following in pairwise([*inside, _Mark(step.end, step.end, None)]):
             own = _net(events, mark.start, min(mark.end, following.start))
             after = _net(events, min(mark.end, following.start), following.start)
             if mark.update:

@@ -76,6 +76,7 @@ class ProfilerTrace:
     device: Ints
     nbytes: Ints
     sequence: Ints
+    record: Ints
     shape: npt.NDArray[np.int32]
     names: tuple[str, ...]
     lanes: tuple[tuple[str, str], ...]
