@@ -90,6 +90,10 @@ class EventReader:
                 return text.lstrip()[1:], b""
             if found := _EVENTS.search(text):
                 return text[found.end() :], text[: found.end()]
+            if self._path.suffix == ".et":
+                raise NotATraceError(
+                    f"{self._path} is a Chakra execution trace, which only `trace replay` and `trace whatif` read"
+                )
             if begin not in (b"{", b"") or (not more and not begin):
                 raise NotATraceError(f"{self._path} is not a trace: it is not JSON; give what PyTorch's profiler wrote")
             if not more:
