@@ -194,3 +194,13 @@ def test_a_folder_holds_the_ranks_of_a_job(tmp_path: Path) -> None:
     host_bound(rank=1, world_size=2).write(tmp_path / "again.json")
     with pytest.raises(RequestError, match="both of rank 1"):
         load_traces([tmp_path])
+
+
+def test_times_with_few_and_many_decimals_beside_one_another_are_exact(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    texts = ["1700000000000001", "1700000000000002.5", "1700000000000003.25", "1700000000000004.125"]
+    events = ",".join(f'{{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"ts":{ts},"dur":-0.5}}' for ts in texts)
+    path.write_text(f'{{"traceEvents": [{events}]}}')
+    trace = load_trace(path)
+    assert trace.start.tolist() == [0, 1500, 2250, 3125]
+    assert trace.duration.tolist() == [-500] * 4

@@ -203,7 +203,7 @@ def test_smaller_buckets_are_sent_while_later_gradients_are_computed(tmp_path: P
     answer = ask(recording, [Buckets(2e6)])
     assert answer.refused is None
     assert answer.step_s is not None and answer.low_s is not None and answer.high_s is not None
-    # 10 µs and 10 µs per MB: half of the 4 MB is sent before the bucket was full, so the rest ends at 120 and not 140 µs
+    # 10 µs and 10 µs per MB: half of the 4 MB is sent before the bucket is full; the rest ends at 120 and not 140 µs
     assert answer.base_s - answer.step_s == pytest.approx(20e-6, abs=2e-6)
     assert answer.low_s <= answer.step_s <= answer.high_s
     assert answer.high_s >= answer.base_s

@@ -143,8 +143,8 @@ class Buckets:
     def assumption(self) -> str:
         """What the answer rests on."""
         return (
-            "a bucket is sent when its last gradient is ready, and takes a latency plus its bytes over a rate; parts of a "
-            "recorded bucket become ready evenly while it was computed"
+            "a bucket is sent when its last gradient is ready, and takes a latency plus its bytes over a rate; parts "
+            "of a recorded bucket become ready evenly while it was computed"
         )
 
     def refusal(self, recording: Recording) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from operator import attrgetter
@@ -20,8 +20,9 @@ from traincast.traces.chunks import PIECE_BYTES, EventReader, NotATraceError
 from traincast.traces.kineto import ABSENT, Args, Event, Header, Kind, Number, kind_of
 from traincast.traces.trace import NONE, Ints, ProfilerTrace, RecordedMessage, RecordedShape, SyncFacts
 
-_THOUSANDTHS: Final = re.compile(rb"\.\d{3}(?=,|$)")
+_TENS: Final = np.array([1000, 100, 10, 1])
 _RANK_IN_NAME: Final = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_PAIR: Final = ("B", "E")
 _SUFFIXES: Final = (".json", ".json.gz")
 _COLUMNS: Final = (
     "kind", "name", "lane", "start", "duration", "correlation", "external", "stream", "device", "nbytes", "sequence",
@@ -121,7 +122,7 @@ class _Columns:
         self._open: dict[tuple[Any, Any], list[Event]] = {}
         self._count = 0
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, events: Sequence[Event]) -> None:
         """Add the complete events of a piece that have a meaning here."""
         complete = self._complete(events)
         chosen, kinds = self._chosen(complete)
@@ -155,15 +156,14 @@ class _Columns:
                 self._syncs[number] = SyncFacts(one, _number(arg.waits_for_stream), _number(arg.waits_for_record))
         self._count += len(chosen)
 
-    def _complete(self, events: Iterable[Event]) -> list[Event]:
+    def _complete(self, events: Sequence[Event]) -> list[Event]:
         """Return the events with a duration; a begin and the end that belongs to it make one."""
-        complete = []
-        for event in events:
-            if event.ph == "X":
-                complete.append(event)
-            elif event.ph == "B":
+        complete = [event for event in events if event.ph == "X"]
+        pairs = [event for event in events if event.ph in _PAIR]
+        for event in pairs:
+            if event.ph == "B":
                 self._open.setdefault((event.pid, event.tid), []).append(event)
-            elif event.ph == "E" and self._open.get((event.pid, event.tid)):
+            elif self._open.get((event.pid, event.tid)):
                 begun = self._open[event.pid, event.tid].pop()
                 took = _nanoseconds([event.ts])[0] - _nanoseconds([begun.ts])[0]
                 begun.dur = msgspec.Raw(f"{took / 1000:.3f}".encode())
@@ -251,8 +251,16 @@ def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
     dots = joined.count(b".")
     if not dots and not re.search(rb"[^\d,-]", joined):
         return np.fromstring(joined, dtype=np.int64, sep=",") * 1000
-    if dots == len(texts) == len(_THOUSANDTHS.findall(joined)):
-        return np.fromstring(joined.replace(b".", b""), dtype=np.int64, sep=",")
+    if not re.search(rb"[^\d,.-]", joined):
+        digits = np.fromstring(joined.replace(b".", b""), dtype=np.int64, sep=",")
+        letters = np.frombuffer(joined, dtype=np.uint8)
+        ends = np.append(np.flatnonzero(letters == ord(",")), len(joined))
+        points = np.flatnonzero(letters == ord("."))
+        decimals = np.zeros(len(texts), dtype=np.int64)
+        which = np.searchsorted(ends, points)
+        decimals[which] = ends[which] - points - 1
+        if len(digits) == len(texts) and decimals.max() < len(_TENS):
+            return digits * _TENS[decimals]
     exact = [Decimal(part.decode().strip('"')) * 1000 for part in joined.split(b",")]
     return np.array([int(value.to_integral_value()) for value in exact], dtype=np.int64)
 
