@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,18 @@ def test_collectives_are_learned_from_all_ranks_and_from_no_rank_alone(tmp_path:
 def test_a_trace_without_shapes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="record_shapes=True"):
         learn([[host_bound().trace(tmp_path)]])
+
+
+def test_operators_of_any_known_kind_are_learned_with_their_phase(tmp_path: Path) -> None:
+    made = Made()
+    made.range("ProfilerStep#0", 0, 100)
+    made.op("ReluBackward0", 0, 30)
+    made.op(
+        "aten::threshold_backward", 1, 29, Input__Dims=[[8, 4], [8, 4], []], Input__type=["float", "float", "Scalar"]
+    )
+    made.kernel("elementwise", (5, 8), (10, 17))
+    learned = learn([[made.trace(tmp_path)]])
+    rows = [row for row in learned.rows if row["kind"] == "operator"]
+    assert [json.loads(row["key"])[:3] for row in rows] == [["activation", "threshold_backward", "bwd"]]
+    assert rows[0]["mean_s"] == pytest.approx(7e-6)
+    assert learned.covered == pytest.approx(1.0)

@@ -112,7 +112,9 @@ def replay_command(
 )
 @click.option("--no-communication", is_flag=True, help="Ranks that do not communicate.")
 @click.option("--overlap", is_flag=True, help="Compute does not wait for communication before the step ends.")
-@click.option("--bucket", metavar="100MB", help="Gradients exchanged in buckets of this size. Needs the traces of all ranks.")
+@click.option(
+    "--bucket", metavar="100MB", help="Gradients exchanged in buckets of this size. Needs the traces of all ranks."
+)
 @click.option("--amp", is_flag=True, help="Mixed precision: products and traffic of kernels in half precision.")
 @click.option("--fuse-optimizer", is_flag=True, help="The update of all weights in few kernels.")
 @click.option("--graph", is_flag=True, help="Each step launched as one graph.")

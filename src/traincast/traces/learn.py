@@ -20,11 +20,14 @@ from traincast.errors import RequestError
 from traincast.estimate.events import PURPOSES
 from traincast.estimate.events_file import REAL, EventsCard, Row, row_of
 from traincast.estimate.events_keys import collective_key, operator_key, text_of, update_key
+from traincast.graph.aten import KIND_OF
 from traincast.graph.operator import Operator, Phase
 from traincast.traces.couple import couple
 from traincast.traces.device import DeviceWork, device_work
+from traincast.traces.kineto import Kind
+from traincast.traces.known import host_operator
 from traincast.traces.labels import BACKWARD, launched_within
-from traincast.traces.operators import launchers
+from traincast.traces.operators import Launchers, launchers
 from traincast.traces.processor import host_runs, on_processor
 from traincast.traces.record import record
 from traincast.traces.recording import Recording, TaskRole
@@ -173,12 +176,34 @@ def _runs(trace: ProfilerTrace, work: DeviceWork) -> list[tuple[Operator, float]
     around = launchers(trace, work)
     backward = launched_within(trace, work.event, BACKWARD)
     seconds: dict[tuple[int, Operator], float] = defaultdict(float)
-    for op, (event, operator) in operators_of(trace, work, around).items():
-        name = operator.name.removeprefix("aten::")
+    known = operators_of(trace, work, around)
+    for op in range(len(work)):
         phase = Phase.BACKWARD if backward[op] else Phase.FORWARD
-        same = replace(operator, name=name, phase=phase)
+        if op in known:
+            event, operator = known[op]
+            same = replace(operator, name=operator.name.removeprefix("aten::"), phase=phase)
+        elif (found := _described(trace, around, work, op, phase)) is not None:
+            event, same = found
+        else:
+            continue
         seconds[event, same] += float(work.end[op] - work.start[op]) / 1e9
     return [(operator, took) for (_, operator), took in seconds.items()]
+
+
+def _described(
+    trace: ProfilerTrace, around: Launchers, work: DeviceWork, op: int, phase: Phase
+) -> tuple[int, Operator] | None:
+    """Return the innermost operator around a launch that a captured model has, as its shapes describe it."""
+    event = int(around.inner[op])
+    if work.communicates[op] or trace.kind[work.event[op]] == Kind.COPY:
+        return None
+    while event >= 0:
+        name = trace.name_of(event).removeprefix("aten::")
+        operator = host_operator(name, trace.shape_of(event), phase) if name in KIND_OF else None
+        if operator is not None:
+            return event, operator
+        event = int(around.parent[event])
+    return None
 
 
 def _row(operator: Operator, seconds: list[float]) -> Row:
