@@ -47,12 +47,14 @@ def test_an_operator_takes_the_time_until_the_next_less_what_recording_took(tmp_
     trace = document_without_device(step_on_processor()).trace(tmp_path)
     runs = host_runs(trace, steps_of(trace))
     assert on_processor(trace)
-    assert [(r.operator.name, r.operator.phase, r.seconds) for r in runs.operators] == [
-        ("mm", Phase.FORWARD, pytest.approx(505e-6 - 3 * 2e-6)),
-        ("mm", Phase.BACKWARD, pytest.approx(390e-6 - 2 * 2e-6)),
+    assert [(r.operator.name, r.operator.phase) for r in runs.operators] == [
+        ("mm", Phase.FORWARD),
+        ("mm", Phase.BACKWARD),
     ]
+    assert [r.seconds for r in runs.operators] == pytest.approx([505e-6 - 3 * 2e-6, 390e-6 - 2 * 2e-6])
     assert [r.after for r in runs.operators] == pytest.approx([110e-6 - 2 * 2e-6, 110e-6 - 2e-6])
-    assert [(u.name, u.nbytes, u.seconds) for u in runs.updates] == [("adamw", 2048.0, pytest.approx(100e-6))]
+    assert [(u.name, u.nbytes) for u in runs.updates] == [("adamw", 2048.0)]
+    assert runs.updates[0].seconds == pytest.approx(100e-6)
 
 
 def test_events_of_a_processor_serve_other_batches(tmp_path: Path) -> None:
@@ -79,10 +81,8 @@ def test_a_copy_that_autograd_makes_before_an_operator_in_place_is_told_apart(tm
     made.op("aten::clone", 1, 40, **shapes([8, 32]))
     trace = document_without_device(made).trace(tmp_path)
     runs = host_runs(trace, steps_of(trace)).operators
-    assert [(r.operator.name, r.seconds) for r in runs] == [
-        ("clone", pytest.approx(36e-6)),
-        ("hardtanh_", pytest.approx(60e-6)),
-    ]
+    assert [r.operator.name for r in runs] == ["clone", "hardtanh_"]
+    assert [r.seconds for r in runs] == pytest.approx([36e-6, 60e-6])
 
 
 def test_a_trace_without_kernels_was_not_recorded_on_a_gpu(tmp_path: Path) -> None:

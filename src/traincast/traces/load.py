@@ -260,7 +260,8 @@ def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
         which = np.searchsorted(ends, points)
         decimals[which] = ends[which] - points - 1
         if len(digits) == len(texts) and decimals.max() < len(_TENS):
-            return digits * _TENS[decimals]
+            exactly: Ints = digits * _TENS[decimals]
+            return exactly
     exact = [Decimal(part.decode().strip('"')) * 1000 for part in joined.split(b",")]
     return np.array([int(value.to_integral_value()) for value in exact], dtype=np.int64)
 
