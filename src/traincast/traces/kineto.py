@@ -15,6 +15,8 @@ import msgspec
 Number: TypeAlias = int | float | str | None
 """A number as traces write it; some releases write handles as text (``"0x0"``)."""
 
+UNSTATED: Final = -1
+"""Value of a number that an event does not state, in structs as in columns."""
 ABSENT: Final = msgspec.Raw(b"")
 """Value of a field that an event does not have."""
 
@@ -62,19 +64,19 @@ _NAMED_RANGE: Final = re.compile(r"ProfilerStep#|Optimizer\.|enumerate\(DataLoad
 class Args(msgspec.Struct, gc=False):
     """The arguments of an event that mean something here."""
 
-    correlation: Number = None
-    stream: Number = None
-    device: Number = None
-    external: Number = msgspec.field(name="External id", default=None)
+    correlation: Number = UNSTATED
+    stream: Number = UNSTATED
+    device: Number = UNSTATED
+    external: Number = msgspec.field(name="External id", default=UNSTATED)
     external_old: Number = msgspec.field(name="external id", default=None)
-    nbytes: Number = msgspec.field(name="bytes", default=None)
+    nbytes: Number = msgspec.field(name="bytes", default=UNSTATED)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=ABSENT)
     types: msgspec.Raw = msgspec.field(name="Input type", default=ABSENT)
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=ABSENT)
     grid: msgspec.Raw = ABSENT
     block: msgspec.Raw = ABSENT
-    sequence: Number = msgspec.field(name="Sequence number", default=None)
-    record: Number = msgspec.field(name="Record function id", default=None)
+    sequence: Number = msgspec.field(name="Sequence number", default=UNSTATED)
+    record: Number = msgspec.field(name="Record function id", default=UNSTATED)
     collective: str | None = msgspec.field(name="Collective name", default=None)
     in_elements: Number = msgspec.field(name="In msg nelems", default=None)
     out_elements: Number = msgspec.field(name="Out msg nelems", default=None)

@@ -114,7 +114,8 @@ class _Columns:
 
     def __init__(self) -> None:
         self._names, self._lanes, self._shapes = _Numbered(), _Numbered(), _Numbered()
-        self._kinds: dict[tuple[str, str], int] = {}
+        self._kinds: dict[str, int] = {}
+        self._ranges: list[bool] = []
         self._parts: list[list[Ints]] = []
         self._messages: dict[int, RecordedMessage] = {}
         self._syncs: dict[int, SyncFacts] = {}
@@ -124,36 +125,35 @@ class _Columns:
 
     def add(self, events: Sequence[Event]) -> None:
         """Add the complete events of a piece that have a meaning here."""
-        complete = self._complete(events)
-        chosen, kinds = self._chosen(complete)
+        chosen, kinds = self._chosen(self._complete(events))
         if not chosen:
             return
-        name, process, thread, start, duration, given = zip(*map(_EVENT, chosen), strict=True)
+        name = np.array(list(map(self._names.__getitem__, [event.name for event in chosen])), dtype=np.int64)
+        lanes = zip([event.pid for event in chosen], [event.tid for event in chosen], strict=True)
+        given = [event.args for event in chosen]
         args = [_NO_ARGS if one is None else one for one in given]
-        correlation, external, older, stream, device, nbytes, sequence, record, collective, sync = zip(
-            *map(_ARGS, args), strict=True
-        )
-        if any(older):
-            external = tuple(new if new is not None else old for new, old in zip(external, older, strict=True))
-        lanes = zip(process, thread, strict=True)
+        external: list[Number] = [arg.external for arg in args]
+        older = [arg.external_old for arg in args]
+        if older.count(None) != len(older):
+            external = [new if old is None else old for new, old in zip(external, older, strict=True)]
         self._parts.append(
             [
-                np.array(kinds, dtype=np.int64),
-                np.array(list(map(self._names.__getitem__, name)), dtype=np.int64),
+                self._kinds_by_name(np.array(kinds, dtype=np.int64), name),
+                name,
                 np.array(list(map(self._lanes.__getitem__, lanes)), dtype=np.int64),
-                _nanoseconds(start),
-                _nanoseconds(duration),
-                *(_numbers(column) for column in (correlation, external, stream, device, nbytes, sequence, record)),
+                _nanoseconds([event.ts for event in chosen]),
+                _nanoseconds([event.dur for event in chosen]),
+                _numbers([arg.correlation for arg in args]),
+                _numbers(external),
+                _numbers([arg.stream for arg in args]),
+                _numbers([arg.device for arg in args]),
+                _numbers([arg.nbytes for arg in args]),
+                _numbers([arg.sequence for arg in args]),
+                _numbers([arg.record for arg in args]),
                 np.array(self._shape_numbers(args), dtype=np.int64),
             ]
         )
-        for number, one in enumerate(collective, self._count):
-            if one is not None:
-                self._messages[number] = _message(args[number - self._count])
-        for number, one in enumerate(sync, self._count):
-            if one is not None:
-                arg = args[number - self._count]
-                self._syncs[number] = SyncFacts(one, _number(arg.waits_for_stream), _number(arg.waits_for_record))
+        self._facts(args)
         self._count += len(chosen)
 
     def _complete(self, events: Sequence[Event]) -> list[Event]:
@@ -171,17 +171,34 @@ class _Columns:
         return complete
 
     def _chosen(self, events: list[Event]) -> tuple[list[Event], list[int]]:
-        """Return the events that have a meaning here, and their kinds; count the others."""
-        keys = list(map(_KIND, events))
-        for category, name in set(keys) - self._kinds.keys():
-            kind = kind_of(category, name)
-            self._kinds[category, name] = NONE if kind is None else int(kind)
-        kinds = list(map(self._kinds.__getitem__, keys))
+        """Return the events whose category has a meaning here, and its kind; count the others."""
+        categories = [event.cat for event in events]
+        for category in set(categories) - self._kinds.keys():
+            kind = kind_of(category, "")
+            self._kinds[category] = NONE if kind is None else int(kind)
+        kinds = list(map(self._kinds.__getitem__, categories))
         if NONE not in kinds:
             return events, kinds
-        self._skipped.update(key[0] for key, kind in zip(keys, kinds, strict=True) if kind == NONE)
+        self._skipped.update(one for one, kind in zip(categories, kinds, strict=True) if kind == NONE)
         chosen = [event for event, kind in zip(events, kinds, strict=True) if kind != NONE]
         return chosen, [kind for kind in kinds if kind != NONE]
+
+    def _kinds_by_name(self, kinds: Ints, name: Ints) -> Ints:
+        """Return the kinds of events, where ranges that early releases filed under operators are ranges."""
+        new = list(self._names)[len(self._ranges) :]
+        self._ranges += [kind_of(_OPERATOR, text) is Kind.ANNOTATION for text in new]
+        ranges = np.array(self._ranges, dtype=bool)[name]
+        return np.where(ranges & (kinds == Kind.OPERATOR), int(Kind.ANNOTATION), kinds)
+
+    def _facts(self, args: list[Args]) -> None:
+        """Note what the arguments of the next events say of collectives and of waits."""
+        for number, arg in enumerate(args, self._count):
+            if arg.collective is not None:
+                self._messages[number] = _message(arg)
+            if arg.sync_kind is not None:
+                self._syncs[number] = SyncFacts(
+                    arg.sync_kind, _number(arg.waits_for_stream), _number(arg.waits_for_record)
+                )
 
     def _shape_numbers(self, args: list[Args]) -> list[int]:
         """Return the number of each event's shapes; texts are joined, because one text is found faster than five."""
@@ -228,13 +245,8 @@ class _Columns:
 
 
 _NO_ARGS: Final = Args()
-_KIND: Final = attrgetter("cat", "name")
 _SHAPE: Final = attrgetter("dims", "grid", "types", "concrete", "block")
-_EVENT: Final = attrgetter("name", "pid", "tid", "ts", "dur", "args")
-_ARGS: Final = attrgetter(
-    "correlation", "external", "external_old", "stream", "device", "nbytes", "sequence", "record", "collective",
-    "sync_kind",
-)  # fmt: skip
+_OPERATOR: Final = "cpu_op"
 
 
 def _shape(key: bytes) -> RecordedShape:
@@ -267,10 +279,10 @@ def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:
 
 
 def _numbers(values: Sequence[Number]) -> Ints:
-    if values.count(None) == len(values):
+    if values.count(NONE) == len(values):
         return np.full(len(values), NONE, dtype=np.int64)
     try:
-        return np.array([NONE if value is None else value for value in values], dtype=np.int64)
+        return np.array(values, dtype=np.int64)
     except (ValueError, TypeError, OverflowError):
         return np.array([_number(value) for value in values], dtype=np.int64)
 
