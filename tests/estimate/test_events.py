@@ -92,10 +92,11 @@ ROWS = [
 
 def test_measured_works_take_their_times_and_others_those_of_the_fallback(tmp_path: Path) -> None:
     model = EventsCostModel(folder(tmp_path / "events", ROWS), AnalyticalCostModel())
-    works: list[Work] = [gemm(64), gemm(128), Launch(kernels=3.0), HostCopy(nbytes=1e6)]
+    other = replace(gemm(64), name="a product that nobody measured")
+    works: list[Work] = [gemm(64), other, Launch(kernels=3.0), HostCopy(nbytes=1e6)]
     found = model.estimate(works, cluster())
-    other = AnalyticalCostModel().estimate([gemm(128), HostCopy(nbytes=1e6)], cluster())
-    assert found.seconds.tolist() == [1e-3, other.seconds[0], 0.0, other.seconds[1]]
+    told = AnalyticalCostModel().estimate([other, HostCopy(nbytes=1e6)], cluster())
+    assert found.seconds.tolist() == [1e-3, told.seconds[0], 0.0, told.seconds[1]]
     assert (found.low[0], found.high[0]) == (0.9 * 1e-3, 1.1 * 1e-3)
     assert found.source.tolist() == [0, 2, 0, 2]
 

@@ -11,10 +11,11 @@ import pytest
 from tests.traces.made import device_bound, pair_of_ranks
 from traincast.errors import FileFormatError
 from traincast.traces.chakra import read_chakra, write_chakra
+from traincast.traces.changes import FasterHost
 from traincast.traces.couple import couple
 from traincast.traces.record import record
 from traincast.traces.replay import run
-from traincast.traces.wire import delimited, read_varint, varint
+from traincast.traces.wire import bytes_field, delimited, number_field, read_varint, varint
 
 
 def schema() -> tuple[Any, Any]:
@@ -114,3 +115,22 @@ def test_what_is_no_execution_trace_is_refused(content: bytes, tmp_path: Path) -
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**63, 2**64 - 1])
 def test_numbers_survive_the_wire(value: int) -> None:
     assert read_varint(varint(value), 0) == (value, len(varint(value)))
+
+
+def test_nodes_of_other_programs_without_start_times_start_when_they_can(tmp_path: Path) -> None:
+    def attribute(name: str, value: int) -> bytes:
+        return bytes_field(10, bytes_field(1, name.encode()) + number_field(27, value))
+
+    messages = [bytes_field(1, b"0.0.4")]
+    for number, (took, host, waits) in enumerate([(10, 1, ()), (20, 0, (1,)), (5, 0, (1,)), (1, 1, (2, 3))], 1):
+        node = number_field(1, number) + bytes_field(2, b"op") + number_field(3, 4) + number_field(7, took)
+        node += b"".join(number_field(4, wait) for wait in waits)
+        messages.append(node + attribute("is_cpu_op", host))
+    path = tmp_path / "other.3.et"
+    path.write_bytes(b"".join(varint(len(message)) + message for message in messages))
+    recording = read_chakra(path)
+    assert recording.lanes == () and recording.traces[0].rank == 3
+    assert sorted(recording.start.tolist()) == [0, 10_000, 10_000, 30_000]
+    assert run(recording).total_s == pytest.approx(31e-6)
+    assert run(FasterHost(2.0).apply(recording)).total_s == pytest.approx(25.5e-6)
+    assert "no start times" in recording.notes[0]

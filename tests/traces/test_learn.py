@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def shaped() -> Made:
 
 
 def test_a_learned_operator_is_the_one_that_a_captured_model_has(tmp_path: Path) -> None:
-    learned = learn([shaped().trace(tmp_path)])
+    learned = learn([[shaped().trace(tmp_path)]])
     events = events_of(tmp_path, learned.card, learned.rows)
     product = Operator(
         name="mm",
@@ -47,7 +48,7 @@ def test_a_learned_operator_is_the_one_that_a_captured_model_has(tmp_path: Path)
 
 
 def test_launches_become_the_hosts_time_per_kernel(tmp_path: Path) -> None:
-    rows = learn([shaped().trace(tmp_path)]).rows
+    rows = learn([[shaped().trace(tmp_path)]]).rows
     launch = next(row for row in rows if row["kind"] == "launch")
     assert launch["mean_s"] == pytest.approx(100e-6, rel=0.2)
 
@@ -67,11 +68,26 @@ def test_collectives_are_learned_from_all_ranks_and_from_no_rank_alone(tmp_path:
             if event["name"] == "aten::mm":
                 event["dur"] = 150.0
     traces = [made.trace(tmp_path) for made in ranks]
-    together = [row for row in learn(traces).rows if row["kind"] == "collective"]
+    together = [row for row in learn([traces]).rows if row["kind"] == "collective"]
     assert [(row["nbytes"], row["num_ranks"], row["mean_s"]) for row in together] == [(4000.0, 2, pytest.approx(20e-6))]
-    assert not [row for row in learn(traces[:1]).rows if row["kind"] == "collective"]
+    assert not [row for row in learn([traces[:1]]).rows if row["kind"] == "collective"]
 
 
 def test_a_trace_without_shapes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="record_shapes=True"):
-        learn([host_bound().trace(tmp_path)])
+        learn([[host_bound().trace(tmp_path)]])
+
+
+def test_operators_of_any_known_kind_are_learned_with_their_phase(tmp_path: Path) -> None:
+    made = Made()
+    made.range("ProfilerStep#0", 0, 100)
+    made.op("ReluBackward0", 0, 30)
+    made.op(
+        "aten::threshold_backward", 1, 29, Input__Dims=[[8, 4], [8, 4], []], Input__type=["float", "float", "Scalar"]
+    )
+    made.kernel("elementwise", (5, 8), (10, 17))
+    learned = learn([[made.trace(tmp_path)]])
+    rows = [row for row in learned.rows if row["kind"] == "operator"]
+    assert [json.loads(row["key"])[:3] for row in rows] == [["activation", "threshold_backward", "bwd"]]
+    assert rows[0]["mean_s"] == pytest.approx(7e-6)
+    assert learned.covered == pytest.approx(1.0)

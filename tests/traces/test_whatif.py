@@ -178,3 +178,37 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     change = OtherDevice(load_device("a100-sxm4-80gb"), AnalyticalCostModel())
     answer = ask(record(load_trace(path)), [change])
     assert "not in the catalog (the trace says 'Strange Graphics')" in str(answer.refused)
+
+
+def bucketed() -> list[Made]:
+    """Two ranks; the backward pass of 100 µs fills a bucket of 4 MB (50 µs) and one of 1 MB (20 µs)."""
+    found = []
+    for rank in range(2):
+        made = Made(rank=rank, world_size=2)
+        made.range("ProfilerStep#0", 0, 220)
+        made.op("autograd::engine::evaluate_function: MmBackward0", 1, 110)
+        for piece in range(10):
+            made.kernel("gemm", (2.0 + piece, 3.0 + piece), (10.0 + 10 * piece, 20.0 + 10 * piece))
+        for elements, launch, begin, end in ((1_000_000, 14.0, 90.0, 140.0), (250_000, 16.0, 140.0, 160.0)):
+            said = {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float", "Group size": 2}
+            made.kernel("ncclDevKernel_AllReduce", (launch, launch + 1), (begin, end), stream=20)
+            made.events[-1]["args"] |= said
+        made.call("cudaDeviceSynchronize", 112, 165)
+        found.append(made)
+    return found
+
+
+def test_smaller_buckets_are_sent_while_later_gradients_are_computed(tmp_path: Path) -> None:
+    recording = couple([record(made.trace(tmp_path)) for made in bucketed()])
+    answer = ask(recording, [Buckets(2e6)])
+    assert answer.refused is None
+    assert answer.step_s is not None and answer.low_s is not None and answer.high_s is not None
+    # 10 µs and 10 µs per MB: half of the 4 MB is sent before the bucket is full; the rest ends at 120 and not 140 µs
+    assert answer.base_s - answer.step_s == pytest.approx(20e-6, abs=2e-6)
+    assert answer.low_s <= answer.step_s <= answer.high_s
+    assert answer.high_s >= answer.base_s
+
+
+def test_buckets_are_not_cut_into_dust(tmp_path: Path) -> None:
+    recording = couple([record(made.trace(tmp_path)) for made in bucketed()])
+    assert "more than 64 parts" in str(ask(recording, [Buckets(1e4)]).refused)

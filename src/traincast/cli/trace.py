@@ -30,6 +30,13 @@ _RANGE: Final = click.option(
     metavar="NAME",
     help="Take the ranges of this name as steps. Default: the profiler's steps, else batches, else the whole trace.",
 )
+_EXECUTION: Final = click.option(
+    "--execution-trace",
+    "execution",
+    multiple=True,
+    metavar="FILE",
+    help="Take shapes that a trace does not state from PyTorch's execution trace of the same run; once for each rank.",
+)
 
 
 @click.group(
@@ -43,12 +50,13 @@ def trace() -> None:
 @trace.command(name="show", epilog=options.example("trace show rank0.json.gz"))
 @_TRACES
 @_RANGE
+@_EXECUTION
 @options.json()
-def show_command(traces: tuple[str, ...], named: str | None, as_json: bool) -> None:
+def show_command(traces: tuple[str, ...], named: str | None, execution: tuple[str, ...], as_json: bool) -> None:
     """Show what traces hold: steps, where the time went, the critical path, operators, and what is missing."""
     from traincast.traces.show import summarize_traces
 
-    summary = summarize_traces(_loaded(traces), named=named)
+    summary = summarize_traces(_loaded(traces, execution), named=named)
     if not as_json:
         show_summary(summary)
         return
@@ -97,13 +105,16 @@ def replay_command(
 @trace.command(name="whatif", epilog=options.example("trace whatif trace.json.gz --host 2x"))
 @_TRACES
 @_RANGE
+@_EXECUTION
 @click.option("--host", metavar="2x", help="Hosts so many times as fast; 0.5x: half as fast.")
 @click.option(
     "--network", metavar="2x", help="Links between ranks so many times as fast. Needs the traces of all ranks."
 )
 @click.option("--no-communication", is_flag=True, help="Ranks that do not communicate.")
 @click.option("--overlap", is_flag=True, help="Compute does not wait for communication before the step ends.")
-@click.option("--bucket", metavar="100MB", help="Gradients exchanged in larger buckets. Needs the traces of all ranks.")
+@click.option(
+    "--bucket", metavar="100MB", help="Gradients exchanged in buckets of this size. Needs the traces of all ranks."
+)
 @click.option("--amp", is_flag=True, help="Mixed precision: products and traffic of kernels in half precision.")
 @click.option("--fuse-optimizer", is_flag=True, help="The update of all weights in few kernels.")
 @click.option("--graph", is_flag=True, help="Each step launched as one graph.")
@@ -116,6 +127,7 @@ def replay_command(
 def whatif_command(
     traces: tuple[str, ...],
     named: str | None,
+    execution: tuple[str, ...],
     host: str | None,
     network: str | None,
     no_communication: bool,
@@ -141,7 +153,7 @@ def whatif_command(
         raise RequestError("nothing is changed: give --host 2x, --network 2x, --gpu DEVICE or another change")
     from traincast.traces.whatif import ask
 
-    answer = ask(_recorded(traces, named), changes)
+    answer = ask(_recorded(traces, named, execution=execution), changes)
     if output is not None and answer.replayed is not None:
         _write(answer.replayed, output)
     if as_json:
@@ -222,16 +234,34 @@ def diff_command(
 @trace.command(name="learn", epilog=options.example("trace learn trace.json.gz -o events"))
 @_TRACES
 @_RANGE
+@_EXECUTION
+@click.option(
+    "--device", metavar="DEVICE", help="Where the traces were recorded, if they do not say. Default: a processor."
+)
 @options.output("a folder of events, for `predict --events` and `search --events`.")
 @options.json()
-def learn_command(traces: tuple[str, ...], named: str | None, output: str, as_json: bool) -> None:
-    """Turn measured operators, launches and collectives into events that forecasts use."""
+def learn_command(
+    traces: tuple[str, ...],
+    named: str | None,
+    execution: tuple[str, ...],
+    device: str | None,
+    output: str,
+    as_json: bool,
+) -> None:
+    """Turn measured operators, launches and collectives into events that forecasts use.
+
+    Files of the same rank are repeats, or runs of other batch sizes. Two sizes make forecasts of others better.
+    """
     check_folder(Path(output))
+    from traincast.cluster.catalog import load_device
     from traincast.estimate.events_file import contents_of
     from traincast.files import write_folder
     from traincast.traces.learn import learn
+    from traincast.traces.load import load_jobs
 
-    learned = learn(_loaded(traces), named=named)
+    ran_on = load_device(device) if device else None
+    jobs = [_loaded(traces, execution)] if execution else load_jobs([Path(path) for path in traces])
+    learned = learn(jobs, named=named, device=ran_on)
     write_folder(Path(output), contents_of(learned.card, learned.rows))
     kinds = {kind: sum(row["kind"] == kind for row in learned.rows) for kind in ("operator", "launch", "collective")}
     if as_json:
@@ -293,23 +323,29 @@ def _factor(text: str, option: str) -> float:
     return float(text[:-1])
 
 
-def _loaded(paths: Sequence[str]) -> list[ProfilerTrace]:
+def _loaded(paths: Sequence[str], execution: Sequence[str] = ()) -> list[ProfilerTrace]:
+    from traincast.traces.execution import with_execution
     from traincast.traces.load import load_traces
 
-    return load_traces([Path(path) for path in paths])
+    traces = load_traces([Path(path) for path in paths])
+    return with_execution(traces, [Path(path) for path in execution]) if execution else traces
 
 
-def _recorded(paths: Sequence[str], named: str | None, *, fit: str | None = None) -> Recording:
+def _recorded(
+    paths: Sequence[str], named: str | None, *, fit: str | None = None, execution: Sequence[str] = ()
+) -> Recording:
     """Return the recording of all ranks."""
     from traincast.traces.couple import couple
     from traincast.traces.record import record
 
     if all(path.endswith(".et") for path in paths):
+        if execution:
+            raise RequestError("--execution-trace is for the profiler's traces: Chakra's have no operators with shapes")
         from traincast.traces.chakra import read_chakra
 
         return couple([read_chakra(Path(path)) for path in paths])
     parity = None if fit is None else range(0 if fit == "even" else 1, 1_000_000, 2)
-    return couple([record(one, named=named, fit=parity) for one in _loaded(paths)])
+    return couple([record(one, named=named, fit=parity) for one in _loaded(paths, execution)])
 
 
 def _check(output: str | None, traces: Sequence[str]) -> None:

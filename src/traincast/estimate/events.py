@@ -15,11 +15,13 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.events_file import REAL, EventsCard, Row, read_card, read_rows
 from traincast.estimate.events_keys import name_of, operator_key, text_of, update_key
 from traincast.estimate.events_laws import GLOO_LAWS, LAWS, MeasuredCurve
+from traincast.estimate.events_near import Anchor, NearbyOperators, anchor_of
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.graph import Operator, OpKind
 from traincast.work import Collective, Launch, Transfer, Work
 
 MEASURED: Final = SOURCES.index("measured")
+CARRIED: Final = SOURCES.index("carried")
 PURPOSES: Final = ("kernels", "blocks", "collectives", "sends", "waits")
 """What a host's launches are for; each measured one has a row of kind ``launch``."""
 BESIDE_TRAFFIC: Final = text_of(["compute", "beside", "traffic"])
@@ -41,7 +43,8 @@ class Events:
     """All measured works of one folder, ready to look up.
 
     ``operators`` and ``updates`` are by number of processes that computed at the same time, then by key; an update has
-    its bytes of parameters as well. ``launches`` has the seconds of one launch by purpose.
+    its bytes of parameters as well. ``launches`` has the seconds of one launch by purpose. ``nearby`` are the operators
+    again, for works of other sizes.
     """
 
     path: Path
@@ -52,6 +55,7 @@ class Events:
     launches: dict[str, MeasuredTime]
     interference: float | None
     dtypes: frozenset[str]
+    nearby: dict[int, NearbyOperators]
 
     def operator(self, work: Operator, *, several: bool) -> MeasuredTime | None:
         """Return the measured time of an operator; ``several``: other processes of the machine compute as well."""
@@ -122,6 +126,7 @@ def events_of(path: Path, card: EventsCard, rows: Sequence[Row]) -> Events:
     updates: dict[int, dict[str, tuple[float, MeasuredTime]]] = {}
     curves: dict[tuple[str, int, int], list[Row]] = {}
     launches: dict[str, MeasuredTime] = {}
+    anchors: dict[int, list[Anchor]] = {}
     interference: float | None = None
     for row in rows:
         found = MeasuredTime(row["mean_s"], row["low_s"], row["high_s"])
@@ -130,6 +135,8 @@ def events_of(path: Path, card: EventsCard, rows: Sequence[Row]) -> Events:
                 updates.setdefault(row["num_ranks"], {})[row["key"]] = (row["nbytes"], found)
             case "operator":
                 operators.setdefault(row["num_ranks"], {})[row["key"]] = found
+                if (anchor := anchor_of(row["key"], *found, fixed=row["fixed_s"])) is not None:
+                    anchors.setdefault(row["num_ranks"], []).append(anchor)
             case "collective" | "transfer" if row["collective"] in LAWS:
                 curves.setdefault((row["collective"], row["num_ranks"], row["num_nodes"]), []).append(row)
             case "launch" if row["collective"] in PURPOSES:
@@ -149,6 +156,7 @@ def events_of(path: Path, card: EventsCard, rows: Sequence[Row]) -> Events:
         launches=launches,
         interference=interference,
         dtypes=frozenset(row["dtype"] for row in rows if row["kind"] == "operator" and row["dtype"]),
+        nearby={n: NearbyOperators(found) for n, found in anchors.items()} if card.compute == REAL else {},
     )
 
 
@@ -182,10 +190,12 @@ class EventsCostModel:
         self.check(works, cluster)
         several = any(isinstance(work, Collective | Transfer) for work in works)
         found = [self._found(work, cluster, several=several) for work in works]
+        carried = self._carry(works, found, cluster, several=several)
         rest = [i for i, one in enumerate(found) if one is None]
         told = self.fallback.estimate([works[i] for i in rest], cluster)
         columns = np.array([one or (0.0, 0.0, 0.0) for one in found], dtype=np.float64).reshape(-1, 3)
         source = np.full(len(works), MEASURED, dtype=np.int8)
+        source[carried] = CARRIED
         unmeasured = np.zeros(len(works), dtype=bool)
         bundle = None if told.bundle is None else np.full(len(works), -1, dtype=np.int16)
         if rest:
@@ -205,6 +215,26 @@ class EventsCostModel:
             bundles=told.bundles,
             unmeasured=unmeasured,
         )
+
+    def _carry(
+        self, works: Sequence[Work], found: list[MeasuredTime | None], cluster: Cluster, *, several: bool
+    ) -> list[int]:
+        """Fill in operators that were measured at other sizes, and return their numbers."""
+        carried: list[int] = []
+        if self.events.card.device != cluster.device.name:
+            return carried
+        for table in _best(self.events.nearby, several)[:1]:
+            asked = {
+                i: work for i, work in enumerate(works)
+                if found[i] is None and isinstance(work, Operator) and work.kind is not OpKind.OPTIMIZER
+            }  # fmt: skip
+            times = table.carried(list(asked.values()), self.fallback, cluster) if asked else []
+            for i, time in zip(asked, times, strict=True):
+                if time is not None:
+                    found[i] = MeasuredTime(time.seconds, time.low, time.high)
+                    if not time.same:
+                        carried.append(i)
+        return carried
 
     def _found(self, work: Work, cluster: Cluster, *, several: bool) -> MeasuredTime | None:
         match work:

@@ -40,12 +40,15 @@ COLUMNS: Final[Mapping[str, str]] = {
     "dtype": "string",
     "model": "string",
     "source": "string",
+    "fixed_s": "double",
 }
 """Columns of the table, with the Arrow type of each.
 
 ``num_ranks`` of an operator is the number of processes that computed at the same time. The "seconds" of interference
-are ratios (see :mod:`traincast.profiling.events_beside`). ``source`` is ``measured`` or ``emulated``.
+are ratios (see :mod:`traincast.profiling.events_beside`). ``source`` is ``measured`` or ``emulated``. ``fixed_s`` is
+the part of the mean that does not grow with an operator's size (0: not known); older folders do not have it.
 """
+_OPTIONAL: Final = frozenset({"fixed_s"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +90,13 @@ def row_of(
     dtype: str = "",
     model: str = "",
     source: str = "measured",
+    fixed_s: float = 0.0,
 ) -> Row:
     """Return one row of the table."""
     return {
         "kind": kind, "key": key, "mean_s": mean_s, "low_s": low_s, "high_s": high_s, "repeats": repeats,
         "nbytes": nbytes, "num_ranks": num_ranks, "num_nodes": num_nodes, "collective": collective, "dtype": dtype,
-        "model": model, "source": source,
+        "model": model, "source": source, "fixed_s": fixed_s,
     }  # fmt: skip
 
 
@@ -132,9 +136,10 @@ def read_card(path: Path) -> EventsCard:
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a folder of events; refuse a damaged table in one line."""
     file = path / TABLE
-    rows = tables.read_rows(file, needs=tuple(COLUMNS))
+    rows = tables.read_rows(file, needs=tuple(name for name in COLUMNS if name not in _OPTIONAL))
     for number, row in enumerate(rows):
-        times = [row[name] for name in ("mean_s", "low_s", "high_s", "nbytes")]
+        row.setdefault("fixed_s", 0.0)
+        times = [row[name] for name in ("mean_s", "low_s", "high_s", "nbytes", "fixed_s")]
         if not all(isinstance(t, float) and math.isfinite(t) and t >= 0.0 for t in times):
             raise FileFormatError(f"{file}: row {number} has a time or size that is not a number of 0 or more")
         if row["kind"] in ("collective", "transfer") and not (row["nbytes"] > 0 and row["mean_s"] > 0):

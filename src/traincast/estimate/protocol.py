@@ -12,7 +12,8 @@ import numpy.typing as npt
 from traincast.cluster import Cluster
 from traincast.work import Work
 
-SOURCES: Final = ("measured", "learned", "analytical")
+SOURCES: Final = ("measured", "learned", "analytical", "carried")
+"""Where a time comes from; ``carried``: from a measured operator of another size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,16 +154,21 @@ def _not_measured(plan: Plan, estimates: Estimates) -> list[str]:
     """Return a warning that names the works without a measured time, if others were measured."""
     measured = estimates.source == SOURCES.index("measured")
     spent = estimates.seconds * plan.work_counts()
-    if not measured.any() or not spent[~measured].sum() > 0.0:
+    carried = estimates.source == SOURCES.index("carried")
+    if not (measured | carried).any() or not spent[~measured].sum() > 0.0:
         return []
     names = Counter(_kind_of(plan.works[i]) for i in np.flatnonzero(~measured & (spent > 0.0)).tolist())
     count, share = sum(names.values()), float(spent[~measured].sum() / spent.sum())
     shown = ", ".join(f"{number} {name}" for name, number in names.most_common(_MOST_KINDS))
     more = ", …" if len(names) > _MOST_KINDS else ""
-    return [
-        f"{count} of {len(plan.works)} distinct works have no measured time ({shown}{more}): bundles or physics "
-        f"estimate them, {share:.1%} of the time of all works"
-    ]
+    moved = float(spent[carried].sum() / spent.sum())
+    told = f"bundles or physics estimate them, {share:.1%} of the time of all works"
+    if moved:
+        told = (
+            f"{moved:.1%} of the time of all works is carried over from measured operators of other sizes, and "
+            f"{share - moved:.1%} estimated by bundles or physics"
+        )
+    return [f"{count} of {len(plan.works)} distinct works have no measured time ({shown}{more}): {told}"]
 
 
 def _kind_of(work: Work) -> str:

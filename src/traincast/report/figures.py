@@ -176,4 +176,4 @@ def sources(plan: Plan, estimates: Estimates) -> dict[str, float]:
         for number, name in enumerate(SOURCES)
     }
     total = sum(seconds.values()) or 1.0
-    return {name: value / total for name, value in seconds.items()}
+    return {name: value / total for name, value in seconds.items() if value or name != "carried"}

@@ -23,6 +23,8 @@ _COUNTS: Final = 6
 """Number of leading features that are plain counts, which warnings can name."""
 COMPOSED: Final = (0.95, 1.11)
 """What 90 % of runs take of their forecast if all their works were measured: 74 runs of the testbed."""
+CARRIED_OVER: Final = (0.85, 1.2)
+"""The same if they were measured at another size: steps of half to four times the batch that a trace was taken of."""
 UNCALIBRATED: Final = (0.8, 2.3)
 """A run on a cluster that is not calibrated takes between these multiples of its forecast in 90 % of cases.
 
@@ -152,13 +154,18 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
 
 
 def _unmeasured(plan: Plan, estimates: Estimates) -> tuple[float, float]:
-    """Return :data:`UNCALIBRATED`, drawn towards :data:`COMPOSED` by the share of the works that were measured."""
+    """Return :data:`UNCALIBRATED`, drawn towards the others by the shares of works that were measured, or carried."""
     measured = estimates.source == SOURCES.index("measured")
-    if not measured.any():
+    carried = estimates.source == SOURCES.index("carried")
+    if not (measured | carried).any():
         return UNCALIBRATED
     spent = estimates.seconds * plan.work_counts()
-    rest = float(spent[~measured].sum()) / (float(spent.sum()) or 1.0)
-    low, high = (one + (other - one) * rest for one, other in zip(COMPOSED, UNCALIBRATED, strict=True))
+    total = float(spent.sum()) or 1.0
+    rest, moved = (float(spent[mask].sum()) / total for mask in (~measured & ~carried, carried))
+    low, high = (
+        one + (other - one) * moved + (worst - one) * rest
+        for one, other, worst in zip(COMPOSED, CARRIED_OVER, UNCALIBRATED, strict=True)
+    )
     return low, high
 
 

@@ -9,12 +9,14 @@ import numpy as np
 
 from traincast.traces.trace import Flags, ProfilerTrace
 
-_API: Final = r"^(?:cuda|cu|hip)"
+_API: Final = r"^(?:cuda|cu|hip|musa)"
 COPIES: Final = re.compile(_API + r"(?:Memcpy)")
-STREAM_SYNC: Final = re.compile(_API + r"StreamSynchronize")
-DEVICE_SYNC: Final = re.compile(_API + r"(?:DeviceSynchronize|CtxSynchronize|Free$|FreeHost|HostUnregister)")
+STREAM_SYNC: Final = re.compile(_API + r"StreamSynchronize|^aclrtSynchronizeStream")
+DEVICE_SYNC: Final = re.compile(
+    _API + r"(?:DeviceSynchronize|CtxSynchronize|Free$|FreeHost|HostUnregister)|^urQueueFinish|^aclrtSynchronizeDevice"
+)
 """Calls that return when the whole device is done; freeing memory is one of them."""
-EVENT_SYNC: Final = re.compile(_API + r"EventSynchronize")
+EVENT_SYNC: Final = re.compile(_API + r"EventSynchronize|^urEventWait|^aclrtSynchronizeEvent")
 STREAM_WAIT: Final = re.compile(_API + r"StreamWaitEvent")
 GRAPH_LAUNCH: Final = re.compile(_API + r"GraphLaunch")
 LAUNCH: Final = re.compile(_API + r".*Launch")

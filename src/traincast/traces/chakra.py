@@ -27,6 +27,7 @@ from traincast.traces.wire import bytes_field, delimited, fields, number_field, 
 
 SUFFIX: Final = ".et"
 _VERSION: Final = "0.0.4"
+_METADATA: Final = 1
 _COMPUTE: Final = 4
 _COLLECTIVE: Final = 7
 _COMMUNICATION: Final = (5, 6, 7)
@@ -119,6 +120,7 @@ class _Node:
     duration: int = 0
     on_host: bool = False
     lane: str = ""
+    ours: bool = False
 
 
 def read_chakra(path: Path) -> Recording:
@@ -166,13 +168,16 @@ def _read_attribute(node: _Node, attribute: dict[int, int | bytes]) -> None:
     if name == b"is_cpu_op":
         node.on_host = bool(value)
     elif name == b"duration_nanos" and isinstance(value, int):
-        node.duration = value
+        node.duration, node.ours = value, True
     elif name in (b"lane", b"stream", b"tid"):
         node.lane = value.decode() if isinstance(value, bytes) else f"{name.decode()} {value}"
 
 
 def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
     """Return the nodes as tasks; a node without a lane of its own only lets time pass."""
+    timed = len({node.start for node in nodes}) > 1
+    if not timed:
+        _schedule(nodes)
     nodes.sort(key=lambda node: (node.start, node.number))
     place = {node.number: at for at, node in enumerate(nodes)}
     edges = [(place[n.number], place[w]) for n in nodes for w in n.waits if w in place and w != n.number]
@@ -189,11 +194,13 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         kind=np.where(on_host, int(Kind.OPERATOR), int(Kind.KERNEL)).astype(np.int8),
         name=np.array([names[node.name] for node in nodes], dtype=np.int32),
         lane=np.maximum(lane, 0), start=start, duration=duration, correlation=none, external=none, stream=none,
-        device=none, nbytes=none, sequence=none, shape=none.astype(np.int32), names=tuple(names),
+        device=none, nbytes=none, sequence=none, record=none, shape=none.astype(np.int32), names=tuple(names),
         lanes=tuple(("chakra", name) for name, _ in lanes) or (("chakra", ""),), shapes=(),
     )  # fmt: skip
     last = int(np.argmax(start + duration))
-    role = np.where(lane < 0, int(TaskRole.LATENCY), np.where(on_host, int(TaskRole.CALL), int(TaskRole.DEVICE)))
+    role = np.where(on_host, int(TaskRole.CALL), int(TaskRole.DEVICE))
+    silent = np.array([node.kind <= _METADATA or (node.ours and not node.lane) for node in nodes], dtype=bool)
+    role[silent] = int(TaskRole.LATENCY)
     return Recording(
         traces=(trace,),
         steps=((TraceStep("whole trace", 0, int((start + duration).max()), 0),),),
@@ -208,4 +215,31 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
         communicates=np.array([node.kind in _COMMUNICATION for node in nodes], dtype=bool),
         marks=(((-1, last),),),
+        notes=() if timed else ("the file states no start times: they follow from what each node waits for",),
     )
+
+
+def _schedule(nodes: list[_Node]) -> None:
+    """Let every node start when all that it waits for has ended; in a loop, one of them does not wait."""
+    known = {node.number: node for node in nodes}
+    waiting = {node.number: sum(w in known and w != node.number for w in node.waits) for node in nodes}
+    after = defaultdict[int, list[int]](list)
+    for node in nodes:
+        for wait in node.waits:
+            if wait in known and wait != node.number:
+                after[wait].append(node.number)
+    ready = [number for number, count in waiting.items() if not count]
+    done: set[int] = set()
+    left = iter(list(known))
+    while len(done) < len(known):
+        number = ready.pop() if ready else next(n for n in left if n not in done)
+        if number in done:
+            continue
+        done.add(number)
+        end = known[number].start + known[number].duration
+        for later in after[number]:
+            if later not in done:
+                known[later].start = max(known[later].start, end)
+                waiting[later] -= 1
+                if not waiting[later]:
+                    ready.append(later)

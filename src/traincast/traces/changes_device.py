@@ -17,6 +17,7 @@ from traincast.traces.labels import launched_within
 from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.scaling import PRODUCT, DeviceScaling, device_scaling, is_half, task_factors
 from traincast.traces.show import device_of
+from traincast.traces.split_buckets import split_buckets
 from traincast.traces.trace import Flags, Ints
 
 _PRODUCT_GAIN: Final = (3.0, 1.5, 6.0)
@@ -123,6 +124,10 @@ class HalfPrecision:
         return found
 
 
+_MOST_PARTS: Final = 64
+"""Parts of one recorded bucket beyond which an answer means little."""
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """Gradients exchanged in buckets of ``nbytes``."""
@@ -137,10 +142,13 @@ class Buckets:
     @property
     def assumption(self) -> str:
         """What the answer rests on."""
-        return "a bucket is sent when its last gradient is ready, and takes a latency plus its bytes over a rate"
+        return (
+            "a bucket is sent when its last gradient is ready, and takes a latency plus its bytes over a rate; parts "
+            "of a recorded bucket become ready evenly while it was computed"
+        )
 
     def refusal(self, recording: Recording) -> str | None:
-        """Refuses what the trace does not tell: sizes, transfers, or when parts of a recorded bucket were ready."""
+        """Refuses what the trace does not tell: sizes and transfers."""
         if not recording.communicates.any():
             return "the trace has no communication"
         if not recording.others:
@@ -150,15 +158,18 @@ class Buckets:
             return "the trace does not state the sizes of all-reduces: record it with a release that writes them"
         if len(np.unique(sizes)) < 2:
             return "all recorded buckets have one size: how the time grows with size is not known"
-        if self.nbytes < sizes.max():
+        if sizes.max() > _MOST_PARTS * self.nbytes:
             return (
-                f"the recorded buckets have up to {sizes.max() / 1e6:.0f} MB: when the parts of one were ready is not "
-                "recorded, so buckets cannot become smaller"
+                f"the recorded buckets have up to {sizes.max() / 1e6:.0f} MB: more than {_MOST_PARTS} parts of one say "
+                "nothing any more"
             )
         return None
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
-        """Join buckets: the last of each takes the time of all, the others none."""
+        """Join buckets: the last of each takes the time of all, the others none. Cut those that are larger.
+
+        The ends of the interval let the parts of a bucket be ready when the bucket began, or only when it was full.
+        """
         tasks, sizes = self._buckets(recording)
         rate, latency = np.polyfit(sizes, recording.duration[tasks], 1)
         rate, latency = max(rate, 0.0), max(latency, 0.0)
@@ -175,7 +186,12 @@ class Buckets:
             if held > 1:
                 duration[task] = round(latency + rate * joined)
             joined, held = 0.0, 0
-        return recording.with_durations(duration)
+        parts = np.ceil(sizes / self.nbytes).astype(np.int64)
+        if parts.max() < 2:
+            return recording.with_durations(duration)
+        part_ns = np.rint(latency + rate * sizes / parts).astype(np.int64)
+        joined_up = recording.with_durations(duration)
+        return split_buckets(joined_up, tasks, parts, part_ns, step=step, early=-float(level))
 
     @staticmethod
     def _buckets(recording: Recording) -> tuple[Ints, Ints]:

@@ -27,9 +27,15 @@ _CLOSE: Final = re.compile(rb'\](?=\s*(?:,\s*"|\}))')
 _WINDOW: Final = 1 << 16
 _TRIES: Final = 16
 _GZIP: Final = b"\x1f\x8b"
+_MARK: Final = b"\xef\xbb\xbf"
+"""The byte order mark that some editors put before UTF-8."""
 
 _decoder: Final = msgspec.json.Decoder(list[Event])
 _header: Final = msgspec.json.Decoder(Header)
+
+
+class NotATraceError(FileFormatError):
+    """A file that is whole, but holds something else than a profiler's trace."""
 
 
 class EventReader:
@@ -78,16 +84,18 @@ class EventReader:
         text = b""
         while True:
             more = file.read(self._piece)
-            text += more
+            text = (text + more).removeprefix(_MARK)
             begin = text.lstrip()[:1]
             if begin == b"[":
                 return text.lstrip()[1:], b""
             if found := _EVENTS.search(text):
                 return text[found.end() :], text[: found.end()]
-            if begin not in (b"{", b"") or (not more and not begin):
-                raise FileFormatError(
-                    f"{self._path} is not a trace: it is not JSON; give what PyTorch's profiler wrote"
+            if self._path.suffix == ".et":
+                raise NotATraceError(
+                    f"{self._path} is a Chakra execution trace, which only `trace replay` and `trace whatif` read"
                 )
+            if begin not in (b"{", b"") or (not more and not begin):
+                raise NotATraceError(f"{self._path} is not a trace: it is not JSON; give what PyTorch's profiler wrote")
             if not more:
                 raise self._without_events(text)
 
@@ -97,13 +105,11 @@ class EventReader:
         except msgspec.MsgspecError:
             return self._cut_short()
         if "nodes" in keys:
-            return FileFormatError(
+            return NotATraceError(
                 f"{self._path} is an execution trace, which has no times of kernels: give the profiler's trace of the "
                 "same run"
             )
-        return FileFormatError(
-            f"{self._path} is not a trace: it has no traceEvents; give what PyTorch's profiler wrote"
-        )
+        return NotATraceError(f"{self._path} is not a trace: it has no traceEvents; give what PyTorch's profiler wrote")
 
     def _cut(self, text: bytes) -> tuple[list[Event], bytes]:
         """Return the events that are complete, and the text after them."""

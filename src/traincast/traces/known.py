@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, cast
 
+from traincast.graph.aten import describe
 from traincast.graph.operator import Operator, OpKind, Phase, Scalar
 from traincast.graph.tensor import DType, TensorSpec
 from traincast.traces.trace import RecordedShape
@@ -82,6 +83,61 @@ def known_operator(name: str, shape: RecordedShape) -> Operator | None:
     return _operator(name, _KINDS[name], inputs, outputs)
 
 
+@lru_cache(maxsize=65536)
+def host_operator(name: str, shape: RecordedShape, phase: Phase) -> Operator | None:
+    """Return the operator of an event of a processor as a captured model describes it, or ``None`` without shapes.
+
+    Outputs are not recorded: the largest input stands for them.
+    """
+    tensors = _tensors(shape, scalars=True) or _listed(shape)
+    if not tensors:
+        return None
+    try:
+        kind, inputs, attributes = describe(name, _arguments(shape), list(tensors), [])
+    except (IndexError, ValueError, TypeError):
+        return None
+    ordered = cast(list[TensorSpec], inputs) or list(tensors)
+    return Operator(
+        name=name, kind=kind, phase=phase, inputs=tuple(ordered), attributes=attributes,
+        outputs=(max(ordered, key=lambda t: t.numel),),
+    )  # fmt: skip
+
+
+def _listed(shape: RecordedShape) -> Tensors:
+    """Return the tensors of a list among an operator's inputs, whose types are not recorded: taken as fp32."""
+    try:
+        dims, types = json.loads(shape.dims), json.loads(shape.types)
+    except ValueError:
+        return ()
+    lists = [sizes for sizes, dtype in zip(dims, types, strict=False) if dtype == "TensorList"]
+    return tuple(
+        TensorSpec(tuple(sizes), DType.FP32)
+        for found in lists
+        for sizes in found
+        if isinstance(sizes, list) and sizes and all(isinstance(n, int) and n > 0 for n in sizes)
+    )
+
+
+def numel_of(shape: RecordedShape) -> int:
+    """Return the elements of all tensors among an operator's inputs."""
+    return sum(t.numel for t in _tensors(shape))
+
+
+def _arguments(shape: RecordedShape) -> tuple[Any, ...]:
+    """Return the arguments of a call, as far as they are recorded; a tensor or an absent one is ``None``."""
+    if not shape.concrete:
+        return ()
+    return tuple(_argument(text) for text in json.loads(shape.concrete))
+
+
+def _argument(text: Any) -> Any:
+    words = str(text).replace("True", "true").replace("False", "false")
+    try:
+        return json.loads(words) if words else None
+    except ValueError:
+        return None
+
+
 def dtype_of(shape: RecordedShape) -> DType | None:
     """Return the first floating-point dtype among an operator's inputs, or ``None`` if none is recorded."""
     return next((t.dtype for t in _tensors(shape) if t.dtype.is_floating), None)
@@ -91,8 +147,8 @@ def _operator(name: str, kind: OpKind, inputs: Tensors, outputs: Tensors) -> Ope
     return Operator(name=name, kind=kind, phase=Phase.FORWARD, inputs=inputs, outputs=outputs)
 
 
-def _tensors(shape: RecordedShape) -> Tensors:
-    """Return the tensors among an operator's inputs."""
+def _tensors(shape: RecordedShape, *, scalars: bool = False) -> Tensors:
+    """Return the tensors among an operator's inputs; those without dimensions only with ``scalars``."""
     if not shape.dims or not shape.types:
         return ()
     try:
@@ -101,7 +157,12 @@ def _tensors(shape: RecordedShape) -> Tensors:
         return ()
     found = []
     for sizes, dtype in zip(dims, types, strict=False):
-        if dtype in _DTYPES and isinstance(sizes, list) and sizes and all(isinstance(n, int) and n > 0 for n in sizes):
+        if (
+            dtype in _DTYPES
+            and isinstance(sizes, list)
+            and (sizes or scalars)
+            and all(isinstance(n, int) and n > 0 for n in sizes)
+        ):
             found.append(TensorSpec(tuple(sizes), _DTYPES[dtype]))
     return tuple(found)
 

@@ -14,18 +14,26 @@ from typing import Final
 
 import numpy as np
 
+from traincast.cluster.catalog import load_device
+from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.errors import RequestError
+from traincast.estimate.events import PURPOSES
 from traincast.estimate.events_file import REAL, EventsCard, Row, row_of
-from traincast.estimate.events_keys import collective_key, operator_key, text_of
+from traincast.estimate.events_keys import collective_key, operator_key, text_of, update_key
+from traincast.graph.aten import KIND_OF
 from traincast.graph.operator import Operator, Phase
 from traincast.traces.couple import couple
 from traincast.traces.device import DeviceWork, device_work
+from traincast.traces.kineto import Kind
+from traincast.traces.known import host_operator
 from traincast.traces.labels import BACKWARD, launched_within
-from traincast.traces.operators import launchers
+from traincast.traces.operators import Launchers, launchers
+from traincast.traces.processor import host_runs, on_processor
 from traincast.traces.record import record
 from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.scaling import operators_of
 from traincast.traces.show import device_of
+from traincast.traces.steps import steps_of
 from traincast.traces.trace import ProfilerTrace
 
 _KINDS: Final = {
@@ -36,7 +44,9 @@ _KINDS: Final = {
     "broadcast": "broadcast",
 }
 _BYTES: Final = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Int": 4, "Long": 8, "Byte": 1}
-_STATISTIC: Final = "mean over the runs in a profiler's trace; 5th and 95th percentile"
+_STATISTIC: Final = (
+    "mean over the runs in a profiler's trace (a processor: of the middle 90 %); 5th and 95th percentile"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +59,24 @@ class LearnedEvents:
     notes: tuple[str, ...]
 
 
-def learn(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> LearnedEvents:
-    """Return the events of traces of one job; refuse traces of an unknown device, or without shapes."""
-    device = device_of(traces[0])
+def learn(
+    jobs: Sequence[Sequence[ProfilerTrace]], *, named: str | None = None, device: Device | None = None
+) -> LearnedEvents:
+    """Return the events of jobs, each with the traces of its ranks; refuse an unknown device, or traces without shapes.
+
+    Several jobs may be repeats, or runs of other batch sizes. ``device`` says where they ran if the traces do not.
+    """
+    traces = [trace for job in jobs for trace in job]
+    if all(on_processor(trace) for trace in traces):
+        return _learn_processor(jobs, named=named, device=device or load_device("cpu"))
+    found = device_of(traces[0])
+    if device is not None and found is not None and device.name != found.name:
+        raise RequestError(f"trace {traces[0].path} was recorded on {found.name}, not on {device.name}")
+    device = device or found
     if device is None:
         said = traces[0].devices[0].name if traces[0].devices else "no device"
         raise RequestError(f"trace {traces[0].path} was recorded on {said!r}, which is not in the catalog of devices")
-    recording = couple([record(trace, named=named) for trace in traces])
+    recordings = [couple([record(trace, named=named) for trace in job]) for job in jobs]
     times: dict[Operator, list[float]] = defaultdict(list)
     took = total = 0.0
     for trace in traces:
@@ -65,18 +86,89 @@ def learn(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> Learn
             took += seconds
         total += float((work.end - work.start)[~work.communicates].sum()) / 1e9
     if not times:
-        raise RequestError(
-            f"trace {traces[0].path} states no shapes of operators: record it with record_shapes=True to learn from it"
-        )
+        raise _without_shapes(traces[0])
     rows = [_row(operator, seconds) for operator, seconds in times.items()]
-    rows.append(_launches(recording))
-    rows += _collectives(recording)
+    rows.append(_launches(recordings))
+    rows += _collectives(recordings)
     dtypes = Counter(operator.dtype.value for operator in times)
     card = EventsCard(
         device=device.name, machine=device.name, backend="nccl", threads=1, compute=REAL, network="as traced",
         precision=dtypes.most_common(1)[0][0], torch="", host="", statistic=_STATISTIC, cost={},
     )  # fmt: skip
-    return LearnedEvents(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=recording.notes)
+    return LearnedEvents(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=_notes(recordings))
+
+
+def _notes(recordings: Sequence[Recording]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for recording in recordings for note in recording.notes))
+
+
+def _learn_processor(jobs: Sequence[Sequence[ProfilerTrace]], *, named: str | None, device: Device) -> LearnedEvents:
+    """Return the events of traces without kernels: the operators themselves ran on the host."""
+    if device.architecture != PROCESSOR:
+        raise RequestError(
+            f"trace {jobs[0][0].path} has no kernels: its operators ran on a processor, not on {device.name}"
+        )
+    times: dict[Operator, list[tuple[float, float]]] = defaultdict(list)
+    updates: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    took = total = 0.0
+    for job in jobs:
+        for trace in job:
+            runs = host_runs(trace, steps_of(trace, named=named))
+            total += runs.total
+            for run in runs.operators:
+                times[run.operator].append((run.seconds, run.after))
+                took += run.seconds
+            for update in runs.updates:
+                took += update.seconds
+                if update.nbytes:
+                    updates[update.name].append((update.seconds, update.nbytes))
+    if not times:
+        raise _without_shapes(jobs[0][0])
+    ranks = max(len(job) for job in jobs)
+    rows = [_host_row(operator, runs, ranks) for operator, runs in times.items()]
+    for name, seen in updates.items():
+        seconds = [s for s, _ in seen]
+        low, high = np.quantile(seconds, (0.05, 0.95))
+        rows.append(
+            row_of(
+                "operator", update_key(name), mean_s=_typical(seconds), low_s=float(low), high_s=float(high),
+                repeats=len(seconds), nbytes=float(np.mean([n for _, n in seen])), num_ranks=ranks, dtype="fp32",
+            )
+        )  # fmt: skip
+    rows += [
+        row_of("launch", text_of(["launch", name]), mean_s=0.0, low_s=0.0, high_s=0.0, repeats=0, collective=name)
+        for name in PURPOSES
+    ]
+    dtypes = Counter(operator.dtype.value for operator in times if operator.dtype.is_floating)
+    card = EventsCard(
+        device=device.name, machine=device.name, backend="gloo", threads=1, compute=REAL, network="not traced",
+        precision=dtypes.most_common(1)[0][0] if dtypes else "fp32", torch="", host="", statistic=_STATISTIC, cost={},
+    )  # fmt: skip
+    notes = ("operators ran on a processor: each takes the time until the next one starts",)
+    return LearnedEvents(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=notes)
+
+
+def _host_row(operator: Operator, runs: list[tuple[float, float]], ranks: int) -> Row:
+    seconds = [s for s, _ in runs]
+    low, high = np.quantile(seconds, (0.05, 0.95))
+    return row_of(
+        "operator", operator_key(operator), mean_s=_typical(seconds), low_s=float(low), high_s=float(high),
+        repeats=len(seconds), nbytes=float(operator.nbytes), num_ranks=ranks, dtype=operator.dtype.value,
+        fixed_s=_typical([after for _, after in runs]),
+    )  # fmt: skip
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    """Return the mean of the middle 90 %: single runs that something else held up do not count."""
+    ordered = np.sort(np.array(seconds))
+    spare = int(0.05 * len(ordered))
+    return float(ordered[spare : len(ordered) - spare].mean())
+
+
+def _without_shapes(trace: ProfilerTrace) -> RequestError:
+    return RequestError(
+        f"trace {trace.path} states no shapes of operators: record it with record_shapes=True to learn from it"
+    )
 
 
 def _runs(trace: ProfilerTrace, work: DeviceWork) -> list[tuple[Operator, float]]:
@@ -84,12 +176,34 @@ def _runs(trace: ProfilerTrace, work: DeviceWork) -> list[tuple[Operator, float]
     around = launchers(trace, work)
     backward = launched_within(trace, work.event, BACKWARD)
     seconds: dict[tuple[int, Operator], float] = defaultdict(float)
-    for op, (event, operator) in operators_of(trace, work, around).items():
-        name = operator.name.removeprefix("aten::")
+    known = operators_of(trace, work, around)
+    for op in range(len(work)):
         phase = Phase.BACKWARD if backward[op] else Phase.FORWARD
-        same = replace(operator, name=name, phase=phase)
+        if op in known:
+            event, operator = known[op]
+            same = replace(operator, name=operator.name.removeprefix("aten::"), phase=phase)
+        elif (found := _described(trace, around, work, op, phase)) is not None:
+            event, same = found
+        else:
+            continue
         seconds[event, same] += float(work.end[op] - work.start[op]) / 1e9
     return [(operator, took) for (_, operator), took in seconds.items()]
+
+
+def _described(
+    trace: ProfilerTrace, around: Launchers, work: DeviceWork, op: int, phase: Phase
+) -> tuple[int, Operator] | None:
+    """Return the innermost operator around a launch that a captured model has, as its shapes describe it."""
+    event = int(around.inner[op])
+    if work.communicates[op] or trace.kind[work.event[op]] == Kind.COPY:
+        return None
+    while event >= 0:
+        name = trace.name_of(event).removeprefix("aten::")
+        operator = host_operator(name, trace.shape_of(event), phase) if name in KIND_OF else None
+        if operator is not None:
+            return event, operator
+        event = int(around.parent[event])
+    return None
 
 
 def _row(operator: Operator, seconds: list[float]) -> Row:
@@ -100,16 +214,17 @@ def _row(operator: Operator, seconds: list[float]) -> Row:
     )  # fmt: skip
 
 
-def _launches(recording: Recording) -> Row:
+def _launches(recordings: Sequence[Recording]) -> Row:
     """Return the host's seconds per launch of a kernel: all its own time in the steps, over the launches in them."""
-    host = np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL)) & (recording.trace == 0)
     each = []
-    for step in recording.steps[0]:
-        inside = host & (recording.start >= step.start) & (recording.end <= step.end)
+    for recording in recordings:
+        host = np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL)) & (recording.trace == 0)
         launched = recording.launched[(recording.role == TaskRole.DEVICE) & (recording.trace == 0)]
-        count = int(((launched >= step.start) & (launched < step.end)).sum())
-        if count:
-            each.append(float(recording.duration[inside].sum()) / 1e9 / count)
+        for step in recording.steps[0]:
+            inside = host & (recording.start >= step.start) & (recording.end <= step.end)
+            count = int(((launched >= step.start) & (launched < step.end)).sum())
+            if count:
+                each.append(float(recording.duration[inside].sum()) / 1e9 / count)
     mean = float(np.mean(each)) if each else 0.0
     low, high = (min(each), max(each)) if each else (0.0, 0.0)
     return row_of(
@@ -118,11 +233,24 @@ def _launches(recording: Recording) -> Row:
     )  # fmt: skip
 
 
-def _collectives(recording: Recording) -> list[Row]:
+def _collectives(recordings: Sequence[Recording]) -> list[Row]:
     """Return the transfers of collectives whose size and ranks are stated; of a rank alone, none."""
-    if not recording.others:
-        return []
     found: dict[tuple[str, float, int], list[float]] = defaultdict(list)
+    for recording in recordings:
+        if recording.others:
+            _transfers(recording, found)
+    return [
+        row_of(
+            "collective", collective_key(kind, nbytes, members, 1), mean_s=float(np.mean(seconds)),
+            low_s=min(seconds), high_s=max(seconds), repeats=len(seconds), nbytes=nbytes, num_ranks=members,
+            collective=kind,
+        )
+        for (kind, nbytes, members), seconds in found.items()
+    ]  # fmt: skip
+
+
+def _transfers(recording: Recording, found: dict[tuple[str, float, int], list[float]]) -> None:
+    """Add the transfers of one job to ``found``, by kind, bytes and ranks."""
     for task in np.flatnonzero(recording.communicates & (recording.role == TaskRole.DEVICE)).tolist():
         message = recording.traces[int(recording.trace[task])].messages.get(int(recording.event[task]))
         members = 1 + len(recording.others.get(task, ()))
@@ -133,11 +261,3 @@ def _collectives(recording: Recording) -> list[Row]:
         if kind is not None and elements > 0 and recording.duration[task] > 0:
             nbytes = float(elements * _BYTES.get(message.dtype, 4))
             found[kind, nbytes, members].append(float(recording.duration[task]) / 1e9)
-    return [
-        row_of(
-            "collective", collective_key(kind, nbytes, members, 1), mean_s=float(np.mean(seconds)),
-            low_s=min(seconds), high_s=max(seconds), repeats=len(seconds), nbytes=nbytes, num_ranks=members,
-            collective=kind,
-        )
-        for (kind, nbytes, members), seconds in found.items()
-    ]  # fmt: skip

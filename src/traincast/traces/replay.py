@@ -59,7 +59,11 @@ def run(recording: Recording) -> Replayed:
     planned = to_plan(recording)
     timeline = planned.run()
     end = timeline.end[planned.place]
-    bounds = [[tuple(float(end[m]) if m >= 0 else 0.0 for m in pair) for pair in marks] for marks in recording.marks]
+    last = float(end.max(initial=0.0))  # a trace without threads has no task that ends its step
+    bounds = [
+        [(float(end[a]) if a >= 0 else 0.0, float(end[b]) if b >= 0 else last) for a, b in marks]
+        for marks in recording.marks
+    ]
     steps = tuple(tuple(last - first for first, last in pairs) for pairs in bounds)
     return Replayed(
         recording=recording,

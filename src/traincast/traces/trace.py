@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.traces.kineto import DEVICE_KINDS, DeviceProperties, Kind
+from traincast.traces.kineto import DEVICE_KINDS, UNSTATED, DeviceProperties, Kind
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-NONE: Final = -1
+NONE: Final = UNSTATED
 """Value of a column where an event does not state it."""
 
 
@@ -76,6 +76,7 @@ class ProfilerTrace:
     device: Ints
     nbytes: Ints
     sequence: Ints
+    record: Ints
     shape: npt.NDArray[np.int32]
     names: tuple[str, ...]
     lanes: tuple[tuple[str, str], ...]

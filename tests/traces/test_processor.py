@@ -1,0 +1,91 @@
+"""Operators that ran on a processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces.made import Made
+from traincast.cluster import load_cluster
+from traincast.cluster.catalog import load_device
+from traincast.errors import RequestError
+from traincast.estimate import AnalyticalCostModel, EventsCostModel
+from traincast.estimate.events import CARRIED, MEASURED, events_of
+from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.traces.learn import learn
+from traincast.traces.processor import host_runs, on_processor
+from traincast.traces.steps import steps_of
+
+
+def shapes(*dims: list[int]) -> dict[str, Any]:
+    return {"Input__Dims": list(dims), "Input__type": ["float"] * len(dims)}
+
+
+def step_on_processor(*, batch: int = 8) -> Made:
+    """A step of 1 ms: a linear layer of 400 µs and 100 µs until the next, its backward, a gradient and an update."""
+    made = Made()
+    made.range("ProfilerStep#0", 0, 1000)
+    made.op("aten::linear", 0, 400, **shapes([batch, 32], [16, 32]))
+    made.op("aten::t", 2, 4, **shapes([16, 32]))
+    made.op("aten::mm", 5, 400, **shapes([batch, 32], [32, 16]))
+    made.op("autograd::engine::evaluate_function: MmBackward0", 500, 800)
+    made.op("MmBackward0", 505, 795)
+    made.op("aten::mm", 510, 790, **shapes([32, batch], [batch, 16]))
+    made.op("torch::autograd::AccumulateGrad", 800, 820, **shapes([32, 16]))
+    made.range("Optimizer.step#AdamW.step", 900, 1000)
+    return made
+
+
+def document_without_device(made: Made) -> Made:
+    made.document = lambda: {"traceEvents": made.events}  # type: ignore[method-assign]
+    return made
+
+
+def test_an_operator_takes_the_time_until_the_next_less_what_recording_took(tmp_path: Path) -> None:
+    trace = document_without_device(step_on_processor()).trace(tmp_path)
+    runs = host_runs(trace, steps_of(trace))
+    assert on_processor(trace)
+    assert [(r.operator.name, r.operator.phase) for r in runs.operators] == [
+        ("mm", Phase.FORWARD),
+        ("mm", Phase.BACKWARD),
+    ]
+    assert [r.seconds for r in runs.operators] == pytest.approx([505e-6 - 3 * 2e-6, 390e-6 - 2 * 2e-6])
+    assert [r.after for r in runs.operators] == pytest.approx([110e-6 - 2 * 2e-6, 110e-6 - 2e-6])
+    assert [(u.name, u.nbytes) for u in runs.updates] == [("adamw", 2048.0)]
+    assert runs.updates[0].seconds == pytest.approx(100e-6)
+
+
+def test_events_of_a_processor_serve_other_batches(tmp_path: Path) -> None:
+    learned = learn([[document_without_device(step_on_processor()).trace(tmp_path)]])
+    assert (learned.card.device, learned.card.backend) == ("cpu", "gloo")
+    model = EventsCostModel(events_of(tmp_path, learned.card, learned.rows), AnalyticalCostModel())
+
+    def forward(batch: int) -> Operator:
+        tensors = [TensorSpec(shape, DType.FP32) for shape in ((batch, 32), (32, 16), (batch, 16))]
+        return Operator(
+            name="mm", kind=OpKind.GEMM, phase=Phase.FORWARD, inputs=tuple(tensors[:2]), outputs=(tensors[2],)
+        )
+
+    found = model.estimate([forward(8), forward(16)], load_cluster("cpu-server:1x1"))
+    assert found.source.tolist() == [MEASURED, CARRIED]
+    assert found.seconds[0] == pytest.approx(499e-6)
+    assert found.seconds[0] < found.seconds[1] < 2 * found.seconds[0]
+
+
+def test_a_copy_that_autograd_makes_before_an_operator_in_place_is_told_apart(tmp_path: Path) -> None:
+    made = Made()
+    made.range("ProfilerStep#0", 0, 100)
+    made.op("aten::hardtanh_", 0, 90, **shapes([8, 32]))
+    made.op("aten::clone", 1, 40, **shapes([8, 32]))
+    trace = document_without_device(made).trace(tmp_path)
+    runs = host_runs(trace, steps_of(trace)).operators
+    assert [r.operator.name for r in runs] == ["clone", "hardtanh_"]
+    assert [r.seconds for r in runs] == pytest.approx([36e-6, 60e-6])
+
+
+def test_a_trace_without_kernels_was_not_recorded_on_a_gpu(tmp_path: Path) -> None:
+    trace = document_without_device(step_on_processor()).trace(tmp_path)
+    with pytest.raises(RequestError, match="ran on a processor, not on h100-sxm5-80gb"):
+        learn([[trace]], device=load_device("h100-sxm5-80gb"))
