@@ -275,9 +275,10 @@ def _recurrent(call: Call) -> tuple[torch.Tensor, ...]:
     if int(call.get("layout", 0)):
         raise UnsupportedError("its layout is batch first")
     weights = []
-    for d in range(int(call.tensor(1).shape[0])):
-        bias = call.tensor(3)[d] if call.has(3) else None
-        weights += [call.tensor(1)[d], call.tensor(2)[d]] + ([] if bias is None else list(bias.chunk(2)))
+    stacked = [call.tensor(n) for n in (1, 2, 3) if call.has(n)]
+    parts = [[t.squeeze(0)] if t.shape[0] == 1 else list(t.unbind(0)) for t in stacked]
+    for own in zip(*parts, strict=True):
+        weights += [*own[:2], *(half for bias in own[2:] for half in bias.chunk(2))]
     return _layer(call, call.node.op, weights, call.has(3), int(call.tensor(1).shape[0]))
 
 

@@ -153,8 +153,8 @@ class CrossLayer(nn.Module):  # type: ignore[misc]
         one, two = self.gates.tanh().unbind(0)
         q = self.q_norm(self.q(self.norm1(x)).unflatten(-1, (self.heads, -1)))
         k, v = self.kv(seen).unflatten(-1, (2 * self.kv_heads, -1)).chunk(2, dim=2)
-        parts = (t.transpose(1, 2) for t in (q, self.k_norm(k), v))
-        mixed = functional.scaled_dot_product_attention(*parts, enable_gqa=self.heads != self.kv_heads)
+        q, k, v = (t.transpose(1, 2) for t in (q, self.k_norm(k), v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads != self.kv_heads)
         x = x + one * self.out(mixed.transpose(1, 2).flatten(2))
         return x + two * self.mlp(self.norm2(x))
 
@@ -238,8 +238,8 @@ class Resampler(nn.Module):  # type: ignore[misc]
         q = self.q(own).unflatten(-1, (self.heads, -1))
         joint = self.kv(torch.cat((self.norm2(seen), own), dim=1))
         k, v = joint.unflatten(-1, (2 * self.kv_heads, -1)).chunk(2, dim=2)
-        parts = (t.transpose(1, 2) for t in (q, k, v))
-        mixed = functional.scaled_dot_product_attention(*parts, enable_gqa=self.heads != self.kv_heads)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, enable_gqa=self.heads != self.kv_heads)
         x = latents + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm3(x))
 
