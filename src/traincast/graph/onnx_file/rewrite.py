@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from traincast.graph.onnx_file.index import OnnxIndex
 from traincast.graph.onnx_file.network import OnnxNetwork, OnnxNode, Weight
-from traincast.graph.onnx_file.node_index import NodeIndex
 from traincast.graph.onnx_file.tensorflow import TENSORFLOW_PATTERNS
 
 _IN_PLACE: Final = frozenset({"Clip", "Elu", "HardSwish", "Swish"})
@@ -67,7 +67,7 @@ def _apart(network: OnnxNetwork) -> OnnxNetwork:
     return replace(network, nodes=tuple(nodes), weights=weights)
 
 
-class _Patterns(NodeIndex):
+class _Patterns(OnnxIndex):
     """What PyTorch's exporters take apart; a pattern turns its last node into the joined one."""
 
     def linear(self, node: OnnxNode) -> OnnxNode | None:

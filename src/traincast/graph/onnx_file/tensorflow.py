@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from traincast.graph.onnx_file.index import OnnxIndex
 from traincast.graph.onnx_file.network import OnnxNode
-from traincast.graph.onnx_file.node_index import NodeIndex
 
 _RANDOM: Final = ("StatelessRandomUniformV2", "RandomUniform", "RandomUniformLike")
 _MEANS: Final = ("ReduceMean", "GlobalAveragePool")
 _VIEWS: Final = ("Squeeze", "Reshape", "Transpose", "Unsqueeze", "Neg", "Identity")
 
 
-def index_of_row(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
+def index_of_row(graph: OnnxIndex, node: OnnxNode) -> OnnxNode | None:
     """``x`` or, below zero, ``x`` plus the number of rows: the row that an embedding looks up."""
     if node.op not in ("Add", "Where") or not _feeds_only(graph, node.outputs[0], "Gather"):
         return None
@@ -40,7 +40,7 @@ def index_of_row(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
     return None
 
 
-def dropout(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
+def dropout(graph: OnnxIndex, node: OnnxNode) -> OnnxNode | None:
     """``x`` scaled where a random number is large enough, else zero."""
     scaled, drawn = "", None
     if node.op == "Where":
@@ -63,7 +63,7 @@ def dropout(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
     return replace(node, op="Dropout", inputs=(parts[0],), attributes={"ratio": float(ratio.ravel()[0])})
 
 
-def gelu_of_erfc(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
+def gelu_of_erfc(graph: OnnxIndex, node: OnnxNode) -> OnnxNode | None:
     """``x / 2 · erfc(-x / √2)``."""
     if node.op != "Mul":
         return None
@@ -77,7 +77,7 @@ def gelu_of_erfc(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
     return None
 
 
-def bias_behind_reshape(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
+def bias_behind_reshape(graph: OnnxIndex, node: OnnxNode) -> OnnxNode | None:
     """A product with weights, another shape, and a bias with one element per column of the weights."""
     for data, bias in (node.inputs, node.inputs[::-1]) if node.op == "Add" else ():
         shaped = graph.maker(data, "Reshape")
@@ -107,7 +107,7 @@ class _Norm(NamedTuple):
     bias: str
 
 
-def norm_of_moments(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
+def norm_of_moments(graph: OnnxIndex, node: OnnxNode) -> OnnxNode | None:
     """A batch norm or layer norm, written as ``x · (w / deviation) + (b - mean · (w / deviation))``."""
     found = _norm(graph, node)
     if found is None:
@@ -127,7 +127,7 @@ def norm_of_moments(graph: NodeIndex, node: OnnxNode) -> OnnxNode | None:
     )
 
 
-def _norm(graph: NodeIndex, node: OnnxNode) -> _Norm | None:
+def _norm(graph: OnnxIndex, node: OnnxNode) -> _Norm | None:
     for one, other in (node.inputs, node.inputs[::-1]) if node.op == "Add" else ():
         product = graph.maker(one, "Mul")
         for data, factor in (product.inputs, product.inputs[::-1]) if product else ():
@@ -145,7 +145,7 @@ def _norm(graph: NodeIndex, node: OnnxNode) -> _Norm | None:
     return None
 
 
-def _factor(graph: NodeIndex, name: str) -> str | None:
+def _factor(graph: OnnxIndex, name: str) -> str | None:
     """The weight in ``weight / √(variance + ε)``."""
     product = graph.maker(name, "Mul")
     for inverse, weight in (product.inputs, product.inputs[::-1]) if product else ():
@@ -155,7 +155,7 @@ def _factor(graph: NodeIndex, name: str) -> str | None:
     return None
 
 
-def _shift(graph: NodeIndex, name: str, factor: str) -> tuple[str, OnnxNode] | None:
+def _shift(graph: OnnxIndex, name: str, factor: str) -> tuple[str, OnnxNode] | None:
     """Bias and mean in ``bias - mean · factor`` or ``bias + (-mean) · factor``."""
     added = graph.maker(name, "Sub", "Add")
     for bias, moved in (added.inputs, added.inputs[::-1]) if added else ():
@@ -171,7 +171,7 @@ def _shift(graph: NodeIndex, name: str, factor: str) -> tuple[str, OnnxNode] | N
     return None
 
 
-def _axes(graph: NodeIndex, mean: OnnxNode) -> Sequence[int] | None:
+def _axes(graph: OnnxIndex, mean: OnnxNode) -> Sequence[int] | None:
     """The dims that a mean is taken over; ``None`` for the last ones (a pool over all places of a channel)."""
     if mean.op == "GlobalAveragePool":
         return None
@@ -180,7 +180,7 @@ def _axes(graph: NodeIndex, mean: OnnxNode) -> Sequence[int] | None:
     return [int(axis) for axis in axes]
 
 
-def _feeds_only(graph: NodeIndex, name: str, op: str) -> bool:
+def _feeds_only(graph: OnnxIndex, name: str, op: str) -> bool:
     """Whether all users of ``name`` are ``op``, reached through casts at most."""
     users = graph.users.get(name, [])
     return bool(users) and all(
@@ -188,7 +188,7 @@ def _feeds_only(graph: NodeIndex, name: str, op: str) -> bool:
     )
 
 
-TENSORFLOW_PATTERNS: Final[tuple[Callable[[NodeIndex, OnnxNode], OnnxNode | None], ...]] = (
+TENSORFLOW_PATTERNS: Final[tuple[Callable[[OnnxIndex, OnnxNode], OnnxNode | None], ...]] = (
     index_of_row,
     dropout,
     gelu_of_erfc,

@@ -10,7 +10,7 @@ from traincast.graph.onnx_file.network import OnnxNetwork, OnnxNode
 _SHAPES: Final = frozenset({"Shape", "Size"})
 
 
-class NodeIndex:
+class OnnxIndex:
     """Nodes with who makes and who uses each value."""
 
     def __init__(self, network: OnnxNetwork) -> None:
