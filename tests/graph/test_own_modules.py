@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,8 +130,8 @@ def test_a_pattern_of_optimizers_that_matches_nothing_is_refused() -> None:
 
 
 def test_example_inputs_of_a_wrong_type_are_named() -> None:
-    with pytest.raises(RequestError, match="has example inputs of type dict; give a tensor, or a tuple of tensors in"):
-        load_model(nn.Linear(8, 8), {"x": torch.zeros(1, 8)})
+    with pytest.raises(RequestError, match="has example inputs of type set; give a tensor, a tuple of tensors in"):
+        load_model(nn.Linear(8, 8), {torch.zeros(1, 8)})
 
 
 def test_a_module_that_never_runs_keeps_all_of_its_parameters() -> None:
@@ -181,3 +182,40 @@ def test_a_step_with_sparse_gradients_is_shorter_than_with_dense_ones() -> None:
         for flag in (False, True)
     )
     assert sparse.step_s < dense.step_s
+
+
+class Named(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(32, 64), nn.Linear(16, 64)
+
+    def forward(self, wide: torch.Tensor, *, narrow: torch.Tensor) -> dict[str, object]:
+        return {"sum": self.wide(wide) + self.narrow(narrow), "nothing": None}
+
+
+class Whole(Named):
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, object]:
+        return super().forward(batch["a"], narrow=batch["b"])
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (Named(), {"wide": torch.zeros(2, 32), "narrow": torch.zeros(2, 16)}),
+        (Whole(), {"a": torch.zeros(2, 32), "b": torch.zeros(2, 16)}),
+        (Whole(), ({"a": torch.zeros(2, 32), "b": torch.zeros(2, 16)},)),
+    ],
+)
+def test_inputs_may_be_a_dict_by_name_or_as_one_argument(module: nn.Module, inputs: object) -> None:
+    graph = load_model(module, inputs)
+    products = [op.flops for op in graph.operators if op.kind is OpKind.GEMM and op.phase is Phase.FORWARD]
+    assert sorted(products) == [2 * 16 * 64, 2 * 32 * 64]
+    assert {op.scope for op in graph.operators if op.kind is OpKind.GEMM} == {"wide", "narrow"}
+
+
+def test_a_module_of_torchscript_is_refused_in_words() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.script(nn.Linear(8, 8))
+    with pytest.raises(RequestError, match="is TorchScript, whose operators cannot be traced"):
+        load_model(module, torch.zeros(2, 8))

@@ -142,7 +142,7 @@ def _losses(traceable: Traceable, module: torch.nn.Module, inputs: tuple[torch.T
     if traceable.losses is not None:
         yield from traceable.losses(module, *inputs)
     else:
-        output = module(*inputs)
+        output = module(*inputs) if traceable.call is None else traceable.call(module, *inputs)
         yield traceable.loss(output) if traceable.loss is not None else sum_of(output)
 
 

@@ -29,10 +29,20 @@ _AUTO: Final = (
     "AutoModelForMaskedLM",
     "AutoModelForImageTextToText",
     "AutoModelForImageClassification",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForCTC",
+    "AutoModelForAudioClassification",
     "AutoModelForPreTraining",
     "AutoModel",
 )
 """Classes that choose a model by its configuration, the one that trains first."""
+_BOTH_SIDES: Final = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+_CLIP: Final = 80_000
+"""Samples of sound, 5 s at 16 kHz, of a model whose configuration states no length."""
+_TEXT: Final = 128
+"""Tokens of text that belong to a clip, if no length is given."""
+_FRAMES: Final = 1_000
+"""Frames of features of sound, 10 s, of a model whose configuration states no length."""
 _NAME: Final = "traincast"
 _IMPLEMENTATIONS: Final = (
     {"attn_implementation": _NAME, "experts_implementation": _NAME},
@@ -42,12 +52,17 @@ _IMPLEMENTATIONS: Final = (
     {"attn_implementation": "eager"},
 )
 """How attention and experts may run, those with the fewest operators first."""
+_WRITTEN_OUT: Final = (
+    {"attn_implementation": "eager", "experts_implementation": _NAME},
+    {"attn_implementation": "eager"},
+)
 _LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 
 
-def transformers_model(data: Mapping[str, object], *, seq: int | None = None) -> Traceable:
+def transformers_model(data: Mapping[str, object], *, seq: int | None = None, eager: bool = False) -> Traceable:
     """Returns the model that ``transformers`` builds from the content of a ``config.json``, ready to be traced.
 
+    ``eager`` models write attention out, for those whose other parts need the mask that fused attention goes without.
     Raises ``MissingDependencyError`` if ``transformers`` is not installed, and ``RequestError`` if it does not know the
     type or cannot build the model.
     """
@@ -69,7 +84,7 @@ def transformers_model(data: Mapping[str, object], *, seq: int | None = None) ->
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            model = _built(transformers, transformers.AutoConfig.for_model(**dict(data)))
+            model = _built(transformers, transformers.AutoConfig.for_model(**dict(data)), eager=eager)
     except Exception as error:  # a configuration may hold anything
         raise RequestError(f"transformers cannot build model_type {show(model_type)}: {described(error)}") from error
     model.config.use_cache = model.config.get_text_config().use_cache = False  # caches serve decoding
@@ -88,14 +103,19 @@ def transformers_model(data: Mapping[str, object], *, seq: int | None = None) ->
     )
 
 
-def _built(transformers: Any, config: Any) -> Any:
-    """The model of ``config``, by the first automatic class that knows it, with fused attention where it can be."""
-    for name in _AUTO:
-        auto = getattr(transformers, name)
-        if type(config) not in auto._model_mapping:
-            continue
+def _built(transformers: Any, config: Any, *, eager: bool) -> Any:
+    """The model of ``config``, by the first automatic class that knows it, with fused attention where it can be.
+
+    A class that the configuration names under ``architectures`` comes first, then encoders with decoders.
+    """
+    autos = [getattr(transformers, name) for name in _AUTO]
+    autos = [auto for auto in autos if type(config) in auto._model_mapping]
+    named = (config.architectures or [""])[0]
+    both = [getattr(transformers, name) for name in _BOTH_SIDES] if config.is_encoder_decoder else []
+    autos.sort(key=lambda auto: (_class_name(auto, config) != named, auto not in both))
+    for auto in autos:
         failure: Exception | None = None
-        for settings in _IMPLEMENTATIONS:
+        for settings in _WRITTEN_OUT if eager else _IMPLEMENTATIONS:
             try:
                 return auto.from_config(config, **settings)
             except (ValueError, KeyError, ImportError) as error:  # not every model knows every implementation
@@ -103,6 +123,12 @@ def _built(transformers: Any, config: Any) -> Any:
         assert failure is not None, "there are implementations to try"
         raise failure
     raise ValueError("it has no model that can be trained")
+
+
+def _class_name(auto: Any, config: Any) -> str:
+    """The name of the model that ``auto`` makes of ``config``."""
+    kind = auto._model_mapping[type(config)]
+    return str((kind[0] if isinstance(kind, tuple) else kind).__name__)
 
 
 def _inputs(model: Any, seq: int | None) -> tuple[dict[str, tuple[tuple[int, ...], bool]], int]:
@@ -115,6 +141,8 @@ def _inputs(model: Any, seq: int | None) -> tuple[dict[str, tuple[tuple[int, ...
         tokens = seq or min(DEFAULT_SEQ, longest)
         names = ("input_ids", "decoder_input_ids") if model.config.is_encoder_decoder else ("input_ids",)
         return dict.fromkeys(names, ((tokens,), True)), tokens
+    if main in ("input_values", "input_features") and (seq is None or model.config.is_encoder_decoder):
+        return _sound(model, main, seq), 0
     if seq is not None:
         raise RequestError(f"{type(model).__name__} has no sequence: leave the sequence length of {seq} out")
     if main == "pixel_values":
@@ -122,7 +150,32 @@ def _inputs(model: Any, seq: int | None) -> tuple[dict[str, tuple[tuple[int, ...
         side = getattr(eye, "image_size", 224)
         sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
         return {"pixel_values": ((getattr(eye, "num_channels", 3), *sides), False)}, 0
-    raise RequestError(f"{type(model).__name__} takes {main}: only text and images can be traced from a configuration")
+    raise RequestError(
+        f"{type(model).__name__} takes {main}: only text, images and sound can be traced from a configuration"
+    )
+
+
+def _sound(model: Any, main: str, seq: int | None) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Inputs of a model of sound: a waveform, or features; and ``seq`` tokens of text, if it writes text."""
+    config = model.config
+    bands = getattr(config, "num_mel_bins", None)
+    if main == "input_values":
+        shape: tuple[int, ...] = (_CLIP,) if bands is None else (getattr(config, "max_length", _FRAMES), bands)
+    elif bands is not None and hasattr(config, "max_source_positions"):
+        shape = (bands, 2 * config.max_source_positions)
+    else:
+        encoder = getattr(config, "encoder_config", config)
+        names = (
+            "input_feat_per_channel",
+            "feature_projection_input_dim",
+            "num_mel_bins",
+            "input_channels",
+            "input_dim",
+        )
+        width = next((w for n in names if isinstance(w := getattr(encoder, n, None), int)), 80)
+        shape = (_FRAMES, width)
+    inputs = {main: (shape, False)}
+    return inputs | {"decoder_input_ids": ((seq or _TEXT,), True)} if config.is_encoder_decoder else inputs
 
 
 def _wrapper(model: Any, names: list[str]) -> torch.nn.Module:
@@ -173,12 +226,41 @@ def fused(module: torch.nn.Module) -> Iterator[None]:
                     replace(home, name, function)
         for kind in classes:
             forward = kernels.norm_of(kind)
-            if forward is not None:
+            if forward is not None and _keeps_shape(next(m for m in module.modules() if type(m) is kind)):
                 replace(kind, "forward", forward)
-        yield
+        with _every_layer():
+            yield
     finally:
         for owner, name, value in reversed(undo):
             setattr(owner, name, value)
+
+
+def _keeps_shape(norm: Any) -> bool:
+    """Whether a module that is called a norm and has no weight returns its input normed, not a factor for it."""
+    import torch
+
+    if getattr(norm, "weight", None) is not None:
+        return True
+    try:
+        return bool(norm(torch.empty(2, 3, 8, device="meta")).shape == (2, 3, 8))
+    except Exception:  # a norm of a width of its own
+        return True
+
+
+def _every_layer() -> Any:
+    """A context in which layers that training skips at random all run: LayerDrop draws one number per layer."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class EveryLayer(TorchFunctionMode):  # type: ignore[misc]
+        """Draws 1 where a single number between 0 and 1 is drawn, which no chance of skipping reaches."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.rand and args in (([],), ((),)):
+                return 1.0
+            return func(*args, **(kwargs or {}))
+
+    return EveryLayer()
 
 
 def _register(transformers: Any) -> None:

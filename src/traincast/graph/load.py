@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
 from traincast.graph import cache as graph_cache
 from traincast.graph import shipped, zoo
 from traincast.graph.capture import capture as capture_module
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_SEQ = 10_000_000
+_WRITTEN_OUT = "cannot run with fused attention in transformers: its attention is forecast as it is written out"
 
 
 def load_model(
@@ -105,13 +106,25 @@ def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress 
 def load_transformers(
     data: Mapping[str, object], *, name: str, seq: int | None = None, progress: Progress | None = None
 ) -> OperatorGraph:
-    """Trace the model that an installed ``transformers`` builds from the content of a ``config.json``."""
+    """Trace the model that an installed ``transformers`` builds from the content of a ``config.json``.
+
+    A model that cannot run with fused attention is traced with attention written out; the graph's ``note`` says so.
+    """
     from traincast.graph.huggingface_modules import fused, transformers_model
 
     require_torch(f"tracing {name}")
     traceable = transformers_model(data, seq=seq)
-    with fused(traceable.module):
-        return capture_module(traceable, name=name, progress=progress)
+    try:
+        with fused(traceable.module):
+            return capture_module(traceable, name=name, progress=progress)
+    except CaptureError as error:
+        traceable = transformers_model(data, seq=seq, eager=True)
+        try:
+            with fused(traceable.module):
+                graph = capture_module(traceable, name=name, progress=progress)
+        except CaptureError:
+            raise error from error.__cause__
+        return replace(graph, attributes={**graph.attributes, "note": f"{name} {_WRITTEN_OUT}"})
 
 
 def _plain(value: object) -> str:

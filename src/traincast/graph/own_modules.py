@@ -7,7 +7,7 @@ tokens [batch, seq], or rows of features [batch, seq, features].
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from traincast.errors import CaptureError, RequestError
@@ -87,8 +87,8 @@ def load_module(
 ) -> OperatorGraph:
     """Returns the operator graph of a live ``module``, whose weights are left as they are.
 
-    ``example_inputs`` is a tensor or a tuple of tensors whose first dim is the batch; it may be omitted if the module
-    has an attribute ``example_inputs``. ``seq`` replaces the length of their sequence.
+    ``example_inputs`` is a tensor, or a tuple or dict of tensors, whose first dim is the batch; it may be omitted if
+    the module has an attribute ``example_inputs``. ``seq`` replaces the length of their sequence.
     """
     require_torch()
     import torch
@@ -119,16 +119,27 @@ def traceable_module(module: torch.nn.Module, inputs: Any, *, name: str, seq: in
     if inputs is None:
         inputs = getattr(module, "example_inputs", None)
         inputs = inputs() if callable(inputs) else inputs
+    if isinstance(module, torch.jit.ScriptModule):
+        raise RequestError(
+            f"model {name!r} is TorchScript, whose operators cannot be traced: give the module that it was made from"
+        )
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
+    call = None
+    if isinstance(inputs, dict) or (
+        isinstance(inputs, tuple | list) and any(isinstance(part, dict | tuple | list) for part in inputs)
+    ):
+        inputs, call = _flat(inputs, module)
     if inputs is None or not isinstance(inputs, tuple | list) or not inputs:
         what = "has no example inputs" if inputs is None else f"has example inputs of type {type(inputs).__name__}"
         raise RequestError(
-            f"model {name!r}: {type(module).__name__} {what}; give a tensor, or a tuple of tensors in the order of its "
-            f"forward, whose first dim is the batch"
+            f"model {name!r}: {type(module).__name__} {what}; give a tensor, a tuple of tensors in the order of its "
+            f"forward, or a dict of them by name; the first dim of each is the batch"
         )
     if not all(isinstance(t, torch.Tensor) and t.ndim >= 1 for t in inputs):
-        raise RequestError(f"model {name!r}: example inputs must be tensors whose first dim is the batch")
+        raise RequestError(
+            f"model {name!r}: example inputs must be tensors whose first dim is the batch, or tuples and dicts of them"
+        )
     first = inputs[0]
     specs = [_Input(tuple(t.shape[1:]), t.dtype) for t in inputs]
     tokens = first.shape[1] if not first.is_floating_point() and first.ndim == 2 else 0
@@ -145,7 +156,36 @@ def traceable_module(module: torch.nn.Module, inputs: Any, *, name: str, seq: in
         module=module,
         inputs=lambda batch: tuple(torch.empty((batch, *spec.shape), dtype=spec.dtype) for spec in specs),
         tokens_per_sample=tokens,
+        call=call,
     )
+
+
+def _flat(inputs: Any, module: torch.nn.Module) -> tuple[list[Any], Callable[..., Any]]:
+    """The tensors in nested ``inputs``, and how ``module`` is called with them.
+
+    A dict by the names of arguments of ``forward`` is passed by name. Any other dict is one argument.
+    """
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, form = tree_flatten(inputs)
+    by_name = isinstance(inputs, dict) and _takes(module, inputs)
+
+    def call(module: torch.nn.Module, *tensors: torch.Tensor) -> Any:
+        whole = tree_unflatten(list(tensors), form)
+        if isinstance(whole, dict):
+            return module(**whole) if by_name else module(whole)
+        return module(*whole)
+
+    return leaves, call
+
+
+def _takes(module: torch.nn.Module, names: Mapping[str, Any]) -> bool:
+    """Whether ``forward`` of ``module`` can be called with ``names``."""
+    try:
+        inspect.signature(module.forward).bind(**dict(names))
+    except TypeError:
+        return False
+    return True
 
 
 def _lengthened(specs: Sequence[_Input], *, old: int, new: int) -> list[_Input]:

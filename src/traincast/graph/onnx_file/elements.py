@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from traincast.graph.onnx_file.values import Call
+from traincast.graph.onnx_file.values import Call, as_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def _binary(name: str) -> Callable[[Call], Any]:
     def run(call: Call) -> Any:
         import torch
 
-        operands = [call.operand(i) for i in range(len(call))]
+        operands = [_for_any_batch(call, i) for i in range(len(call))]
         if not any(isinstance(o, torch.Tensor) for o in operands):
             operands[0] = call.tensor(0)
         function = getattr(torch, name)
@@ -56,6 +56,15 @@ def _binary(name: str) -> Callable[[Call], Any]:
         return reduce(function, operands)
 
     return run
+
+
+def _for_any_batch(call: Call, position: int) -> Any:
+    """An operand; a table whose rows are equal and as many as the batch of the file is one row."""
+    value = call.values[position]
+    rows = isinstance(value, np.ndarray) and value.ndim > 1 and call.fixed is not None and value.shape[0] == call.fixed
+    if rows and value.shape[0] > 1 and (value == value[:1]).all():
+        return as_tensor(value[:1])
+    return call.operand(position)
 
 
 def _scalar_like(value: float, other: torch.Tensor) -> torch.Tensor:
@@ -176,7 +185,7 @@ def _mean(call: Call) -> Any:
 _UNARY: Final = {
     **{
         name: name.lower()
-        for name in "Relu Sigmoid Tanh Sqrt Exp Log Neg Abs Erf Sin Cos Floor Ceil Round Sign".split()
+        for name in "Relu Sigmoid Tanh Sqrt Exp Log Neg Abs Erf Erfc Sin Cos Floor Ceil Round Sign".split()
     },
     "Reciprocal": "reciprocal",
     "Not": "logical_not",

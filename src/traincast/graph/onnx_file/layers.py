@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from traincast.graph.onnx_file.shapes import reshaped
 from traincast.graph.onnx_file.values import Call, UnsupportedError, as_tensor
 
 if TYPE_CHECKING:
@@ -29,10 +31,13 @@ def _matmul(call: Call) -> torch.Tensor:
 
 
 def _linear(call: Call) -> torch.Tensor:
-    """A product with a matrix of weights and its bias, which are one kernel."""
+    """A product with a matrix of weights and its bias, one kernel; a fourth input is the shape of the result."""
     import torch
 
-    return torch.nn.functional.linear(call.tensor(0), call.tensor(1).t(), call.optional(2))
+    bias = call.optional(2)
+    bias = bias.reshape(-1) if bias is not None else None
+    out = torch.nn.functional.linear(call.tensor(0), call.tensor(1).t(), bias)
+    return reshaped(replace(call, values=(out, call.values[3]))) if call.has(3) else out
 
 
 def _einsum(call: Call) -> torch.Tensor:
@@ -160,10 +165,20 @@ def _batch_norm(call: Call) -> torch.Tensor:
     """Training normalises by the batch, also if the file was written for inference."""
     import torch
 
-    mean, var = call.tensor(3), call.tensor(4)
-    return torch.nn.functional.batch_norm(
-        call.tensor(0), mean, var, call.tensor(1), call.tensor(2), True, 0.1, float(call.get("epsilon", 1e-5))
+    data, channel = call.tensor(0), int(call.get("channel", 1))
+    out = torch.nn.functional.batch_norm(
+        data if channel == 1 else data.movedim(channel, 1),
+        call.optional(3),
+        call.optional(4),
+        call.tensor(1).reshape(-1),
+        call.tensor(2).reshape(-1),
+        True,
+        0.1,
+        float(call.get("epsilon", 1e-5)),
     )
+    turn = call.get("turn", None)
+    out = out if channel == 1 else out.movedim(1, channel)
+    return out.permute(turn) if turn is not None else out
 
 
 def _layer_norm(call: Call) -> torch.Tensor:
@@ -260,15 +275,20 @@ def _recurrent(call: Call) -> tuple[torch.Tensor, ...]:
     if int(call.get("layout", 0)):
         raise UnsupportedError("its layout is batch first")
     weights = []
-    for d in range(int(call.tensor(1).shape[0])):
-        bias = call.tensor(3)[d] if call.has(3) else None
-        weights += [call.tensor(1)[d], call.tensor(2)[d]] + ([] if bias is None else list(bias.chunk(2)))
+    stacked = [call.tensor(n) for n in (1, 2, 3) if call.has(n)]
+    parts = [[t.squeeze(0)] if t.shape[0] == 1 else list(t.unbind(0)) for t in stacked]
+    for own in zip(*parts, strict=True):
+        weights += [*own[:2], *(half for bias in own[2:] for half in bias.chunk(2))]
     return _layer(call, call.node.op, weights, call.has(3), int(call.tensor(1).shape[0]))
 
 
 def _recurrent_layer(call: Call) -> tuple[torch.Tensor, ...]:
-    """A recurrent layer with its weights one by one."""
+    """A recurrent layer with its weights one by one; ``turned`` ones as TensorFlow has them, both biases in one."""
     weights = [call.tensor(i) for i in range(1, len(call))]
+    if call.get("turned", 0):
+        biases = [part for pair in weights[2:] for part in (pair.unbind(0) if pair.ndim == 2 else (pair, pair))]
+        out, *last = _layer(call, call.get("cell", ""), [w.t() for w in weights[:2]] + biases, bool(biases), 1)
+        return (out.squeeze(1), *(state.squeeze(0) for state in last))
     return _layer(call, call.get("cell", ""), weights, call.get("biases", True), call.get("directions", 1))
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 _NO_LOSS: Final = "has no loss: the sum of its outputs is taken"
+_UNNAMED: Final = ("dim 0 of ", "unk__")
+"""Beginnings of names that stand for no name: a file has one for each input."""
 _BATCH_WORDS: Final = ("batch", "n", "b", "bs", "unk__0", "n_samples")
 
 
@@ -83,7 +85,8 @@ def _open(given: Input, batch: str) -> list[str]:
 
 
 def _is_batch(dim: str, position: int, batch: str) -> bool:
-    return dim == batch or (position == 0 and dim.startswith("dim 0 of ") and batch.startswith("dim 0 of "))
+    unnamed = (dim.startswith(word) and batch.startswith(word) for word in _UNNAMED)
+    return dim == batch or (position == 0 and any(unnamed))
 
 
 def _sized(network: OnnxNetwork, given: Input, batch: str, seq: int | None) -> list[int]:
@@ -93,7 +96,8 @@ def _sized(network: OnnxNetwork, given: Input, batch: str, seq: int | None) -> l
         if isinstance(dim, str) and not _is_batch(dim, n, batch):
             if seq is None:
                 raise RequestError(
-                    f"{network.path}: dim {dim!r} of input {given.name!r} is open: give its length as sequence length"
+                    f"{network.path}: dim {dim!r} of input {given.name!r} is open: give its length as sequence length "
+                    f"(--seq N), or export the file with that size"
                 )
             shape.append(seq)
         else:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from traincast.errors import CaptureError, TraincastError
+from traincast.graph.onnx_file.contrib import CONTRIB
 from traincast.graph.onnx_file.elements import ELEMENTS
 from traincast.graph.onnx_file.known import computed
 from traincast.graph.onnx_file.layers import LAYERS
@@ -22,7 +23,7 @@ from traincast.graph.onnx_file.values import Call, UnsupportedError, Value
 from traincast.graph.recorder import BATCH
 from traincast.imports import described
 
-FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {**LAYERS, **ELEMENTS, **SHAPES}
+FUNCTIONS: Final[dict[str, Callable[[Call], Any]]] = {**LAYERS, **ELEMENTS, **SHAPES, **CONTRIB}
 _BATCHES: Final = "num_batches_tracked"
 
 

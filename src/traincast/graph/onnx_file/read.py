@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from traincast.errors import FileFormatError, MissingDependencyError
+from traincast.graph.onnx_file.contrib import CONTRIB, CONTRIB_WEIGHTS
+from traincast.graph.onnx_file.loops import without_loops
 from traincast.graph.onnx_file.network import Input, OnnxNetwork, OnnxNode, Weight
 from traincast.imports import described
 
@@ -41,6 +43,8 @@ _TRAINED: Final[dict[str, tuple[int, ...]]] = {
     "LSTM": (1, 2, 3),
     "GRU": (1, 2, 3),
     "RNN": (1, 2, 3),
+    "RecurrentLayer": (1, 2, 3),
+    **CONTRIB_WEIGHTS,
 }
 """Inputs of each operator that a network trains."""
 _STATISTICS: Final = {"BatchNormalization": (3, 4)}
@@ -59,11 +63,11 @@ def read_network(path: Path) -> OnnxNetwork:
     graph = model.graph
     tensors = {t.name: t for t in graph.initializer}
     nodes = []
-    for number, proto in enumerate(graph.node):
-        if proto.domain not in _DOMAINS:
+    for number, proto in enumerate(without_loops(path, graph, tensors)):
+        if proto.domain not in _DOMAINS and f"{proto.domain}.{proto.op_type}" not in CONTRIB:
             raise FileFormatError(
                 f"{path}: node {proto.name or number!r} ({proto.op_type}) is of the domain {proto.domain!r}; "
-                f"only operators of the ONNX standard are known"
+                f"known are operators of the ONNX standard and fused ones of ONNX Runtime: {', '.join(_fused_names())}"
             )
         if proto.op_type == "Constant":
             tensors[proto.output[0]] = _constant(proto)
@@ -107,6 +111,10 @@ def _parsed(path: Path) -> onnx.ModelProto:
     return model
 
 
+def _fused_names() -> list[str]:
+    return [name.rpartition(".")[2] for name in CONTRIB]
+
+
 def _constant(proto: onnx.NodeProto) -> onnx.TensorProto:
     from onnx import helper, numpy_helper
 
@@ -127,7 +135,7 @@ def _node(proto: onnx.NodeProto, number: int) -> OnnxNode:
     if not scope and "/" in proto.name:
         scope = _joined(proto.name.strip("/").split("/")[:-1])
     return OnnxNode(
-        op=proto.op_type,
+        op=proto.op_type if proto.domain in _DOMAINS else f"{proto.domain}.{proto.op_type}",
         name=proto.name or f"#{number}",
         inputs=tuple(proto.input),
         outputs=tuple(proto.output),
@@ -168,7 +176,10 @@ def _input(path: Path, value: onnx.ValueInfoProto) -> Input:
 
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
-        raise FileFormatError(f"{path}: input {value.name!r} is not a tensor with a known number of dims")
+        raise FileFormatError(
+            f"{path}: input {value.name!r} is not a tensor with a known number of dims; export it with a shape, in "
+            f"which batch and sequence may be open"
+        )
     shape = tuple(
         int(d.dim_value) if d.HasField("dim_value") else d.dim_param or f"dim {n} of {value.name}"
         for n, d in enumerate(kind.shape.dim)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+from traincast.graph.onnx_file.index import OnnxIndex
 from traincast.graph.onnx_file.network import OnnxNetwork, OnnxNode, Weight
+from traincast.graph.onnx_file.tensorflow import TENSORFLOW_PATTERNS
 
-_SHAPES: Final = frozenset({"Shape", "Size"})
 _IN_PLACE: Final = frozenset({"Clip", "Elu", "HardSwish", "Swish"})
 _GATES: Final = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 
@@ -20,6 +22,8 @@ _GATES: Final = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 def rewritten(network: OnnxNetwork) -> OnnxNetwork:
     """``network`` with its kernels whole again, equal tensors of different layers told apart, unused nodes left out."""
     patterns = _Patterns(_apart(network))
+    for pattern in TENSORFLOW_PATTERNS:
+        patterns.apply(partial(pattern, patterns))
     for match in (
         patterns.linear,
         patterns.gelu,
@@ -63,86 +67,18 @@ def _apart(network: OnnxNetwork) -> OnnxNetwork:
     return replace(network, nodes=tuple(nodes), weights=weights)
 
 
-class _Patterns:
-    """Nodes with who makes and who uses each value; a pattern turns its last node into the joined one."""
-
-    def __init__(self, network: OnnxNetwork) -> None:
-        self._network = network
-        self._nodes: list[OnnxNode] = list(network.nodes)
-        self._index()
-
-    def network(self) -> OnnxNetwork:
-        """The network, without nodes that no output needs."""
-        return replace(self._network, nodes=tuple(self._nodes))
-
-    def apply(self, match: object) -> None:
-        """Replace every node for which ``match`` returns another one, then drop what is no longer used."""
-        assert callable(match)
-        for number, node in enumerate(self._nodes):
-            joined = match(node)
-            if joined is not None:
-                self._nodes[number] = joined
-                for name in joined.outputs:
-                    self._makers[name] = joined
-        needed = set(self._network.outputs)
-        kept = []
-        for node in reversed(self._nodes):
-            if any(name in needed for name in node.outputs):
-                kept.append(node)
-                needed.update(node.inputs)
-        self._nodes = kept[::-1]
-        self._index()
-
-    def _index(self) -> None:
-        self._makers = {name: node for node in self._nodes for name in node.outputs if name}
-        self._users: dict[str, list[OnnxNode]] = {}
-        self._hosted: dict[str, bool] = {}
-        for node in self._nodes:
-            for name in dict.fromkeys(node.inputs):
-                self._users.setdefault(name, []).append(node)
-
-    def _maker(self, name: str, *ops: str) -> OnnxNode | None:
-        """The node that makes ``name``, if it is one of ``ops``."""
-        node = self._makers.get(name)
-        return node if node is not None and node.op in ops else None
-
-    def _only_user(self, name: str, *ops: str) -> OnnxNode | None:
-        users = self._users.get(name, [])
-        return users[0] if len(users) == 1 and users[0].op in ops and name not in self._network.outputs else None
-
-    def _is_weight(self, name: str, dims: int) -> bool:
-        weight = self._network.weights.get(name)
-        return weight is not None and weight.trainable and len(weight.shape) == dims
-
-    def _is_host(self, name: str) -> bool:
-        """Whether a value follows from constants and shapes alone."""
-        if name not in self._hosted:
-            node = self._makers.get(name)
-            self._hosted[name] = name in self._network.constants or (
-                node is not None and (node.op in _SHAPES or all(self._is_host(i) for i in _sources(node)))
-            )
-        return self._hosted[name]
-
-    def _split_by(self, node: OnnxNode, test: object) -> tuple[str, str] | None:
-        """The inputs of a node of two inputs, as (other, the one that passes ``test``)."""
-        assert callable(test)
-        if len(node.inputs) == 2:
-            a, b = node.inputs
-            if test(b):
-                return a, b
-            if test(a):
-                return b, a
-        return None
+class _Patterns(OnnxIndex):
+    """What PyTorch's exporters take apart; a pattern turns its last node into the joined one."""
 
     def linear(self, node: OnnxNode) -> OnnxNode | None:
         """A product with a matrix of weights, and the bias that is added to it."""
-        parts = self._split_by(node, lambda n: self._is_weight(n, 1)) if node.op == "Add" else None
-        product = self._maker(parts[0], "MatMul") if parts else None
-        if parts is None or product is None or self._only_user(parts[0], "Add") is None:
+        parts = self.split_by(node, lambda n: self.is_weight(n, 1)) if node.op == "Add" else None
+        product = self.maker(parts[0], "MatMul") if parts else None
+        if parts is None or product is None or self.only_user(parts[0], "Add") is None:
             return None
         matrix = product.inputs[1]
-        turned = self._maker(matrix, "Transpose")
-        if not self._is_weight(matrix, 2) and not (turned and self._is_weight(turned.inputs[0], 2)):
+        turned = self.maker(matrix, "Transpose")
+        if not self.is_weight(matrix, 2) and not (turned and self.is_weight(turned.inputs[0], 2)):
             return None
         return replace(product, op="Linear", inputs=(*product.inputs, parts[1]), outputs=node.outputs)
 
@@ -151,7 +87,7 @@ class _Patterns:
         if node.op != "Mul":
             return None
         for one, other in (node.inputs, node.inputs[::-1]):
-            inner = self._maker(one, "Mul") if self._is_host(other) else None
+            inner = self.maker(one, "Mul") if self.is_host(other) else None
             for plus, half in (
                 (one, other),
                 (other, one),
@@ -160,18 +96,18 @@ class _Patterns:
                 data = self._of_erf(plus)
                 if data is None:
                     continue
-                halved = self._maker(half, "Mul", "Div")
+                halved = self.maker(half, "Mul", "Div")
                 if half == data or (halved is not None and data in halved.inputs):
                     return replace(node, op="Gelu", inputs=(data,), attributes={})
         return None
 
     def _of_erf(self, name: str) -> str | None:
         """``x`` if ``name`` is ``1 + erf(x / √2)``."""
-        plus = self._maker(name, "Add")
-        parts = self._split_by(plus, self._is_host) if plus else None
-        erf = self._maker(parts[0], "Erf") if parts else None
-        scaled = self._maker(erf.inputs[0], "Div", "Mul") if erf else None
-        inner = self._split_by(scaled, self._is_host) if scaled else None
+        plus = self.maker(name, "Add")
+        parts = self.split_by(plus, self.is_host) if plus else None
+        erf = self.maker(parts[0], "Erf") if parts else None
+        scaled = self.maker(erf.inputs[0], "Div", "Mul") if erf else None
+        inner = self.split_by(scaled, self.is_host) if scaled else None
         return inner[0] if inner else None
 
     def gate(self, node: OnnxNode) -> OnnxNode | None:
@@ -179,8 +115,8 @@ class _Patterns:
         if node.op != "Mul" or len(node.inputs) != 2:
             return None
         for data, gated in (node.inputs, node.inputs[::-1]):
-            gate = self._maker(gated, *_GATES)
-            if gate is not None and gate.inputs[0] == data and self._only_user(gated, "Mul"):
+            gate = self.maker(gated, *_GATES)
+            if gate is not None and gate.inputs[0] == data and self.only_user(gated, "Mul"):
                 return replace(node, op=_GATES[gate.op], inputs=(data,), attributes={})
         return None
 
@@ -189,22 +125,22 @@ class _Patterns:
 
         A file does not say so. It matters where the gradient needs the input, of which PyTorch then keeps a copy.
         """
-        if not self._network.by_pytorch or node.op not in _IN_PLACE:
+        if not self.source.by_pytorch or node.op not in _IN_PLACE:
             return None
-        source = self._maker(node.inputs[0], "BatchNormalization", "Conv")
-        if source is None or self._only_user(node.inputs[0], node.op) is None:
+        source = self.maker(node.inputs[0], "BatchNormalization", "Conv")
+        if source is None or self.only_user(node.inputs[0], node.op) is None:
             return None
         return replace(node, attributes={**node.attributes, "in_place": True})
 
     def layer_norm(self, node: OnnxNode) -> OnnxNode | None:
         """The mean subtracted, divided by the deviation, times a weight, plus a bias, as files before opset 17."""
-        parts = self._split_by(node, lambda n: self._is_weight(n, 1)) if node.op == "Add" else None
-        scaled = self._maker(parts[0], "Mul") if parts else None
-        weighted = self._split_by(scaled, lambda n: self._is_weight(n, 1)) if scaled else None
-        quotient = self._maker(weighted[0], "Div") if weighted else None
-        centred = self._maker(quotient.inputs[0], "Sub") if quotient else None
-        root = self._maker(quotient.inputs[1], "Sqrt") if quotient else None
-        mean = self._maker(centred.inputs[1], "ReduceMean") if centred else None
+        parts = self.split_by(node, lambda n: self.is_weight(n, 1)) if node.op == "Add" else None
+        scaled = self.maker(parts[0], "Mul") if parts else None
+        weighted = self.split_by(scaled, lambda n: self.is_weight(n, 1)) if scaled else None
+        quotient = self.maker(weighted[0], "Div") if weighted else None
+        centred = self.maker(quotient.inputs[0], "Sub") if quotient else None
+        root = self.maker(quotient.inputs[1], "Sqrt") if quotient else None
+        mean = self.maker(centred.inputs[1], "ReduceMean") if centred else None
         if None in (parts, weighted, centred, root, mean):
             return None
         assert parts and weighted and centred and mean
@@ -215,18 +151,18 @@ class _Patterns:
 
     def group_norm(self, node: OnnxNode) -> OnnxNode | None:
         """An instance norm between two reshapes, times a weight, plus a bias, as files before opset 21."""
-        parts = self._split_by(node, lambda n: self._per_channel(n) is not None) if node.op == "Add" else None
-        scaled = self._maker(parts[0], "Mul") if parts else None
-        weighted = self._split_by(scaled, lambda n: self._per_channel(n) is not None) if scaled else None
-        back = self._maker(weighted[0], "Reshape") if weighted else None
-        norm = self._maker(back.inputs[0], "InstanceNormalization") if back else None
-        there = self._maker(norm.inputs[0], "Reshape") if norm else None
+        parts = self.split_by(node, lambda n: self._per_channel(n) is not None) if node.op == "Add" else None
+        scaled = self.maker(parts[0], "Mul") if parts else None
+        weighted = self.split_by(scaled, lambda n: self._per_channel(n) is not None) if scaled else None
+        back = self.maker(weighted[0], "Reshape") if weighted else None
+        norm = self.maker(back.inputs[0], "InstanceNormalization") if back else None
+        there = self.maker(norm.inputs[0], "Reshape") if norm else None
         if parts is None or weighted is None or norm is None or there is None:
             return None
         weight, bias = self._per_channel(weighted[1]), self._per_channel(parts[1])
         assert weight and bias
         inputs: tuple[str, ...] = (there.inputs[0], weight, bias)
-        stored = self._network.weights.get(norm.inputs[1])
+        stored = self.source.weights.get(norm.inputs[1])
         groups = {"num_groups": stored.shape[0]} if stored else {}
         return replace(
             node,
@@ -238,9 +174,9 @@ class _Patterns:
     def _per_channel(self, name: str) -> str | None:
         """The vector of weights that ``name`` is, or is a view of."""
         source = name
-        while (view := self._maker(source, "Unsqueeze", "Reshape", "CastLike")) is not None:
+        while (view := self.maker(source, "Unsqueeze", "Reshape", "CastLike")) is not None:
             source = view.inputs[0]
-        weight = self._network.weights.get(source)
+        weight = self.source.weights.get(source)
         one = weight is not None and weight.trainable and sum(size > 1 for size in weight.shape) <= 1
         return source if one else None
 
@@ -248,29 +184,29 @@ class _Patterns:
         """Scaled queries times scaled keys, a mask, softmax, times values: PyTorch's fused attention."""
         if node.op != "MatMul":
             return None
-        dropped = self._maker(node.inputs[0], "Dropout")
+        dropped = self.maker(node.inputs[0], "Dropout")
         shares = dropped.inputs[0] if dropped else node.inputs[0]
-        safe = self._maker(shares, "Where")
-        shares = next((n for n in safe.inputs if self._maker(n, "Softmax")), shares) if safe else shares
-        softmax = self._maker(shares, "Softmax")
+        safe = self.maker(shares, "Where")
+        shares = next((n for n in safe.inputs if self.maker(n, "Softmax")), shares) if safe else shares
+        softmax = self.maker(shares, "Softmax")
         if softmax is None:
             return None
-        added = self._maker(softmax.inputs[0], "Add")
-        product, mask = self._maker(softmax.inputs[0], "MatMul"), ""
+        added = self.maker(softmax.inputs[0], "Add")
+        product, mask = self.maker(softmax.inputs[0], "MatMul"), ""
         if added is not None:
             for one, other in (added.inputs, added.inputs[::-1]):
-                product = product or self._maker(one, "MatMul")
-                mask = mask or (other if self._maker(one, "MatMul") else "")
-        scaled = [self._maker(n, "Mul") for n in product.inputs] if product else []
-        pairs = [self._split_by(s, self._is_host) if s else None for s in scaled]
+                product = product or self.maker(one, "MatMul")
+                mask = mask or (other if self.maker(one, "MatMul") else "")
+        scaled = [self.maker(n, "Mul") for n in product.inputs] if product else []
+        pairs = [self.split_by(s, self.is_host) if s else None for s in scaled]
         if len(pairs) != 2 or pairs[0] is None or pairs[1] is None:
             return None
-        causal = bool(mask) and self._is_host(mask) and self._comes_from(mask, "Trilu")
+        causal = bool(mask) and self.is_host(mask) and self._comes_from(mask, "Trilu")
         keys = self._untransposed(pairs[1][0])
         inputs = (pairs[0][0], keys or pairs[1][0], node.inputs[1])
         attributes: dict[str, object] = {"is_causal": int(causal), "transposed": keys is None}
         if dropped is not None:
-            ratio = self._network.constants.get(dropped.inputs[1]) if len(dropped.inputs) > 1 else None
+            ratio = self.source.constants.get(dropped.inputs[1]) if len(dropped.inputs) > 1 else None
             attributes["dropout"] = dropped.attributes.get("ratio", 0.5) if ratio is None else float(ratio)
         return replace(
             node,
@@ -280,16 +216,16 @@ class _Patterns:
         )
 
     def _comes_from(self, name: str, op: str) -> bool:
-        node = self._makers.get(name)
+        node = self.makers.get(name)
         return node is not None and (node.op == op or any(self._comes_from(i, op) for i in node.inputs if i))
 
     def _untransposed(self, name: str) -> str | None:
         """The keys before their last two dims were exchanged."""
-        last = self._maker(name, "Transpose", "Reshape")
+        last = self.maker(name, "Transpose", "Reshape")
         if last is not None and last.op == "Transpose":
             return last.inputs[0] if _swaps_last(last) else None
-        middle = self._maker(last.inputs[0], "Transpose") if last else None
-        first = self._maker(middle.inputs[0], "Reshape") if middle and _swaps_last(middle) else None
+        middle = self.maker(last.inputs[0], "Transpose") if last else None
+        first = self.maker(middle.inputs[0], "Reshape") if middle and _swaps_last(middle) else None
         return first.inputs[0] if first else None
 
     def recurrent(self, node: OnnxNode) -> OnnxNode | None:
@@ -315,9 +251,9 @@ class _Patterns:
 
     def _leaves(self, name: str) -> list[str]:
         """The weights that ``name`` is a view, a part or a concatenation of, in order."""
-        if name in self._network.weights:
-            return [name] if len(self._network.weights[name].shape) < 3 else []
-        node = self._maker(name, "Slice", "Slices", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Split")
+        if name in self.source.weights:
+            return [name] if len(self.source.weights[name].shape) < 3 else []
+        node = self.maker(name, "Slice", "Slices", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Split")
         if node is None:
             return []
         sources = node.inputs if node.op == "Concat" else node.inputs[:1]
@@ -325,20 +261,20 @@ class _Patterns:
 
     def join_slices(self) -> None:
         """Slices of one tensor become one node, which is a split if they are all of it: one gradient, not many."""
-        numbers = {id(node): n for n, node in enumerate(self._nodes)}
+        numbers = {id(node): n for n, node in enumerate(self.nodes)}
         joined: dict[int, OnnxNode | None] = {}
-        for source, users in self._users.items():
+        for source, users in self.users.items():
             slices = [n for n in users if n.op == "Slice" and n.inputs[0] == source]
             others = [n for n in users if n.op not in ("Slice", "Shape")]
             if (
                 len(slices) < 2
                 or others
-                or self._is_host(source)
-                or not all(self._is_host(i) for n in slices for i in n.inputs[1:] if i)
+                or self.is_host(source)
+                or not all(self.is_host(i) for n in slices for i in n.inputs[1:] if i)
             ):
                 continue
             last = max(numbers[id(n)] for n in slices)
-            after = [numbers[id(u)] for n in slices for u in self._users.get(n.outputs[0], [])]
+            after = [numbers[id(u)] for n in slices for u in self.users.get(n.outputs[0], [])]
             if min(after, default=last + 1) < last:
                 continue
             joined |= {numbers[id(n)]: None for n in slices}
@@ -349,8 +285,8 @@ class _Patterns:
                 outputs=tuple(n.outputs[0] for n in slices),
                 attributes={"each": [dict(n.attributes) for n in slices]},
             )
-        self._nodes = [new for n, node in enumerate(self._nodes) if (new := joined.get(n, node)) is not None]
-        self._index()
+        self.nodes = [new for n, node in enumerate(self.nodes) if (new := joined.get(n, node)) is not None]
+        self.index()
 
 
 def _swaps_last(node: OnnxNode) -> bool:
@@ -358,8 +294,3 @@ def _swaps_last(node: OnnxNode) -> bool:
     order = list(node.attributes.get("perm", []))
     count = len(order)
     return count > 1 and order == [*range(count - 2), count - 1, count - 2]
-
-
-def _sources(node: OnnxNode) -> tuple[str, ...]:
-    """The inputs that the value of a node follows from."""
-    return node.inputs[:1] if node.op == "CastLike" else tuple(name for name in node.inputs if name)

@@ -22,7 +22,8 @@ def _size(call: Call) -> np.ndarray:
     return np.array(call.tensor(0).numel(), dtype=np.int64)
 
 
-def _reshape(call: Call) -> torch.Tensor:
+def reshaped(call: Call) -> torch.Tensor:
+    """The first input in the shape that the second gives."""
     data = call.tensor(0)
     wanted = call.numbers(1) if call.has(1) else [int(s) for s in call.get("shape", [])]
     if not call.get("allowzero", 0):
@@ -95,6 +96,19 @@ def _concat(call: Call) -> torch.Tensor:
     return torch.cat(parts, dim=int(call.get("axis", 0)))
 
 
+def _stack(call: Call) -> torch.Tensor:
+    """The turns of a loop, along a new dim or one that they have."""
+    import torch
+
+    parts = [call.tensor(i) for i in range(len(call))]
+    axis = int(call.get("axis", 0))
+    return torch.stack(parts, dim=axis) if call.get("new_axis", 0) else torch.cat(parts, dim=axis)
+
+
+def _reverse(call: Call) -> torch.Tensor:
+    return call.tensor(0).flip(int(call.get("time_axis", 0)))
+
+
 def _split(call: Call) -> Any:
     data, axis = call.tensor(0), int(call.get("axis", 0))
     sizes = call.numbers(1) if call.has(1) else call.get("split", None)
@@ -154,7 +168,10 @@ def _gather(call: Call) -> torch.Tensor:
     if isinstance(index, np.ndarray) and index.size == 1:
         found = data.select(axis, int(index.ravel()[0]))
         return found if index.ndim == 0 else found.unsqueeze(axis)
-    index = as_tensor(index).long()
+    index = as_tensor(index)
+    if axis == 0 and data.ndim == 2 and isinstance(data, torch.nn.Parameter) and index.dtype is torch.int32:
+        return torch.nn.functional.embedding(index, data)
+    index = index.long()
     if axis == 0 and data.ndim == 2 and isinstance(data, torch.nn.Parameter):
         return torch.nn.functional.embedding(index, data)
     flat = data.index_select(axis, index.reshape(-1))
@@ -237,6 +254,13 @@ def _random(call: Call) -> torch.Tensor:
     return torch.rand_like(call.tensor(0)) if call.has(0) else torch.rand([int(s) for s in call.get("shape", [])])
 
 
+def _random_of_shape(call: Call) -> torch.Tensor:
+    """TensorFlow's generator, which its exporter leaves as it is: the first input is the shape."""
+    import torch
+
+    return torch.rand(call.numbers(0))
+
+
 def _bernoulli(call: Call) -> torch.Tensor:
     return call.tensor(0).bernoulli()
 
@@ -248,13 +272,15 @@ def _identity(call: Call) -> Any:
 SHAPES: Final[dict[str, Callable[[Call], Any]]] = {
     "Shape": _shape,
     "Size": _size,
-    "Reshape": _reshape,
+    "Reshape": reshaped,
     "Flatten": _flatten,
     "Transpose": _transpose,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Expand": _expand,
     "Concat": _concat,
+    "ConcatFromSequence": _stack,
+    "ReverseSequence": _reverse,
     "Split": _split,
     "Slices": _slices,
     "Slice": _slice,
@@ -272,6 +298,7 @@ SHAPES: Final[dict[str, Callable[[Call], Any]]] = {
     "SpaceToDepth": _space,
     "Tile": _tile,
     "RandomUniform": _random,
+    "StatelessRandomUniformV2": _random_of_shape,
     "RandomUniformLike": _random,
     "RandomNormal": _random,
     "RandomNormalLike": _random,

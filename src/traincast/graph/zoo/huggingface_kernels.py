@@ -103,7 +103,7 @@ def _chunk_scan(  # noqa: PLR0917  (the arguments of the function that it replac
     """Mamba-2's scan; all tensors have heads or groups behind the tokens."""
     by_head = (t.transpose(1, 2) for t in (hidden_states, dt, B, C))
     skip = torch.zeros_like(A) if D is None else D
-    y = scans.ssd_scan(*by_head, A, skip, A if dt_bias is None else dt_bias, chunk_size).transpose(1, 2)
+    y = scans.ssd_scan(*by_head, A, skip, A if dt_bias is None else dt_bias, chunk_size).transpose(1, 2).contiguous()
     return (y, None) if return_final_states else y
 
 

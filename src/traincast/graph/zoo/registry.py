@@ -86,6 +86,10 @@ FAMILIES: Final[dict[str, str]] = {
     "bit": "traincast.graph.zoo.bit:bit",
     "perceiver": "traincast.graph.zoo.perceiver:perceiver",
     "imagen": "traincast.graph.zoo.imagen:imagen",
+    "tacotron2": "traincast.graph.zoo.tacotron:tacotron2",
+    "wan": "traincast.graph.zoo.wan:wan",
+    "llama-vision": "traincast.graph.zoo.sighted:llama_vision",
+    "idefics2": "traincast.graph.zoo.sighted:idefics2",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 

@@ -15,7 +15,8 @@ class Traceable:
     """A module that can be traced without weights and without a GPU.
 
     ``inputs(batch)`` makes example inputs for ``batch`` samples on the module's device; ``loss``
-    turns the module's output into a scalar (``None``: the sum of its floating-point outputs).
+    turns the module's output into a scalar (``None``: the sum of its floating-point outputs). ``call`` is a function of
+    the module and its inputs, for a module that does not take its inputs one after the other.
 
     A step with several losses, such as that of a GAN, has ``losses`` instead of ``loss``: a function of the module and
     its inputs that yields one loss after the other, each of which is differentiated before the function goes on.
@@ -30,3 +31,4 @@ class Traceable:
     tokens_per_sample: int = 0
     optimizer: str = "adamw"
     optimizers: Mapping[str, str] | None = None
+    call: Callable[..., Any] | None = None
