@@ -101,7 +101,7 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
     strangers = [0 for _ in range(vertices)]  # neighbours of each vertex that belong to another community
     for vertex in range(vertices):
         if label[vertex] >= 0:
-            _announce(start, near, label, strangers, vertex, -1)
+            _announce((start, near), label, strangers, vertex, -1)
     for turn in range(_ROUNDS):
         moved = 0
         stride = _coprime(_SPREAD % vertices + turn, vertices)
@@ -130,7 +130,7 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
             if best != own:
                 moved += 1
                 label[vertex] = best
-                _announce(start, near, label, strangers, vertex, own)
+                _announce((start, near), label, strangers, vertex, own)
                 size[best] += 1
                 if own >= 0:
                     size[own] -= 1
@@ -138,8 +138,9 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
             break
 
 
-def _announce(start: Any, near: Any, label: Any, strangers: Any, vertex: int, before: int) -> None:
+def _announce(graph: Any, label: Any, strangers: Any, vertex: int, before: int) -> None:
     """Count anew who has strangers as neighbours, after a vertex has left the community ``before`` (-1: none)."""
+    start, near = graph
     own, found = label[vertex], 0
     for at in range(start[vertex], start[vertex + 1]):
         other = near[at]
