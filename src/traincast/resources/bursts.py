@@ -6,10 +6,11 @@ dimension the best division cuts the sorted samples in two, so it is found exact
 
 A sample between the two means is part of a burst in proportion: with m the mean of the lower group and M that of the
 higher one, a sample x is a burst to the share s = min(1, max(0, (x - m) / (M - m))). The time in bursts is the sum of
-s, and the number of bursts the sum of all rises of s, both over whole cycles: from one start of a burst to another one.
-If all samples lie at m or M, these are the mean lengths of the runs of equal samples. Otherwise a period in which a
-burst ends counts in part, and so does a dip within a burst: a small change of the samples changes the figures little,
-whereas a run of equal labels is cut in two by one sample that falls below the border of the groups.
+s, over whole cycles: from one start of a burst to another one. The number of bursts is the sum of all rises there. The
+lowest and the highest fifth of s count as 0 and 1 for that, so that ripples are no bursts. If all samples lie at m or
+M, these give the mean lengths of the runs of equal samples. Otherwise a period in which a burst ends counts in part, and
+so does a dip within a burst: a small change of the samples changes the figures little, whereas a run of equal labels
+is cut in two by one sample that falls below the border of the groups.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _UNUSED: Final = 0.01
 """A resource whose highest sample is below this share of its peak is idle."""
 _EVEN: Final = 0.75
 """A resource is busy, without bursts, if the lower group draws at least this share of what the higher one draws."""
+
+_RIPPLE: Final = 0.2
+"""Rises within this share of the distance between the two means, at its lower and its upper end, are no bursts."""
 
 _ROUNDING: Final = 1e-6
 
@@ -112,6 +116,12 @@ def _cycles(share: Samples, bursting: npt.NDArray[np.bool_], *, repeats: bool) -
         starts, ends = np.flatnonzero(edges > 0) + 1, np.flatnonzero(edges < 0) + 1
         turns = starts if len(starts) >= len(ends) else ends
         if len(turns) < 2:
-            return share, max(1.0, float(np.abs(np.diff(share)).sum()) / 2.0)
+            return share, max(1.0, float(np.abs(np.diff(_plain(share))).sum()) / 2.0)
         share = share[turns[0] : turns[-1]]
-    return share, float(np.abs(share - np.roll(share, 1)).sum()) / 2.0
+    plain = _plain(share)
+    return share, float(np.abs(plain - np.roll(plain, 1)).sum()) / 2.0
+
+
+def _plain(share: Samples) -> Samples:
+    """Shares without ripples: stretched, so that small differences from 0 and 1 vanish."""
+    return np.clip((share - _RIPPLE) / (1.0 - 2.0 * _RIPPLE), 0.0, 1.0)
