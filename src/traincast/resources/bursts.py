@@ -6,11 +6,11 @@ dimension the best division cuts the sorted samples in two, so it is found exact
 
 A sample between the two means is part of a burst in proportion: with m the mean of the lower group and M that of the
 higher one, a sample x is a burst to the share s = min(1, max(0, (x - m) / (M - m))). The time in bursts is the sum of
-s, over whole cycles: from one start of a burst to another one. The number of bursts is the sum of all rises there. The
-lowest and the highest fifth of s count as 0 and 1 for that, so that ripples are no bursts. If all samples lie at m or
-M, these give the mean lengths of the runs of equal samples. Otherwise a period in which a burst ends counts in part, and
-so does a dip within a burst: a small change of the samples changes the figures little, whereas a run of equal labels
-is cut in two by one sample that falls below the border of the groups.
+s, over whole cycles: from one start of a burst to another one. The number of bursts is the sum of all rises there.
+The lowest and the highest fifth of s count as 0 and 1 for that, so that ripples are no bursts. If all samples lie at
+m or M, these give the mean lengths of the runs of equal samples. Otherwise a period in which a burst ends counts in
+part, and so does a dip within a burst: a small change of the samples changes the figures little, whereas a run of
+equal labels is cut in two by one sample that falls below the border of the groups.
 """
 
 from __future__ import annotations
