@@ -36,6 +36,8 @@ from traincast.resources.inspector.train import FEWEST_RUNS, InspectorTraining, 
 
 Floats = npt.NDArray[np.float64]
 PARTS: Final = ("rivals", "ablations", "grouping", "transfer")
+MEMBERS: Final = 3
+"""Networks of the inspector that is compared with rivals, as `fit resources` trains them; ablations have one."""
 SMALL: Final = 160
 """Operators of the largest graphs in the study without grouping: without it, larger ones take hours."""
 
@@ -115,7 +117,7 @@ class Study:
             "patterns": patterns,
             "train_s": train_s,
             "inference_s": (time.process_time() - began) / len(asked),
-            "parameters": sum(weight.size for weight in network.weights.values()),
+            "parameters": sum(weight.size for one in network.members for weight in one.values()),
         }
 
     def rival(self, rival: Rival, runs: Sequence[ObservedRun], fold: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def rivals(study: Study) -> None:
     splits: tuple[Split, ...] = ("models", "settings", "runs")
     for split in splits:
         fold = folds(study.runs, by=split)
-        usual = Variant(config=InspectorTraining(epochs=study.epochs))
+        usual = Variant(config=InspectorTraining(epochs=study.epochs, members=MEMBERS))
         study.kept(f"rivals {split} mean", partial(study.rival, mean_rival, study.runs, fold))
         study.kept(f"rivals {split} inspector", partial(study.inspector, usual, study.runs, fold))
         study.kept(f"rivals {split} LightGBM", partial(study.rival, trees_rival, study.runs, fold))

@@ -1,9 +1,12 @@
 """The table of measured use of resources, from the runs of ``benchmarks.resource_runs``.
 
     python -m benchmarks.resource_table DIR -o benchmarks/data/resource_runs.parquet [--hz 50]
+    python -m benchmarks.resource_table TABLE.parquet -o TABLE.parquet
 
-One row for each run: its request, its step time and the twelve figures on the node of rank 0, at ``--hz`` samples per
-second. Runs whose hosts lagged behind their emulated devices by more than 5 % of a step are left out.
+One row for each run: its request, its step time, the twelve figures on the node of rank 0, at ``--hz`` samples per
+second, and the curves that they are computed from, as thousandths of the peak. Runs whose hosts lagged behind their
+emulated devices by more than 5 % of a step are left out. Given a table, the figures are computed anew from its curves,
+as it must be done when their definition changes.
 """
 
 from __future__ import annotations
@@ -11,18 +14,25 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from benchmarks.resource_runs import ResourceRun, request_of
 from traincast.cli.run_resources import SampledRun, sampled_run
 from traincast.files import writing
-from traincast.resources.bursts import RESOURCES
-from traincast.resources.curves import HZ, uses_of
-from traincast.resources.forecasting import FIGURES
+from traincast.resources.bursts import RESOURCES, use_of
+from traincast.resources.curves import HZ
+from traincast.tables import read_rows
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STORED: Final = 1e-3
+"""Share of the peak that one stands for in a stored curve."""
 MOST_BEHIND: Final = 0.05
 _BEHIND: Final = re.compile(r"processes were ([0-9.]+)% of a step behind")
 
@@ -48,14 +58,27 @@ def row_of(run: ResourceRun, sampled: SampledRun, *, hz: float) -> dict[str, Any
         "observed_s": len(curves.values["compute"][0]) * curves.period_s,
         "hz": hz,
     }
-    for name, use in uses_of(curves).items():
-        row |= {f"{name}_{figure}": value for figure, value in asdict(use).items()}
-    return row
+    seen = curves.of_node_of(0)
+    return figured(row | {f"{name}_curve": np.round(seen[name] / STORED).astype(int).tolist() for name in RESOURCES})
 
 
-def columns() -> list[str]:
-    """The names of the figures' columns."""
-    return [f"{name}_{figure}" for name in RESOURCES for figure in (*FIGURES, "pattern")]
+def figured(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the figures of its curves."""
+    found = dict(row)
+    for name in RESOURCES:
+        use = use_of(STORED * np.array(row[f"{name}_curve"], dtype=np.float64), period_s=1.0 / row["hz"])
+        found |= {f"{name}_{figure}": value for figure, value in asdict(use).items()}
+    return found
+
+
+def schema_of(row: Mapping[str, Any]) -> pa.Schema:
+    """The columns of a table with such rows: curves are lists of small integers."""
+    import pyarrow as pa
+
+    curves = {f"{name}_curve" for name in RESOURCES}
+    return pa.schema(
+        [pa.field(name, pa.list_(pa.int16()) if name in curves else pa.scalar(row[name]).type) for name in row]
+    )
 
 
 def behind(warnings: Sequence[str]) -> float:
@@ -77,14 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import pyarrow.parquet as pq
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="runs, or a table of them")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--hz", type=float, default=HZ)
     given = parser.parse_args(arguments)
-    rows = [row_of(run, sampled_run(given.folder / run.name), hz=given.hz) for run in runs_in(given.folder)]
+    if given.folder.is_dir():
+        rows = [row_of(run, sampled_run(given.folder / run.name), hz=given.hz) for run in runs_in(given.folder)]
+    else:
+        rows = [figured(row) for row in read_rows(given.folder, needs=[f"{name}_curve" for name in RESOURCES])]
     kept = [row for row in rows if row["behind"] <= MOST_BEHIND]
     with writing(given.output) as out:
-        pq.write_table(pa.Table.from_pylist(kept), out, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(kept, schema_of(kept[0])), out, compression="zstd", compression_level=19)
     print(f"{len(kept)} of {len(rows)} runs in {given.output}; in the others hosts lagged behind their devices")
 
 

@@ -35,6 +35,34 @@ def test_runs_cut_by_the_observation_do_not_count() -> None:
     assert use_of(seen[:-3], period_s=1.0).idle_s == 10.0
 
 
+def test_a_period_in_which_a_burst_ends_counts_in_part() -> None:
+    """The sample of 0.4 lies in the lower group, whose mean is (0.4 + 4 · 0) / 5 = 0.08; the higher one has 0.8."""
+    use = use_of(np.tile([0.4, *[0.8] * 5, *[0.0] * 4], 20), period_s=1.0, repeats=True)
+    share = (0.4 - 0.08) / (0.8 - 0.08)
+    assert [use.burst_s, use.idle_s] == pytest.approx([5 + share, 5 - share])
+    assert use.burst_amount == pytest.approx((5 * 0.8 + share * 0.4) / (5 + share))
+
+
+def test_a_shallow_dip_cuts_no_burst_in_two() -> None:
+    """Labels of groups would jump from one burst to two when the dip crosses the border at 0.4."""
+    found = []
+    for dip in (0.41, 0.39):
+        seen = np.tile([*[0.8] * 4, dip, *[0.8] * 4, *[0.0] * 6], 10)
+        found.append(use_of(seen, period_s=1.0).burst_s)
+    assert found[0] == pytest.approx(found[1], rel=0.12)
+    assert 4.5 < found[0] < 9.0
+
+
+def test_ripples_are_no_bursts() -> None:
+    seen = np.tile([*[0.8, 0.74] * 4, *[0.0] * 6], 10)
+    assert use_of(seen, period_s=1.0).burst_s == pytest.approx(8.0, rel=0.05)
+
+
+def test_an_observation_of_one_burst_counts_one() -> None:
+    use = use_of(np.repeat([0.0, 1.0], [30, 10]), period_s=0.1)
+    assert [use.burst_s, use.idle_s] == pytest.approx([1.0, 3.0])
+
+
 def test_a_resource_that_is_never_used_is_idle() -> None:
     use = use_of(np.full(50, 0.002), period_s=0.1)
     assert use.pattern == "idle"

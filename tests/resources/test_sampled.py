@@ -16,7 +16,7 @@ from traincast.resources.comparing import aligned, compared, compared_figures
 from traincast.resources.curves import Curves, uses_of
 from traincast.resources.draws import WatchedLinks
 from traincast.resources.monitored import use_of_command
-from traincast.resources.readings import RankPeaks, read_counters
+from traincast.resources.readings import RankPeaks, in_time, read_counters
 from traincast.resources.sampled import Counters, mean_step, observed
 
 Floats = npt.NDArray[np.float64]
@@ -66,6 +66,14 @@ def test_a_sampler_that_wakes_up_late_finds_the_same_figures() -> None:
     )
     assert late.burst_amount == pytest.approx(exact.burst_amount, rel=0.03)
     assert late.burst_s == pytest.approx(exact.burst_s, rel=0.08)
+
+
+def test_a_device_is_never_busy_for_longer_than_the_time() -> None:
+    """Busy until 0.4 s, but the reading at 0.3 s lacks 0.05 s, which come with the next one."""
+    times = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    late = np.array([0.0, 0.1, 0.2, 0.25, 0.4, 0.4])
+    assert in_time(times, late, 1.0) == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
+    assert in_time(times, 0.5 * times, 1.0) == pytest.approx(0.5 * times)
 
 
 def test_one_reading_is_too_few() -> None:

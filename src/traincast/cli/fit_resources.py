@@ -42,6 +42,14 @@ if TYPE_CHECKING:
 @click.option(
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Train each network for N epochs. Default: 60."
 )
+@click.option(
+    "--members",
+    type=click.IntRange(1, 20),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Train N networks from different first weights, and average them. With --from: as many as BUNDLE has.",
+)
 @options.rivals()
 @options.seed("The held-out models and the training depend on it.")
 @options.json()
@@ -53,6 +61,7 @@ def fit_resources(
     groups: int | None,
     factor: float | None,
     epochs: int | None,
+    members: int,
     rivals: bool,
     seed: int,
     as_json: bool,
@@ -72,7 +81,7 @@ def fit_resources(
         output=output,
         start=start,
         grouping=Grouping(**chosen) if chosen else None,  # type: ignore[arg-type]
-        config=InspectorTraining(seed=seed, **({} if epochs is None else {"epochs": epochs})),  # type: ignore[arg-type]
+        config=InspectorTraining(seed=seed, members=members, epochs=epochs or InspectorTraining().epochs),
         rivals=rivals,
         warn=say_left_out,
     )

@@ -62,4 +62,17 @@ def _counters(columns: dict[str, Floats], peak: RankPeaks) -> Counters:
     peaks = {"compute": 1.0 if peak.memory is not None else float(peak.cores), "memory": peak.memory or 1.0}
     for name in ("receive", "send"):
         peaks[name] = peak.link or max(1.0, float(np.max(np.diff(totals[name]) / np.maximum(np.diff(times), 1e-9))))
+    if peak.memory is not None:
+        totals |= {name: in_time(times, totals[name], peaks[name]) for name in ("compute", "memory")}
     return Counters(times_s=times, totals=totals, peaks={name: peaks[name] for name in totals})
+
+
+def in_time(times: Floats, total: Floats, peak: float) -> Floats:
+    """A counter without delay: one that seems to rise by more than ``peak`` per second was late in the readings before.
+
+    The host of an emulated device counts an operator when it comes to it, which may be late on a busy machine. What is
+    read at a moment t' was used by then, at most at the peak, so at t the counter stood at its value at t' minus
+    peak · (t' - t) or higher.
+    """
+    above = total - peak * times
+    return np.maximum.accumulate(above[::-1])[::-1] + peak * times

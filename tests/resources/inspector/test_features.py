@@ -73,6 +73,15 @@ def test_more_workers_than_servers_make_the_exchange_longer() -> None:
     assert settings[0] == settings[1] > settings[2]
 
 
+def test_figures_are_measured_by_seconds_at_peak_rates() -> None:
+    """Amounts by 1; bursts of a device by its computing, those of a network by the exchange; never below a sample."""
+    found = inputs_of(request_for("resnet18", 8, "dp=2,servers=1"), grouping=Grouping(), weights={})
+    busy = np.hypot(found.busy_s, 0.02)
+    exchange = np.hypot(10.0 ** found.setting[SETTING_FEATURES.index("exchange_s")], 0.02)
+    device, network = [1.0, busy, max(busy, exchange)], [1.0, exchange, np.sqrt(busy * max(busy, exchange))]
+    assert found.reference.tolist() == pytest.approx([*device, *device, *network, *network], rel=1e-5)
+
+
 def test_rows_of_an_adjacency_add_up_to_one() -> None:
     found = group(amounts_of(load_model("gpt2")), 12)
     assert found.adjacency.sum(axis=1) == pytest.approx(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from traincast.engines import local_engine
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import load_bundle, save_bundle
-from traincast.resources.inspector.bundle import expected_sizes, inspector_path, load_inspector
+from traincast.resources.inspector.bundle import expected_sizes, inspector_path, load_inspector, save_inspector
 from traincast.resources.inspector.examples import family_of, folds
 from traincast.resources.inspector.fit import ResourceFit, default_shape, fit_resources
 from traincast.resources.inspector.grouping import Grouping
@@ -140,6 +141,15 @@ def test_a_bundle_that_does_not_match_is_refused(fitted: ResourceFit, tmp_path: 
 def test_the_sizes_of_a_bundle_are_those_of_the_network(fitted: ResourceFit) -> None:
     sizes = {name: array.shape for name, array in load_bundle(fitted.bundle).arrays().items()}
     assert sizes == expected_sizes(fitted.model.network.shape)
+
+
+def test_a_bundle_keeps_all_members(fitted: ResourceFit, tmp_path: Path) -> None:
+    network = fitted.model.network
+    halved = {name: np.asarray(array / 2, np.float32) for name, array in network.weights.items()}
+    save_inspector(tmp_path / "two", replace(fitted.model, network=replace(network, more=(halved,))), data={})
+    found = load_inspector(tmp_path / "two").network.members
+    assert len(found) == 2
+    assert all(np.array_equal(found[1][name], array) for name, array in halved.items())
 
 
 def test_folds_keep_families_and_settings_together() -> None:

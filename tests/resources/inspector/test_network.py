@@ -53,6 +53,20 @@ def test_an_adapted_inspector_gives_the_same_in_numpy(toy_examples: RunExamples)
         assert adapted.outputs(inputs) == pytest.approx(outputs_by_torch(adapted, inputs), abs=1e-5)
 
 
+def test_members_are_averaged_and_adapted_one_by_one(toy_examples: RunExamples) -> None:
+    shape = default_shape(hidden=12)
+    both = train(toy_examples, shape=shape, config=replace(QUICK, members=2))
+    single = [train(toy_examples, shape=shape, config=replace(QUICK, seed=seed)) for seed in (0, 1)]
+    for inputs in toy_examples.inputs[:3]:
+        each = [one.outputs(inputs) for one in single]
+        assert not np.allclose(each[0], each[1])
+        assert both.outputs(inputs) == pytest.approx(np.mean(each, axis=0), abs=1e-5)
+    adapted = train(toy_examples, start=both, config=QUICK)
+    assert [set(weights) for weights in adapted.members] == [set(adapted.weights)] * 2
+    kept = [weights["first.linear.weight"] for weights in adapted.members]
+    assert np.array_equal(kept, [weights["first.linear.weight"] for weights in both.members])
+
+
 def test_the_order_of_groups_does_not_matter(toy_examples: RunExamples) -> None:
     made = train(toy_examples, shape=default_shape(hidden=12), config=QUICK)
     inputs = toy_examples.inputs[3]

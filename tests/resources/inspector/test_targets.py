@@ -42,18 +42,17 @@ def test_uses_come_back_from_values_and_patterns() -> None:
 @pytest.mark.parametrize("method", ["log", "maximum"])
 def test_scaling_is_undone_exactly(method: Scaling) -> None:
     values = np.random.default_rng(0).uniform(0.01, 1.0, (20, len(TARGETS)))
-    busy = np.random.default_rng(1).uniform(0.01, 1.0, 20)
-    scale = TargetScale.of(values, busy, method)
-    assert scale.values(scale.targets(values, busy), busy) == pytest.approx(values, rel=1e-9)
+    reference = np.random.default_rng(1).uniform(0.01, 1.0, (20, len(TARGETS)))
+    scale = TargetScale.of(values, reference, method)
+    assert scale.values(scale.targets(values, reference), reference) == pytest.approx(values, rel=1e-9)
 
 
-def test_durations_scale_with_the_busy_time_and_amounts_do_not() -> None:
+def test_durations_scale_with_their_references() -> None:
     values = np.random.default_rng(0).uniform(0.01, 1.0, (20, len(TARGETS)))
-    scale = TargetScale.of(values, np.ones(20))
-    one, ten = (scale.values(np.zeros((1, len(TARGETS))), np.array([busy])) for busy in (1.0, 10.0))
-    ratio = (ten / one)[0]
-    assert ratio[::3] == pytest.approx(1.0)
-    assert np.delete(ratio, range(0, 12, 3)) == pytest.approx(10.0)
+    scale = TargetScale.of(values, np.ones_like(values))
+    reference = np.array([1.0, 10.0, 7.0] * 4)
+    one, other = (scale.values(np.zeros((1, len(TARGETS))), each[None, :]) for each in (np.ones(12), reference))
+    assert (other / one)[0] == pytest.approx(reference)
 
 
 def test_errors_count_only_runs_that_have_the_figure() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.graph import OperatorGraph, Phase
+from traincast.graph import Operator, OperatorGraph, OpKind, Phase
 from traincast.resources.inspector.communities import Ints
 
 Floats = npt.NDArray[np.float64]
 
 PHASES: tuple[Phase, ...] = tuple(Phase)
+_NUMBER: Final = {phase: number for number, phase in enumerate(PHASES)}
+_KIND: Final = {(phase, kind): f"{phase.value} {kind.value}" for phase in PHASES for kind in OpKind}
+_Measure: TypeAlias = tuple[float, float, float]
+"""FLOPs, bytes moved, and bytes of the outputs of an operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,15 +54,7 @@ def amounts_of(graph: OperatorGraph) -> Amounts:
     count = np.ones(len(graph.operators))
     for block in graph.blocks:
         count[[*block.forward, *block.backward, *block.optimizer]] = block.count
-    one, two = (
-        np.array(
-            [
-                (op.flops, op.nbytes, sum(t.nbytes for t in op.outputs))
-                for op in (o.with_batch(batch) for o in graph.operators)
-            ]
-        ).reshape(-1, 3)
-        for batch in (1, 2)
-    )
+    one, two = np.array(_measures(graph.operators)).reshape(-1, 2, 3).swapaxes(0, 1)
     linear = np.stack([2 * one - two, two - one]).clip(min=0.0)
     updates = [op.phase is Phase.OPTIMIZER and bool(op.parameters) for op in graph.operators]
     return Amounts(
@@ -68,10 +65,43 @@ def amounts_of(graph: OperatorGraph) -> Amounts:
         parameter_bytes=np.array(
             [op.parameters[0].nbytes if own else 0.0 for op, own in zip(graph.operators, updates, strict=True)]
         ),
-        phase=np.array([PHASES.index(op.phase) for op in graph.operators], dtype=np.int64),
-        kind=tuple(f"{op.phase.value} {op.kind.value}" for op in graph.operators),
+        phase=np.array([_NUMBER[op.phase] for op in graph.operators], dtype=np.int64),
+        kind=tuple(_KIND[op.phase, op.kind] for op in graph.operators),
         edges=np.array([*graph.edges, *_updates(graph)], dtype=np.int64).reshape(-1, 2),
     )
+
+
+def _measures(operators: Sequence[Operator]) -> list[tuple[_Measure, _Measure]]:
+    """The measures of every operator with one sample and with two; equal operators are measured once."""
+    found: dict[Any, tuple[_Measure, _Measure]] = {}
+    measured = []
+    for op in operators:
+        tensors = (*op.inputs, None, *op.outputs, None, *op.parameters)
+        key = (op.name, op.kind, op.phase, *map(id, tensors), *op.attributes.items())
+        if key not in found:
+            one = two = _measure(op)
+            if op.phase is not Phase.OPTIMIZER:
+                two = _measure(_doubled(op))
+            found[key] = one, two
+        measured.append(found[key])
+    return measured
+
+
+def _doubled(op: Operator) -> Operator:
+    """The operator on two samples; what it saves for backward is left out."""
+    return Operator(
+        name=op.name,
+        kind=op.kind,
+        phase=op.phase,
+        inputs=tuple(tensor.with_batch(2) for tensor in op.inputs),
+        outputs=tuple(tensor.with_batch(2) for tensor in op.outputs),
+        parameters=op.parameters,
+        attributes=op.attributes,
+    )
+
+
+def _measure(op: Operator) -> _Measure:
+    return op.flops, op.nbytes, sum(tensor.nbytes for tensor in op.outputs)
 
 
 def _updates(graph: OperatorGraph) -> Iterable[tuple[int, int]]:

@@ -69,6 +69,7 @@ def save_inspector(path: Path, model: InspectorModel, *, data: Mapping[str, Any]
         "kind": KIND,
         "features": FEATURES_VERSION,
         "shape": asdict(network.shape),
+        "members": len(network.members),
         "grouping": asdict(model.grouping),
         "scaling": network.scale.method,
         "types": dict(model.types),
@@ -77,7 +78,11 @@ def save_inspector(path: Path, model: InspectorModel, *, data: Mapping[str, Any]
         "scores": {name: round(value, 3) for name, value in model.scores.items()},
         "data": dict(data),
     }
-    arrays: dict[str, npt.NDArray[Any]] = {f"network.{name}": value for name, value in network.weights.items()}
+    arrays: dict[str, npt.NDArray[Any]] = {
+        f"{_prefix(number)}{name}": value
+        for number, weights in enumerate(network.members)
+        for name, value in weights.items()
+    }
     arrays |= {f"standard.{name}": getattr(network.standard, name) for name in Standard.__slots__}
     arrays |= {"scale.shift": network.scale.shift, "scale.size": network.scale.size}
     save_bundle(path, card, arrays)
@@ -107,11 +112,16 @@ def load_inspector(path: Path) -> InspectorModel:
         shape, grouping = InspectorShape(**card["shape"]), Grouping(**card["grouping"])
     except (TypeError, RequestError) as error:
         raise FileFormatError(f"{path} is damaged: {error}; fit the bundle again") from None
-    arrays = bundle.arrays()
-    _check_arrays(path, shape, arrays)
+    arrays, members = bundle.arrays(), int(card.get("members", 1))
+    _check_arrays(path, expected_sizes(shape, members), shape, arrays)
+    weights, *more = (
+        {name.removeprefix(start): a for name, a in arrays.items() if name.startswith(start)}
+        for start in map(_prefix, range(max(1, members)))
+    )
     network = TrainedInspector(
         shape=shape,
-        weights={name.removeprefix("network."): a for name, a in arrays.items() if name.startswith("network.")},
+        weights=weights,
+        more=tuple(more),
         standard=Standard(**{name: arrays[f"standard.{name}"] for name in Standard.__slots__}),
         scale=TargetScale(method=card["scaling"], shift=arrays["scale.shift"], size=arrays["scale.size"]),
     )
@@ -125,9 +135,15 @@ def load_inspector(path: Path) -> InspectorModel:
     )
 
 
-def _check_arrays(path: Path, shape: InspectorShape, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Refuse weights whose names or sizes differ from those of ``shape``."""
-    expected = expected_sizes(shape)
+def _prefix(member: int) -> str:
+    """How the names of the weights of a member begin."""
+    return f"network{member + 1}." if member else "network."
+
+
+def _check_arrays(
+    path: Path, expected: Mapping[str, tuple[int, ...]], shape: InspectorShape, arrays: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Refuse weights whose names or sizes differ from those that are expected."""
     wrong = [name for name, size in expected.items() if name not in arrays or arrays[name].shape != size]
     wrong += [name for name in arrays if name not in expected]
     if shape.features != len(GROUP_FEATURES) or shape.setting != len(SETTING_FEATURES):
@@ -136,8 +152,8 @@ def _check_arrays(path: Path, shape: InspectorShape, arrays: Mapping[str, npt.ND
         raise FileFormatError(f"{path} does not match its card: {wrong[0]} is missing, unknown or of another size")
 
 
-def expected_sizes(shape: InspectorShape) -> dict[str, tuple[int, ...]]:
-    """Return the size of every array of a bundle with a network of ``shape``."""
+def expected_sizes(shape: InspectorShape, members: int = 1) -> dict[str, tuple[int, ...]]:
+    """Return the size of every array of a bundle with ``members`` networks of ``shape``."""
     hidden, gated = shape.hidden, shape.layer == "gru"
     sizes: dict[str, tuple[int, ...]] = {}
     inputs = {"first": shape.features + shape.setting, "repeated": hidden} | ({"late": hidden} if shape.late else {})
@@ -153,7 +169,7 @@ def expected_sizes(shape: InspectorShape) -> dict[str, tuple[int, ...]]:
         sizes |= {f"look.bias_{side}": (4 * hidden,) for side in ("ih", "hh")}
     for number, (inner, outer) in enumerate(((read + shape.setting, hidden), (hidden, hidden), (hidden, OUTPUTS))):
         sizes |= {f"head.{2 * number}.weight": (outer, inner), f"head.{2 * number}.bias": (outer,)}
-    named = {f"network.{name}": size for name, size in sizes.items()}
+    named = {f"{_prefix(member)}{name}": size for member in range(members) for name, size in sizes.items()}
     named |= {f"standard.group_{name}": (shape.features,) for name in ("mean", "size")}
     named |= {f"standard.setting_{name}": (shape.setting,) for name in ("mean", "size")}
     return named | {"scale.shift": (len(TARGETS),), "scale.size": (len(TARGETS),)}

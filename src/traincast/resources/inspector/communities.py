@@ -80,9 +80,10 @@ def _joined(edges: Ints, vertices: int) -> Ints:
 def _neighbours(edges: Ints, vertices: int) -> tuple[Ints, Ints]:
     """The neighbours of vertex i are ``near[start[i] : start[i + 1]]``, in order."""
     both = np.concatenate([edges, edges[:, ::-1]])
-    both = np.unique(both[both[:, 0] != both[:, 1]], axis=0)
-    start = np.concatenate([[0], np.cumsum(np.bincount(both[:, 0], minlength=vertices))])
-    return start.astype(np.int64), both[:, 1].astype(np.int64)
+    both = both[both[:, 0] != both[:, 1]]
+    vertex, near = np.divmod(np.unique(both[:, 0] * vertices + both[:, 1]), vertices)
+    start = np.concatenate([[0], np.cumsum(np.bincount(vertex, minlength=vertices))])
+    return start.astype(np.int64), near.astype(np.int64)
 
 
 def _settle(start: Any, near: Any, label: Any, groups: int) -> Any:
@@ -97,12 +98,18 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
     vertices = len(label)
     size = [1 for _ in range(groups)]
     heard = [0.0 for _ in range(groups)]
+    strangers = [0 for _ in range(vertices)]  # neighbours of each vertex that belong to another community
+    for vertex in range(vertices):
+        if label[vertex] >= 0:
+            _announce((start, near), label, strangers, vertex, -1)
     for turn in range(_ROUNDS):
         moved = 0
         stride = _coprime(_SPREAD % vertices + turn, vertices)
         for number in range(vertices):
             vertex = (number * stride + turn) % vertices
             own = label[vertex]
+            if not strangers[vertex]:  # as most: it hears of no other community
+                continue
             if own >= 0:
                 heard[own] += 1.0 / size[own]
             for at in range(start[vertex], start[vertex + 1]):
@@ -123,11 +130,28 @@ def _flow(start: Any, near: Any, label: Any, groups: int) -> None:
             if best != own:
                 moved += 1
                 label[vertex] = best
+                _announce((start, near), label, strangers, vertex, own)
                 size[best] += 1
                 if own >= 0:
                     size[own] -= 1
         if moved * _SETTLED <= vertices:
             break
+
+
+def _announce(graph: Any, label: Any, strangers: Any, vertex: int, before: int) -> None:
+    """Count anew who has strangers as neighbours, after a vertex has left the community ``before`` (-1: none)."""
+    start, near = graph
+    own, found = label[vertex], 0
+    for at in range(start[vertex], start[vertex + 1]):
+        other = near[at]
+        beside = label[other]
+        if beside >= 0 and beside != own:
+            found += 1
+        if beside != own:
+            strangers[other] += 1
+        if before >= 0 and beside != before:
+            strangers[other] -= 1
+    strangers[vertex] = found
 
 
 def _coprime(number: int, other: int) -> int:

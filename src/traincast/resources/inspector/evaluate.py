@@ -36,50 +36,65 @@ class Standard:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedInspector:
-    """A trained inspector: its shape, its weights by their names in training, and the scales of inputs and targets."""
+    """A trained inspector: its shape, its weights by their names in training, and the scales of inputs and targets.
+
+    ``more`` are the weights of further members, which were trained from other first weights: the outputs are the means
+    over all members.
+    """
 
     shape: InspectorShape
     weights: Mapping[str, Floats32]
     standard: Standard
     scale: TargetScale
+    more: tuple[Mapping[str, Floats32], ...] = ()
+
+    @property
+    def members(self) -> tuple[Mapping[str, Floats32], ...]:
+        """The weights of all members."""
+        return self.weights, *self.more
 
     def outputs(self, inputs: Inputs) -> Floats32:
         """The 24 outputs for one graph: twelve scaled targets, then the scores of the patterns."""
+        return np.asarray(np.mean([self._outputs(weights, inputs) for weights in self.members], axis=0), np.float32)
+
+    def _outputs(self, weights: Mapping[str, Floats32], inputs: Inputs) -> Floats32:
         setting = self.standard.setting(inputs.setting)
         features = self.standard.groups(inputs.groups)
         adjacency, groups = inputs.adjacency, len(inputs.groups)
         wide = np.concatenate([features, np.broadcast_to(setting, (groups, len(setting)))], axis=1)
-        state = self._convolved("first", wide, adjacency, None)
+        state = self._convolved(_part(weights, "first"), wide, adjacency, None)
         steps, early = self.shape.steps(groups), self.shape.early(groups)
         for step in range(steps):
-            state = self._convolved("repeated" if step < early else "late", state, adjacency, state)
-        x = np.concatenate([self._read(state), setting])
+            part = _part(weights, "repeated" if step < early else "late")
+            state = self._convolved(part, state, adjacency, state)
+        x = np.concatenate([self._read(_part(weights, "look"), state), setting])
         for layer in (0, 2, 4):
-            x = self.weights[f"head.{layer}.weight"] @ x + self.weights[f"head.{layer}.bias"]
+            x = weights[f"head.{layer}.weight"] @ x + weights[f"head.{layer}.bias"]
             x = np.maximum(x, 0.0) if layer < 4 else x
         return x
 
     def __call__(self, inputs: Inputs) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """The twelve values, and the number of the pattern of each resource."""
         out = self.outputs(inputs)
-        values = self.scale.values(out[None, :12], np.array([inputs.busy_s]))[0]
+        values = self.scale.values(out[None, :12], inputs.reference[None, :])[0]
         return values, out[12:].reshape(4, 3).argmax(axis=1)
 
-    def _convolved(self, name: str, x: Floats32, adjacency: Floats32, before: Floats32 | None) -> Floats32:
-        weights = self.weights
-        message = np.maximum(adjacency @ (x @ weights[f"{name}.linear.weight"].T + weights[f"{name}.linear.bias"]), 0.0)
+    def _convolved(
+        self, part: Mapping[str, Floats32], x: Floats32, adjacency: Floats32, before: Floats32 | None
+    ) -> Floats32:
+        message = np.maximum(adjacency @ (x @ part["linear.weight"].T + part["linear.bias"]), 0.0)
         if self.shape.layer != "gru":
             return message
         state = np.zeros_like(message) if before is None else before
-        into = message @ weights[f"{name}.gate.weight_ih"].T + weights[f"{name}.gate.bias_ih"]
-        kept = state @ weights[f"{name}.gate.weight_hh"].T + weights[f"{name}.gate.bias_hh"]
+        into = message @ part["gate.weight_ih"].T + part["gate.bias_ih"]
+        kept = state @ part["gate.weight_hh"].T + part["gate.bias_hh"]
         hidden = state.shape[1]
         reset = _sigmoid(into[:, :hidden] + kept[:, :hidden])
         update = _sigmoid(into[:, hidden : 2 * hidden] + kept[:, hidden : 2 * hidden])
         new = np.tanh(into[:, 2 * hidden :] + reset * kept[:, 2 * hidden :])
         return np.asarray((1.0 - update) * new + update * state, np.float32)
 
-    def _read(self, state: Floats32) -> Floats32:
+    def _read(self, part: Mapping[str, Floats32], state: Floats32) -> Floats32:
         if self.shape.read_out == "mean":
             return np.asarray(state.mean(axis=0), np.float32)
         hidden = state.shape[1]
@@ -87,8 +102,7 @@ class TrainedInspector:
         h: npt.NDArray[Any] = np.zeros(hidden)
         c: npt.NDArray[Any] = np.zeros(hidden)
         for _ in range(self.shape.looks):
-            gates = self.weights["look.weight_ih"] @ query + self.weights["look.bias_ih"]
-            gates = gates + self.weights["look.weight_hh"] @ h + self.weights["look.bias_hh"]
+            gates = part["weight_ih"] @ query + part["bias_ih"] + part["weight_hh"] @ h + part["bias_hh"]
             enter, forget, cell, leave = gates.reshape(4, hidden)
             c = _sigmoid(forget) * c + _sigmoid(enter) * np.tanh(cell)
             h = _sigmoid(leave) * np.tanh(c)
@@ -96,6 +110,12 @@ class TrainedInspector:
             attention = np.exp(scores - scores.max())
             query = np.concatenate([h, (attention / attention.sum()) @ state])
         return query.astype(np.float32)
+
+
+def _part(weights: Mapping[str, Floats32], name: str) -> dict[str, Floats32]:
+    """The weights of one part of the network, by their names within it."""
+    start = f"{name}."
+    return {key.removeprefix(start): value for key, value in weights.items() if key.startswith(start)}
 
 
 def _sigmoid(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from traincast.cluster.topology import effective_intra_bandwidth
 from traincast.graph import Phase
+from traincast.resources.curves import HZ
 from traincast.resources.inspector.amounts import PHASES, Amounts, Floats, amounts_of, weights_of
 from traincast.resources.inspector.grouping import Grouping, Groups, group
 from traincast.strategy import Request
 from traincast.strategy.prepare import for_workers
 
-FEATURES_VERSION: Final = 1
+FEATURES_VERSION: Final = 2
 """Counts up when a feature changes its meaning: bundles of other versions are refused."""
 
 GROUP_FEATURES: Final = (
@@ -76,13 +77,18 @@ class Inputs:
     """One graph in one setting, as the inspector sees it.
 
     ``groups`` [groups, GROUP_FEATURES], ``adjacency`` [groups, groups] and ``setting`` [SETTING_FEATURES].
-    ``busy_s`` is the reference of all durations: the seconds that a rank's operators need at peak rates.
+    ``busy_s`` are the seconds that a rank's operators need at peak rates. ``reference`` [12] is a first guess of each
+    figure, by which it is measured: 1 for amounts and, for durations, seconds at peak rates. A device is busy for
+    ``busy_s``, and pauses as long as the exchange of gradients or, if that is shorter, as ``busy_s``. A network is busy
+    during the exchange, and pauses for the geometric mean of ``busy_s`` and the pause of the device. No duration is
+    seen that is shorter than a sample.
     """
 
     groups: npt.NDArray[np.float32]
     adjacency: npt.NDArray[np.float32]
     setting: npt.NDArray[np.float32]
     busy_s: float
+    reference: Floats
     operators: int
 
 
@@ -105,11 +111,13 @@ def inputs_of(
     request = for_workers(request)
     rates = _rates(request)
     times = _times(amounts, request, rates)
+    busy_s = float(times["busy"].sum())
     return Inputs(
         groups=_group_features(amounts, found, times, weights).astype(np.float32),
         adjacency=found.adjacency.astype(np.float32),
         setting=_setting_features(request, amounts, times, rates).astype(np.float32),
-        busy_s=float(times["busy"].sum()),
+        busy_s=busy_s,
+        reference=_reference(busy_s, _exchange_s(request, times)),
         operators=amounts.operators,
     )
 
@@ -185,12 +193,8 @@ def _group_features(
 
 def _setting_features(request: Request, amounts: Amounts, times: Mapping[str, Floats], rates: _Rates) -> Floats:
     strategy, cluster = request.strategy, request.cluster
-    gradients, busy = float(times["gradient"].sum()), float(times["busy"].sum())
+    exchange, busy = _exchange_s(request, times), float(times["busy"].sum())
     workers = strategy.dp * strategy.cp
-    if strategy.servers:
-        exchange = gradients * max(2.0, workers / strategy.servers)
-    else:
-        exchange = 2.0 * gradients * (workers - 1) / workers
     split = strategy.tp > 1 or strategy.pp > 1
     boundary = float(times["output"].sum()) * rates.memory / rates.link if split else 0.0
     peers = min(strategy.num_ranks, cluster.devices_per_node)
@@ -224,6 +228,22 @@ def _setting_features(request: Request, amounts: Amounts, times: Mapping[str, Fl
         ],
         dtype=np.float64,
     )
+
+
+def _exchange_s(request: Request, times: Mapping[str, Floats]) -> float:
+    """Seconds to exchange all gradients over the slowest link, through servers or in a ring."""
+    strategy, gradients = request.strategy, float(times["gradient"].sum())
+    workers = strategy.dp * strategy.cp
+    if strategy.servers:
+        return gradients * max(2.0, workers / strategy.servers)
+    return 2.0 * gradients * (workers - 1) / workers
+
+
+def _reference(busy_s: float, exchange_s: float) -> Floats:
+    busy, exchange = (float(np.hypot(seconds, 1.0 / HZ)) for seconds in (busy_s, exchange_s))
+    longer = max(busy, exchange)
+    device, network = (1.0, busy, longer), (1.0, exchange, float(np.sqrt(busy * longer)))
+    return np.array([*device, *device, *network, *network])
 
 
 def _early_share(amounts: Amounts, times: Mapping[str, Floats]) -> float:

@@ -100,16 +100,19 @@ def simulated_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
 def _largest(row: Mapping[str, Any]) -> Request | None:
     """The request with the asked share of the largest batch that fits; ``None`` if not even one sample fits."""
     parsed = request_of({**row, "global_batch": 2**20})
-    replicas, microbatches = parsed.strategy.dp, parsed.strategy.num_microbatches
-    batch = _LARGEST_BATCH
-    while batch:
-        asked = replicas * microbatches * batch
-        request = replace(parsed, global_batch=asked)
-        if need_only(for_workers(request)).fits:
-            share = max(1, round(batch * row["batch_share"]))
-            return replace(request, global_batch=replicas * microbatches * share)
-        batch //= 2
-    return None
+    each = parsed.strategy.dp * parsed.strategy.num_microbatches
+
+    def fits(power: int) -> bool:
+        return need_only(for_workers(replace(parsed, global_batch=each * 2**power))).fits
+
+    low, high = -1, _LARGEST_BATCH.bit_length() - 1
+    middle = high  # most often the largest fits
+    while low < high:  # memory grows with the batch
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        middle = (low + high + 1) // 2
+    if low < 0:
+        return None
+    return replace(parsed, global_batch=each * max(1, round(2**low * row["batch_share"])))
 
 
 def simulated_uses(request: Request) -> tuple[dict[str, ResourceUse], float]:

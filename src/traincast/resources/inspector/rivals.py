@@ -33,15 +33,15 @@ def aggregates(inputs: Inputs) -> npt.NDArray[np.float32]:
 
 
 def mean_rival(learned: RunExamples, asked: RunExamples) -> Floats:
-    """The mean of every target: the mean logarithm of amounts, and of durations over the busy time."""
-    scale = TargetScale.of(learned.uses.values, learned.busy_s)
-    return scale.values(np.zeros((len(asked), len(TARGETS))), asked.busy_s)
+    """The mean of every target: the mean logarithm of amounts, and of durations over their references."""
+    scale = TargetScale.of(learned.uses.values, learned.references)
+    return scale.values(np.zeros((len(asked), len(TARGETS))), asked.references)
 
 
 def trees_rival(learned: RunExamples, asked: RunExamples) -> Floats:
     """Boosted trees, one forest per target; settings are tuned on every fifth run of those learned from."""
-    scale = TargetScale.of(learned.uses.values, learned.busy_s)
-    targets = scale.targets(learned.uses.values, learned.busy_s)
+    scale = TargetScale.of(learned.uses.values, learned.references)
+    targets = scale.targets(learned.uses.values, learned.references)
     table = np.stack([aggregates(one) for one in learned.inputs]).astype(np.float32)
     question = np.stack([aggregates(one) for one in asked.inputs]).astype(np.float32)
     found = np.zeros((len(asked), len(TARGETS)))
@@ -57,4 +57,4 @@ def trees_rival(learned: RunExamples, asked: RunExamples) -> Floats:
         best = int(np.argmin(errors))
         rounds = max(1, len(tried[best].nodes))
         found[:, at] = grow(table[known], targets[known, at], replace(_TUNED[best], rounds=rounds))(question)
-    return scale.values(found, asked.busy_s)
+    return scale.values(found, asked.references)

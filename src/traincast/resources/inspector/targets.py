@@ -69,8 +69,9 @@ def use_from(values: Floats, pattern: Ints, *, seen_s: float) -> dict[str, Resou
 class TargetScale:
     """How values become targets of about unit size.
 
-    ``log``: the logarithm of an amount, or of a duration over the run's ``busy_s``; then minus ``shift`` and over
-    ``size`` [12]. ``maximum``: the value over the largest one in training, as Driple has it.
+    ``log``: the logarithm of a value over its ``reference`` [runs, 12], which
+    :func:`traincast.resources.inspector.features.inputs_of` computes; then minus ``shift`` and over ``size`` [12].
+    ``maximum``: the value over the largest one in training, as Driple has it.
     """
 
     method: Scaling
@@ -78,9 +79,9 @@ class TargetScale:
     size: Floats
 
     @classmethod
-    def of(cls, values: Floats, busy_s: Floats, method: Scaling = "log") -> TargetScale:
+    def of(cls, values: Floats, reference: Floats, method: Scaling = "log") -> TargetScale:
         """The scale of training values."""
-        raw = _raw(values, busy_s, method)
+        raw = _raw(values, reference, method)
         known = np.isfinite(raw)
         some = known.any(axis=0)
         filled = np.where(some, raw, 0.0)
@@ -89,16 +90,15 @@ class TargetScale:
         shift = np.nanmean(filled, axis=0)
         return cls(method=method, shift=shift, size=np.maximum(np.nanstd(filled, axis=0), 0.05))
 
-    def targets(self, values: Floats, busy_s: Floats) -> Floats:
+    def targets(self, values: Floats, reference: Floats) -> Floats:
         """Targets of values; NaN stays NaN."""
-        return (_raw(values, busy_s, self.method) - self.shift) / self.size
+        return (_raw(values, reference, self.method) - self.shift) / self.size
 
-    def values(self, targets: npt.NDArray[np.floating], busy_s: Floats) -> Floats:
+    def values(self, targets: npt.NDArray[np.floating], reference: Floats) -> Floats:
         """Values of targets, the inverse of :meth:`targets`; amounts are at most 1."""
         raw = np.asarray(targets, dtype=np.float64) * self.size + self.shift
         if self.method == "log":
-            raw = 10.0 ** np.clip(raw, -12.0, 12.0)
-            raw = np.where(_DURATION, raw * np.asarray(busy_s)[:, None], raw)
+            raw = reference * 10.0 ** np.clip(raw, -12.0, 12.0)
         raw = np.maximum(raw, _SMALLEST)
         return np.where(_DURATION, raw, np.minimum(raw, 1.0))
 
@@ -106,10 +106,10 @@ class TargetScale:
 _DURATION: Final = np.array([figure != "burst_amount" for _, figure in TARGETS])
 
 
-def _raw(values: Floats, busy_s: Floats, method: Scaling) -> Floats:
+def _raw(values: Floats, reference: Floats, method: Scaling) -> Floats:
     if method == "maximum":
         return values
-    return np.log10(np.where(_DURATION, values / np.asarray(busy_s)[:, None], values))
+    return np.log10(values / reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,20 +45,22 @@ class RunExamples:
         return RunExamples(inputs=[self.inputs[i] for i in rows.tolist()], uses=self.uses.take(rows))
 
     @property
-    def busy_s(self) -> Floats:
-        """The reference of the durations of each run."""
-        return np.array([one.busy_s for one in self.inputs])
+    def references(self) -> Floats:
+        """What the figures of each run are measured by, as [runs, 12]."""
+        return np.stack([one.reference for one in self.inputs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectorTraining:
     """How an inspector is trained: AdamW with a one-cycle rate; the weights are a running average.
 
+    ``members`` networks are trained one after the other from different first weights, and their outputs are averaged.
     ``patterns`` weighs the loss of the patterns against that of the figures. Huber's loss turns from squared to
     absolute at ``beta``. After each epoch, ``watch`` is called with the epoch and the inspector so far, and training
     stops if it returns True.
     """
 
+    members: int = 1
     epochs: int = 60
     batch: int = 64
     rate: float = 6e-3
@@ -102,7 +104,8 @@ def train(
     """Train an inspector of ``shape``, or adapt ``start`` to a new setting.
 
     An adapted inspector keeps φ_f, the first steps of φ_r and the read-out. Its last ``late`` (a share) of the steps of
-    φ_r get weights of their own, which are trained together with the head; with ``whole``, everything is trained.
+    φ_r get weights of their own, which are trained together with the head; with ``whole``, everything is trained. All
+    members of ``start`` are adapted.
     """
     try:
         import torch
@@ -114,26 +117,34 @@ def train(
     if len(examples) < FEWEST_RUNS:
         raise RequestError(f"{len(examples)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
     torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
     if start is None:
         shape = shape or InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES))
         standard = _standard(examples)
-        scale = TargetScale.of(examples.uses.values, examples.busy_s, config.scaling)
-        network = Inspector(shape)
+        scale = TargetScale.of(examples.uses.values, examples.references, config.scaling)
     else:
         shape = start.shape if start.shape.late or whole else replace(start.shape, late=late)
         standard, scale = start.standard, start.scale
-        network = Inspector(shape)
-        _load(network, start)
     made = TrainedInspector(shape=shape, weights={}, standard=standard, scale=scale)
-    data = _Data(examples, made, config)
-    if start is not None and not whole:
-        for part in (network.first, network.repeated, network.look):
-            for weight in part.parameters() if part is not None else ():
-                weight.requires_grad_(requires_grad=False)
-        data.remember(network)
-    averaged = _fit(network, data, config, made)
-    return replace(made, weights=_arrays(averaged))
+    trained = []
+    for member in range(config.members if start is None else len(start.members)):
+        seeded = replace(config, seed=config.seed + member)
+        torch.manual_seed(seeded.seed)
+        network = Inspector(shape)
+        data = _Data(examples, made, seeded)
+        if start is not None:
+            _load(network, replace(start, weights=start.members[member], more=()))
+            if not whole:
+                _freeze(network)
+                data.remember(network)
+        trained.append(_arrays(_fit(network, data, seeded, made)))
+    return replace(made, weights=trained[0], more=tuple(trained[1:]))
+
+
+def _freeze(network: Inspector) -> None:
+    """Keep φ_f, the shared steps of φ_r and the read-out as they are."""
+    for part in (network.first, network.repeated, network.look):
+        for weight in part.parameters() if part is not None else ():
+            weight.requires_grad_(requires_grad=False)
 
 
 def _fit(network: Inspector, data: _Data, config: InspectorTraining, made: TrainedInspector) -> Inspector:
@@ -233,7 +244,7 @@ def _padded(examples: RunExamples, made: TrainedInspector) -> _Batch:
         x[number, :size] = standard.groups(one.groups)
         adjacency[number, :size, :size] = one.adjacency
         mask[number, :size] = 1.0
-    targets = made.scale.targets(examples.uses.values, examples.busy_s).clip(-_LARGEST, _LARGEST)
+    targets = made.scale.targets(examples.uses.values, examples.references).clip(-_LARGEST, _LARGEST)
     return _Batch(
         x=torch.from_numpy(x),
         adjacency=torch.from_numpy(adjacency),
