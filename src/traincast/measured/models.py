@@ -12,6 +12,7 @@ from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.measured.complete import FROM_OTHERS
 from traincast.measured.run import unstated
+from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
 
 _FAMILY_WORDS: Final = (
@@ -51,6 +52,8 @@ _PUBLISHED: Final = {
     "bert100b": "bert:layers=96,hidden=9216,heads=96",
 }
 """Models that NeMo publishes configurations of, by name without punctuation."""
+_NO_MTP: Final = re.compile(r"(?:w/o|without|no)[ _-]*mtp|mtp\W*(?:off|none|false|0)")
+"""How rows say that no further tokens are predicted."""
 _HEAD: Final = 128
 """Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
 _WIDE: Final = 3072
@@ -78,6 +81,24 @@ def graph_of(row: Row, assumed: list[str], *, allow_code: bool = False) -> Opera
 def optimizer_name(graph: OperatorGraph) -> str:
     """Return the name of a graph's optimizer; "" if it has none."""
     return next((op.name for op, _ in graph if op.phase is Phase.OPTIMIZER), "")
+
+
+def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: list[str]) -> OperatorGraph:
+    """Return ``graph`` with the prediction of tokens after the next one, if the row's model was trained with it.
+
+    This concerns models that were published so. A row may say it (``w/o MTP``); otherwise the habit of the runtime's
+    recipes counts.
+    """
+    name = zoo_name(text(row, "model"))
+    depths = zoo.card(name).published.get("mtp") if name else None
+    if not depths:
+        return graph
+    said = f"{text(row, 'model')} {text(row, 'notes')}".lower()
+    stated = "mtp" in said
+    trained = _NO_MTP.search(said) is None if stated else runtime.further_tokens
+    if not stated:
+        assumed.append(unstated("prediction of further tokens", depths if trained else 0))
+    return model(f"{graph.name}+mtp={depths}", whole(row, "seq", 0) or None) if trained else graph
 
 
 @lru_cache(maxsize=1024)
@@ -206,7 +227,12 @@ def _shortened(known: str, layers: int) -> str:
     if "first_dense" in parts:
         share = layers / float(card.parameters["layers"])
         parts["first_dense"] = max(1, round(int(parts["first_dense"]) * share))
-    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")
+    return f"{card.family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parts.items() if k != "seq")
+
+
+def _plain(value: object) -> str:
+    """Return a dimension as specs write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _family(name: str, ffn: float | None, hidden: float, assumed: list[str]) -> str:

@@ -12,7 +12,7 @@ from traincast.measured.finetune_graph import packed_graph, tuned_graph
 from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
-from traincast.measured.models import graph_of, optimizer_name
+from traincast.measured.models import further_tokens, graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
 from traincast.measured.recipes import packed_tokens
 from traincast.measured.run import Measured, Reading, unstated
@@ -141,6 +141,7 @@ def read_row(
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
     graph = graph_of(row, assumed, allow_code=allow_code)
     runtime = runtime_of(row, usual=usual_runtime(graph), device=place.device, assumed=assumed)
+    graph = further_tokens(row, graph, runtime, assumed)
     if tuning is not None:
         graph = tuned_graph(row, graph, runtime, tuning, assumed)
     graph = packed_graph(graph, runtime, packed_tokens(row))
