@@ -41,10 +41,11 @@ def load_model(
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
     Hugging Face ``config.json`` (or its folder), an ONNX file, a saved graph, ``package.module:factory``,
     ``package.module:train_step`` of a JAX step, or a live module with ``example_inputs`` (a tensor, or a tuple of
-    tensors, whose first dim is the batch). A name, a family or a ``config.json`` may end in ``+mtp`` or ``+mtp=2``: then
-    the model is also trained to predict that many tokens after the next one, by default as published. ``seq`` sets the tokens per sample; it is refused if the model has no
-    sequence. ``progress`` is called during tracing, if the model is traced. A factory and a step are Python code: if
-    ``spec`` comes from a data file, ``allow_code`` says whether the user allows it to run.
+    tensors, whose first dim is the batch). A name, a family or a ``config.json`` may end in ``+mtp`` or ``+mtp=2``:
+    then the model is also trained to predict that many tokens after the next one, by default as published. ``seq`` sets
+    the tokens per sample; it is refused if the model has no sequence. ``progress`` is called during tracing, if the
+    model is traced. A factory and a step are Python code: if ``spec`` comes from a data file, ``allow_code`` says
+    whether the user allows it to run.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")

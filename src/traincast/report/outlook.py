@@ -15,6 +15,7 @@ from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import breakdowns, mean_breakdown
+from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
 from traincast.units import format_seconds
@@ -24,9 +25,10 @@ _COUNTS: Final = 6
 COMPOSED: Final = (0.95, 1.11)
 """What 90 % of runs take of their forecast if all their works were measured: 74 runs of the testbed."""
 UNCALIBRATED: Final = (0.8, 2.3)
-"""A run on a cluster that is not calibrated takes between these multiples of its forecast in 90 % of cases.
+"""What 90 % of runs on clusters that are not calibrated take of their forecast, if nothing else is known of them.
 
-Measured by forecasting each published source with parameters fitted to all others; all sources have equal weight.
+Measured by forecasting each published source with parameters fitted to all others; all sources have equal weight. The
+interval of a step whose plan is known is that of :mod:`traincast.report.uncertainty`.
 """
 _RARE: Final = 0.05
 _NEAR: Final = 1.5
@@ -134,9 +136,8 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     calibration = request.cluster.calibration
     if calibration is None:
         step = timeline.step_s
-        low_s, high_s = interval(plan, estimates)
-        low, high = _unmeasured(plan, estimates)
-        return Outlook(step_s=step, low_s=min(step * low, low_s), high_s=max(step * high, high_s))
+        low, high = _uncalibrated(request, plan, estimates, timeline)
+        return Outlook(step_s=step, low_s=step * low, high_s=step * high)
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
     usual = calibration.step(timeline.step_s, nodes=look.nodes)
@@ -147,14 +148,22 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
 
 
-def _unmeasured(plan: Plan, estimates: Estimates) -> tuple[float, float]:
-    """Return :data:`UNCALIBRATED`, drawn towards :data:`COMPOSED` by the share of the works that were measured."""
+def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> tuple[float, float]:
+    """Return the multiples of a step's forecast between which it is in 90 % of cases, without a calibration.
+
+    The larger the share of the works that were measured, the nearer they are to :data:`COMPOSED`.
+    """
+    low_s, high_s = interval(plan, estimates)
+    step = max(timeline.step_s, 1e-12)
+    rows = range(min(len(plan.ranks), plan.mesh.pp))
+    mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates())))
+    idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
+    below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
+    ends = widened(step_kind(request.graph, idle_share=idle), below=below, above=above)
     measured = estimates.source == SOURCES.index("measured")
-    if not measured.any():
-        return UNCALIBRATED
     spent = estimates.seconds * plan.work_counts()
-    rest = float(spent[~measured].sum()) / (float(spent.sum()) or 1.0)
-    low, high = (one + (other - one) * rest for one, other in zip(COMPOSED, UNCALIBRATED, strict=True))
+    rest = float(spent[~measured].sum()) / (float(spent.sum()) or 1.0) if measured.any() else 1.0
+    low, high = (one + (other - one) * rest for one, other in zip(COMPOSED, ends, strict=True))
     return low, high
 
 

@@ -196,7 +196,9 @@ class DeepseekV4(nn.Module):  # type: ignore[misc]
         self.norm = RMSNorm(config.hidden)
         self.logits = nn.Linear(config.hidden, vocab, bias=False)
         self.further = nn.ModuleList(
-            FurtherToken(config.hidden, [RMSNorm(config.hidden) for _ in range(3)], [StreamLayer(config, kinds[0], streams)])
+            FurtherToken(
+                config.hidden, [RMSNorm(config.hidden) for _ in range(3)], [StreamLayer(config, kinds[0], streams)]
+            )
             for _ in range(mtp)
         )
         share_tables(self)
