@@ -11,6 +11,7 @@ from typing import Final
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.measured.complete import FROM_OTHERS
+from traincast.measured.published import other_name, published_spec, spellings
 from traincast.measured.run import unstated
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
@@ -37,21 +38,6 @@ _AS_RUN: Final = {
 
 The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
 """
-_TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat|q?lora|dora|peft)\b")
-_SAME: Final = {
-    "deepseek3671b": "deepseek-v3",
-    "bert110m": "bert-base",
-    "bert340m": "bert-large",
-    "llama4scout17b16e": "llama4-scout",
-    "llama4maverick17b128e": "llama4-maverick",
-}
-"""Other names of models of the zoo, without punctuation."""
-_PUBLISHED: Final = {
-    "bert4b": "bert:layers=48,hidden=2560,heads=32",
-    "bert20b": "bert:layers=48,hidden=6144,heads=96",
-    "bert100b": "bert:layers=96,hidden=9216,heads=96",
-}
-"""Models that NeMo publishes configurations of, by name without punctuation."""
 _NO_MTP: Final = re.compile(r"(?:w/o|without|no)[ _-]*mtp|mtp\W*(?:off|none|false|0)")
 """How rows say that no further tokens are predicted."""
 _HEAD: Final = 128
@@ -104,13 +90,9 @@ def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: li
 @lru_cache(maxsize=1024)
 def zoo_name(written: str) -> str | None:
     """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
-    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()} | _SAME
-    plain = re.sub(r"\(.*?\)", "", written.lower())
-    for said in (plain, _TASKS.sub("", plain)):
-        found = names.get(re.sub(r"[^a-z0-9]", "", said))
-        if found is not None:
-            return found
-    return None
+    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
+    found = (names.get(plain) or other_name(plain) for plain in spellings(written))
+    return next((name for name in found if name is not None), None)
 
 
 @lru_cache(maxsize=512)
@@ -133,8 +115,9 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     if as_run is not None:
         return model(as_run, seq)
     known = zoo_name(name)
-    published = _PUBLISHED.get(re.sub(r"[^a-z0-9]", "", name.lower()))
-    if published is not None and not (layers and hidden and heads):
+    published = published_spec(name) if known is None else None
+    if published is not None and (_is_mixture(row) or not (layers and hidden and heads)):
+        assumed.append(f"dimensions not stated: those of the published {name}")
         return model(published, seq)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")

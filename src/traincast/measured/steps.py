@@ -44,7 +44,7 @@ NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
 """Columns that a table must have if each row names its own machine."""
 NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
 """Columns that a table must have if all rows ran on one given cluster."""
-_TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
+_TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
 _FAILED: Final = ("fail", "oom", "error")
 _DROPPED: Final = re.compile(r"token[ -_]?drop")
 """Spellings of runs whose experts drop tokens beyond their capacity."""
@@ -203,9 +203,12 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         assumed.append(unstated("strategy", chosen))
         return replace(request, strategy=chosen)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    if tp * pp * cp > devices and devices % (tp * cp) == 0 and figure(row, "dp") in (None, 1.0):
+        assumed.append(f"tp·pp·cp = {tp * pp * cp} contradicts {devices} GPUs: pp={devices // (tp * cp)}")
+        pp = devices // (tp * cp)
     dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
-    if figure(row, "dp") is None and figure(row, "cp") is None:
-        dp, cp = _split_by_context(row, dp, assumed)
+    if figure(row, "dp") is None:
+        dp, cp = _split_by_context(row, dp, cp, assumed)
     open_axes = [axis for axis, size in (("tp", tp), ("pp", pp), ("cp", cp)) if figure(row, axis) is None and size == 1]
     if open_axes and figure(row, "dp") is None and devices > 1:
         assumed.append(unstated(", ".join(open_axes), 1))
@@ -231,13 +234,15 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     return _with_micro_batch(row, request, assumed)
 
 
-def _split_by_context(row: Row, replicas: int, assumed: list[str]) -> tuple[int, int]:
-    """Return dp and cp of devices that split no layers: if a step has fewer sequences, several share each of them."""
+def _split_by_context(row: Row, replicas: int, cp: int, assumed: list[str]) -> tuple[int, int]:
+    """Return dp and cp of groups that hold the model: if a step has fewer sequences, several share each of them."""
     total = whole(row, "global_batch", 0)
     if not total or replicas <= total or replicas % total:
-        return replicas, 1
-    assumed.append(f"cp not stated: {replicas // total}, since {replicas} replicas share {total} sequences")
-    return total, replicas // total
+        return replicas, cp
+    more = cp * replicas // total
+    known = "not stated" if figure(row, "cp") is None else f"{cp} leaves {replicas} replicas"
+    assumed.append(f"cp {known}: {more}, since {replicas} replicas share {total} sequences")
+    return total, more
 
 
 def _must_be_split(row: Row, request: Request) -> bool:
@@ -297,6 +302,11 @@ def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request
         assumed.append(f"micro batch {micro_batch:g} is that of one device: {micro_batch * devices / strategy.dp:g}")
         micro_batch *= devices / strategy.dp
     count = total / (strategy.dp * micro_batch) if micro_batch else 0.0
+    if accumulate is None and not _is_count(count) and total % strategy.dp == 0:
+        each = total // strategy.dp
+        fitting = max(size for size in range(1, each + 1) if each % size == 0 and size <= max(1.0, micro_batch))
+        assumed.append(f"micro batch {micro_batch:g} does not divide {each} samples of a replica: {fitting}")
+        micro_batch, count = float(fitting), each / fitting
     if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
         also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
         raise RowError(
