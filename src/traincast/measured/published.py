@@ -36,8 +36,7 @@ _PUBLISHED: Final = {
     "activation=relu2,bias=false,tied=false",
     "nemotron415b": "gpt:layers=32,hidden=6144,heads=48,kv_heads=8,ffn=24576,vocab=256000,positions=rope,"
     "activation=relu2,bias=false,tied=false",
-    "grok1": "moe:layers=64,hidden=6144,heads=48,kv_heads=8,experts=8,top_k=2,expert_ffn=32768,vocab=131072,"
-    "tied=true",
+    "grok1": "moe:layers=64,hidden=6144,heads=48,kv_heads=8,experts=8,top_k=2,expert_ffn=32768,vocab=131072,tied=true",
     "dbrx": "moe:layers=40,hidden=6144,heads=48,kv_heads=8,experts=16,top_k=4,expert_ffn=10752,vocab=100352",
     "qwen15moea27b": "moe:layers=24,hidden=2048,heads=16,kv_heads=16,experts=60,top_k=4,expert_ffn=1408,"
     "shared_ffn=5632,vocab=151936",

@@ -207,8 +207,8 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         assumed.append(f"tp·pp·cp = {tp * pp * cp} contradicts {devices} GPUs: pp={devices // (tp * cp)}")
         pp = devices // (tp * cp)
     dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
-    if figure(row, "dp") is None:
-        dp, cp = _split_by_context(row, dp, cp, assumed)
+    if figure(row, "dp") is None and figure(row, "cp") is None:
+        dp, cp = _split_by_context(row, dp, assumed)
     open_axes = [axis for axis, size in (("tp", tp), ("pp", pp), ("cp", cp)) if figure(row, axis) is None and size == 1]
     if open_axes and figure(row, "dp") is None and devices > 1:
         assumed.append(unstated(", ".join(open_axes), 1))
@@ -234,15 +234,13 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     return _with_micro_batch(row, request, assumed)
 
 
-def _split_by_context(row: Row, replicas: int, cp: int, assumed: list[str]) -> tuple[int, int]:
-    """Return dp and cp of groups that hold the model: if a step has fewer sequences, several share each of them."""
+def _split_by_context(row: Row, replicas: int, assumed: list[str]) -> tuple[int, int]:
+    """Return dp and cp of devices that split no layers: if a step has fewer sequences, several share each of them."""
     total = whole(row, "global_batch", 0)
     if not total or replicas <= total or replicas % total:
-        return replicas, cp
-    more = cp * replicas // total
-    known = "not stated" if figure(row, "cp") is None else f"{cp} leaves {replicas} replicas"
-    assumed.append(f"cp {known}: {more}, since {replicas} replicas share {total} sequences")
-    return total, more
+        return replicas, 1
+    assumed.append(f"cp not stated: {replicas // total}, since {replicas} replicas share {total} sequences")
+    return total, replicas // total
 
 
 def _must_be_split(row: Row, request: Request) -> bool:
