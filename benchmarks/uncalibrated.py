@@ -142,6 +142,8 @@ def main() -> None:
         own = [row for row in rows if row.source == source]
         others = factors([row for row in rows if row.source != source])
         known = [(row.inside(others[row.kind]), row.width(others[row.kind])) for row in own if row.kind in others]
+        if not known:  # no other source has a run of this kind
+            continue
         inside, widths = zip(*known, strict=True)
         lines.append([source[:60], str(len(own)), f"{np.mean(inside):.2f}", f"{np.median(widths):.2f}"])
     print(table(["source left out", "runs", "inside", "width"], lines))
