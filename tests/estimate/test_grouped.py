@@ -138,3 +138,13 @@ def test_the_slowdown_depends_on_kernels_and_architecture() -> None:
         assert grouped.slowdown(op, b200) == grouped.SLOWDOWN[kernel]
         assert grouped.slowdown(op, a100) == grouped.OLDER_SLOWDOWN[kernel] < grouped.SLOWDOWN[kernel]
     assert not grouped.of_training(_grouped("", experts=2, rows=8))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each"), [(DType.FP8, 4.0), (DType.NVFP4, 4.0 + 2 * DType.NVFP4.nbytes), (DType.BF16, 0.0)]
+)
+def test_rows_of_narrow_products_are_cast_in_a_loop_over_experts_only(dtype: DType, each: float) -> None:
+    looped, fused = (_grouped(kernel, experts=8, rows=512, dtype=dtype) for kernel in ("looped", "fused"))
+    assert grouped.casts_bytes(looped) == pytest.approx(8 * 512 * K * each)
+    assert grouped.casts_bytes(fused) == 0.0
+    assert grouped.casts_bytes(_grouped("looped", experts=8, rows=512, of_weights=True, dtype=dtype)) == 0.0

@@ -75,7 +75,7 @@ def test_a_row_that_says_nothing_of_its_strategy_gets_the_one_that_predict_choos
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"precision": "int8"}, "precision 'int8' is not known"),
+        ({"precision": "int5"}, "precision 'int5' is not known"),
         ({"precision": "posit16e2"}, "precision 'posit16e2' is not known"),
         ({"global_batch": None, "grad_accum": None}, "global_batch is not stated"),
         ({"global_batch": 64.0}, "accumulation 4 and global batch 64 contradict each other"),

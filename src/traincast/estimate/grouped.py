@@ -33,6 +33,8 @@ OLDER_SLOWDOWN: Final = {"looped": 1.03, "fused": 1.0}
 _OLDER: Final = frozenset({"kepler", "maxwell", "pascal", "volta", "turing", "ampere"})
 START_S: Final = {"looped": 4.5e-6, "fused": 0.0}
 """Seconds that each expert adds."""
+_WIDE_BYTES: Final = 2.0
+"""Bytes of the elements that are cast to narrower dtypes."""
 SHARPNESS: Final = 2.0
 """How products and the traffic of weights overlap; 2 in the formula above."""
 INTERVAL: Final = (0.83, 1.25)
@@ -85,6 +87,20 @@ def weight_bytes(op: Operator) -> float:
     return 2.0 * op.outputs[0].numel * DType(str(sums)).nbytes if sums else float(op.outputs[0].nbytes)
 
 
+def casts_bytes(op: Operator) -> float:
+    """Bytes that move while the rows of a product are cast to its narrow dtype; 0 in 16 bits and in fused kernels.
+
+    A kernel reads rows in bf16 and writes them twice, by rows for this product and by columns for the gradient of the
+    weights. A 4-bit product first reads them once more for the scale of the whole tensor. The gradient of the weights
+    finds both its inputs cast.
+    """
+    rows = op.inputs[0]
+    if op.attributes.get("kernel") != "looped" or makes_weights(op) or rows.dtype.nbytes >= _WIDE_BYTES:
+        return 0.0
+    reads = _WIDE_BYTES if rows.dtype.nbytes >= 1 else 2 * _WIDE_BYTES
+    return float(rows.numel * (reads + 2 * rows.dtype.nbytes))
+
+
 def starts_s(op: Operator) -> float:
     """Seconds in which the products of the experts start."""
     return grouped_gemm_dims(op)[0] * START_S[str(op.attributes["kernel"])]
@@ -93,4 +109,5 @@ def starts_s(op: Operator) -> float:
 def grouped_seconds(op: Operator, device: Device, *, product_s: float) -> float:
     """Seconds of a grouped product on ``device``, where one product of all its rows takes ``product_s``."""
     bandwidth = device.memory_bandwidth * achievable(device).memory
-    return math.hypot(slowdown(op, device) * product_s, weight_bytes(op) / bandwidth) + starts_s(op)
+    products = math.hypot(slowdown(op, device) * product_s, weight_bytes(op) / bandwidth)
+    return products + casts_bytes(op) / bandwidth + starts_s(op)

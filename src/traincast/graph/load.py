@@ -42,9 +42,11 @@ def load_model(
     ``spec`` is a name of the zoo, a family by its dimensions (``gpt:layers=24,hidden=2048,heads=16``), a
     Hugging Face ``config.json`` (or its folder), an ONNX file, a saved graph, ``package.module:factory``,
     ``package.module:train_step`` of a JAX step, or a live module with ``example_inputs`` (a tensor, or a tuple of
-    tensors, whose first dim is the batch). ``seq`` sets the tokens per sample; it is refused if the model has no
-    sequence. ``progress`` is called during tracing, if the model is traced. A factory and a step are Python code: if
-    ``spec`` comes from a data file, ``allow_code`` says whether the user allows it to run.
+    tensors, whose first dim is the batch). A name, a family or a ``config.json`` may end in ``+mtp`` or ``+mtp=2``:
+    then the model is also trained to predict that many tokens after the next one, by default as published. ``seq`` sets
+    the tokens per sample; it is refused if the model has no sequence. ``progress`` is called during tracing, if the
+    model is traced. A factory and a step are Python code: if ``spec`` comes from a data file, ``allow_code`` says
+    whether the user allows it to run.
     """
     if seq is not None and not 1 <= seq <= _MAX_SEQ:
         raise RequestError(f"sequence length {seq}: expected a whole number from 1 to {_MAX_SEQ}")
@@ -52,13 +54,15 @@ def load_model(
         return load_module(spec, example_inputs, seq=seq, progress=progress)
     if example_inputs is not None:
         raise RequestError(f"example inputs are for a live module, and the model is {spec!r}: leave them out")
-    path = Path(spec)
+    plain, further = zoo.split_further(spec)
+    path = Path(plain)
     if spec.endswith(".onnx"):
         from traincast.graph.onnx_file import load_onnx
 
         return load_onnx(path, seq=seq, progress=progress)
-    if spec.endswith(".json") or _holds_config(path):
-        return _from_file(path if spec.endswith(".json") else path / "config.json", seq, use_cache, progress)
+    if plain.endswith(".json") or _holds_config(path):
+        file = path if plain.endswith(".json") else path / "config.json"
+        return _from_file(file, seq, use_cache, progress, further=further)
     head = spec.partition(":")[0]
     if ":" in spec and head not in zoo.FAMILIES:
         if "=" in spec:
@@ -84,8 +88,12 @@ def _holds_config(path: Path) -> bool:
         return False
 
 
-def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress | None) -> OperatorGraph:
+def _from_file(
+    path: Path, seq: int | None, use_cache: bool, progress: Progress | None, *, further: int | None = None
+) -> OperatorGraph:
     data = read_json(path)
+    if further is not None and not (isinstance(data, dict) and data.get("format") != FORMAT and is_read(data)):
+        raise RequestError(f"model '{path}+mtp': further tokens can only be added to a config.json that is read itself")
     if isinstance(data, dict) and data.get("format") == FORMAT:
         graph = graph_from_dict(data, where=str(path))
         if seq is not None and seq != graph.tokens_per_sample:
@@ -99,6 +107,11 @@ def _from_file(path: Path, seq: int | None, use_cache: bool, progress: Progress 
     if not is_read(data):
         return load_transformers(data, name=name, seq=seq, progress=progress)
     family, parameters = from_config(data)
+    if further is not None:
+        stated = data.get("num_nextn_predict_layers")
+        depths = further or (stated if isinstance(stated, int) and stated > 0 else 1)
+        name = f"{name}+mtp"
+        parameters = zoo.with_further(name, family, parameters, depths)
     spec = f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parameters.items())
     return _of_family(_Wanted(name, spec, family, parameters, seq), use_cache, progress)
 

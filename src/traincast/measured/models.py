@@ -11,7 +11,9 @@ from typing import Final
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.measured.complete import FROM_OTHERS
+from traincast.measured.published import other_name, published_spec, spellings
 from traincast.measured.run import unstated
+from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
 
 _FAMILY_WORDS: Final = (
@@ -36,21 +38,8 @@ _AS_RUN: Final = {
 
 The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
 """
-_TASKS: Final = re.compile(r"\b(?:pre-?training|sft|fine-?tun\w+|instruct|chat|q?lora|dora|peft)\b")
-_SAME: Final = {
-    "deepseek3671b": "deepseek-v3",
-    "bert110m": "bert-base",
-    "bert340m": "bert-large",
-    "llama4scout17b16e": "llama4-scout",
-    "llama4maverick17b128e": "llama4-maverick",
-}
-"""Other names of models of the zoo, without punctuation."""
-_PUBLISHED: Final = {
-    "bert4b": "bert:layers=48,hidden=2560,heads=32",
-    "bert20b": "bert:layers=48,hidden=6144,heads=96",
-    "bert100b": "bert:layers=96,hidden=9216,heads=96",
-}
-"""Models that NeMo publishes configurations of, by name without punctuation."""
+_NO_MTP: Final = re.compile(r"(?:w/o|without|no)[ _-]*mtp|mtp\W*(?:off|none|false|0)")
+"""How rows say that no further tokens are predicted."""
 _HEAD: Final = 128
 """Usual width of a head, and usual ratio of width to layers: those of GPT-3 and Llama are within a third of it."""
 _WIDE: Final = 3072
@@ -80,16 +69,30 @@ def optimizer_name(graph: OperatorGraph) -> str:
     return next((op.name for op, _ in graph if op.phase is Phase.OPTIMIZER), "")
 
 
+def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: list[str]) -> OperatorGraph:
+    """Return ``graph`` with the prediction of tokens after the next one, if the row's model was trained with it.
+
+    This concerns models that were published so. A row may say it (``w/o MTP``); otherwise the habit of the runtime's
+    recipes counts.
+    """
+    name = zoo_name(text(row, "model"))
+    depths = zoo.card(name).published.get("mtp") if name else None
+    if not depths:
+        return graph
+    said = f"{text(row, 'model')} {text(row, 'notes')}".lower()
+    stated = "mtp" in said
+    trained = _NO_MTP.search(said) is None if stated else runtime.further_tokens
+    if not stated:
+        assumed.append(unstated("prediction of further tokens", depths if trained else 0))
+    return model(f"{graph.name}+mtp={depths}", whole(row, "seq", 0) or None) if trained else graph
+
+
 @lru_cache(maxsize=1024)
 def zoo_name(written: str) -> str | None:
     """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
-    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()} | _SAME
-    plain = re.sub(r"\(.*?\)", "", written.lower())
-    for said in (plain, _TASKS.sub("", plain)):
-        found = names.get(re.sub(r"[^a-z0-9]", "", said))
-        if found is not None:
-            return found
-    return None
+    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
+    found = (names.get(plain) or other_name(plain) for plain in spellings(written))
+    return next((name for name in found if name is not None), None)
 
 
 @lru_cache(maxsize=512)
@@ -112,8 +115,9 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     if as_run is not None:
         return model(as_run, seq)
     known = zoo_name(name)
-    published = _PUBLISHED.get(re.sub(r"[^a-z0-9]", "", name.lower()))
-    if published is not None and not (layers and hidden and heads):
+    published = published_spec(name) if known is None else None
+    if published is not None and (_is_mixture(row) or not (layers and hidden and heads)):
+        assumed.append(f"dimensions not stated: those of the published {name}")
         return model(published, seq)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
@@ -206,7 +210,12 @@ def _shortened(known: str, layers: int) -> str:
     if "first_dense" in parts:
         share = layers / float(card.parameters["layers"])
         parts["first_dense"] = max(1, round(int(parts["first_dense"]) * share))
-    return f"{card.family}:" + ",".join(f"{k}={str(v).lower()}" for k, v in parts.items() if k != "seq")
+    return f"{card.family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parts.items() if k != "seq")
+
+
+def _plain(value: object) -> str:
+    """Return a dimension as specs write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _family(name: str, ffn: float | None, hidden: float, assumed: list[str]) -> str:

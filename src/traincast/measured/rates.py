@@ -13,10 +13,13 @@ from traincast.tables import Row, figure, text
 
 _MASKED: Final = re.compile(r"(?<!before )\bcausal\b", re.IGNORECASE)
 _TERA: Final = 1e12
+_PERCENT: Final = 100.0
 
 
 def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | None:
-    """Return the seconds of one step from ``tokens_per_s_per_gpu`` or ``tflops_per_gpu``; ``None`` without either.
+    """Return the seconds of one step from a rate in the row; ``None`` if it has none.
+
+    Rates are ``tokens_per_s_per_gpu``, ``tflops_per_gpu`` and ``mfu_pct``.
 
     Publishers count model FLOPs: forward and backward of all products, without recomputation. Most of them count the
     whole score matrix of attention even if half of it is masked. A row whose notes say ``causal`` counts only the rest.
@@ -24,14 +27,26 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
     rate, tokens = figure(row, "tokens_per_s_per_gpu"), request.global_batch * request.graph.tokens_per_sample
     if rate and rate > 0 and tokens:
         return tokens / (rate * request.cluster.num_devices)
-    speed = figure(row, "tflops_per_gpu")
+    speed = figure(row, "tflops_per_gpu") or _speed_of_share(row, request, assumed)
     if not speed or speed <= 0:
         return None
     masked = _MASKED.search(text(row, "notes")) is not None
     how = "scores that the mask leaves" if masked else "the whole score matrix"
-    assumed.append(f"step time not stated: from tflops_per_gpu, which counts {how}")
+    column = "tflops_per_gpu" if figure(row, "tflops_per_gpu") else "mfu_pct"
+    assumed.append(f"step time not stated: from {column}, which counts {how}")
     flops = flops_per_sample(request.graph, masked=masked) * request.global_batch
     return flops / (speed * _TERA * request.cluster.num_devices)
+
+
+def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:
+    """Return the TFLOP/s of a device from ``mfu_pct``, by custom a share of its dense peak rate in bf16."""
+    share = figure(row, "mfu_pct")
+    if not share or not 0 < share <= _PERCENT:
+        return None
+    device = request.cluster.device
+    dtype = next((name for name in ("bf16", "fp16", "fp32") if device.supports(name)), "fp32")
+    assumed.append(f"peak rate of mfu_pct not stated: {device.peak(dtype) / _TERA:.0f} TFLOP/s in {dtype}")
+    return share / _PERCENT * device.peak(dtype) / _TERA
 
 
 @lru_cache(maxsize=256)

@@ -76,6 +76,9 @@ def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | No
     if name is None and automatic:
         name = "fp16"
         said.append(f"precision {written!r} names no 16-bit format: fp16")
+    if name is None and re.search(r"int8|w8a8|aqt", joined):
+        name = "fp8"
+        said.append(f"precision {written!r} is not modelled: fp8, which has as many bits")
     if name is None:
         raise RowError(f"precision {written[:40]!r} is not known: expected one such as fp32, tf32, bf16, amp or fp8")
     if "?" in plain or "mxfp4" in joined:

@@ -12,7 +12,7 @@ from traincast.measured.finetune_graph import packed_graph, tuned_graph
 from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
 from traincast.measured.machines import check_device, cluster_of, in_slices, part_of
 from traincast.measured.memory import plausible_bytes, stated_bytes
-from traincast.measured.models import graph_of, optimizer_name
+from traincast.measured.models import further_tokens, graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
 from traincast.measured.recipes import packed_tokens
 from traincast.measured.run import Measured, Reading, unstated
@@ -44,7 +44,7 @@ NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
 """Columns that a table must have if each row names its own machine."""
 NEEDS_ON_A_CLUSTER: Final = ("model", "n_gpus", "step_time_s")
 """Columns that a table must have if all rows ran on one given cluster."""
-_TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")
+_TIMES: Final = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct")
 _FAILED: Final = ("fail", "oom", "error")
 _DROPPED: Final = re.compile(r"token[ -_]?drop")
 """Spellings of runs whose experts drop tokens beyond their capacity."""
@@ -141,6 +141,7 @@ def read_row(
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
     graph = graph_of(row, assumed, allow_code=allow_code)
     runtime = runtime_of(row, usual=usual_runtime(graph), device=place.device, assumed=assumed)
+    graph = further_tokens(row, graph, runtime, assumed)
     if tuning is not None:
         graph = tuned_graph(row, graph, runtime, tuning, assumed)
     graph = packed_graph(graph, runtime, packed_tokens(row))
@@ -202,6 +203,9 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
         assumed.append(unstated("strategy", chosen))
         return replace(request, strategy=chosen)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    if tp * pp * cp > devices and devices % (tp * cp) == 0 and figure(row, "dp") in (None, 1.0):
+        assumed.append(f"tp·pp·cp = {tp * pp * cp} contradicts {devices} GPUs: pp={devices // (tp * cp)}")
+        pp = devices // (tp * cp)
     dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
     if figure(row, "dp") is None and figure(row, "cp") is None:
         dp, cp = _split_by_context(row, dp, assumed)
@@ -296,6 +300,11 @@ def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request
         assumed.append(f"micro batch {micro_batch:g} is that of one device: {micro_batch * devices / strategy.dp:g}")
         micro_batch *= devices / strategy.dp
     count = total / (strategy.dp * micro_batch) if micro_batch else 0.0
+    if accumulate is None and not _is_count(count) and total % strategy.dp == 0:
+        each = total // strategy.dp
+        fitting = max(size for size in range(1, each + 1) if each % size == 0 and size <= max(1.0, micro_batch))
+        assumed.append(f"micro batch {micro_batch:g} does not divide {each} samples of a replica: {fitting}")
+        micro_batch, count = float(fitting), each / fitting
     if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
         also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
         raise RowError(

@@ -15,6 +15,7 @@ from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.report.breakdown import breakdowns, mean_breakdown
+from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
 from traincast.units import format_seconds
@@ -26,9 +27,10 @@ COMPOSED: Final = (0.95, 1.11)
 CARRIED_OVER: Final = (0.85, 1.2)
 """The same if they were measured at another size: steps of half to four times the batch that a trace was taken of."""
 UNCALIBRATED: Final = (0.8, 2.3)
-"""A run on a cluster that is not calibrated takes between these multiples of its forecast in 90 % of cases.
+"""What 90 % of runs on clusters that are not calibrated take of their forecast, if nothing else is known of them.
 
-Measured by forecasting each published source with parameters fitted to all others; all sources have equal weight.
+Measured by forecasting each published source with parameters fitted to all others; all sources have equal weight. The
+interval of a step whose plan is known is that of :mod:`traincast.report.uncertainty`.
 """
 _RARE: Final = 0.05
 _NEAR: Final = 1.5
@@ -140,9 +142,8 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     calibration = request.cluster.calibration
     if calibration is None:
         step = timeline.step_s
-        low_s, high_s = interval(plan, estimates)
-        low, high = _unmeasured(plan, estimates)
-        return Outlook(step_s=step, low_s=min(step * low, low_s), high_s=max(step * high, high_s))
+        low, high = _uncalibrated(request, plan, estimates, timeline)
+        return Outlook(step_s=step, low_s=step * low, high_s=step * high)
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
     usual = calibration.step(timeline.step_s, nodes=look.nodes)
@@ -153,18 +154,27 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
 
 
-def _unmeasured(plan: Plan, estimates: Estimates) -> tuple[float, float]:
-    """Return :data:`UNCALIBRATED`, drawn towards the others by the shares of works that were measured, or carried."""
-    measured = estimates.source == SOURCES.index("measured")
-    carried = estimates.source == SOURCES.index("carried")
-    if not (measured | carried).any():
-        return UNCALIBRATED
+def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> tuple[float, float]:
+    """Return the multiples of a step's forecast between which it is in 90 % of cases, without a calibration.
+
+    The larger the share of the works that were measured, the nearer they are to :data:`COMPOSED`; the larger that of
+    works which were measured at another size, the nearer to :data:`CARRIED_OVER`.
+    """
+    low_s, high_s = interval(plan, estimates)
+    step = max(timeline.step_s, 1e-12)
+    rows = range(min(len(plan.ranks), plan.mesh.pp))
+    mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates())))
+    idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
+    below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
+    ends = widened(step_kind(request.graph, idle_share=idle), below=below, above=above)
     spent = estimates.seconds * plan.work_counts()
     total = float(spent.sum()) or 1.0
-    rest, moved = (float(spent[mask].sum()) / total for mask in (~measured & ~carried, carried))
+    here, moved = (
+        float(spent[estimates.source == SOURCES.index(name)].sum()) / total for name in ("measured", "carried")
+    )
     low, high = (
-        one + (other - one) * moved + (worst - one) * rest
-        for one, other, worst in zip(COMPOSED, CARRIED_OVER, UNCALIBRATED, strict=True)
+        one * here + other * moved + worst * (1 - here - moved)
+        for one, other, worst in zip(COMPOSED, CARRIED_OVER, ends, strict=True)
     )
     return low, high
 

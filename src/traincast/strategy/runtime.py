@@ -119,7 +119,8 @@ class Runtime:
     posts and awaits its messages as PyTorch's schedules do (:mod:`traincast.strategy.rendezvous`).
 
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
-    ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs.
+    ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs. ``further_tokens`` says that
+    recipes train models to predict tokens after the next one if they were published so; measured rows only.
 
     With ``lean_recompute``, a recomputed block runs again only up to its last product, whose result no backward reads:
     a compiler leaves out what nobody uses.
@@ -190,6 +191,7 @@ class Runtime:
     split_vocabulary: bool = True
     stage_cut: StageCut = "layers"
     fills_pipeline: bool = False
+    further_tokens: bool = False
     prefetch_blocks: Whole = 1
     lean_kernels: bool = False
     gradient_copies: GradientCopies = "none"

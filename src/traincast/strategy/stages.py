@@ -24,6 +24,14 @@ _PRODUCT_KINDS: Final = frozenset(
     {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.ATTENTION}
 )
 
+_FURTHER: Final = "further"
+"""The scope of layers that predict tokens after the next one."""
+_FURTHER_LAYERS: Final = 3
+"""Layers that the last stage has fewer for each of them: for its own layer, and for its logits and loss.
+
+So DeepSeek V3's 61 layers are cut into 16 stages of 4, the last of which has one, as recipes of Megatron-Core do.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
@@ -57,7 +65,7 @@ def cut_stages(
     repeated = [i for i, block in enumerate(graph.blocks) if block.repeated]
     there = sum(graph.blocks[i].count for i in repeated)
     if repeated and there >= num_chunks and _dominates(graph, repeated, costs):
-        return _even(units, frozenset(repeated), there, num_chunks)
+        return _even(units, frozenset(repeated), there, num_chunks, tail=_FURTHER_LAYERS * _further(graph))
     if repeated and num_chunks == there + 2 and _dominates(graph, repeated, costs):
         return _with_ends_apart(units, frozenset(repeated))
     if len(units) < num_chunks or (repeated and there < num_chunks and _dominates(graph, repeated, costs)):
@@ -124,12 +132,24 @@ def _product_weights(graph: OperatorGraph, block: int) -> int:
     return sum(max(t.numel for t in op.parameters) for op in linear)
 
 
-def _even(units: tuple[int, ...], repeated: frozenset[int], layers: int, num_chunks: int) -> list[Stage]:
-    base, extra = divmod(layers, num_chunks)
+def _further(graph: OperatorGraph) -> int:
+    """The number of tokens after the next one that a model predicts as well."""
+    scopes = (graph.operators[i].scope.split(".") for block in graph.blocks for i in block.forward)
+    return len({scope[1] for scope in scopes if len(scope) > 1 and scope[0] == _FURTHER})
+
+
+def _even(
+    units: tuple[int, ...], repeated: frozenset[int], layers: int, num_chunks: int, *, tail: int = 0
+) -> list[Stage]:
+    """Stages of equally many layers; the last has ``tail`` fewer, since as much stands behind its layers."""
+    base, extra = divmod(layers + tail, num_chunks)
     # If the layers do not divide evenly, middle stages get one more: the first and last have embedding and head.
     sizes = [base] * num_chunks
     for n in range(extra):
         sizes[(1 + n) % num_chunks] += 1
+    for at in reversed(range(num_chunks)):  # further tokens may outweigh a whole stage
+        less = min(tail, sizes[at])
+        sizes[at], tail = sizes[at] - less, tail - less
     return _sized(units, repeated, tuple(sizes))
 
 

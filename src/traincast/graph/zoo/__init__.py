@@ -1,6 +1,27 @@
 """The model zoo: well-known networks in plain PyTorch, named by files."""
 
-from traincast.graph.zoo.registry import FAMILIES, ModelCard, build, card, defaults_of, names, no_sequence
+from traincast.graph.zoo.registry import (
+    FAMILIES,
+    ModelCard,
+    build,
+    card,
+    defaults_of,
+    names,
+    no_sequence,
+    split_further,
+    with_further,
+)
 from traincast.graph.zoo.traceable import Traceable
 
-__all__ = ["FAMILIES", "ModelCard", "Traceable", "build", "card", "defaults_of", "names", "no_sequence"]
+__all__ = [
+    "FAMILIES",
+    "ModelCard",
+    "Traceable",
+    "build",
+    "card",
+    "defaults_of",
+    "names",
+    "no_sequence",
+    "split_further",
+    "with_further",
+]

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from traincast.errors import RequestError
+from traincast.graph.zoo.further import FurtherToken, sum_of_losses
 from traincast.graph.zoo.layers import (
     MLP,
     Experts,
     LayerConfig,
     MoE,
-    cross_entropy,
     norm,
     share_tables,
     token_ids,
@@ -36,6 +36,8 @@ MIXERS: Final[Mapping[str, str]] = {
     "-": "nothing",
 }
 """The letters of ``mixers``."""
+ATTENTIONS: Final = frozenset("*wn")
+"""Those of them that attend."""
 FEEDS: Final[Mapping[str, str]] = {"d": "an MLP", "e": "experts", "-": "nothing"}
 """The letters of ``feeds``."""
 
@@ -47,6 +49,7 @@ class DecoderConfig:
     ``norms`` stand ``before`` each part (GPT-2), ``after`` it (OLMo 2), ``around`` it (Gemma 2), or before two parts
     that run in ``parallel`` on their own norms (GPT-NeoX) or on a ``shared`` one (Falcon 7B). ``latent`` is the width
     that experts work in (0: that of the model). ``idle`` parameters are held and not trained on text: a vision tower.
+    ``mtp`` is the number of tokens after the next one that are predicted as well.
     """
 
     layers: int
@@ -65,10 +68,18 @@ class DecoderConfig:
     state: StateSpace | None = None
     delta: DeltaNet | None = None
     idle: int = 0
+    mtp: int = 0
 
     def letters(self) -> list[tuple[str, str]]:
         """Mixer and feed of each layer, in order."""
         return [(self.mixers[i % len(self.mixers)], self.feeds[i % len(self.feeds)]) for i in range(self.layers)]
+
+    def further_letters(self) -> list[tuple[str, str]]:
+        """Mixer and feed of each layer of a further token: the last attention, and the last feed if it has none."""
+        every = self.letters()
+        attention = next((pair for pair in reversed(every) if pair[0] in ATTENTIONS), every[-1])
+        feeds = [pair for pair in reversed(every) if pair[1] != "-"]
+        return [attention, feeds[0]] if attention[1] == "-" and feeds else [attention]
 
     def check(self) -> None:
         """Raise ``RequestError`` for letters that are not known or that lack their sizes."""
@@ -191,19 +202,34 @@ class MixedDecoder(nn.Module):  # type: ignore[misc]
         self.tokens = nn.Embedding(config.vocab, layer.hidden)
         self.first_norm = norm(layer.norm, layer.hidden, bias=layer.norm_bias) if config.embedding_norm else None
         self.layers = nn.ModuleList(MixedLayer(config, *letters) for letters in config.letters())
-        share_tables(self.layers)
         self.norm = norm(layer.norm, layer.hidden, bias=layer.norm_bias)
         self.logits = nn.Linear(layer.hidden, config.vocab, bias=config.head_bias)
         if config.tied:
             self.logits.weight = self.tokens.weight
         self.idle = nn.Parameter(torch.empty(config.idle)) if config.idle else None
+        self.further = nn.ModuleList(_further(config) for _ in range(config.mtp))
+        share_tables(self)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits [batch, seq, vocab] for token ids [batch, seq]."""
+    def forward(self, ids: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Logits [batch, seq, vocab] for token ids [batch, seq]; with further tokens, those of each."""
         x = _normed(self.first_norm, self.tokens(ids))
         for layer in self.layers:
             x = layer(x)
-        return self.logits(self.norm(x))
+        logits = self.logits(self.norm(x))
+        if not len(self.further):
+            return logits
+        every = [logits]
+        for further in self.further:
+            x = further(x, self.tokens(ids))
+            every.append(self.logits(further.norm(x)))
+        return tuple(every)
+
+
+def _further(config: DecoderConfig) -> FurtherToken:
+    """One depth of multi-token prediction."""
+    layer = config.layer
+    norms = [norm(layer.norm, layer.hidden, bias=layer.norm_bias) for _ in range(3)]
+    return FurtherToken(layer.hidden, norms, (MixedLayer(config, *letters) for letters in config.further_letters()))
 
 
 def traceable_decoder(config: DecoderConfig) -> Traceable:
@@ -213,5 +239,5 @@ def traceable_decoder(config: DecoderConfig) -> Traceable:
         module = MixedDecoder(config)
     seq = config.layer.seq
     return Traceable(
-        module=module, inputs=lambda batch: (token_ids(module, batch, seq),), loss=cross_entropy, tokens_per_sample=seq
+        module=module, inputs=lambda batch: (token_ids(module, batch, seq),), loss=sum_of_losses, tokens_per_sample=seq
     )

@@ -8,6 +8,7 @@ from typing import Final
 
 from traincast.errors import RequestError
 from traincast.graph.zoo.decoder import DecoderConfig, traceable_decoder
+from traincast.graph.zoo.further import check_depths
 from traincast.graph.zoo.layers import check_choices, check_divides, check_sizes
 from traincast.graph.zoo.mixers import DeltaNet, StateSpace
 from traincast.graph.zoo.traceable import Traceable
@@ -69,11 +70,14 @@ def decoder(
     linear_dim: int = 128,
     linear_value_dim: int = 128,
     idle: int = 0,
+    mtp: int = 0,
 ) -> Traceable:
     """Decoders of many kinds: Gemma 2 and 3, Llama 4, OLMo 2, GLM 4, Falcon, Cohere, Mamba, Nemotron-H, Qwen3-Next.
 
-    ``mixers`` and ``feeds`` have a letter per layer (:mod:`traincast.graph.zoo.decoder`) and are repeated.
+    ``mixers`` and ``feeds`` have a letter per layer (:mod:`traincast.graph.zoo.decoder`) and are repeated. ``mtp`` is
+    the number of further tokens that are predicted (:mod:`.further`).
     """
+    check_depths(_NAME, mtp)
     flags = {"norm_bias": norm_bias, "qkv_bias": qkv_bias, "out_bias": out_bias, "mlp_bias": mlp_bias, "tied": tied}
     flags |= {"head_bias": head_bias, "embedding_norm": embedding_norm, "gated_attention": gated_attention}
     flags |= {"shared_gate": shared_gate, "state_bias": state_bias, "conv_bias": conv_bias, "sinks": sinks}
@@ -91,6 +95,7 @@ def decoder(
     config = DecoderConfig(layers=layers, layer=layer, mixers=str(mixers), feeds=str(feeds), vocab=vocab, tied=tied)
     config = replace(config, norms=norms, qk=qk, gated_attention=gated_attention, shared_gate=shared_gate)
     config = replace(config, latent=latent, head_bias=head_bias, embedding_norm=embedding_norm, idle=idle)
+    config = replace(config, mtp=mtp)
     if state:
         space = StateSpace(inner=2 * hidden if state_inner is None else state_inner, state=state, heads=state_heads)
         space = replace(space, groups=state_groups, taps=taps, chunk=chunk, rank=state_rank or -(-hidden // 16))

@@ -1,7 +1,7 @@
 """DeepSeek-V4: attention to a window and to compressed tokens, residual streams, experts in every layer.
 
-DeepSeek-AI 2026, "DeepSeek-V4"; shapes as in ``transformers``. Without the prediction of further tokens. Layers that
-route by a hash of the token are built like the others: they look their experts up in place of choosing them.
+DeepSeek-AI 2026, "DeepSeek-V4"; shapes as in ``transformers``. Layers that route by a hash of the token
+are built like the others: they look their experts up in place of choosing them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from traincast.errors import RequestError
+from traincast.graph.zoo.further import FurtherToken, check_depths, sum_of_losses
 from traincast.graph.zoo.indexer import IndexSizes, best_keys
 from traincast.graph.zoo.layers import (
     LayerConfig,
@@ -24,7 +25,6 @@ from traincast.graph.zoo.layers import (
     attend,
     check_divides,
     check_sizes,
-    cross_entropy,
     share_tables,
     token_ids,
 )
@@ -185,22 +185,36 @@ class StreamLayer(nn.Module):  # type: ignore[misc]
 class DeepseekV4(nn.Module):  # type: ignore[misc]
     """Token embedding, layers on residual streams, a norm and the logits of the next token."""
 
-    def __init__(self, config: LayerConfig, kinds: list[SparseConfig], *, streams: int, vocab: int) -> None:
+    def __init__(
+        self, config: LayerConfig, kinds: list[SparseConfig], *, streams: int, vocab: int, mtp: int = 0
+    ) -> None:
         super().__init__()
         self.streams = streams
         self.tokens = nn.Embedding(vocab, config.hidden)
         self.layers = nn.ModuleList(StreamLayer(config, kind, streams) for kind in kinds)
-        share_tables(self.layers)
         self.last = LastConnection(config.hidden, streams)
         self.norm = RMSNorm(config.hidden)
         self.logits = nn.Linear(config.hidden, vocab, bias=False)
+        self.further = nn.ModuleList(
+            FurtherToken(
+                config.hidden, [RMSNorm(config.hidden) for _ in range(3)], [StreamLayer(config, kinds[0], streams)]
+            )
+            for _ in range(mtp)
+        )
+        share_tables(self)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits [batch, seq, vocab] for token ids [batch, seq]."""
+    def forward(self, ids: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Logits [batch, seq, vocab] for token ids [batch, seq]; with further tokens, those of each."""
         x = self.tokens(ids)[:, :, None].expand(-1, -1, self.streams, -1).contiguous()
         for layer in self.layers:
             x = layer(x)
-        return self.logits(self.norm(self.last(x)))
+        if not len(self.further):
+            return self.logits(self.norm(self.last(x)))
+        every = [self.logits(self.norm(self.last(x)))]
+        for further in self.further:
+            x = further(x, self.tokens(ids)[:, :, None].expand(-1, -1, self.streams, -1))
+            every.append(self.logits(further.norm(self.last(x))))
+        return tuple(every)
 
 
 def deepseek_v4(
@@ -227,12 +241,15 @@ def deepseek_v4(
     streams: int = 4,
     vocab: int = 129280,
     seq: int = 4096,
+    mtp: int = 0,
 ) -> Traceable:
     """DeepSeek-V4 (DeepSeek-AI 2026).
 
     ``mixers`` has a letter per layer and is repeated: ``w`` attends within a window, ``c`` also to the best tokens that
-    stand for ``every`` tokens, ``h`` also to all that stand for ``heavily`` many.
+    stand for ``every`` tokens, ``h`` also to all that stand for ``heavily`` many. ``mtp`` is the
+    number of further tokens that are predicted (:mod:`.further`), with a layer like the first one each.
     """
+    check_depths(_NAME, mtp)
     sizes = {"layers": layers, "vocab": vocab, "window": window, "q_lora": q_lora, "rope_dim": rope_dim}
     sizes |= {"out_groups": out_groups, "out_lora": out_lora, "every": every, "heavily": heavily, "streams": streams}
     sizes |= {"index_heads": index_heads, "index_dim": index_dim, "index_top_k": index_top_k}
@@ -249,9 +266,9 @@ def deepseek_v4(
     kinds = {"w": plain, "c": replace(plain, every=every, index=index), "h": replace(plain, every=heavily)}
     letters = [str(mixers)[i % len(str(mixers))] for i in range(layers)]
     with torch.device("meta"):
-        module = DeepseekV4(layer, [kinds[letter] for letter in letters], streams=streams, vocab=vocab)
+        module = DeepseekV4(layer, [kinds[letter] for letter in letters], streams=streams, vocab=vocab, mtp=mtp)
     return Traceable(
-        module=module, inputs=lambda batch: (token_ids(module, batch, seq),), loss=cross_entropy, tokens_per_sample=seq
+        module=module, inputs=lambda batch: (token_ids(module, batch, seq),), loss=sum_of_losses, tokens_per_sample=seq
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
@@ -92,6 +93,9 @@ FAMILIES: Final[dict[str, str]] = {
     "idefics2": "traincast.graph.zoo.sighted:idefics2",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
+PREDICTS_FURTHER: Final = ("deepseek", "deepseek-v4", "decoder")
+"""Families that can be trained to predict tokens after the next one."""
+_FURTHER: Final = re.compile(r"\+mtp(?:=(\d+))?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +138,15 @@ def _card(name: str) -> ModelCard:
 
 
 def card(spec: str) -> ModelCard:
-    """Returns the card of a zoo model (``resnet50``) or of a family by dimensions (``gpt:layers=24,hidden=2048``)."""
+    """Returns the card of a zoo model (``resnet50``) or of a family by dimensions (``gpt:layers=24,hidden=2048``).
+
+    Either may end in ``+mtp`` or ``+mtp=2``: see :func:`with_further`.
+    """
+    plain, further = split_further(spec)
+    if further is not None:
+        known = card(plain)
+        depths = further or int(known.published.get("mtp", 1))
+        return replace(known, name=spec, parameters=with_further(spec, known.family, known.parameters, depths))
     if ":" not in spec:
         if spec not in _names():
             raise UnknownNameError("model", spec, _names(), hint="`traincast models` lists all")
@@ -149,6 +161,22 @@ def card(spec: str) -> ModelCard:
         parameters=_dimensions(spec, text),
         published={},
     )
+
+
+def split_further(spec: str) -> tuple[str, int | None]:
+    """Returns a spec without ``+mtp``, and the number after it: 0 if there is none, ``None`` without ``+mtp``."""
+    found = _FURTHER.search(spec)
+    return (spec, None) if found is None else (spec[: found.start()], int(found[1] or 0))
+
+
+def with_further(spec: str, family: str, parameters: Mapping[str, Any], depths: int) -> dict[str, Any]:
+    """Returns the dimensions of a model that is trained to predict ``depths`` tokens after the next one as well."""
+    if family not in PREDICTS_FURTHER:
+        raise RequestError(
+            f"model {spec!r}: only models of the families {', '.join(PREDICTS_FURTHER)} can predict further tokens "
+            f"(+mtp), and this one is of the family {family}"
+        )
+    return {**parameters, "mtp": depths}
 
 
 def _dimensions(spec: str, text: str) -> dict[str, Scalar]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from traincast.graph.zoo.further import FurtherToken, sum_of_losses
 from traincast.graph.zoo.layers import Layer, LayerConfig, cross_entropy, norm, share_tables, token_ids
 from traincast.graph.zoo.traceable import Traceable
 
@@ -25,7 +26,8 @@ class TransformerConfig:
     The first ``first_dense`` layers have a plain MLP where the others have experts. With a sliding
     window, every ``window_period``-th layer attends to everything (0: none does). ``head`` is ``lm``
     (next token), ``mlm`` (masked tokens and next sentence, as BERT is pre-trained) or ``classes``.
-    ``max_positions`` are learned positions (0: none); ``patch`` and ``image`` are sides in pixels (0: text).
+    ``max_positions`` are learned positions (0: none); ``patch`` and ``image`` are sides in pixels (0: text). ``mtp`` is
+    the number of tokens after the next one that an ``lm`` is trained to predict as well.
     """
 
     layers: int
@@ -40,6 +42,7 @@ class TransformerConfig:
     window_period: int = 0
     patch: int = 0
     image: int = 0
+    mtp: int = 0
 
     def layer_configs(self) -> list[LayerConfig]:
         """What each layer is, in order."""
@@ -102,7 +105,10 @@ class LanguageHead(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: torch.Tensor, embedding: nn.Module) -> torch.Tensor:
         """Logits [batch, seq, vocab]."""
-        x = x if self.norm is None else self.norm(x)
+        return self.project(x if self.norm is None else self.norm(x), embedding)
+
+    def project(self, x: torch.Tensor, embedding: nn.Module) -> torch.Tensor:
+        """Logits of hidden states that are normed."""
         return functional.linear(x, embedding.tokens.weight) if self.logits is None else self.logits(x)
 
 
@@ -160,15 +166,31 @@ class Transformer(nn.Module):  # type: ignore[misc]
         self.config = config
         self.embedding = PatchEmbedding(config) if config.patch else TokenEmbedding(config)
         self.layers = nn.ModuleList(Layer(layer) for layer in config.layer_configs())
-        share_tables(self.layers)
         self.head = _HEADS[config.head](config)
+        self.further = nn.ModuleList(_further(config) for _ in range(config.mtp))
+        share_tables(self)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """The head's output for token ids (and segment ids), or for images."""
         x = self.embedding(*inputs)
         for layer in self.layers:
             x = layer(x)
-        return self.head(x, self.embedding)
+        logits = self.head(x, self.embedding)
+        if not len(self.further):
+            return logits
+        every = [logits]
+        for further in self.further:
+            x = further(x, self.embedding(*inputs))
+            every.append(self.head.project(further.norm(x), self.embedding))
+        return tuple(every)
+
+
+def _further(config: TransformerConfig) -> FurtherToken:
+    """One depth of multi-token prediction, with a layer like the last one."""
+    layer = config.layer_configs()[-1]
+    return FurtherToken(
+        layer.hidden, [norm(layer.norm, layer.hidden, bias=layer.norm_bias) for _ in range(3)], [Layer(layer)]
+    )
 
 
 def _masked_loss(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -191,6 +213,6 @@ def traceable(config: TransformerConfig) -> Traceable:
     return Traceable(
         module=module,
         inputs=inputs,
-        loss=_masked_loss if config.head == "mlm" else cross_entropy,
+        loss=_masked_loss if config.head == "mlm" else sum_of_losses,
         tokens_per_sample=0 if config.patch else seq,
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.errors import RequestError
+from traincast.graph.zoo.further import check_depths
 from traincast.graph.zoo.indexer import IndexSizes
 from traincast.graph.zoo.layers import (
     Experts,
@@ -321,13 +322,15 @@ def deepseek(
     vocab: int = 129280,
     seq: int = 4096,
     tied: bool = False,
+    mtp: int = 0,
 ) -> Traceable:
     """DeepSeek-V2, V3 and V3.2 (arXiv:2405.04434, arXiv:2412.19437): latent attention, many small experts.
 
-    With ``index_heads``, an indexer chooses ``index_top_k`` keys for each query (V3.2, arXiv:2512.02556). Without the
-    prediction of further tokens; the expert-balancing bias is not a trained parameter.
+    With ``index_heads``, an indexer chooses ``index_top_k`` keys for each query (V3.2, arXiv:2512.02556). ``mtp`` is
+    the number of further tokens that are predicted (:mod:`.further`). The bias that balances experts is not trained.
     """
     check_choices("deepseek", {"tied": tied})
+    check_depths("deepseek", mtp)
     sizes = {"layers": layers, "vocab": vocab, "first_dense": first_dense, "shared_experts": shared_experts}
     ranks = {"q_lora": q_lora, "kv_lora": kv_lora, "rope_dim": rope_dim, "nope_dim": nope_dim, "v_dim": v_dim}
     sizes |= {"index_heads": index_heads, "index_dim": index_dim, "index_top_k": index_top_k}
@@ -350,7 +353,8 @@ def deepseek(
         latent = replace(latent, index=IndexSizes(heads=index_heads, dim=index_dim, top_k=index_top_k))
     layer = layer_sizes("deepseek", hidden=hidden, heads=heads, head_dim=nope_dim + rope_dim, ffn=ffn, seq=seq)
     layer = replace(_llama_layer(layer, ffn=ffn), latent=latent, experts=mixture)
-    return traceable(TransformerConfig(layers=layers, layer=layer, vocab=vocab, tied=tied, first_dense=first_dense))
+    config = TransformerConfig(layers=layers, layer=layer, vocab=vocab, tied=tied, first_dense=first_dense)
+    return traceable(replace(config, mtp=mtp))
 
 
 def gpt_oss(

@@ -1,0 +1,62 @@
+"""The 90 % interval of a step on a cluster that nobody calibrated, from published errors of other sources.
+
+The intervals of the works, propagated through the simulation, say how sure their times are: they are wider for devices
+and links that nobody measured, and for sizes far from measured ones. What they cannot say is how well the simulation
+describes a framework. So each end is that of the propagated interval, as a logarithm and never less than
+:data:`LEAST`, times a factor. Factors differ by what a step is like (:func:`step_kind`): they are quantiles of the
+errors of published runs, where every source has the same weight. ``python -m benchmarks.uncalibrated`` fits them, and
+shows how often the interval holds the runs of a source, or of a mixture of experts, that the fit has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal, TypeAlias
+
+from traincast.graph import OperatorGraph, OpKind
+from traincast.strategy.model_kind import kind_of
+from traincast.strategy.releases import has_experts
+
+StepKind: TypeAlias = Literal["language", "strained", "experts", "images", "other"]
+
+LEAST: Final = 0.2
+"""Added to a propagated end, as the root of the sum of squares: no works are so sure that a step is."""
+FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
+    "language": (0.66, 1.06),
+    "strained": (0.66, 2.43),
+    "experts": (0.45, 0.92),
+    "images": (0.96, 1.02),
+    "other": (0.86, 1.97),
+}
+"""Multiples of the lower and of the upper end of the propagated interval, as logarithms, for each kind of step."""
+STRAINED: Final = 0.35
+"""Share of a step in exposed communication and in waiting for the host from which a language model is ``strained``.
+
+Such steps are ruled by what differs most between machines: hosts, and tensor parallelism between nodes.
+"""
+
+
+def step_kind(graph: OperatorGraph, *, idle_share: float) -> StepKind:
+    """Return the kind of a step: of a mixture of experts, a language model, a network for images, or another one.
+
+    A language model has causal attention. ``idle_share`` is the share of the step in which devices wait for
+    communication or for the host.
+    """
+    if has_experts(graph):
+        return "experts"
+    reads = kind_of(graph)
+    if reads == "images":
+        return "images"
+    causal = any(op.kind is OpKind.ATTENTION and op.attributes.get("causal") for op in graph.operators)
+    if reads != "sequences" or not causal:
+        return "other"
+    return "strained" if idle_share > STRAINED else "language"
+
+
+def widened(kind: StepKind, *, below: float, above: float) -> tuple[float, float]:
+    """Return the multiples of its forecast between which a step of this kind is in 90 % of cases.
+
+    ``below`` and ``above`` are the ends of its propagated interval, as positive logarithms.
+    """
+    low, high = FACTORS[kind]
+    return math.exp(-low * math.hypot(below, LEAST)), math.exp(high * math.hypot(above, LEAST))
