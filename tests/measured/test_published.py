@@ -23,6 +23,12 @@ from traincast.strategy import load_runtime
         ("Mixtral-8x7B-v0.1", "mixtral-8x7b"),
         ("Kimi-K2", "kimi-k2"),
         ("llama-3.9-8b", None),
+        ("gpt3-1.3b", "gpt3-1.3b"),
+        ("GPT3_1_3B", "gpt3-1.3b"),
+        ("gpt3-13b", "gpt3-13b"),
+        ("GPT-3 13B", "gpt3-13b"),
+        ("opt-1.3b", "opt-1.3b"),
+        ("opt-13b", None),
     ],
 )
 def test_other_names_of_models_of_the_zoo_are_known(written: str, name: str | None) -> None:
@@ -38,6 +44,11 @@ def test_other_names_of_models_of_the_zoo_are_known(written: str, name: str | No
         ("Nemotron-4 340B", 341),
         ("BLOOM-176B", 176.2),
         ("OPT-175B", 175),
+        ("facebook/opt-13b", 12.85),
+        ("opt-2.7b", 2.65),
+        ("EleutherAI/gpt-j-6b", 6.05),
+        ("tiiuae/falcon-40b", 41.3),
+        ("Mistral-Large-2", 123),
         ("Pythia 6.9B", 6.86),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.measured.complete import FROM_OTHERS
-from traincast.measured.published import other_name, published_spec, spellings
+from traincast.measured.published import other_name, published_spec, same_size, spellings
 from traincast.measured.run import unstated
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
@@ -90,9 +91,14 @@ def further_tokens(row: Row, graph: OperatorGraph, runtime: Runtime, assumed: li
 @lru_cache(maxsize=1024)
 def zoo_name(written: str) -> str | None:
     """Return the model of the zoo that a table spells ``Qwen3_30B_a3B`` or the like; ``None`` if there is none."""
-    names = {re.sub(r"[^a-z0-9]", "", n): n for n in zoo.names()}
-    found = (names.get(plain) or other_name(plain) for plain in spellings(written))
-    return next((name for name in found if name is not None), None)
+    alike = defaultdict(list)
+    for name in sorted(zoo.names(), key=lambda each: "." not in each):
+        alike[re.sub(r"[^a-z0-9]", "", name)].append(name)
+    for plain in spellings(written):
+        found = next((name for name in alike[plain] if same_size(written, name)), None) or other_name(plain)
+        if found is not None:
+            return found
+    return None
 
 
 @lru_cache(maxsize=512)

@@ -1,4 +1,4 @@
-"""Dimensions of models that people fine-tune, from their published configurations."""
+"""Dimensions of well-known language models that are not in the zoo, from their released configurations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from functools import cache
 from typing import Final
 
 _LLAMA: Final = """
-llama-7b vicuna-7b alpaca-7b codellama-7b llama-2-7b llama2-7b : 32 4096 32 32 11008 32000
+llama-7b vicuna-7b alpaca-7b llama-2-7b llama2-7b : 32 4096 32 32 11008 32000
+codellama-7b : 32 4096 32 32 11008 32016
 llama-13b vicuna-13b llama-2-13b llama2-13b : 40 5120 40 40 13824 32000
 llama-30b llama-33b vicuna-33b : 60 6656 52 52 17920 32000
 llama-65b : 80 8192 64 64 22016 32000
@@ -58,37 +59,43 @@ smollm-360m smollm2-360m : 32 960 15 5 2560 49152 tied
 smollm-1.7b smollm2-1.7b : 24 2048 32 32 8192 49152 tied
 stablelm-3b stablelm-3b-4e1t : 32 2560 32 32 6912 50304
 """
-"""Names, and layers, width, heads, heads of keys, width of the feed-forward layer, vocabulary; ``tied``: one table."""
+"""Names, and layers, width, heads, heads of keys, width of the feed-forward layer, vocabulary.
+
+``tied``: one table for tokens and logits; anything else is a parameter of the family.
+"""
 _GPT: Final = """
-gpt-j-6b gptj-6b gpt-j : 28 4096 16 16 16384 50400
+gpt-j-6b gptj-6b gpt-j : 28 4096 16 16 16384 50400 positions=rope parallel=true
 gpt-neo-1.3b : 24 2048 16 16 8192 50257 tied
 gpt-neo-2.7b : 32 2560 20 20 10240 50257 tied
-gpt-neox-20b : 44 6144 64 64 24576 50432
-pythia-410m : 24 1024 16 16 4096 50304
-pythia-1b : 16 2048 8 8 8192 50304
-pythia-1.4b : 24 2048 16 16 8192 50304
-pythia-2.8b dolly-v2-3b : 32 2560 32 32 10240 50304
-pythia-6.9b dolly-v2-7b : 32 4096 32 32 16384 50432
-pythia-12b dolly-v2-12b oasst-sft-4-pythia-12b : 36 5120 40 40 20480 50688
-opt-125m : 12 768 12 12 3072 50272 tied
-opt-350m : 24 1024 16 16 4096 50272 tied
-opt-1.3b : 24 2048 32 32 8192 50272 tied
-opt-2.7b : 32 2560 32 32 10240 50272 tied
-opt-6.7b : 32 4096 32 32 16384 50272 tied
-opt-13b : 40 5120 40 40 20480 50272 tied
-opt-30b : 48 7168 56 56 28672 50272 tied
-opt-66b : 64 9216 72 72 36864 50272 tied
-bloom-560m bloomz-560m : 24 1024 16 16 4096 250880 tied
-bloom-1b1 bloomz-1b1 : 24 1536 16 16 6144 250880 tied
-bloom-1b7 bloomz-1b7 : 24 2048 16 16 8192 250880 tied
-bloom-3b bloomz-3b : 30 2560 32 32 10240 250880 tied
-bloom-7b bloomz-7b bloom-7b1 bloomz-7b1 bloomz-7b1-mt : 30 4096 32 32 16384 250880 tied
-bloom bloom-176b bloomz : 70 14336 112 112 57344 250880 tied
-falcon-7b : 32 4544 71 1 18176 65024 tied
-falcon-40b : 60 8192 128 8 32768 65024 tied
-falcon-180b : 80 14848 232 8 59392 65024 tied
-phi-1 phi-1.5 : 24 2048 32 32 8192 51200
-phi-2 : 32 2560 32 32 10240 51200
+gpt-neox-20b : 44 6144 64 64 24576 50432 positions=rope parallel=true
+pythia-70m : 6 512 8 8 2048 50304 positions=rope parallel=true
+pythia-160m : 12 768 12 12 3072 50304 positions=rope parallel=true
+pythia-410m : 24 1024 16 16 4096 50304 positions=rope parallel=true
+pythia-1b : 16 2048 8 8 8192 50304 positions=rope parallel=true
+pythia-1.4b : 24 2048 16 16 8192 50304 positions=rope parallel=true
+pythia-2.8b dolly-v2-3b : 32 2560 32 32 10240 50304 positions=rope parallel=true
+pythia-6.9b dolly-v2-7b : 32 4096 32 32 16384 50432 positions=rope parallel=true
+pythia-12b dolly-v2-12b oasst-sft-4-pythia-12b : 36 5120 40 40 20480 50688 positions=rope parallel=true
+opt-125m : 12 768 12 12 3072 50272 tied activation=relu
+opt-350m : 24 1024 16 16 4096 50272 tied activation=relu
+opt-1.3b : 24 2048 32 32 8192 50272 tied activation=relu
+opt-2.7b : 32 2560 32 32 10240 50272 tied activation=relu
+opt-6.7b : 32 4096 32 32 16384 50272 tied activation=relu
+opt-13b : 40 5120 40 40 20480 50272 tied activation=relu
+opt-30b : 48 7168 56 56 28672 50272 tied activation=relu
+opt-66b : 64 9216 72 72 36864 50272 tied activation=relu
+opt-175b : 96 12288 96 96 49152 50272 tied activation=relu
+bloom-560m bloomz-560m : 24 1024 16 16 4096 250880 tied positions=alibi
+bloom-1b1 bloomz-1b1 : 24 1536 16 16 6144 250880 tied positions=alibi
+bloom-1b7 bloomz-1b7 : 24 2048 16 16 8192 250880 tied positions=alibi
+bloom-3b bloomz-3b : 30 2560 32 32 10240 250880 tied positions=alibi
+bloom-7b bloomz-7b bloom-7b1 bloomz-7b1 bloomz-7b1-mt : 30 4096 32 32 16384 250880 tied positions=alibi
+bloom bloom-176b bloomz : 70 14336 112 112 57344 250880 tied positions=alibi
+falcon-7b : 32 4544 71 1 18176 65024 tied positions=rope parallel=true
+falcon-40b : 60 8192 128 8 32768 65024 tied positions=rope parallel=true
+falcon-180b : 80 14848 232 8 59392 65024 tied positions=rope parallel=true
+phi-1 phi-1.5 : 24 2048 32 32 8192 51200 positions=rope parallel=true
+phi-2 : 32 2560 32 32 10240 51200 positions=rope parallel=true
 starcoder starcoder-15b starcoderbase : 40 6144 48 1 24576 49152 tied
 starcoderbase-1b : 24 2048 16 1 8192 49152 tied
 starcoder2-3b : 30 3072 24 2 12288 49152 tied
@@ -96,7 +103,22 @@ starcoder2-7b : 32 4608 36 4 18432 49152 tied
 starcoder2-15b : 40 6144 48 4 24576 49152
 """
 _GEMMA2: Final = "tied=true,activation=geglu,norms=around,mixers=w*,window=4096,vocab=256000,seq=8192"
-_ZOO: Final = {
+_NEMOTRON4: Final = "kv_heads=8,vocab=256000,positions=rope,activation=relu2,bias=false,tied=false"
+_SPECS: Final = {
+    "bert-4b": "bert:layers=48,hidden=2560,heads=32",
+    "bert-20b": "bert:layers=48,hidden=6144,heads=96",
+    "bert-100b": "bert:layers=96,hidden=9216,heads=96",
+    "mistral-nemo-12b": "llama:layers=40,hidden=5120,heads=32,kv_heads=8,head_dim=128,ffn=14336,vocab=131072",
+    "mistral-large-2": "llama:layers=88,hidden=12288,heads=96,kv_heads=8,ffn=28672,vocab=32768",
+    "nemotron-4-340b": f"gpt:layers=96,hidden=18432,heads=96,ffn=73728,{_NEMOTRON4}",
+    "nemotron-4-15b": f"gpt:layers=32,hidden=6144,heads=48,ffn=24576,{_NEMOTRON4}",
+    "megatron-turing-nlg-530b": "gpt:layers=105,hidden=20480,heads=128",
+    "mt-nlg-530b": "gpt:layers=105,hidden=20480,heads=128",
+    "grok-1": "moe:layers=64,hidden=6144,heads=48,kv_heads=8,experts=8,top_k=2,expert_ffn=32768,vocab=131072,tied=true",
+    "dbrx": "moe:layers=40,hidden=6144,heads=48,kv_heads=8,experts=16,top_k=4,expert_ffn=10752,vocab=100352",
+    "qwen1.5-moe-a2.7b": "moe:layers=24,hidden=2048,heads=16,kv_heads=16,experts=60,top_k=4,expert_ffn=1408,"
+    "shared_ffn=5632,vocab=151936",
+    "olmoe-1b-7b": "moe:layers=16,hidden=2048,heads=16,kv_heads=16,experts=64,top_k=8,expert_ffn=1024,vocab=50304",
     "gemma-2-2b": f"decoder:layers=26,hidden=2304,heads=8,kv_heads=4,ffn=9216,head_dim=256,{_GEMMA2}",
     "gemma-2-27b": f"decoder:layers=46,hidden=4608,heads=32,kv_heads=16,ffn=36864,head_dim=128,{_GEMMA2}",
     "gemma-7b": "decoder:layers=28,hidden=3072,heads=16,kv_heads=16,ffn=24576,head_dim=256,activation=geglu,tied=true,"
@@ -119,7 +141,7 @@ _ZOO: Final = {
     "qwen3-32b": "qwen3-32b",
     "phi-4": "phi-4",
 }
-"""Other spellings of models of the zoo, and models that need more than six numbers."""
+"""Models that need more than six numbers, and spellings of models of the zoo that their names do not resemble."""
 
 
 def known_model(written: str) -> str | None:
@@ -137,14 +159,15 @@ def _plain(written: str) -> str:
 
 @cache
 def _specs() -> dict[str, str]:
-    found = {_plain(name): spec for name, spec in _ZOO.items()}
+    found = {_plain(name): spec for name, spec in _SPECS.items()}
     for family, lines in (("llama", _LLAMA), ("gpt", _GPT)):
         for line in lines.strip().splitlines():
             names, _, numbers = line.partition(" : ")
-            layers, hidden, heads, kv_heads, ffn, vocab, *tied = numbers.split()
+            layers, hidden, heads, kv_heads, ffn, vocab, *more = numbers.split()
             parts = f"layers={layers},hidden={hidden},heads={heads},kv_heads={kv_heads},ffn={ffn},vocab={vocab}"
             if family == "gpt" and kv_heads == heads:
                 parts = parts.replace(f"kv_heads={kv_heads},", "")
-            spec = f"{family}:{parts},tied={'true' if tied else 'false'}"
+            tied = "true" if "tied" in more else "false"
+            spec = ",".join([f"{family}:{parts}", f"tied={tied}", *(each for each in more if each != "tied")])
             found.update(dict.fromkeys(map(_plain, names.split()), spec))
     return found
