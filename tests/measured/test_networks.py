@@ -6,6 +6,7 @@ import pytest
 
 from tests.measured.test_dp_steps import ROW
 from traincast.measured.dp_steps import read_row, read_run, request_of
+from traincast.measured.network_names import Named, named_network
 from traincast.strategy import lower
 from traincast.tables import Row, RowError
 
@@ -26,6 +27,24 @@ SMALL: Row = {**ROW, "n_gpus": 8, "gpus_per_node": 8, "container": None}
 ])  # fmt: skip
 def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) -> None:
     assert request_of({**SMALL, "model": written}).graph.num_parameters == parameters
+
+
+@pytest.mark.parametrize(("written", "name"), [
+    ("convnext_base", "convnext-base"),
+    ("ConvNeXt-T", "convnext-tiny"),
+    ("convnext_tiny_in22k", "convnext-tiny"),
+    ("efficientnetv2_m", "efficientnet-v2-m"),
+    ("tf_efficientnetv2_l", "efficientnet-v2-l"),
+    ("regnety_16gf", "regnety-16gf"),
+    ("regnet_y_3_2gf", "regnety-3.2gf"),
+    ("regnet_y_32gf", "regnety-32gf"),
+    ("RegNetX-1.6GF", "regnetx-1.6gf"),
+    ("regnet_x_16gf", "regnetx-16gf"),
+    ("regnety_160", "regnety-16gf"),
+    ("hubert-base-ls960", "wav2vec2-base"),
+])  # fmt: skip
+def test_other_spellings_are_found(written: str, name: str) -> None:
+    assert named_network(written) == Named(name)
 
 
 @pytest.mark.parametrize(("notes", "parameters"), [

@@ -90,6 +90,8 @@ FAMILIES: Final[dict[str, str]] = {
     "wan": "traincast.graph.zoo.wan:wan",
     "llama-vision": "traincast.graph.zoo.sighted:llama_vision",
     "idefics2": "traincast.graph.zoo.sighted:idefics2",
+    "convnext": "traincast.graph.zoo.convnext:convnext",
+    "regnet": "traincast.graph.zoo.regnet:regnet",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 
