@@ -28,6 +28,8 @@ MODULES = {
         "unet",
         "convnext",
         "regnet",
+        "segmentation",
+        "yolo",
     )
 }
 CNN_FAMILIES = [family for family, place in FAMILIES.items() if place.partition(":")[0] in MODULES]
@@ -71,6 +73,10 @@ def output_shapes(name: str, batch: int) -> list[tuple[int, ...]]:
     classes = card(name).parameters["classes"]
     if card(name).family == "ssd":
         return [(batch, 4, 8732), (batch, classes, 8732)]
+    if card(name).family == "segmentation":
+        return [(batch, classes, 480, 480)] * 2
+    if card(name).family == "yolo":
+        return [(batch, 25_200, 5 + classes) if "v5" in name else (batch, 8_400, 64 + classes)]
     if name == "unet":
         return [(batch, classes, 388, 388)]
     heads = {"googlenet": 3, "inception-v3": 2}.get(name, 1)
@@ -190,6 +196,11 @@ def test_a_nasbench_cell_can_be_written_as_text() -> None:
         ("convnext:depths=3x3x9", "blocks of four stages"),
         ("convnext:resolution=16", "at least 32"),
         ("regnet:ratio=1", "more than 1"),
+        ("segmentation:layers=18", "choose layers from 50, 101, 152"),
+        ("segmentation:head=unet", "deeplabv3, fcn"),
+        ("yolo:version=v4", "v5, v8"),
+        ("yolo:resolution=600", "multiple of 32"),
+        ("yolo:width=0", "between 0.1 and 4"),
         ("nasbench:matrix=01/00", "0 operations"),
         ("nasbench:matrix=010/001/000,operations=conv9x9", "conv"),
         ("nasbench:matrix=010/011/000,operations=conv3x3", "forward"),

@@ -41,6 +41,9 @@ def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) ->
     ("RegNetX-1.6GF", "regnetx-1.6gf"),
     ("regnet_x_16gf", "regnetx-16gf"),
     ("regnety_160", "regnety-16gf"),
+    ("deeplabv3_resnet101", "deeplabv3-resnet101"),
+    ("YOLOv5l", "yolov5l"),
+    ("yolo_v8_m", "yolov8m"),
     ("hubert-base-ls960", "wav2vec2-base"),
 ])  # fmt: skip
 def test_other_spellings_are_found(written: str, name: str) -> None:

@@ -92,6 +92,8 @@ FAMILIES: Final[dict[str, str]] = {
     "idefics2": "traincast.graph.zoo.sighted:idefics2",
     "convnext": "traincast.graph.zoo.convnext:convnext",
     "regnet": "traincast.graph.zoo.regnet:regnet",
+    "segmentation": "traincast.graph.zoo.segmentation:segmentation",
+    "yolo": "traincast.graph.zoo.yolo:yolo",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 
