@@ -44,6 +44,11 @@ def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) ->
     ("deeplabv3_resnet101", "deeplabv3-resnet101"),
     ("YOLOv5l", "yolov5l"),
     ("yolo_v8_m", "yolov8m"),
+    ("conformer_l", "conformer-large"),
+    ("stable-diffusion-v1-5", "stable-diffusion-v1-5"),
+    ("SDXL", "stable-diffusion-xl"),
+    ("DeepFM", "deepfm"),
+    ("lstm_ptb_medium", "lstm-ptb-medium"),
     ("hubert-base-ls960", "wav2vec2-base"),
 ])  # fmt: skip
 def test_other_spellings_are_found(written: str, name: str) -> None:
@@ -135,6 +140,12 @@ def test_short_names_of_frameworks_are_read(framework: str, runtime: str) -> Non
 def test_published_variants_have_their_published_parameters(written: str, parameters: float) -> None:
     found = request_of({**SMALL, "model": written, "seq_len": 128}).graph.num_parameters
     assert found == pytest.approx(parameters, rel=0.01)
+
+
+def test_an_lstm_of_the_treebank_without_its_size_is_the_large_one_and_this_is_said() -> None:
+    assert named_network("lstm_ptb") == Named(
+        "lstm-ptb-large", assumed="size of model 'lstm_ptb' not stated: lstm-ptb-large"
+    )
 
 
 def test_a_model_without_its_size_is_taken_to_have_the_usual_one_and_this_is_said() -> None:

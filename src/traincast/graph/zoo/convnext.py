@@ -15,7 +15,7 @@ from traincast.graph.zoo.vision import image_model
 STAGES = 4
 
 
-class ChannelNorm(nn.LayerNorm):  # type: ignore[misc]
+class NormOfChannels(nn.LayerNorm):  # type: ignore[misc]
     """Layer normalisation over the channels of ``[batch, channels, h, w]``."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,12 +48,12 @@ class ConvNeXt(nn.Module):  # type: ignore[misc]
 
     def __init__(self, widths: list[int], depths: list[int], *, classes: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 4, stride=4), ChannelNorm(widths[0], eps=1e-6))
+        self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 4, stride=4), NormOfChannels(widths[0], eps=1e-6))
         stages, before = [], 0
         for width, depth in zip(widths, depths, strict=True):
             parts: list[nn.Module] = []
             if before:
-                parts += [ChannelNorm(before, eps=1e-6), nn.Conv2d(before, width, 2, stride=2)]
+                parts += [NormOfChannels(before, eps=1e-6), nn.Conv2d(before, width, 2, stride=2)]
             stages.append(nn.Sequential(*parts, *(ConvNeXtBlock(width) for _ in range(depth))))
             before = width
         self.stages = nn.ModuleList(stages)

@@ -94,6 +94,10 @@ FAMILIES: Final[dict[str, str]] = {
     "regnet": "traincast.graph.zoo.regnet:regnet",
     "segmentation": "traincast.graph.zoo.segmentation:segmentation",
     "yolo": "traincast.graph.zoo.yolo:yolo",
+    "conformer": "traincast.graph.zoo.conformer:conformer",
+    "latent-unet": "traincast.graph.zoo.latent_unet:latent_unet",
+    "deepfm": "traincast.graph.zoo.click:deepfm",
+    "lstm": "traincast.graph.zoo.lstm:lstm",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 
