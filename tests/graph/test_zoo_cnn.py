@@ -157,6 +157,10 @@ def test_ssd_on_resnet50_has_the_parameters_of_its_parts() -> None:
     assert count_parameters(build("ssd300-resnet50")) == expected
 
 
+def test_a_convnext_is_trained_by_adamw_as_its_authors_do_and_a_regnet_by_momentum() -> None:
+    assert (built("convnext-tiny").optimizer, built("regnety-400mf").optimizer) == ("adamw", "sgd")
+
+
 def test_blocks_of_a_regnet_are_as_wide_as_published() -> None:
     """Radosavovic et al. 2020, table 3 (RegNetX) and table 4 (RegNetY): blocks and widths of the stages."""
     y, x = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -79,4 +81,4 @@ def convnext(*, width: int = 96, depths: str = "3x3x9x3", classes: int = 1000, r
     with torch.device("meta"):
         widths = [width * 2**stage for stage in range(STAGES)]
         module = ConvNeXt(widths, [int(t) for t in texts], classes=classes)
-    return image_model(module, resolution=resolution)
+    return replace(image_model(module, resolution=resolution), optimizer="adamw")
