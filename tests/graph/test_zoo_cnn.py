@@ -12,6 +12,7 @@ from torch import nn
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake, step_on_meta
 from traincast.errors import RequestError
 from traincast.graph.zoo import FAMILIES, Traceable, build, card, names
+from traincast.graph.zoo.regnet import widths_of_blocks
 
 MODULES = {
     f"traincast.graph.zoo.{name}"
@@ -25,6 +26,10 @@ MODULES = {
         "nasbench",
         "ssd",
         "unet",
+        "convnext",
+        "regnet",
+        "segmentation",
+        "yolo",
     )
 }
 CNN_FAMILIES = [family for family, place in FAMILIES.items() if place.partition(":")[0] in MODULES]
@@ -68,6 +73,10 @@ def output_shapes(name: str, batch: int) -> list[tuple[int, ...]]:
     classes = card(name).parameters["classes"]
     if card(name).family == "ssd":
         return [(batch, 4, 8732), (batch, classes, 8732)]
+    if card(name).family == "segmentation":
+        return [(batch, classes, 480, 480)] * 2
+    if card(name).family == "yolo":
+        return [(batch, 25_200, 5 + classes) if "v5" in name else (batch, 8_400, 64 + classes)]
     if name == "unet":
         return [(batch, classes, 388, 388)]
     heads = {"googlenet": 3, "inception-v3": 2}.get(name, 1)
@@ -148,6 +157,20 @@ def test_ssd_on_resnet50_has_the_parameters_of_its_parts() -> None:
     assert count_parameters(build("ssd300-resnet50")) == expected
 
 
+def test_a_convnext_is_trained_by_adamw_as_its_authors_do_and_a_regnet_by_momentum() -> None:
+    assert (built("convnext-tiny").optimizer, built("regnety-400mf").optimizer) == ("adamw", "sgd")
+
+
+def test_blocks_of_a_regnet_are_as_wide_as_published() -> None:
+    """Radosavovic et al. 2020, table 3 (RegNetX) and table 4 (RegNetY): blocks and widths of the stages."""
+    y, x = (
+        widths_of_blocks(layers=18, start=200, slope=106.23, ratio=2.48, group=112),
+        widths_of_blocks(layers=25, start=88, slope=26.31, ratio=2.25, group=48),
+    )
+    assert [(w, y.count(w)) for w in dict.fromkeys(y)] == [(224, 2), (448, 4), (1232, 11), (3024, 1)]
+    assert [(w, x.count(w)) for w in dict.fromkeys(x)] == [(96, 2), (192, 6), (432, 15), (1008, 2)]
+
+
 def test_unet_in_its_padded_normalised_form_keeps_the_resolution() -> None:
     model = build("unet:channels=3,classes=1,padded=true,norm=true,resolution=256")
     assert shapes(model.module(*model.inputs(2))) == [(2, 1, 256, 256)]
@@ -174,6 +197,14 @@ def test_a_nasbench_cell_can_be_written_as_text() -> None:
         ("mobilenet-v3:size=medium", "large, small"),
         ("efficientnet:version=v3", "v1"),
         ("ssd:backbone=vgg", "vgg16"),
+        ("convnext:depths=3x3x9", "blocks of four stages"),
+        ("convnext:resolution=16", "at least 32"),
+        ("regnet:ratio=1", "more than 1"),
+        ("segmentation:layers=18", "choose layers from 50, 101, 152"),
+        ("segmentation:head=unet", "deeplabv3, fcn"),
+        ("yolo:version=v4", "v5, v8"),
+        ("yolo:resolution=600", "multiple of 32"),
+        ("yolo:width=0", "between 0.1 and 4"),
         ("nasbench:matrix=01/00", "0 operations"),
         ("nasbench:matrix=010/001/000,operations=conv9x9", "conv"),
         ("nasbench:matrix=010/011/000,operations=conv3x3", "forward"),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.measured.test_dp_steps import ROW
 from traincast.measured.dp_steps import read_row, read_run, request_of
+from traincast.measured.network_names import Named, named_network
 from traincast.strategy import lower
 from traincast.tables import Row, RowError
 
@@ -26,6 +27,32 @@ SMALL: Row = {**ROW, "n_gpus": 8, "gpus_per_node": 8, "container": None}
 ])  # fmt: skip
 def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) -> None:
     assert request_of({**SMALL, "model": written}).graph.num_parameters == parameters
+
+
+@pytest.mark.parametrize(("written", "name"), [
+    ("convnext_base", "convnext-base"),
+    ("ConvNeXt-T", "convnext-tiny"),
+    ("convnext_tiny_in22k", "convnext-tiny"),
+    ("efficientnetv2_m", "efficientnet-v2-m"),
+    ("tf_efficientnetv2_l", "efficientnet-v2-l"),
+    ("regnety_16gf", "regnety-16gf"),
+    ("regnet_y_3_2gf", "regnety-3.2gf"),
+    ("regnet_y_32gf", "regnety-32gf"),
+    ("RegNetX-1.6GF", "regnetx-1.6gf"),
+    ("regnet_x_16gf", "regnetx-16gf"),
+    ("regnety_160", "regnety-16gf"),
+    ("deeplabv3_resnet101", "deeplabv3-resnet101"),
+    ("YOLOv5l", "yolov5l"),
+    ("yolo_v8_m", "yolov8m"),
+    ("conformer_l", "conformer-large"),
+    ("stable-diffusion-v1-5", "stable-diffusion-v1-5"),
+    ("SDXL", "stable-diffusion-xl"),
+    ("DeepFM", "deepfm"),
+    ("lstm_ptb_medium", "lstm-ptb-medium"),
+    ("hubert-base-ls960", "wav2vec2-base"),
+])  # fmt: skip
+def test_other_spellings_are_found(written: str, name: str) -> None:
+    assert named_network(written) == Named(name)
 
 
 @pytest.mark.parametrize(("notes", "parameters"), [
@@ -113,6 +140,12 @@ def test_short_names_of_frameworks_are_read(framework: str, runtime: str) -> Non
 def test_published_variants_have_their_published_parameters(written: str, parameters: float) -> None:
     found = request_of({**SMALL, "model": written, "seq_len": 128}).graph.num_parameters
     assert found == pytest.approx(parameters, rel=0.01)
+
+
+def test_an_lstm_of_the_treebank_without_its_size_is_the_large_one_and_this_is_said() -> None:
+    assert named_network("lstm_ptb") == Named(
+        "lstm-ptb-large", assumed="size of model 'lstm_ptb' not stated: lstm-ptb-large"
+    )
 
 
 def test_a_model_without_its_size_is_taken_to_have_the_usual_one_and_this_is_said() -> None:

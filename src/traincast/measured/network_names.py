@@ -78,6 +78,68 @@ SAME: Final = {
     "dlrmv2": "dcnv2-small",
     "googlenetv1": "googlenet",
     "inceptionv1": "googlenet",
+    "convnextt": "convnext-tiny",
+    "convnexts": "convnext-small",
+    "convnextb": "convnext-base",
+    "convnextl": "convnext-large",
+    "tfefficientnetv2s": "efficientnet-v2-s",
+    "tfefficientnetv2m": "efficientnet-v2-m",
+    "tfefficientnetv2l": "efficientnet-v2-l",
+    "regnety004": "regnety-400mf",
+    "regnety008": "regnety-800mf",
+    "regnety016": "regnety-1.6gf",
+    "regnety032": "regnety-3.2gf",
+    "regnety080": "regnety-8gf",
+    "regnety160": "regnety-16gf",
+    "regnety320": "regnety-32gf",
+    "regnety1point6gf": "regnety-1.6gf",
+    "regnety3point2gf": "regnety-3.2gf",
+    "regnety16gf": "regnety-16gf",
+    "regnety32gf": "regnety-32gf",
+    "regnetx004": "regnetx-400mf",
+    "regnetx008": "regnetx-800mf",
+    "regnetx016": "regnetx-1.6gf",
+    "regnetx032": "regnetx-3.2gf",
+    "regnetx080": "regnetx-8gf",
+    "regnetx160": "regnetx-16gf",
+    "regnetx320": "regnetx-32gf",
+    "regnetx1point6gf": "regnetx-1.6gf",
+    "regnetx3point2gf": "regnetx-3.2gf",
+    "regnetx16gf": "regnetx-16gf",
+    "regnetx32gf": "regnetx-32gf",
+    "deeplabv3r50": "deeplabv3-resnet50",
+    "deeplabv3r101": "deeplabv3-resnet101",
+    "resnet50deeplabv3": "deeplabv3-resnet50",
+    "resnet101deeplabv3": "deeplabv3-resnet101",
+    "fcnr50": "fcn-resnet50",
+    "fcnr101": "fcn-resnet101",
+    "conformers": "conformer-small",
+    "conformerm": "conformer-medium",
+    "conformerl": "conformer-large",
+    "conformerctcsmall": "conformer-small",
+    "conformerctcmedium": "conformer-medium",
+    "conformerctclarge": "conformer-large",
+    "stablediffusion15": "stable-diffusion-v1-5",
+    "stablediffusion14": "stable-diffusion-v1-5",  # the same network, trained for longer
+    "stablediffusionv14": "stable-diffusion-v1-5",
+    "stablediffusionv1": "stable-diffusion-v1-5",
+    "sd15": "stable-diffusion-v1-5",
+    "sdv15": "stable-diffusion-v1-5",
+    "stablediffusion2": "stable-diffusion-v2",
+    "stablediffusion2base": "stable-diffusion-v2",
+    "stablediffusionv2base": "stable-diffusion-v2",
+    "sd2": "stable-diffusion-v2",
+    "sdxl": "stable-diffusion-xl",
+    "sdxlbase": "stable-diffusion-xl",
+    "stablediffusionxlbase10": "stable-diffusion-xl",
+    "ptblstmmedium": "lstm-ptb-medium",
+    "ptblstmlarge": "lstm-ptb-large",
+    "awdlstm": "awd-lstm-wikitext2",
+    "awdlstmwt2": "awd-lstm-wikitext2",
+    "hubertbase": "wav2vec2-base",  # the same network, trained with another loss (Hsu et al. 2021)
+    "hubertbasels960": "wav2vec2-base",
+    "hubertlarge": "wav2vec2-large",
+    "hubertlargell60k": "wav2vec2-large",
 }
 """Other names of models of the zoo, without punctuation."""
 VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, int | str]]]] = {
@@ -95,10 +157,13 @@ VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, int | str]]]] = {
     "wideresnet502": ("resnext50-32x4d", {"groups": 1, "group_width": 128}),
     "wideresnet1012": ("resnext101-32x4d", {"groups": 1, "group_width": 128}),
     "resnext10164x4d": ("resnext101-32x4d", {"groups": 64, "group_width": 4}),
+    "convnextxlarge": ("convnext-large", {"width": 256}),
+    "convnextxl": ("convnext-large", {"width": 256}),
 }
 """Published models that differ from one of the zoo in a few dimensions: its name, and these dimensions.
 
-Touvron et al. 2021 (DeiT), Dosovitskiy et al. 2021 (ViT), Liu et al. 2021 (Swin), Zagoruyko and Komodakis 2016.
+Touvron et al. 2021 (DeiT), Dosovitskiy et al. 2021 (ViT), Liu et al. 2021 (Swin), Zagoruyko and Komodakis 2016,
+Liu et al. 2022 (ConvNeXt).
 """
 LIKE: Final = {
     "efficientnetwideseb0": "efficientnet-b0",
@@ -114,6 +179,18 @@ UNSIZED: Final = {
     "unet2d": "unet",
     "efficientnet": "efficientnet-b0",
     "efficientnetv2": "efficientnet-v2-s",
+    "convnext": "convnext-tiny",
+    "deeplabv3": "deeplabv3-resnet50",
+    "deeplab": "deeplabv3-resnet50",
+    "fcn": "fcn-resnet50",
+    "conformer": "conformer-large",
+    "stablediffusion": "stable-diffusion-v1-5",
+    "lstmptb": "lstm-ptb-large",
+    "ptblstm": "lstm-ptb-large",
+    "lstmlm": "lstm-ptb-large",
+    "yolov5": "yolov5s",
+    "yolov8": "yolov8s",
+    "hubert": "wav2vec2-base",
     "wav2vec2": "wav2vec2-base",
     "whisper": "whisper-small",
     "transformerxl": "transformer-xl-base",
@@ -137,6 +214,8 @@ _DETAILS: Final = re.compile(
     r"[-_ ](?:(?:un)?cased|patch\d+|in\d+k|imagenet|224|tf|pytorch|keras|torchvision|timm|v1\.5)\b"
 )
 """Words of checkpoints and libraries that change no dimension that matters here."""
+_SIZE_POINT: Final = re.compile(r"(?<=\d)[._](?=\d+gf)")
+"""The decimal point of a RegNet's size, without which 3.2 GF would be 32 GF."""
 
 
 class Named(NamedTuple):
@@ -149,7 +228,7 @@ class Named(NamedTuple):
 
 def plain_name(written: str) -> str:
     """Return a model's name without punctuation, remarks in brackets and words of a task."""
-    return re.sub(r"[^a-z0-9]", "", _WORDS.sub("", written.lower()))
+    return re.sub(r"[^a-z0-9]", "", _SIZE_POINT.sub("point", _WORDS.sub("", written.lower())))
 
 
 def named_network(written: str) -> Named | None:

@@ -1,4 +1,4 @@
-"""Click-through predictors on tables of categories: Wide & Deep, DLRM and DCN v2."""
+"""Click-through predictors on tables of categories: Wide & Deep, DLRM, DCN v2 and DeepFM."""
 
 from __future__ import annotations
 
@@ -209,3 +209,37 @@ def dlrm(
         )
     optimizer = "sgd-plain" if interaction == "dot" else "adam"
     return _clicks(module, numbers=numbers, categories=len(rows), optimizer=optimizer)
+
+
+class DeepFM(nn.Module):  # type: ignore[misc]
+    """A factorization machine beside an MLP, both on the same vectors of all features (Guo et al. 2017, figure 1).
+
+    A feature's row has its linear weight in front of its vector; numbers scale a row of their own.
+    """
+
+    def __init__(self, table: Table, *, features: int, numbers: int, width: int, widths: list[int]) -> None:
+        super().__init__()
+        self.table = table
+        self.numbers = nn.Parameter(torch.empty(numbers, width + 1))
+        self.mlp = mlp([(features + numbers) * width, *widths], dropout=0.5)
+        self.score = nn.Linear(widths[-1], 1)
+
+    def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
+        """Numbers ``[batch, numbers]`` and categories ``[batch, features]`` to logits ``[batch, 1]``."""
+        rows = torch.cat([self.table(ids), numbers[:, :, None] * self.numbers], dim=1)
+        linear, vectors = rows[:, :, 0], rows[:, :, 1:]
+        pairs = (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1, keepdim=True)
+        return self.score(self.mlp(vectors.flatten(1))) + linear.sum(dim=1, keepdim=True) + 0.5 * pairs
+
+
+def deepfm(*, threshold: int = 15, width: int = 10, layers: str = "400x400x400", numbers: int = 13) -> Traceable:
+    """DeepFM (Guo et al. 2017, arXiv:1703.04247) on Criteo's clicks; ``threshold`` chooses the tables as for DLRM."""
+    if threshold not in CRITEO:
+        raise UnknownNameError("threshold of deepfm", str(threshold), map(str, CRITEO))
+    check_sizes("deepfm", {"width": width, "numbers": numbers})
+    rows = CRITEO[threshold]
+    widths = widths_of("deepfm", "layers", layers)
+    with torch.device("meta"):
+        table = Table(sum(rows), width + 1)
+        module = DeepFM(table, features=len(rows), numbers=numbers, width=width, widths=widths)
+    return _clicks(module, numbers=numbers, categories=len(rows), optimizer="adam")

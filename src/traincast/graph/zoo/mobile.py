@@ -341,6 +341,30 @@ EFFICIENTNET: Final[dict[str, tuple[int, tuple[Row, ...]]]] = {
             Row(6, 256, 15, 2, 3),
         ),
     ),
+    "v2-m": (
+        24,
+        (
+            Row(1, 24, 3, 1, 3, fused=True),
+            Row(4, 48, 5, 2, 3, fused=True),
+            Row(4, 80, 5, 2, 3, fused=True),
+            Row(4, 160, 7, 2, 3),
+            Row(6, 176, 14, 1, 3),
+            Row(6, 304, 18, 2, 3),
+            Row(6, 512, 5, 1, 3),
+        ),
+    ),
+    "v2-l": (
+        32,
+        (
+            Row(1, 32, 4, 1, 3, fused=True),
+            Row(4, 64, 7, 2, 3, fused=True),
+            Row(4, 96, 7, 2, 3, fused=True),
+            Row(4, 192, 10, 2, 3),
+            Row(6, 224, 19, 1, 3),
+            Row(6, 384, 25, 2, 3),
+            Row(6, 640, 7, 1, 3),
+        ),
+    ),
 }
 """Channels of the stem, and the stages (Tan & Le 2019, table 1; Tan & Le 2021, table 4)."""
 
@@ -364,7 +388,7 @@ def efficientnet(
     classes: int = 1000,
     resolution: int = 224,
 ) -> Traceable:
-    """EfficientNet (Tan & Le 2019) scaled by ``width`` and ``depth``, or EfficientNetV2-S (Tan & Le 2021)."""
+    """EfficientNet (Tan & Le 2019) scaled by ``width`` and ``depth``, or EfficientNetV2 (Tan & Le 2021)."""
     if version not in EFFICIENTNET:
         raise UnknownNameError("version of efficientnet", version, EFFICIENTNET)
     stem, rows = EFFICIENTNET[version]

@@ -91,6 +91,14 @@ FAMILIES: Final[dict[str, str]] = {
     "wan": "traincast.graph.zoo.wan:wan",
     "llama-vision": "traincast.graph.zoo.sighted:llama_vision",
     "idefics2": "traincast.graph.zoo.sighted:idefics2",
+    "convnext": "traincast.graph.zoo.convnext:convnext",
+    "regnet": "traincast.graph.zoo.regnet:regnet",
+    "segmentation": "traincast.graph.zoo.segmentation:segmentation",
+    "yolo": "traincast.graph.zoo.yolo:yolo",
+    "conformer": "traincast.graph.zoo.conformer:conformer",
+    "latent-unet": "traincast.graph.zoo.latent_unet:latent_unet",
+    "deepfm": "traincast.graph.zoo.click:deepfm",
+    "lstm": "traincast.graph.zoo.lstm:lstm",
 }
 """The function that builds each family, imported only when needed because it needs PyTorch."""
 PREDICTS_FURTHER: Final = ("deepseek", "deepseek-v4", "decoder")

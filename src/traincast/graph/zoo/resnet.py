@@ -64,22 +64,38 @@ def _basic_body(inputs: int, width: int, stride: int) -> nn.Sequential:
     return nn.Sequential(conv_norm(inputs, width, stride=stride), conv_norm(width, width, activation=None))
 
 
-def _bottleneck_body(inputs: int, inner: int, outputs: int, stride: int, groups: int) -> nn.Sequential:
+def _bottleneck_body(
+    inputs: int, inner: int, outputs: int, *, stride: int = 1, groups: int = 1, dilation: int = 1
+) -> nn.Sequential:
     return nn.Sequential(
         conv_norm(inputs, inner, 1),
-        conv_norm(inner, inner, stride=stride, groups=groups),
+        conv_norm(inner, inner, stride=stride, groups=groups, dilation=dilation),
         conv_norm(inner, outputs, 1, activation=None),
     )
 
 
 def bottleneck_stage(
-    inputs: int, width: int, *, blocks: int, stride: int, groups: int = 1, group_width: int = 64
+    inputs: int,
+    width: int,
+    *,
+    blocks: int,
+    stride: int,
+    groups: int = 1,
+    group_width: int = 64,
+    dilations: tuple[int, int] = (1, 1),
 ) -> nn.Sequential:
-    """``blocks`` bottlenecks of which the first strides, in its 3×3 convolution (ResNet v1.5)."""
+    """``blocks`` bottlenecks of which the first strides, in its 3×3 convolution (ResNet v1.5).
+
+    ``dilations`` are those of the 3×3 convolutions of the first block and of the others.
+    """
     outputs = width * EXPANSION
     inner = width * group_width // 64 * groups
-    first = Residual(_bottleneck_body(inputs, inner, outputs, stride, groups), _projection(inputs, outputs, stride))
-    rest = [Residual(_bottleneck_body(outputs, inner, outputs, 1, groups), nn.Identity()) for _ in range(blocks - 1)]
+    body = _bottleneck_body(inputs, inner, outputs, stride=stride, groups=groups, dilation=dilations[0])
+    first = Residual(body, _projection(inputs, outputs, stride))
+    rest = [
+        Residual(_bottleneck_body(outputs, inner, outputs, groups=groups, dilation=dilations[1]), nn.Identity())
+        for _ in range(blocks - 1)
+    ]
     return nn.Sequential(first, *rest)
 
 

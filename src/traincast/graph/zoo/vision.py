@@ -27,15 +27,17 @@ def conv_norm(
     stride: int = 1,
     padding: Size | None = None,
     groups: int = 1,
+    dilation: int = 1,
     activation: Activation | None = nn.ReLU,
 ) -> nn.Sequential:
     """Convolution without bias, batch normalisation, activation; padded to keep the size unless told."""
     if padding is None:
-        padding = kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
-    layers = [
-        nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups, bias=False),
-        nn.BatchNorm2d(outputs),
-    ]
+        sides = (kernel, kernel) if isinstance(kernel, int) else kernel
+        padding = (dilation * (sides[0] // 2), dilation * (sides[1] // 2))
+    conv = nn.Conv2d(
+        inputs, outputs, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=False
+    )
+    layers = [conv, nn.BatchNorm2d(outputs)]
     if activation is not None:
         layers.append(activation(inplace=True))
     return nn.Sequential(*layers)
