@@ -35,7 +35,7 @@ from traincast.tables import RowError, read_rows
 TAILS: Final[dict[StepKind, tuple[float, float]]] = {
     "language": (0.02, 0.07),
     "strained": (0.02, 0.05),
-    "experts": (0.03, 0.05),
+    "experts": (0.02, 0.02),
     "images": (0.03, 0.05),
     "other": (0.03, 0.05),
 }
