@@ -9,6 +9,7 @@ import pytest
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
 from traincast.cluster.catalog import load_device
 from traincast.estimate import AnalyticalCostModel
+from traincast.traces.change import TraceChange
 from traincast.traces.changes import (
     FasterHost,
     FasterNetwork,
@@ -17,7 +18,6 @@ from traincast.traces.changes import (
     LoaderWorkers,
     NoCommunication,
     Overlapped,
-    TraceChange,
 )
 from traincast.traces.changes_device import Buckets, HalfPrecision, OtherDevice
 from traincast.traces.couple import couple

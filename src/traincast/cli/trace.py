@@ -17,7 +17,7 @@ from traincast.errors import RequestError
 from traincast.files import check_folder, check_output, write_text
 
 if TYPE_CHECKING:
-    from traincast.traces.changes import TraceChange
+    from traincast.traces.change import TraceChange
     from traincast.traces.recording import Recording
     from traincast.traces.replay import Replayed
     from traincast.traces.trace import ProfilerTrace

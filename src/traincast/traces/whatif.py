@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.changes import TraceChange
+from traincast.traces.change import TraceChange
 from traincast.traces.recording import Recording
 from traincast.traces.replay import Replayed, run
 
