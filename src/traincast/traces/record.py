@@ -27,7 +27,7 @@ def record(trace: ProfilerTrace, *, named: str | None = None, fit: Collection[in
     steps = steps_of(trace, named=named)
     work = device_work(trace)
     waits = find_waits(trace, work, steps, fit=fit)
-    room, depth = queue_limits(trace, work)
+    room, _ = queue_limits(trace, work)
     table = TaskTable()
     marks: dict[int, list[int]] = {}
     for step in steps:
@@ -60,11 +60,11 @@ def record(trace: ProfilerTrace, *, named: str | None = None, fit: Collection[in
         edges=np.array(table.edges, dtype=np.int64).reshape(-1, 2),
         communicates=(role == TaskRole.DEVICE) & talks[event],
         marks=(bounds,),
-        notes=tuple(_notes(work, waits, depth)),
+        notes=(*trace.notes, *_notes(work, waits)),
     )
 
 
-def _notes(work: DeviceWork, waits: Waits, depth: int) -> list[str]:
+def _notes(work: DeviceWork, waits: Waits) -> list[str]:
     notes = []
     orphans = int((work.call < 0).sum())
     if orphans:
