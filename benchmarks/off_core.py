@@ -68,6 +68,11 @@ class OffCore:
         first = self._ring[_PAGE + place : _PAGE + min(place + count, size)]
         return first + self._ring[_PAGE : _PAGE + count - len(first)]
 
+    def forget(self) -> None:
+        """Drop what was noted so far: call it before what is to be traced begins."""
+        struct.pack_into("Q", self._ring, _TAIL, struct.unpack_from("Q", self._ring, _HEAD)[0])
+        self._away, self._left = [], None
+
     def update(self) -> None:
         """Take over the kernel's records since the last call; raise ``RuntimeError`` if it lost some."""
         (head,) = struct.unpack_from("Q", self._ring, _HEAD)

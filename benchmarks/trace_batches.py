@@ -107,6 +107,8 @@ def record_model(model: str, batch: int, *, folder: Path, rounds: int, off_core:
             step()
             plain[size].append(_processor_s(step))
             if size in profiled:
+                if off_core is not None:
+                    off_core.forget()
                 with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
                     step()
                     with record_function(f"ProfilerStep#{number}"):

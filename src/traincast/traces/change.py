@@ -55,6 +55,11 @@ def updating(recording: Recording) -> Flags:
     return found & ~recording.communicates
 
 
+def without_device(recording: Recording) -> bool:
+    """Whether a processor ran all operators itself."""
+    return not (recording.role == TaskRole.DEVICE).any()
+
+
 def needs_peers(recording: Recording) -> str | None:
     """Return why transfers of this recording are not known: it has none, or one rank alone; else ``None``."""
     if not recording.communicates.any():

@@ -9,7 +9,7 @@ import numpy as np
 
 from traincast.cluster.hardware import Device
 from traincast.estimate import CostModel
-from traincast.traces.change import device_tasks, needs_peers, updating
+from traincast.traces.change import device_tasks, needs_peers, updating, without_device
 from traincast.traces.device import device_work
 from traincast.traces.edit import scale
 from traincast.traces.recording import Recording, TaskRole
@@ -77,6 +77,8 @@ class HalfPrecision:
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace whose products run in half precision already, or a device without tensor cores."""
+        if without_device(recording):
+            return "the trace has no kernels: what half precision takes on a processor depends on its instructions"
         took = recording.duration[self._compute(recording)].sum()
         already = self._named(recording, half=True)
         if took and recording.duration[already].sum() > 0.5 * took:
