@@ -70,7 +70,8 @@ class RealTimes(msgspec.Struct, frozen=True, kw_only=True):
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One model at one batch size: real and forecast seconds, from the traces of one and of two batch sizes.
 
-    ``spread`` is half of the distance between the quartiles of the real steps, over their median.
+    Times are means, as those of events. ``spread`` is half of the distance between the quartiles of the real steps,
+    over their mean.
     """
 
     model: str
@@ -136,18 +137,19 @@ def judge(real: RealTimes, folder: Path) -> list[Judged]:
     two = _cost_model(folder, traced)
     found = []
     for size, seconds in real.plain.items():
-        low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
+        low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
+        mean = statistics.mean(seconds)
         alone = _report(real.model, size, one)
         found.append(
             Judged(
                 model=real.model,
                 batch=size,
                 factor=size / real.batch,
-                real_s=middle,
-                spread=(high - low) / 2 / middle,
+                real_s=mean,
+                spread=(high - low) / 2 / mean,
                 one_s=alone.step_s,
                 two_s=_report(real.model, size, two).step_s,
-                inside=alone.low_s <= middle <= alone.high_s,
+                inside=alone.low_s <= mean <= alone.high_s,
             )
         )
     return found
@@ -178,8 +180,11 @@ def line_of(rows: Sequence[Judged], real: RealTimes) -> str:
     one = [f"{by_factor[f].one:+.1%}" if f in by_factor else "" for f in FACTORS]
     two = [f"{by_factor[f].two:+.1%}" if f in by_factor else "" for f in FACTORS]
     spread = sorted(row.spread for row in rows)
-    watched = statistics.median(real.profiled[real.batch]) / statistics.median(real.plain[real.batch]) - 1.0
-    cells = [f"{real.model} ({real.batch})", *one, *two, f"{spread[0]:.1%}–{spread[-1]:.1%}", f"{watched:+.1%}"]
+    watched = [
+        statistics.mean(steps) / statistics.mean(real.plain[size]) - 1.0 for size, steps in real.profiled.items()
+    ]
+    profiler = ", ".join(f"{share:+.1%}" for share in watched)
+    cells = [f"{real.model} ({real.batch})", *one, *two, f"{spread[0]:.1%}–{spread[-1]:.1%}", profiler]
     return "| " + " | ".join(cells) + " |"
 
 
