@@ -72,8 +72,21 @@ def test_shares_of_sources_add_up_to_one() -> None:
     physics = forecast(request_of("dp=2"), cost_model=AnalyticalCostModel()).report
     assert physics.estimated_by == {"measured": 0.0, "learned": 0.0, "analytical": 1.0}
     known = forecast(request_of("dp=2"), cost_model=ChosenSeconds(lambda _: 1.0)).report
-    assert tuple(known.estimated_by) == SOURCES
-    assert known.estimated_by["analytical"] == 1.0
+    assert known.estimated_by == {"measured": 0.0, "learned": 0.0, "analytical": 1.0}
+
+
+def test_carried_times_are_a_source_only_where_there_are_some() -> None:
+    class Carried:
+        """All times as the analytical cost model's, but carried over from other sizes."""
+
+        def estimate(self, works, cluster):  # type: ignore[no-untyped-def]
+            found = AnalyticalCostModel().estimate(works, cluster)
+            return replace(found, source=found.source * 0 + SOURCES.index("carried"))
+
+    report = forecast(request_of("dp=2"), cost_model=Carried()).report
+    assert tuple(report.estimated_by) == SOURCES
+    assert report.estimated_by["carried"] > 0.9
+    assert sum(report.estimated_by.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("grain", ["segment", "operator"])

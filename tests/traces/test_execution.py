@@ -11,9 +11,14 @@ import pytest
 
 from tests.traces.made import Made
 from traincast.errors import FileFormatError, RequestError
-from traincast.traces.execution import with_execution
+from traincast.traces.changes import FasterHost
+from traincast.traces.execution import with_execution, with_executions_beside
+from traincast.traces.kineto import Kind
 from traincast.traces.learn import learn
+from traincast.traces.record import record
+from traincast.traces.show import summarize_traces
 from traincast.traces.trace import ProfilerTrace
+from traincast.traces.whatif import ask
 
 NAMES = ("aten::mm", "aten::relu", "aten::convolution")
 
@@ -66,8 +71,8 @@ def nodes(*, old: bool = False) -> list[dict[str, Any]]:
     return found
 
 
-def written(path: Path, what: list[dict[str, Any]], *, schema: str = "1.1.1-chakra.0.0.4") -> Path:
-    text = json.dumps({"schema": schema, "pid": 1, "nodes": what}).encode()
+def written(path: Path, what: list[dict[str, Any]], *, schema: str = "1.1.1-chakra.0.0.4", pid: int = 1) -> Path:
+    text = json.dumps({"schema": schema, "pid": pid, "nodes": what}).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path
 
@@ -109,3 +114,54 @@ def test_files_that_are_no_execution_traces_are_refused(tmp_path: Path) -> None:
         with_execution([trace], [tmp_path / "missing.json"])
     with pytest.raises(RequestError, match="1 traces need as many"):
         with_execution([trace], [])
+
+
+def test_an_execution_trace_in_the_same_folder_is_found_by_its_content(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    written(tmp_path / "anything.json.gz", nodes())
+    (tmp_path / "settings.json").write_text('{"schema": {"type": "object"}}')
+    (joined,) = with_executions_beside([trace])
+    assert [joined.shape_of(event).dims for event in joined.of_kind(Kind.OPERATOR)[:2]] == [
+        "[[8, 32], [32, 16]]", "[[8, 16]]",
+    ]  # fmt: skip
+    assert joined.notes == ("shapes are from the execution trace anything.json.gz in the same folder",)
+
+
+def test_an_execution_trace_of_another_run_beside_a_trace_is_noted_and_left(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    assert with_executions_beside([trace])[0].notes == ()
+    other = nodes()
+    for node, name in zip(other, reversed(NAMES), strict=True):
+        node["name"] = name
+    path = written(tmp_path / "et.json", other)
+    (left,) = with_executions_beside([trace])
+    assert (left.shape == trace.shape).all()
+    assert "33% of the operators agree" in left.notes[0]
+    assert left.notes[0].endswith("shapes are not taken from it")
+    written(path, nodes(), pid=2)
+    (left,) = with_executions_beside([trace])
+    assert left.notes[0].startswith("the execution trace et.json is of another process than rank0.json")
+    path.write_bytes(path.read_bytes()[:200])
+    (left,) = with_executions_beside([trace])
+    assert "et.json is not an execution trace of PyTorch" in left.notes[0]
+
+
+def test_of_several_execution_traces_that_match_none_is_taken(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    written(tmp_path / "one.json", nodes())
+    written(tmp_path / "two.json", nodes())
+    (left,) = with_executions_beside([trace])
+    assert left.notes == (
+        "several execution traces match rank0.json (one.json, two.json): name one; shapes are not taken from them",
+    )
+
+
+def test_notes_of_a_trace_reach_the_user(tmp_path: Path) -> None:
+    trace = traced(tmp_path)
+    written(tmp_path / "et.json", nodes())
+    (joined,) = with_executions_beside([trace])
+    summary = summarize_traces([joined])
+    assert summary.notes == joined.notes
+    assert not set(summary.notes) & set(summary.missing)
+    assert joined.notes[0] in learn([[joined]]).notes
+    assert joined.notes[0] in ask(record(joined), [FasterHost(2.0)]).notes

@@ -176,6 +176,16 @@ def test_waits_inferred_from_some_steps_hold_on_the_others(tmp_path: Path) -> No
     assert report.strict_worst_step_error == pytest.approx(0, abs=0.025)
 
 
+@pytest.mark.parametrize("fit", [range(0, 9, 2), range(1, 9, 2)], ids=["even", "odd"])
+def test_one_step_cannot_judge_its_own_waits_which_is_noted(fit: range, tmp_path: Path) -> None:
+    trace = two_streams(steps=1).trace(tmp_path)
+    some, whole = record(trace, fit=fit), record(trace)
+    assert some.edges.tolist() == whole.edges.tolist()
+    assert set(some.notes) - set(whole.notes) == {
+        "the trace has too few steps: waits between streams are inferred from all, and no other step judges them"
+    }
+
+
 def test_a_kernel_is_held_until_the_last_wave_of_another(tmp_path: Path) -> None:
     made = Made()
     made.range("ProfilerStep#0", 0, 200)

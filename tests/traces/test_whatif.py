@@ -9,6 +9,7 @@ import pytest
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
 from traincast.cluster.catalog import load_device
 from traincast.estimate import AnalyticalCostModel
+from traincast.traces.change import TraceChange
 from traincast.traces.changes import (
     FasterHost,
     FasterNetwork,
@@ -17,7 +18,6 @@ from traincast.traces.changes import (
     LoaderWorkers,
     NoCommunication,
     Overlapped,
-    TraceChange,
 )
 from traincast.traces.changes_device import Buckets, HalfPrecision, OtherDevice
 from traincast.traces.couple import couple
@@ -142,6 +142,27 @@ def test_a_fused_optimizer_saves_launches(tmp_path: Path) -> None:
     assert answer.step_s is not None
     assert answer.step_s < 0.4 * answer.base_s
     assert "fused already" in str(asked(updating(kernels=4), FusedOptimizer(), tmp_path).refused)
+
+
+def on_processor(operator: str) -> Made:
+    """A step of 100 µs without kernels, whose last 54 µs are an update by AdamW."""
+    made = Made()
+    made.range("ProfilerStep#0", 0, 100)
+    made.op("aten::mm", 1, 45)
+    made.range("Optimizer.step#AdamW.step", 46, 100)
+    made.op(operator, 47, 99)
+    return made
+
+
+def test_a_fused_update_of_a_processor_takes_the_time_of_its_traffic(tmp_path: Path) -> None:
+    answer = asked(on_processor("aten::mul_"), FusedOptimizer(), tmp_path)
+    assert answer.step_s == pytest.approx((46 + 54 * 7 / 27) * 1e-6, rel=1e-3)
+    assert "fused already" in str(asked(on_processor("aten::_fused_adamw_"), FusedOptimizer(), tmp_path).refused)
+
+
+@pytest.mark.parametrize("change", [GraphLaunch(), HalfPrecision()])
+def test_what_only_a_device_does_is_refused_for_a_processor(change: TraceChange, tmp_path: Path) -> None:
+    assert "the trace has no kernels" in str(asked(on_processor("aten::mul_"), change, tmp_path).refused)
 
 
 def test_mixed_precision_shortens_products_most(tmp_path: Path) -> None:

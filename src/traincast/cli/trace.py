@@ -17,7 +17,7 @@ from traincast.errors import RequestError
 from traincast.files import check_folder, check_output, write_text
 
 if TYPE_CHECKING:
-    from traincast.traces.changes import TraceChange
+    from traincast.traces.change import TraceChange
     from traincast.traces.recording import Recording
     from traincast.traces.replay import Replayed
     from traincast.traces.trace import ProfilerTrace
@@ -35,7 +35,8 @@ _EXECUTION: Final = click.option(
     "execution",
     multiple=True,
     metavar="FILE",
-    help="Take shapes that a trace does not state from PyTorch's execution trace of the same run; once for each rank.",
+    help="Take shapes that a trace does not state from PyTorch's execution trace of the same run; once for each rank. "
+    "Default: those in the folder of the trace, where they match.",
 )
 
 
@@ -167,6 +168,7 @@ def whatif_command(
                 "changes": answer.changes,
                 "assumptions": answer.assumptions,
                 "refused": answer.refused,
+                "notes": answer.notes,
             }
         )
     else:
@@ -256,11 +258,15 @@ def learn_command(
     from traincast.cluster.catalog import load_device
     from traincast.estimate.events_file import contents_of
     from traincast.files import write_folder
+    from traincast.traces.execution import with_executions_beside
     from traincast.traces.learn import learn
     from traincast.traces.load import load_jobs
 
     ran_on = load_device(device) if device else None
-    jobs = [_loaded(traces, execution)] if execution else load_jobs([Path(path) for path in traces])
+    if execution:
+        jobs = [_loaded(traces, execution)]
+    else:
+        jobs = [with_executions_beside(job) for job in load_jobs([Path(path) for path in traces])]
     learned = learn(jobs, named=named, device=ran_on)
     write_folder(Path(output), contents_of(learned.card, learned.rows))
     kinds = {kind: sum(row["kind"] == kind for row in learned.rows) for kind in ("operator", "launch", "collective")}
@@ -323,16 +329,19 @@ def _factor(text: str, option: str) -> float:
     return float(text[:-1])
 
 
-def _loaded(paths: Sequence[str], execution: Sequence[str] = ()) -> list[ProfilerTrace]:
-    from traincast.traces.execution import with_execution
+def _loaded(paths: Sequence[str], execution: Sequence[str] | None = None) -> list[ProfilerTrace]:
+    """Return the traces; with shapes of these execution traces, or, if none are named, of those beside them."""
+    from traincast.traces.execution import with_execution, with_executions_beside
     from traincast.traces.load import load_traces
 
     traces = load_traces([Path(path) for path in paths])
-    return with_execution(traces, [Path(path) for path in execution]) if execution else traces
+    if execution is None:
+        return traces
+    return with_execution(traces, [Path(path) for path in execution]) if execution else with_executions_beside(traces)
 
 
 def _recorded(
-    paths: Sequence[str], named: str | None, *, fit: str | None = None, execution: Sequence[str] = ()
+    paths: Sequence[str], named: str | None, *, fit: str | None = None, execution: Sequence[str] | None = None
 ) -> Recording:
     """Return the recording of all ranks."""
     from traincast.traces.couple import couple

@@ -67,6 +67,8 @@ def show_summary(summary: TraceSummary) -> None:
         print_table("Roofline", columns, rows, right=(1, 2, 3))
     for text in summary.missing:
         out.print(f"missing: {plain(text)}")
+    for note in summary.notes:
+        out.print(f"note: {plain(note)}")
 
 
 def show_replay(report: ReplayReport) -> None:
@@ -91,6 +93,8 @@ def show_answer(answer: WhatIfAnswer) -> None:
     out.print(f"step now   {format_seconds(answer.base_s)}")
     if answer.refused is not None or answer.step_s is None or answer.low_s is None or answer.high_s is None:
         out.print(f"refused: {plain(answer.refused or '')}")
+        for note in answer.notes:
+            out.print(f"note: {plain(note)}")
         return
     interval = f"{format_seconds(answer.low_s)} to {format_seconds(answer.high_s)}"
     out.print(
@@ -98,6 +102,8 @@ def show_answer(answer: WhatIfAnswer) -> None:
     )
     for text in answer.assumptions:
         out.print(f"assumes: {plain(text)}")
+    for note in answer.notes:
+        out.print(f"note: {plain(note)}")
 
 
 def show_comparison(found: TraceDiff) -> None:

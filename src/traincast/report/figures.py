@@ -168,7 +168,7 @@ def demand_per_device(plan: Plan) -> Demand:
 
 
 def sources(plan: Plan, estimates: Estimates) -> dict[str, float]:
-    """Return the share of each source of estimates in the time of all works."""
+    """Return the share of each source of estimates in the time of all works; ``carried`` only if there is any."""
     device = plan.cost[plan.category != Category.HOST]
     counts = np.bincount(device, minlength=plan.num_costs)
     seconds = {

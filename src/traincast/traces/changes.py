@@ -1,29 +1,23 @@
-"""Changes that a what-if question makes to a recording.
-
-A change is a value with four members: ``text`` names it, ``assumption`` says what its answer rests on, ``refusal``
-says why a recording cannot answer it (or returns ``None``), and ``apply`` returns the changed recording. The level of
-``apply`` is 0 for the expected answer, −1 for the fastest that is plausible and 1 for the slowest.
-"""
+"""Changes of hosts, links, launches and waits that a what-if question makes to a recording; see ``change``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import numpy as np
 
 from traincast.traces.calls import DEVICE_SYNC, GRAPH_LAUNCH, STREAM_SYNC, matching
+from traincast.traces.change import NO_COMMUNICATION, UPDATE, device_tasks, needs_peers, updating, without_device
 from traincast.traces.device import device_work
 from traincast.traces.edit import scale, select
 from traincast.traces.kineto import Kind
-from traincast.traces.labels import launched_within
 from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.trace import Flags, Ints
 
 HOST: Final = (TaskRole.HOST, TaskRole.CALL)
 LOADER: Final = r"^enumerate\(DataLoader\).*__next__"
-OPTIMIZER: Final = r"^Optimizer\.step#"
 
 _HANDOVER_NS: Final = 500_000
 """Time in which the training receives a batch of another process."""
@@ -38,26 +32,17 @@ _LATENCY_NS: Final = 10_000
 """Part of a collective that more bandwidth does not shorten, in the slowest plausible answer."""
 _FUSED_TRAFFIC: Final[dict[str, float]] = {"SGD": 5 / 11, "Adam": 7 / 27, "AdamW": 7 / 27, "Adagrad": 5 / 14}
 """Bytes that a fused update moves, over those of one kernel per operation and tensor."""
+_FUSED_HOST: Final = (0.1, 0.3, 0.03)
+_FUSED_SURE: Final = (1.0, 2.0, 0.7)
+_FUSED_SURE_PROCESSOR: Final = (1.0, 1.8, 0.3)
+"""The host's time of a fused update over that of many kernels, and factors of the traffic: expected, slow and fast.
+
+On a processor, results of single operations that are larger than its caches are mapped page by page: without them, an
+update can take a tenth of the time.
+"""
+_FUSED_OPERATOR: Final = re.compile(r"^aten::_fused_")
 _FUSED_FROM: Final = 20
 """Kernels of an update from which fusing them pays."""
-
-
-class TraceChange(Protocol):
-    """See the text of the module."""
-
-    @property
-    def text(self) -> str:
-        """What is asked, in words."""
-
-    @property
-    def assumption(self) -> str:
-        """What the answer rests on."""
-
-    def refusal(self, recording: Recording) -> str | None:
-        """Why this recording cannot answer; ``None`` if it can."""
-
-    def apply(self, recording: Recording, level: int = 0) -> Recording:
-        """The changed recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +50,12 @@ class FasterHost:
     """Hosts that are ``factor`` times as fast."""
 
     factor: float
+    assumption: ClassVar[str] = "all time of threads scales, in the driver as well; devices and links stay as they are"
 
     @property
     def text(self) -> str:
         """What is asked, in words."""
         return f"hosts {self.factor:g} times as fast"
-
-    @property
-    def assumption(self) -> str:
-        """What the answer rests on."""
-        return "all time of threads scales, in the driver as well; devices and links stay as they are"
 
     def refusal(self, recording: Recording) -> str | None:
         """Never refuses."""
@@ -91,20 +72,18 @@ class FasterNetwork:
     """Links that are ``factor`` times as fast."""
 
     factor: float
+    assumption: ClassVar[str] = (
+        "only the time scales in which all ranks of a collective take part; waiting follows from the ranks"
+    )
 
     @property
     def text(self) -> str:
         """What is asked, in words."""
         return f"a network {self.factor:g} times as fast"
 
-    @property
-    def assumption(self) -> str:
-        """What the answer rests on."""
-        return "only the time scales in which all ranks of a collective take part; waiting follows from the ranks"
-
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a rank alone: its kernels do not tell transfer from waiting."""
-        return _needs_peers(recording)
+        return needs_peers(recording)
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
         """Scale transfers."""
@@ -118,12 +97,12 @@ class FasterNetwork:
 class NoCommunication:
     """Ranks that neither exchange anything nor wait for one another."""
 
-    text: str = "no communication"
-    assumption: str = "kernels of collectives take no time; their launches stay"
+    text: ClassVar[str] = "no communication"
+    assumption: ClassVar[str] = "kernels of collectives take no time; their launches stay"
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace without communication."""
-        return None if recording.communicates.any() else "the trace has no communication"
+        return None if recording.communicates.any() else NO_COMMUNICATION
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
         """Let collectives take no time."""
@@ -135,16 +114,14 @@ class LoaderWorkers:
     """Batches that ``workers`` processes of the data loader prepare beside the training."""
 
     workers: int
+    assumption: ClassVar[str] = (
+        "each worker prepares a batch in the recorded time, on processors that the training leaves free"
+    )
 
     @property
     def text(self) -> str:
         """What is asked, in words."""
         return f"{self.workers} workers of the data loader"
-
-    @property
-    def assumption(self) -> str:
-        """What the answer rests on."""
-        return "each worker prepares a batch in the recorded time, on processors that the training leaves free"
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace whose loader does not show, or has workers already."""
@@ -175,11 +152,10 @@ class LoaderWorkers:
     def _mapped_ns(recording: Recording) -> Ints:
         """Return the nanoseconds by which copies of batches become longer."""
         more = np.zeros(len(recording), dtype=np.int64)
-        for number, trace in enumerate(recording.traces):
+        for trace, tasks, events in device_tasks(recording):
             copies = matching(trace, _FROM_HOST) & (trace.kind == Kind.COPY) & (trace.nbytes >= _BATCH_BYTES)
-            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
-            mine = mine[copies[recording.event[mine]]]
-            more[mine] = trace.nbytes[recording.event[mine]] // _PAGE_BYTES * _PAGE_NS
+            chosen = copies[events]
+            more[tasks[chosen]] = trace.nbytes[events[chosen]] // _PAGE_BYTES * _PAGE_NS
         return more
 
 
@@ -187,29 +163,37 @@ class LoaderWorkers:
 class FusedOptimizer:
     """An update of all weights in few kernels."""
 
-    text: str = "a fused optimizer"
-    assumption: str = "a fused update reads and writes every state once, and takes a tenth of the host's time"
+    text: ClassVar[str] = "a fused optimizer"
+    assumption: ClassVar[str] = "a fused update reads and writes every state once, and takes a tenth of the host's time"
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace without updates, or with few kernels in them."""
-        kernels = int(self._updates(recording).sum())
+        names = {name for trace in recording.traces for name in trace.names}
+        kernels = int(updating(recording).sum())
         steps = sum(len(s) for s in recording.steps)
-        if not kernels:
+        if not kernels and not (without_device(recording) and any(re.match(UPDATE, name) for name in names)):
             return "the trace shows no update of an optimizer (no range Optimizer.step)"
+        if without_device(recording):
+            fused = next((name for name in sorted(names) if _FUSED_OPERATOR.match(name)), None)
+            return f"the update is fused already ({fused})" if fused else None
         if kernels < _FUSED_FROM * steps:
             return f"the update has {kernels / steps:.0f} kernels per step: it is fused already"
         return None
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
-        """Scale the kernels, drop the delays between them, and shorten the host's time."""
-        chosen = self._updates(recording)
-        name = next((n for t in recording.traces for n in t.names if re.match(OPTIMIZER, n)), "")
+        """Scale the kernels, drop the delays between them, and shorten the host's time.
+
+        On a processor, the whole update takes the time of its traffic: operators that only start others move nothing.
+        """
+        chosen = updating(recording)
+        name = next((n for t in recording.traces for n in t.names if re.match(UPDATE, n)), "")
         kind = name.removeprefix("Optimizer.step#").partition(".")[0]
         traffic = _FUSED_TRAFFIC.get(kind, 0.4)
-        traffic = min(1.0, traffic * (1.0, 2.0, 0.7)[level])
-        host = (0.1, 0.3, 0.03)[level]
-        changed = scale(recording, chosen, traffic)
-        changed = scale(changed, select(recording, within=OPTIMIZER, roles=HOST), host)
+        if without_device(recording):
+            left = min(1.0, traffic * _FUSED_SURE_PROCESSOR[level])
+            return scale(recording, select(recording, within=UPDATE, roles=HOST), left)
+        changed = scale(recording, chosen, min(1.0, traffic * _FUSED_SURE[level]))
+        changed = scale(changed, select(recording, within=UPDATE, roles=HOST), _FUSED_HOST[level])
         delays = np.isin(recording.role, (TaskRole.LATENCY, TaskRole.OPAQUE))
         for number in range(len(recording.traces)):
             mine = recording.trace == number
@@ -218,24 +202,20 @@ class FusedOptimizer:
             changed = changed.with_durations(np.where(delays_here, 0, changed.duration))
         return changed
 
-    @staticmethod
-    def _updates(recording: Recording) -> Flags:
-        found = np.zeros(len(recording), dtype=bool)
-        for number, trace in enumerate(recording.traces):
-            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
-            found[mine] = launched_within(trace, recording.event[mine], re.compile(OPTIMIZER))
-        return found & ~recording.communicates
-
 
 @dataclass(frozen=True, slots=True)
 class GraphLaunch:
     """Steps that are launched as one graph."""
 
-    text: str = "steps launched as one graph"
-    assumption: str = "forward, backward and update are one graph that is launched at once; loading batches stays"
+    text: ClassVar[str] = "steps launched as one graph"
+    assumption: ClassVar[str] = (
+        "forward, backward and update are one graph that is launched at once; loading batches stays"
+    )
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses graphs whose kernels are missing, and steps in which the host waits for the device."""
+        if without_device(recording):
+            return "the trace has no kernels: nothing is launched on a device"
         for trace in recording.traces:
             work = device_work(trace)
             calls = trace.of_kind(Kind.CALL)
@@ -287,13 +267,15 @@ class GraphLaunch:
 class Overlapped:
     """Communication that compute does not wait for until the step ends."""
 
-    text: str = "communication overlapped with compute"
-    assumption: str = "no kernel before the update needs a collective's result; each collective takes as long as before"
+    text: ClassVar[str] = "communication overlapped with compute"
+    assumption: ClassVar[str] = (
+        "no kernel before the update needs a collective's result; each collective takes as long as before"
+    )
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace in which compute does not wait for communication."""
         if not recording.communicates.any():
-            return "the trace has no communication"
+            return NO_COMMUNICATION
         return None if self._waits(recording).any() else "no kernel waits for communication in this trace"
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
@@ -312,13 +294,3 @@ class Overlapped:
             & (recording.lane[target] != recording.lane[source])
         )  # fmt: skip
         return crosses
-
-
-def _needs_peers(recording: Recording) -> str | None:
-    if not recording.communicates.any():
-        return "the trace has no communication"
-    if not recording.others:
-        return (
-            "one rank alone cannot tell transfer from waiting for other ranks: give the traces of all ranks of the job"
-        )
-    return None

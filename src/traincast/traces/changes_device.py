@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from traincast.cluster.hardware import Device
 from traincast.estimate import CostModel
-from traincast.traces.changes import OPTIMIZER
+from traincast.traces.change import device_tasks, needs_peers, updating, without_device
 from traincast.traces.device import device_work
 from traincast.traces.edit import scale
-from traincast.traces.labels import launched_within
 from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.scaling import PRODUCT, DeviceScaling, device_scaling, is_half, task_factors
 from traincast.traces.show import device_of
@@ -35,16 +33,14 @@ class OtherDevice:
 
     target: Device
     cost_model: CostModel
+    assumption: ClassVar[str] = (
+        "the same operators run with kernels as good as on the recorded device; hosts and links stay as they are"
+    )
 
     @property
     def text(self) -> str:
         """What is asked, in words."""
         return f"on {self.target.name}"
-
-    @property
-    def assumption(self) -> str:
-        """What the answer rests on."""
-        return "the same operators run with kernels as good as on the recorded device; hosts and links stay as they are"
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace of a device that the catalog does not know."""
@@ -74,13 +70,15 @@ class OtherDevice:
 class HalfPrecision:
     """Products and the traffic of other kernels in half precision; weights and their update stay in fp32."""
 
-    text: str = "mixed precision"
-    assumption: str = (
+    text: ClassVar[str] = "mixed precision"
+    assumption: ClassVar[str] = (
         "products become 3 times as fast and other kernels twice; casts and the loss scale are not counted"
     )
 
     def refusal(self, recording: Recording) -> str | None:
         """Refuses a trace whose products run in half precision already, or a device without tensor cores."""
+        if without_device(recording):
+            return "the trace has no kernels: what half precision takes on a processor depends on its instructions"
         took = recording.duration[self._compute(recording)].sum()
         already = self._named(recording, half=True)
         if took and recording.duration[already].sum() > 0.5 * took:
@@ -93,7 +91,7 @@ class HalfPrecision:
 
     def apply(self, recording: Recording, level: int = 0) -> Recording:
         """Scale kernels of forward and backward that compute in fp32."""
-        chosen = self._compute(recording) & ~self._named(recording, half=True) & ~self._updates(recording)
+        chosen = self._compute(recording) & ~self._named(recording, half=True) & ~updating(recording)
         products = self._named(recording, half=False)
         gain = np.where(products, _PRODUCT_GAIN[level], _OTHER_GAIN[level])
         floor = np.minimum(recording.duration, _SHORT_NS)
@@ -109,18 +107,9 @@ class HalfPrecision:
     def _named(recording: Recording, *, half: bool) -> Flags:
         """Return kernels whose names say half precision, or that they are products."""
         found = np.zeros(len(recording), dtype=bool)
-        for number, trace in enumerate(recording.traces):
+        for trace, tasks, events in device_tasks(recording):
             fits = [is_half(n) if half else PRODUCT.search(n) is not None for n in trace.names]
-            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
-            found[mine] = np.array(fits, dtype=bool)[trace.name[recording.event[mine]]]
-        return found
-
-    @staticmethod
-    def _updates(recording: Recording) -> Flags:
-        found = np.zeros(len(recording), dtype=bool)
-        for number, trace in enumerate(recording.traces):
-            mine = np.flatnonzero((recording.role == TaskRole.DEVICE) & (recording.trace == number))
-            found[mine] = launched_within(trace, recording.event[mine], re.compile(OPTIMIZER))
+            found[tasks] = np.array(fits, dtype=bool)[trace.name[events]]
         return found
 
 
@@ -133,26 +122,20 @@ class Buckets:
     """Gradients exchanged in buckets of ``nbytes``."""
 
     nbytes: float
+    assumption: ClassVar[str] = (
+        "a bucket is sent when its last gradient is ready, and takes a latency plus its bytes over a rate; parts "
+        "of a recorded bucket become ready evenly while it was computed"
+    )
 
     @property
     def text(self) -> str:
         """What is asked, in words."""
         return f"buckets of {self.nbytes / 1e6:g} MB"
 
-    @property
-    def assumption(self) -> str:
-        """What the answer rests on."""
-        return (
-            "a bucket is sent when its last gradient is ready, and takes a latency plus its bytes over a rate; parts "
-            "of a recorded bucket become ready evenly while it was computed"
-        )
-
     def refusal(self, recording: Recording) -> str | None:
         """Refuses what the trace does not tell: sizes and transfers."""
-        if not recording.communicates.any():
-            return "the trace has no communication"
-        if not recording.others:
-            return "one rank alone cannot tell transfer from waiting for other ranks: give the traces of all ranks"
+        if (alone := needs_peers(recording)) is not None:
+            return alone
         tasks, sizes = self._buckets(recording)
         if not len(tasks):
             return "the trace does not state the sizes of all-reduces: record it with a release that writes them"

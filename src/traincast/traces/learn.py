@@ -144,7 +144,8 @@ def _learn_processor(jobs: Sequence[Sequence[ProfilerTrace]], *, named: str | No
         device=device.name, machine=device.name, backend="gloo", threads=1, compute=REAL, network="not traced",
         precision=dtypes.most_common(1)[0][0] if dtypes else "fp32", torch="", host="", statistic=_STATISTIC, cost={},
     )  # fmt: skip
-    notes = ("operators ran on a processor: each takes the time until the next one starts",)
+    said = [note for job in jobs for trace in job for note in trace.notes]
+    notes = (*dict.fromkeys(said), "operators ran on a processor: each takes the time until the next one starts")
     return LearnedEvents(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=notes)
 
 

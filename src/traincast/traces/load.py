@@ -23,7 +23,7 @@ from traincast.traces.trace import NONE, Ints, ProfilerTrace, RecordedMessage, R
 _TENS: Final = np.array([1000, 100, 10, 1])
 _RANK_IN_NAME: Final = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _PAIR: Final = ("B", "E")
-_SUFFIXES: Final = (".json", ".json.gz")
+SUFFIXES: Final = (".json", ".json.gz")
 _COLUMNS: Final = (
     "kind", "name", "lane", "start", "duration", "correlation", "external", "stream", "device", "nbytes", "sequence",
     "record", "shape",
@@ -86,7 +86,7 @@ def rank_in_name(path: Path) -> int:
 
 def _folder(path: Path, piece_bytes: int) -> list[ProfilerTrace]:
     """Load all traces of a folder; other JSON files beside them are left out."""
-    inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
+    inside = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
     if not inside:
         raise FileFormatError(f"folder {path} has no traces: none of its files ends in .json or .json.gz")
     found: list[ProfilerTrace] = []

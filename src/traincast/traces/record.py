@@ -18,16 +18,24 @@ from traincast.traces.waits import Waits, find_waits
 
 _HELD_NS: Final = 10_000
 _NEAR_NS: Final = 5_000
+_UNJUDGED: Final = (
+    "the trace has too few steps: waits between streams are inferred from all, and no other step judges them"
+)
 _LAST_WAVE: Final = 0.1
 """Share of a kernel's time within which its last wave leaves room for others."""
 
 
 def record(trace: ProfilerTrace, *, named: str | None = None, fit: Collection[int] | None = None) -> Recording:
-    """Return the tasks of a trace; ``named`` and ``fit`` as in :func:`steps_of` and :func:`find_waits`."""
+    """Return the tasks of a trace; ``named`` and ``fit`` as in :func:`steps_of` and :func:`find_waits`.
+
+    If no step is in ``fit``, or none is left to judge, waits are inferred from all steps, and a note says so.
+    """
     steps = steps_of(trace, named=named)
+    alone = fit is not None and len({number in fit for number in range(len(steps))}) < 2
+    fit = None if alone else fit
     work = device_work(trace)
     waits = find_waits(trace, work, steps, fit=fit)
-    room, depth = queue_limits(trace, work)
+    room, _ = queue_limits(trace, work)
     table = TaskTable()
     marks: dict[int, list[int]] = {}
     for step in steps:
@@ -60,11 +68,11 @@ def record(trace: ProfilerTrace, *, named: str | None = None, fit: Collection[in
         edges=np.array(table.edges, dtype=np.int64).reshape(-1, 2),
         communicates=(role == TaskRole.DEVICE) & talks[event],
         marks=(bounds,),
-        notes=tuple(_notes(work, waits, depth)),
+        notes=(*trace.notes, *_notes(work, waits), *([_UNJUDGED] if alone else [])),
     )
 
 
-def _notes(work: DeviceWork, waits: Waits, depth: int) -> list[str]:
+def _notes(work: DeviceWork, waits: Waits) -> list[str]:
     notes = []
     orphans = int((work.call < 0).sum())
     if orphans:

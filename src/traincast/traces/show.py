@@ -68,6 +68,7 @@ class TraceSummary:
     operators: tuple[OperatorTime, ...]
     rates: tuple[RooflinePosition, ...]
     missing: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def summarize_traces(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> TraceSummary:
@@ -90,6 +91,7 @@ def summarize_traces(traces: Sequence[ProfilerTrace], *, named: str | None = Non
         operators=tuple(operator_times(traces[0], works[0])),
         rates=tuple(rates(traces[0], works[0], device)) if device else (),
         missing=tuple(_missing(traces, works, recording, device)),
+        notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
 
 
@@ -164,7 +166,8 @@ def _missing(
     traces: Sequence[ProfilerTrace], works: Sequence[DeviceWork], recording: Recording, device: Device | None
 ) -> list[str]:
     """Return what the traces do not say, and what that means."""
-    found = list(recording.notes)
+    noted = {note for trace in traces for note in trace.notes}
+    found = [note for note in recording.notes if note not in noted]
     trace = traces[0]
     operators = trace.of_kind(Kind.OPERATOR)
     if not (trace.shape[operators] >= 0).any():

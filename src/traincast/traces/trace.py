@@ -57,7 +57,8 @@ class ProfilerTrace:
 
     ``start`` and ``duration`` are in nanoseconds, ``start`` from :attr:`origin`. ``lane`` is a number into ``lanes``,
     which has the process and thread (or device and stream) as text. ``name`` and ``shape`` are numbers into ``names``
-    and ``shapes``. Other columns are :data:`NONE` where an event does not state them.
+    and ``shapes``. Other columns are :data:`NONE` where an event does not state them. ``notes`` say what was done to
+    the trace after it was loaded.
     """
 
     path: Path
@@ -84,6 +85,7 @@ class ProfilerTrace:
     messages: Mapping[int, RecordedMessage] = field(default_factory=dict)
     syncs: Mapping[int, SyncFacts] = field(default_factory=dict)
     skipped: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.start)

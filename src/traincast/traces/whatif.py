@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from traincast.traces.changes import TraceChange
+from traincast.traces.change import TraceChange
 from traincast.traces.recording import Recording
 from traincast.traces.replay import Replayed, run
 
@@ -25,7 +25,7 @@ class WhatIfAnswer:
 
     ``low_s`` is the fastest plausible answer: favourable assumptions, and no delay that nothing explains. ``high_s``
     is the slowest. Both include how much the mean of so many steps varies. ``assumptions`` are those of the changes,
-    in order.
+    in order; ``notes`` are those of the recording.
     """
 
     changes: tuple[str, ...]
@@ -35,6 +35,7 @@ class WhatIfAnswer:
     high_s: float | None
     assumptions: tuple[str, ...]
     refused: str | None
+    notes: tuple[str, ...] = ()
     replayed: Replayed | None = None
 
     @property
@@ -52,7 +53,7 @@ def ask(recording: Recording, changes: Sequence[TraceChange]) -> WhatIfAnswer:
         if (reason := change.refusal(recording)) is not None:
             return WhatIfAnswer(
                 changes=texts, base_s=base.pace_s, step_s=None, low_s=None, high_s=None, assumptions=assumptions,
-                refused=f"{change.text}: {reason}",
+                refused=f"{change.text}: {reason}", notes=recording.notes,
             )  # fmt: skip
     expected, fastest, slowest = recording, recording.strict(), recording
     for change in changes:
@@ -70,6 +71,7 @@ def ask(recording: Recording, changes: Sequence[TraceChange]) -> WhatIfAnswer:
         high_s=max(ends),
         assumptions=assumptions,
         refused=None,
+        notes=recording.notes,
         replayed=after,
     )
 
