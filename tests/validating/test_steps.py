@@ -78,7 +78,7 @@ def test_a_run_without_a_time_or_memory_is_skipped(tmp_path: Path) -> None:
     (row,) = validate_steps(write(tmp_path / "t.parquet", {**STATED, "step_time_s": None, "mem_gb": None})).rows
     assert (row.status, row.reason) == (
         "skipped",
-        "neither step_time_s, tokens_per_s_per_gpu, tflops_per_gpu nor mem_gb is stated",
+        "neither step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu_pct nor mem_gb is stated",
     )
 
 

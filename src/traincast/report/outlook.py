@@ -158,7 +158,8 @@ def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, timeline: 
     """Return the multiples of a step's forecast between which it is in 90 % of cases, without a calibration.
 
     The larger the share of the works that were measured, the nearer they are to :data:`COMPOSED`; the larger that of
-    works which were measured at another size, the nearer to :data:`CARRIED_OVER`.
+    works which were measured at another size, the nearer to :data:`CARRIED_OVER`. Both are widened to what repeats of
+    the measurements say.
     """
     low_s, high_s = interval(plan, estimates)
     step = max(timeline.step_s, 1e-12)
@@ -173,8 +174,10 @@ def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, timeline: 
         float(spent[estimates.source == SOURCES.index(name)].sum()) / total for name in ("measured", "carried")
     )
     low, high = (
-        one * here + other * moved + worst * (1 - here - moved)
-        for one, other, worst in zip(COMPOSED, CARRIED_OVER, ends, strict=True)
+        widest(one, repeats) * here + widest(other, repeats) * moved + worst * (1 - here - moved)
+        for widest, one, other, repeats, worst in zip(
+            (min, max), COMPOSED, CARRIED_OVER, (low_s / step, high_s / step), ends, strict=True
+        )
     )
     return low, high
 
