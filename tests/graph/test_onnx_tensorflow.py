@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ class File:
     """An ONNX file that is written node by node."""
 
     def __init__(self, *shape: int | str, kind: int = TensorProto.FLOAT) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.tensors: list[onnx.TensorProto] = []
+        self.nodes: list[Any] = []
+        self.tensors: list[Any] = []
         self.input = helper.make_tensor_value_info("x", kind, shape)
 
     def weight(self, *shape: int) -> str:
@@ -50,7 +51,7 @@ class File:
         path.write_bytes(self.model(outputs, opset).SerializeToString())
         return load_model(str(path), seq=seq)
 
-    def model(self, outputs: Sequence[str], opset: int) -> onnx.ModelProto:
+    def model(self, outputs: Sequence[str], opset: int) -> Any:
         made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
         graph = helper.make_graph(self.nodes, "network", [self.input], made, self.tensors)
         imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
@@ -254,7 +255,7 @@ def test_a_scan_over_a_known_dim_is_written_out(tmp_path: Path) -> None:
 
 def test_fused_operators_of_onnx_runtime_cost_what_their_parts_cost(tmp_path: Path) -> None:
     file = File("batch", 10, 32)
-    own = {"domain": "com.microsoft"}
+    own: dict[str, Any] = {"domain": "com.microsoft"}
     mixed = file.add("Attention", "x", file.weight(32, 96), file.weight(96), num_heads=4, **own)
     normed = file.add("SkipLayerNormalization", mixed, "x", file.weight(32), file.weight(32), **own)
     ours = file.read(tmp_path, file.add("QuickGelu", file.add("MatMul", normed, file.weight(32, 64)), **own))

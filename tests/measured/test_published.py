@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.graph import zoo
+from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
 from traincast.measured.models import further_tokens, zoo_name
 from traincast.measured.published import published_spec, spellings
@@ -79,7 +79,12 @@ def test_further_tokens_are_predicted_if_the_row_or_the_recipe_says_so(
 ) -> None:
     asked: list[str] = []
     graph = load_model("gpt2", use_cache=True)
-    monkeypatch.setattr("traincast.measured.models.model", lambda spec, _seq: asked.append(spec) or graph)
+
+    def model(spec: str, _seq: int | None) -> OperatorGraph:
+        asked.append(spec)
+        return graph
+
+    monkeypatch.setattr("traincast.measured.models.model", model)
     assumed: list[str] = []
     further_tokens({"model": written, "seq": 4096.0}, graph, load_runtime(runtime), assumed)
     assert asked == (["gpt2+mtp=1"] if trained else [])

@@ -35,6 +35,6 @@ def test_an_interval_grows_with_the_doubt_about_its_works_and_never_vanishes(kin
 
 
 def test_steps_that_wait_for_hosts_and_links_may_take_far_longer() -> None:
-    calm, strained = (widened(kind, below=0.2, above=0.3) for kind in ("language", "strained"))  # type: ignore[arg-type]
+    calm, strained = (widened(kind, below=0.2, above=0.3) for kind in ("language", "strained"))
     assert calm[0] == strained[0]
     assert strained[1] > 1.5 * calm[1]

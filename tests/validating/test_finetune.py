@@ -56,7 +56,7 @@ def test_reserved_memory_is_a_multiple_of_what_each_step_allocates_and_frees() -
 
 def test_batches_of_different_lengths_reserve_more_than_equal_ones(tmp_path: Path) -> None:
     long = {"seq": 2048, "mem_kind": "reserved", "recompute": "yes"}
-    rows = validate(table(tmp_path / "runs.csv", long, long | {"notes": "max_length"}), kind="finetune").rows
+    rows = list(validate(table(tmp_path / "runs.csv", long, long | {"notes": "max_length"}), kind="finetune").rows)
     equal, different = (row.predicted_memory or 0.0 for row in rows)
     assert different > 1.05 * equal
     assert any(said.startswith("lengths of texts: log-normal, mean 725") for said in rows[1].assumed)
