@@ -96,6 +96,7 @@ EXAMPLES: Final = [
     "trace_and_page.py",
     "own_policy.py",
     "jobs.csv",
+    "shared_jobs.csv",
 ]
 """The files of examples/, in the order in which their page shows them."""
 
