@@ -19,11 +19,14 @@ from tests.graph.test_zoo_transformers import matmul_parameters
 from tests.graph.training_step import built
 from traincast.graph import OperatorGraph, OpKind, Phase, zoo
 from traincast.graph.work_amount import MATRIX_KINDS, attention_fraction
+from traincast.graph.zoo import Traceable
 from traincast.graph.zoo.stack import TransformerConfig  # brings our own operators with it
 
 NAMES = zoo.names()
 SHARED = {"bit", "detr", "moflow", "se3-transformer"}
 """Families with products of constants, or of weights that all samples share: these have fewer gradients."""
+ONCE = {"conformer"}
+"""Families with large products that are computed once for all samples: those of relative positions."""
 
 
 def products(graph: OperatorGraph, phase: Phase, *, without: str | None = None) -> float:
@@ -152,9 +155,16 @@ OUR_OPERATORS = {
 
 def counted(name: str) -> float:
     """What PyTorch's own counter sees in a forward pass; used where no closed form is written here."""
-    model, batch = built(name), 2
+    model = built(name)
     if name in CNNS:
         return float(2 * multiply_adds(model))
+    if zoo.card(name).family in ONCE:
+        return 2 * flops_of(model, batch=2) - flops_of(model, batch=3)
+    return flops_of(model, batch=2) / 2
+
+
+def flops_of(model: Traceable, *, batch: int) -> float:
+    """FLOPs of a forward pass by PyTorch's counter."""
     trained = [p for p in model.module.parameters() if p.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)  # the counter's hooks want a graph of autograd otherwise
@@ -162,7 +172,7 @@ def counted(name: str) -> float:
         model.module(*model.inputs(batch))
     for parameter in trained:
         parameter.requires_grad_(True)
-    return float(counter.get_total_flops() / batch)
+    return float(counter.get_total_flops())
 
 
 CLOSED_FORMS: dict[str, Callable[[str], float]] = {

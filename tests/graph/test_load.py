@@ -126,7 +126,7 @@ def test_whole_numbers_in_a_row_are_tokens(factories: str) -> None:
     [
         ("fails", CaptureError, "its factory failed at .*my_models.py:25: OSError: disk full"),
         ("nothing", RequestError, "its factory returned NoneType; expected"),
-        ("no_inputs", RequestError, "Linear has no example inputs; give a tensor, or a tuple of tensors"),
+        ("no_inputs", RequestError, "Linear has no example inputs; give a tensor, a tuple of tensors"),
         ("scalar", RequestError, "tensors whose first dim is the batch"),
         ("number", RequestError, "number is not callable"),
         ("absent", RequestError, "expected package.module:factory that can be imported"),
