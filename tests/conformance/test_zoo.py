@@ -23,7 +23,7 @@ from traincast.graph.zoo import Traceable
 from traincast.graph.zoo.stack import TransformerConfig  # brings our own operators with it
 
 NAMES = zoo.names()
-SHARED = {"bit", "detr", "moflow", "se3-transformer"}
+SHARED = {"bit", "detr", "moflow", "se3-transformer", "tacotron2"}
 """Families with products of constants, or of weights that all samples share: these have fewer gradients."""
 ONCE = {"conformer"}
 """Families with large products that are computed once for all samples: those of relative positions."""
@@ -204,6 +204,8 @@ def test_forward_products_are_as_many_as_published(name: str) -> None:
         graph = graph_of(f"{card.family}:" + ",".join(f"{key}={value}" for key, value in changed.items()))
     without = card.published.get("flops_without")
     found = products(graph, Phase.FORWARD, without=None if without is None else str(without))
+    if card.family == "latent-unet":  # its publishers' counter does not see fused attention
+        found -= sum(op.flops * n for op, n in graph if op.kind is OpKind.ATTENTION and op.phase is Phase.FORWARD)
     more = card.family == "efficientdet"  # its authors also count the weighted sums of feature maps
     assert found == pytest.approx(card.published["flops"], rel=0.02 if more else 0.01)
 
