@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.measured.dp_steps import request_of
+from traincast.measured.dp_steps import read_run, request_of
 from traincast.tables import Row, RowError
 
 ROW: Row = {
@@ -65,3 +65,9 @@ def test_accumulation_makes_microbatches() -> None:
 def test_a_row_that_cannot_be_forecast_says_why(change: Row, reason: str) -> None:
     with pytest.raises(RowError, match=reason.replace("(", r"\(").replace(")", r"\)")):
         request_of({**ROW, **change})
+
+
+def test_a_rate_that_no_device_reaches_is_no_rate_of_samples() -> None:
+    assert read_run(0, ROW).seconds == 0.02
+    with pytest.raises(RowError, match="times the peak rate of v100-sxm3-32gb: samples may be counted in another unit"):
+        read_run(0, {**ROW, "microstep_time_s": 1e-4})

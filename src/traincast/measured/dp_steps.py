@@ -9,6 +9,7 @@ from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.finetune import FineTuning, fine_tuned
+from traincast.graph.work_amount import model_flops
 from traincast.measured.finetune_graph import tuned_graph
 from traincast.measured.finetune_words import trains_adapters, tuning_of
 from traincast.measured.machines import dp_cluster_of
@@ -23,6 +24,8 @@ from traincast.tables import Row, RowError, figure, text, whole
 
 NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
 _PYTORCH_2: Final = 23.02
+_MOST_OF_PEAK: Final = 3.0
+"""Multiple of the peak rate that no step reaches, not even with Winograd's or Fourier's convolutions."""
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
 _TENSORFLOW: Final = re.compile(r"^(?:tf\W?)?(?:keras|tf)(?!.*(?:jax|torch))", re.IGNORECASE)
@@ -48,6 +51,7 @@ def read_run(index: int, row: Row) -> Measured:
     seconds = _seconds(row)
     reading = read_row(row)
     request = reading.request
+    _check_unit(request, seconds)
     loading = loading_s(
         row,
         family=request.graph.name.partition(":")[0].partition("-")[0],
@@ -63,6 +67,19 @@ def read_run(index: int, row: Row) -> Measured:
         loading_s=loading,
         assumed=(*reading.assumed, *said),
     )
+
+
+def _check_unit(request: Request, seconds: float) -> None:
+    """Refuse a run whose products would need far more than the peak rate: it counts something else than samples."""
+    per_sample = sum(model_flops(op) * count for op, count in request.graph)
+    rate = per_sample * request.global_batch / request.cluster.num_devices / seconds
+    device = request.cluster.device
+    peak = max(device.peak_flops.values())
+    if rate > _MOST_OF_PEAK * peak:
+        raise RowError(
+            f"a step of {seconds:.3g} s would need {rate / peak:.0f} times the peak rate of {device.name}: "
+            "samples may be counted in another unit, such as frames"
+        )
 
 
 def _seconds(row: Row) -> float:
