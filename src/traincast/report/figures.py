@@ -18,7 +18,7 @@ from traincast.report.report import RankReport, RankWaits
 from traincast.report.split import TimeSplit, split_of
 from traincast.simulate import ServerRun, Timeline, who_waits
 from traincast.strategy import Category, Lowered, Plan
-from traincast.work import Demand, demand_of
+from traincast.work import Demand, Launch, demand_of
 
 SHOWN_ENTRIES: Final = 12
 """Greatest number of critical-path entries in a report."""
@@ -168,11 +168,12 @@ def demand_per_device(plan: Plan) -> Demand:
 
 
 def sources(plan: Plan, estimates: Estimates) -> dict[str, float]:
-    """Return the share of each source of estimates in the time of all works; ``carried`` only if there is any."""
+    """Return the share of each source in the time of all works but launches; ``carried`` only if there is any."""
     device = plan.cost[plan.category != Category.HOST]
     counts = np.bincount(device, minlength=plan.num_costs)
+    runs = np.array([not isinstance(work, Launch) for work in plan.works], dtype=bool)
     seconds = {
-        name: float(counts @ plan.shares(estimates.seconds, estimates.source == number))
+        name: float(counts @ plan.shares(estimates.seconds, runs & (estimates.source == number)))
         for number, name in enumerate(SOURCES)
     }
     total = sum(seconds.values()) or 1.0
