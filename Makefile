@@ -72,7 +72,7 @@ types: $(STAMP)
 
 # Two processes of about the same length; tests that start processes themselves are in the second. Those of engines come
 # last: they load Ray, beside which no process is forked.
-SEARCHES := tests/searching tests/scheduling tests/cli tests/profiling tests/testbed tests/engines
+SEARCHES := tests/fitting tests/searching tests/scheduling tests/cli tests/profiling tests/testbed tests/engines
 
 unit: $(STAMP) $(BROWSER) $(TOOLS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
@@ -91,7 +91,7 @@ docs: $(DOCS)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
-# The captured models that ship with the package, made anew (two minutes): after any change of src/traincast/graph.
+# The captured models that ship with the package, made anew (seven minutes): after any change of src/traincast/graph.
 graphs: $(STAMP)
 	$(BIN)/python -m benchmarks.graphs
 

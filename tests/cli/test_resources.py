@@ -66,7 +66,7 @@ def test_a_rate_of_zero_is_as_fine_as_the_simulation(capsys: pytest.CaptureFixtu
 )
 def test_a_question_in_one_command(capsys: pytest.CaptureFixture[str], change: tuple[str, str]) -> None:
     answer = run_json(capsys, *WHAT_IF, *change)
-    assert set(answer) == {"before", "after", "step_change", "changes"}
+    assert set(answer) == {"before", "after", "step_change", "changes", "change_ranges"}
     assert all(set(changes) == FIGURES for changes in answer["changes"].values())
     shown = run(capsys, *WHAT_IF, *change)
     assert "before" in shown and "after" in shown

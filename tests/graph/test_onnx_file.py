@@ -29,7 +29,7 @@ NETWORKS = [
     "resnet:layers=50,resolution=32,classes=10",
     "mobilenet-v2:resolution=32,classes=10",
     "mobilenet-v3:resolution=32,classes=10",
-    "densenet:layers=121,resolution=32,classes=10",
+    "densenet-cifar:layers=22,growth=12",
     "mnasnet:resolution=32,classes=10",
     "shufflenet-v2:resolution=32,classes=10",
     "squeezenet:resolution=64,classes=10",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
 from traincast import Forecast, predict
 from traincast.errors import RequestError, UnknownNameError
 from traincast.resources.bursts import ResourceUse
+from traincast.resources.forecasting import resources_of
 from traincast.resources.whatif import SettingChange, change_of, changed_request, what_if
 
 
@@ -102,3 +105,29 @@ def test_durations_change_only_where_there_are_bursts(
     )
     assert (change_of(one, other, "burst_s"), change_of(one, other, "idle_s")) == expected
     assert change_of(one, other, "burst_amount") == 0.0
+
+
+def test_a_change_lies_in_its_range_and_sampling_widens_it() -> None:
+    before = forecast("dp=16", model=GPT)
+    answers = [what_if(before, SettingChange(gpu="h100-sxm5-80gb"), hz=hz) for hz in (None, 50_000.0)]
+    for answer in answers:
+        for name, changes in answer.changes.items():
+            for figure, change in changes.items():
+                ends = answer.ranges[name][figure]
+                assert ends is None or change is None or ends[0] - 1e-9 <= change <= ends[1] + 1e-9
+    exact, sampled = (answer.ranges["send"]["burst_amount"] for answer in answers)
+    assert exact is not None and sampled is not None
+    assert sampled[1] - sampled[0] > 0.15 > exact[1] - exact[0]
+    assert answers[1].as_dict()["change_ranges"]["send"]["burst_amount"] == sampled
+
+
+def test_sampled_figures_have_at_least_the_spread_that_was_measured() -> None:
+    made = forecast("dp=16", model=GPT)
+    exact, sampled = (resources_of(made, hz=hz) for hz in (None, 50_000.0))
+    for drawn, least in ((exact, 0.0), (sampled, 0.32)):
+        use, low, high = drawn.uses["memory"], drawn.low["memory"], drawn.high["memory"]
+        assert use.pattern == "bursts"
+        assert low.burst_s <= use.burst_s * math.exp(-least) * (1 + 1e-9)
+        assert high.burst_s >= use.burst_s * math.exp(least) * (1 - 1e-9)
+        assert high.burst_amount <= 1.0
+    assert exact.high["memory"].burst_s == max(each["memory"].burst_s for each in (exact.uses, *exact.ends))

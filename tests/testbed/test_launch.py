@@ -109,9 +109,10 @@ def test_urgent_ranks_run_before_usual_processes(urgent: bool) -> None:
 
 
 OWNER = """
-import sys
+import signal, sys
 from traincast.testbed.launch import launch
 from traincast.testbed.network import loopback, shaped
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 word = sys.argv[1]
 sleeps = [sys.executable, "-c", "import time; time.sleep(600)", word]
 forks = [sys.executable, "-c", f"import subprocess; subprocess.run({sleeps!r})", word]

@@ -19,6 +19,14 @@ from traincast.strategy.memory_timeline import memory_timeline
 
 FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
 """The figures of each resource: share of the peak in a burst, its mean duration, and the mean pause after it."""
+SPREAD: Final = {
+    "compute": {"burst_amount": 0.02, "burst_s": 0.0, "idle_s": 0.0},
+    "memory": {"burst_amount": 0.0, "burst_s": 0.32, "idle_s": 0.32},
+    "receive": {"burst_amount": 0.04, "burst_s": 0.02, "idle_s": 0.0},
+    "send": {"burst_amount": 0.04, "burst_s": 0.02, "idle_s": 0.0},
+}
+"""How much sampling adds to the ends of an interval, as a logarithm: nine of ten figures of measured runs then lie in
+theirs. Small changes divide the many short bursts of memory differently."""
 _HOST_MESSAGES: Final = "gloo"
 """The framework whose messages are moved by hosts, not by kernels."""
 
@@ -28,12 +36,14 @@ class ResourceForecast:
     """The use of each resource in a forecast step, as a monitor on the node of the first rank would see it.
 
     ``low`` and ``high`` bound each figure: they are the least and the greatest of the expected step and of the steps
-    in which every work takes the low or the high end of its interval.
+    in which every work takes the low or the high end of its interval, widened by :data:`SPREAD` if the use is sampled.
+    ``ends`` are the uses of those two steps.
     """
 
     uses: dict[str, ResourceUse] = field(hash=False)
     low: dict[str, ResourceUse] = field(hash=False)
     high: dict[str, ResourceUse] = field(hash=False)
+    ends: tuple[dict[str, ResourceUse], dict[str, ResourceUse]] = field(hash=False)
     curves: Curves
     hz: float | None
 
@@ -68,8 +78,9 @@ def resources_of(forecast: Forecast, *, hz: float | None = HZ) -> ResourceForeca
     found = [uses_of(each) for each in (curves, *ends)]
     return ResourceForecast(
         uses=found[0],
-        low={name: _extreme(min, [each[name] for each in found]) for name in RESOURCES},
-        high={name: _extreme(max, [each[name] for each in found]) for name in RESOURCES},
+        low={name: _end(min, name, found, sampled=hz is not None) for name in RESOURCES},
+        high={name: _end(max, name, found, sampled=hz is not None) for name in RESOURCES},
+        ends=(found[1], found[2]),
         curves=curves,
         hz=hz,
     )
@@ -118,8 +129,14 @@ def _held(forecast: Forecast) -> list[npt.NDArray[np.float64]]:
     ]
 
 
-def _extreme(choose: Any, uses: list[ResourceUse]) -> ResourceUse:
-    """The least or greatest of each figure; the pattern is that of the first."""
-    return ResourceUse(
-        **{figure: choose(getattr(use, figure) for use in uses) for figure in FIGURES}, pattern=uses[0].pattern
-    )
+def _end(choose: Any, name: str, uses: Sequence[Mapping[str, ResourceUse]], *, sampled: bool) -> ResourceUse:
+    """The least or greatest of each figure of a resource, and its spread; the pattern is that of the first."""
+    pattern = uses[0][name].pattern
+    found = {figure: float(choose(getattr(each[name], figure) for each in uses)) for figure in FIGURES}
+    if sampled:
+        sign = 1.0 if choose is max else -1.0
+        for figure, spread in SPREAD[name].items():
+            if figure == "burst_amount" or pattern == "bursts":
+                found[figure] *= float(np.exp(sign * spread))
+    found["burst_amount"] = min(found["burst_amount"], 1.0)
+    return ResourceUse(**found, pattern=pattern)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from traincast.cluster import Cluster, load_device
 from traincast.cluster.topology import part_of_node
@@ -14,6 +16,15 @@ from traincast.resources.curves import HZ
 from traincast.resources.forecasting import FIGURES, ResourceForecast, resources_of
 from traincast.strategy import Request, choose_micro_batch
 from traincast.strategy.prepare import for_workers
+
+CHANGE_SPREAD: Final = {
+    "compute": {"burst_amount": 0.03, "burst_s": 0.06, "idle_s": 0.1},
+    "memory": {"burst_amount": 0.1, "burst_s": 0.33, "idle_s": 0.3},
+    "receive": {"burst_amount": 0.1, "burst_s": 0.2, "idle_s": 0.16},
+    "send": {"burst_amount": 0.1, "burst_s": 0.2, "idle_s": 0.16},
+}
+"""How much the sampling of both runs adds to the ends of a change, as a logarithm: nine of ten changes between measured
+runs then lie in their range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +51,9 @@ class WhatIf:
     """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
 
     A figure that was 0 before has no relative change: it is None. One that is always busy or idle is so for as long as
-    one looks, so the changes of durations are 0 if that stays, and None if it does not.
+    one looks, so the changes of durations are 0 if that stays, and None if it does not. ``ranges`` are the least and
+    the greatest change if the works of both steps take the low, the expected or the high end of their intervals (what a
+    cost model gets wrong, it gets wrong before and after), widened by :data:`CHANGE_SPREAD` if use is sampled.
     """
 
     before: Forecast
@@ -48,6 +61,7 @@ class WhatIf:
     drawn_before: ResourceForecast
     drawn_after: ResourceForecast
     changes: dict[str, dict[str, float | None]] = field(hash=False)
+    ranges: dict[str, dict[str, tuple[float, float] | None]] = field(hash=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""
@@ -56,6 +70,7 @@ class WhatIf:
             "after": _side(self.after, self.drawn_after),
             "step_change": self.after.report.step_s / self.before.report.step_s - 1.0,
             "changes": self.changes,
+            "change_ranges": self.ranges,
         }
 
 
@@ -70,7 +85,12 @@ def what_if(
     after = forecast(request, cost_model=before.cost_model)
     drawn = resources_of(before, hz=hz), resources_of(after, hz=hz)
     return WhatIf(
-        before=before, after=after, drawn_before=drawn[0], drawn_after=drawn[1], changes=_changes(drawn[0], drawn[1])
+        before=before,
+        after=after,
+        drawn_before=drawn[0],
+        drawn_after=drawn[1],
+        changes=_changes(drawn[0].uses, drawn[1].uses),
+        ranges=change_ranges(drawn[0], drawn[1]),
     )
 
 
@@ -134,11 +154,28 @@ def _with_micro_batch(request: Request, changed: Request) -> Request:
     return replace(changed, strategy=replace(new, num_microbatches=count))
 
 
-def _changes(before: ResourceForecast, after: ResourceForecast) -> dict[str, dict[str, float | None]]:
-    return {
-        name: {figure: change_of(before.uses[name], after.uses[name], figure) for figure in FIGURES}
-        for name in RESOURCES
-    }
+def _changes(before: Mapping[str, ResourceUse], after: Mapping[str, ResourceUse]) -> dict[str, dict[str, float | None]]:
+    return {name: {figure: change_of(before[name], after[name], figure) for figure in FIGURES} for name in RESOURCES}
+
+
+def change_ranges(
+    before: ResourceForecast, after: ResourceForecast
+) -> dict[str, dict[str, tuple[float, float] | None]]:
+    """Return the ends of each change, as in :class:`WhatIf`; None if one of the three pairs of steps has no change."""
+    pairs = zip((before.uses, *before.ends), (after.uses, *after.ends), strict=True)
+    found = [_changes(one, other) for one, other in pairs]
+    return {name: {figure: _range(name, figure, found, after) for figure in FIGURES} for name in RESOURCES}
+
+
+def _range(
+    name: str, figure: str, found: Sequence[Mapping[str, Mapping[str, float | None]]], after: ResourceForecast
+) -> tuple[float, float] | None:
+    known = [value for each in found if (value := each[name][figure]) is not None]
+    if len(known) < len(found):
+        return None
+    shown = after.hz is not None and (figure == "burst_amount" or after.uses[name].pattern == "bursts")
+    wider = math.exp(CHANGE_SPREAD[name][figure] if shown else 0.0)
+    return (1.0 + min(known)) / wider - 1.0, (1.0 + max(known)) * wider - 1.0
 
 
 def change_of(before: ResourceUse, after: ResourceUse, figure: str) -> float | None:
