@@ -112,6 +112,25 @@ def test_transfer_keeps_the_first_layers_and_trains_the_others(toy_examples: Run
     assert not np.array_equal(adapted.weights["late.linear.weight"], base.weights["repeated.linear.weight"])
 
 
+def test_an_anchor_holds_an_adapted_inspector_near_its_start(toy_examples: RunExamples) -> None:
+    config = InspectorTraining(epochs=4)
+    start = train(toy_examples, config=config)
+
+    def moved(anchor: float) -> float:
+        adapted = train(toy_examples, config=replace(config, seed=1, anchor=anchor), start=start)
+        late = {
+            f"late.{name.removeprefix('repeated.')}": value
+            for name, value in start.weights.items()
+            if "repeated" in name
+        }
+        first = start.weights | late
+        return sum(float(((value - first[name]) ** 2).sum()) for name, value in adapted.weights.items())
+
+    free, held, tight = moved(0.0), moved(4.0), moved(1e5)
+    assert free > held > tight
+    assert tight < 0.05 * free
+
+
 def test_transfer_of_the_head_alone_has_no_late_steps(toy_examples: RunExamples) -> None:
     base = train(toy_examples, shape=default_shape(hidden=12), config=QUICK)
     adapted = train(toy_examples, start=base, config=QUICK, late=0.0)

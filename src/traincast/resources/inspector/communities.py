@@ -66,14 +66,19 @@ def components(edges: Ints, vertices: int) -> Ints:
 
     for one, other in edges.tolist():
         a, b = root(one), root(other)
-        above[max(a, b)] = min(a, b)
-    return np.unique([root(vertex) for vertex in range(vertices)], return_inverse=True)[1].astype(np.int64)
+        if a < b:
+            above[b] = a
+        else:
+            above[a] = b
+    roots = np.array([root(vertex) for vertex in range(vertices)], dtype=np.int64)  # the first vertex of each part
+    number: Ints = np.cumsum(roots == np.arange(vertices)) - 1
+    return number[roots]
 
 
 def _joined(edges: Ints, vertices: int) -> Ints:
     """The edges, and one from each connected part to the vertex before its first one."""
     part = components(edges, vertices)
-    first = np.unique(part, return_index=True)[1][1:]
+    first = 1 + np.flatnonzero(np.diff(np.maximum.accumulate(part)))  # parts are numbered by their first vertices
     return np.concatenate([edges.reshape(-1, 2), np.stack([first - 1, first], axis=1)])
 
 
@@ -81,7 +86,8 @@ def _neighbours(edges: Ints, vertices: int) -> tuple[Ints, Ints]:
     """The neighbours of vertex i are ``near[start[i] : start[i + 1]]``, in order."""
     both = np.concatenate([edges, edges[:, ::-1]])
     both = both[both[:, 0] != both[:, 1]]
-    vertex, near = np.divmod(np.unique(both[:, 0] * vertices + both[:, 1]), vertices)
+    pairs = np.sort(both[:, 0] * vertices + both[:, 1])
+    vertex, near = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], vertices)
     start = np.concatenate([[0], np.cumsum(np.bincount(vertex, minlength=vertices))])
     return start.astype(np.int64), near.astype(np.int64)
 

@@ -56,8 +56,9 @@ class InspectorTraining:
 
     ``members`` networks are trained one after the other from different first weights, and their outputs are averaged.
     ``patterns`` weighs the loss of the patterns against that of the figures. Huber's loss turns from squared to
-    absolute at ``beta``. After each epoch, ``watch`` is called with the epoch and the inspector so far, and training
-    stops if it returns True.
+    absolute at ``beta``. An adapted inspector is held near the one that it starts from: the squared distance of its
+    weights from there costs ``anchor`` over the number of runs, so that few runs move it little. After each epoch,
+    ``watch`` is called with the epoch and the inspector so far, and training stops if it returns True.
     """
 
     members: int = 1
@@ -68,6 +69,7 @@ class InspectorTraining:
     beta: float = 0.3
     patterns: float = 0.15
     average: float = 0.99
+    anchor: float = 4.0
     scaling: Scaling = "log"
     seed: int = 0
     threads: int = 1
@@ -136,7 +138,8 @@ def train(
             if not whole:
                 _freeze(network)
                 data.remember(network)
-        trained.append(_arrays(_fit(network, data, seeded, made)))
+        anchor = config.anchor / len(examples) if start is not None else 0.0
+        trained.append(_arrays(_fit(network, data, seeded, made, anchor=anchor)))
     return replace(made, weights=trained[0], more=tuple(trained[1:]))
 
 
@@ -147,12 +150,15 @@ def _freeze(network: Inspector) -> None:
             weight.requires_grad_(requires_grad=False)
 
 
-def _fit(network: Inspector, data: _Data, config: InspectorTraining, made: TrainedInspector) -> Inspector:
+def _fit(
+    network: Inspector, data: _Data, config: InspectorTraining, made: TrainedInspector, *, anchor: float
+) -> Inspector:
     """Run the epochs; return the network with averaged weights."""
     import torch
 
     averaged = copy.deepcopy(network)
     trained = [weight for weight in network.parameters() if weight.requires_grad]
+    first = [weight.detach().clone() for weight in trained]
     optimizer = torch.optim.AdamW(trained, lr=config.rate, weight_decay=config.decay)
     total = config.epochs * data.batches_per_epoch
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.rate, total_steps=max(2, total), pct_start=0.15)
@@ -160,6 +166,9 @@ def _fit(network: Inspector, data: _Data, config: InspectorTraining, made: Train
     for epoch in range(config.epochs):
         for batch in data.shuffled():
             loss = _loss(network, batch, config)
+            if anchor:
+                moved = zip(trained, first, strict=True)
+                loss = loss + anchor * torch.stack([((now - then) ** 2).sum() for now, then in moved]).sum()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
