@@ -58,6 +58,44 @@ smollm-135m smollm2-135m : 30 576 9 3 1536 49152 tied
 smollm-360m smollm2-360m : 32 960 15 5 2560 49152 tied
 smollm-1.7b smollm2-1.7b : 24 2048 32 32 8192 49152 tied
 stablelm-3b stablelm-3b-4e1t : 32 2560 32 32 6912 50304
+open_llama-7b openllama-7b : 32 4096 32 32 11008 32000
+open_llama-13b openllama-13b : 40 5120 40 40 13824 32000
+internlm-7b : 32 4096 32 32 11008 103168
+internlm-20b : 60 5120 40 40 13824 103168
+aquila-7b : 32 4096 32 32 11008 100008
+skywork-13b : 52 4608 36 36 12288 65519
+xverse-13b : 40 5120 40 40 13824 100278
+xverse-65b : 80 8192 64 64 22016 100534
+olmo-1b : 16 2048 16 16 8192 50304 tied
+olmo-7b : 32 4096 32 32 11008 50304
+smollm3-3b : 36 2048 16 4 11008 128256 tied
+phi3-mini phi3-mini-3.8b phi-3-mini-3.8b : 32 3072 32 32 8192 32064
+phi3-medium phi3-medium-14b phi-3-medium-14b : 40 5120 40 10 17920 32064
+mistral-small-24b mistral-small-3.1-24b mistral-small-3.2-24b : 40 5120 32 8 32768 131072 head_dim=128
+mistral-small-22b codestral-22b : 56 6144 48 8 16384 32768
+mistral-large mistral-large-123b : 88 12288 96 8 28672 32768
+ministral-8b : 36 4096 32 8 12288 131072
+granite-3-2b granite-3.0-2b granite-3.1-2b granite-3.3-2b : 40 2048 32 8 8192 49155 tied
+granite-3-8b granite-3.0-8b granite-3.1-8b granite-3.3-8b : 40 4096 32 8 12800 49155 tied
+granite-8b-code : 36 4096 32 8 14336 49152 tied
+command-r-35b c4ai-command-r-v01 : 40 8192 64 64 22528 256000 tied
+command-r-plus command-r-plus-104b c4ai-command-r-plus : 64 12288 96 8 33792 256000 tied
+seed-oss-36b : 64 5120 80 8 27648 155136 head_dim=128
+exaone-3-7.8b exaone-3.0-7.8b exaone-3.5-7.8b : 32 4096 32 8 14336 102400
+exaone-32b exaone-3.5-32b exaone-4-32b exaone-4.0-32b : 64 5120 40 8 27392 102400
+stablelm-2-1.6b : 24 2048 32 32 5632 100352
+stablelm-2-12b : 40 5120 32 8 13824 100352
+falcon3-7b falcon-3-7b : 28 3072 12 4 23040 131072 head_dim=256
+falcon3-10b falcon-3-10b : 40 3072 12 4 23040 131072 head_dim=256
+qwen3-0.6b : 28 1024 16 8 3072 151936 tied head_dim=128 qk_norm=true
+qwen3-1.7b : 28 2048 16 8 6144 151936 tied head_dim=128 qk_norm=true
+qwen3-4b : 36 2560 32 8 9728 151936 tied head_dim=128 qk_norm=true
+qwen3-14b : 40 5120 40 8 17408 151936 head_dim=128 qk_norm=true
+deepseek-llm-67b deepseek-67b : 95 8192 64 8 22016 102400
+llama-3.1-nemotron-70b : 80 8192 64 8 28672 128256
+palm-8b : 32 4096 16 1 16384 256000 tied head_dim=256
+palm-62b : 64 8192 32 1 32768 256000 tied head_dim=256
+palm-540b : 118 18432 48 1 73728 256000 tied head_dim=256
 """
 """Names, and layers, width, heads, heads of keys, width of the feed-forward layer, vocabulary.
 
@@ -101,9 +139,41 @@ starcoderbase-1b : 24 2048 16 1 8192 49152 tied
 starcoder2-3b : 30 3072 24 2 12288 49152 tied
 starcoder2-7b : 32 4608 36 4 18432 49152 tied
 starcoder2-15b : 40 6144 48 4 24576 49152
+starcoder-15.5b : 40 6144 48 1 24576 49152 tied
+granite-20b-code : 52 6144 48 1 24576 49152 tied
+granite-34b-code : 88 6144 48 1 24576 49152 tied
+cerebras-gpt-1.3b : 24 2048 16 16 8192 50257 tied
+cerebras-gpt-2.7b : 32 2560 32 32 10240 50257 tied
+cerebras-gpt-6.7b : 32 4096 32 32 16384 50257 tied
+cerebras-gpt-13b : 40 5120 40 40 20480 50257 tied
+galactica-6.7b : 32 4096 32 32 16384 50000 tied
+galactica-30b : 48 7168 56 56 28672 50000 tied
+galactica-120b : 96 10240 80 80 40960 50000 tied
+gpt3-5b gpt-3-5b : 24 4096 32 32 16384 51200 tied
+gpt3-20b gpt-3-20b : 44 6144 48 48 24576 51200 tied
+gpt3-40b gpt-3-40b : 48 8192 64 64 32768 51200 tied
 """
 _GEMMA2: Final = "tied=true,activation=geglu,norms=around,mixers=w*,window=4096,vocab=256000,seq=8192"
 _NEMOTRON4: Final = "kv_heads=8,vocab=256000,positions=rope,activation=relu2,bias=false,tied=false"
+
+
+def _hybrid(layers: str) -> str:
+    """A pattern of NVIDIA's hybrids as the zoo writes it: M a scan, * attention without positions, - a feed-forward."""
+    feeds = "".join("d" if kind == "-" else "-" for kind in layers)
+    return (
+        f"decoder:layers={len(layers)},mixers={layers.replace('*', 'n')},feeds={feeds},kv_heads=8,head_dim=128,"
+        "vocab=131072,activation=relu2,state_groups=8,chunk=128"
+    )
+
+
+_GLM45: Final = (
+    "decoder:layers=92,hidden=5120,heads=96,kv_heads=8,ffn=12288,vocab=151552,head_dim=128,qkv_bias=true,qk=head,"
+    f"rope_fraction=0.5,feeds=ddd{'e' * 89},experts=160,top_k=8,expert_ffn=1536,shared_ffn=1536,router=sigmoid"
+)
+_OLMO2: Final = "vocab=100352,norms=after,qk=width"
+_MAMBA2: Final = "heads=1,ffn=1,mixers=M,feeds=-,vocab=50288,tied=true,state=128,state_groups=1,chunk=256"
+_UL2: Final = "t5:layers=32,hidden=4096,heads=16,head_dim=256,ffn=16384,vocab=32128,activation=geglu,tied=false"
+_MT5: Final = "vocab=250112,activation=geglu,tied=false"
 _SPECS: Final = {
     "bert-4b": "bert:layers=48,hidden=2560,heads=32",
     "bert-20b": "bert:layers=48,hidden=6144,heads=96",
@@ -140,6 +210,49 @@ _SPECS: Final = {
     "qwen3-8b": "qwen3-8b",
     "qwen3-32b": "qwen3-32b",
     "phi-4": "phi-4",
+    "minimax-m2": "moe:layers=62,hidden=3072,heads=48,kv_heads=8,head_dim=128,experts=256,top_k=8,expert_ffn=1536,"
+    "vocab=200064,qk_norm=true",
+    "qwen2-57b-a14b": "moe:layers=28,hidden=3584,heads=28,kv_heads=4,experts=64,top_k=8,expert_ffn=2560,"
+    "shared_ffn=20480,vocab=151936",
+    "qwen3-coder-480b-a35b": "moe:layers=62,hidden=6144,heads=96,kv_heads=8,head_dim=128,experts=160,top_k=8,"
+    "expert_ffn=2560,vocab=151936,qk_norm=true",
+    "phi-3.5-moe": "moe:layers=32,hidden=4096,heads=32,kv_heads=8,experts=16,top_k=2,expert_ffn=6400,vocab=32064",
+    "hunyuan-a13b": "moe:layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,experts=64,top_k=8,expert_ffn=3072,"
+    "shared_ffn=3072,vocab=128167,qk_norm=true",
+    "deepseek-moe-16b": "decoder:layers=28,hidden=2048,heads=16,kv_heads=16,ffn=10944,vocab=102400,"
+    f"feeds=d{'e' * 27},experts=64,top_k=6,expert_ffn=1408,shared_ffn=2816",
+    "ernie-4.5-21b-a3b": "decoder:layers=28,hidden=2560,heads=20,kv_heads=4,head_dim=128,ffn=12288,vocab=103424,"
+    f"tied=true,feeds=d{'e' * 27},experts=64,top_k=6,expert_ffn=1536,shared_ffn=3072",
+    "moonlight-16b-a3b": "deepseek:layers=27,hidden=2048,heads=16,experts=64,top_k=6,expert_ffn=1408,ffn=11264,"
+    "shared_experts=2,first_dense=1,q_lora=0,kv_lora=512,rope_dim=64,nope_dim=128,v_dim=128,router=sigmoid,vocab=163840",
+    "glm-4.5": _GLM45,
+    "glm-4.5-355b-a32b": _GLM45,
+    "glm-4.6": _GLM45,
+    "olmo-2-1b": f"decoder:layers=16,hidden=2048,heads=16,kv_heads=16,ffn=8192,{_OLMO2}",
+    "olmo-2-13b": f"decoder:layers=40,hidden=5120,heads=40,kv_heads=40,ffn=13824,{_OLMO2}",
+    "olmo-2-32b": f"decoder:layers=64,hidden=5120,heads=40,kv_heads=8,ffn=27648,{_OLMO2}",
+    "gemma-3-1b": "decoder:layers=26,hidden=1152,heads=4,kv_heads=1,ffn=6912,vocab=262144,seq=8192,head_dim=256,"
+    "activation=geglu,tied=true,norms=around,mixers=wwwww*,window=512,qk=head",
+    "mamba2-130m": f"decoder:layers=24,hidden=768,state_inner=1536,state_heads=24,{_MAMBA2}",
+    "mamba2-370m": f"decoder:layers=48,hidden=1024,state_inner=2048,state_heads=32,{_MAMBA2}",
+    "mamba2-780m": f"decoder:layers=48,hidden=1536,state_inner=3072,state_heads=48,{_MAMBA2}",
+    "mamba2-1.3b": f"decoder:layers=48,hidden=2048,state_inner=4096,state_heads=64,{_MAMBA2}",
+    "mamba2-2.7b": f"decoder:layers=64,hidden=2560,state_inner=5120,state_heads=80,{_MAMBA2}",
+    "nemotron-h-56b": _hybrid("M-M-M-M*" + "-M-M-M-M-M*" * 9 + "-M-M-M-M-M-")
+    + ",hidden=8192,heads=64,ffn=32768,state=256,state_inner=16384,state_heads=256",
+    "nemotron-nano-9b-v2": _hybrid("M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-")
+    + ",hidden=4480,heads=40,ffn=15680,state=128,state_inner=10240,state_heads=128",
+    "nemotron-nano-12b-v2": _hybrid("M-M-M-M*" + "-M-M-M-M*" * 5 + "-M-M-M-M-")
+    + ",hidden=5120,heads=40,ffn=20480,state=128,state_inner=10240,state_heads=128",
+    "ul2": _UL2,
+    "ul2-20b": _UL2,
+    "flan-ul2": _UL2,
+    "mt5-large": f"t5:layers=24,hidden=1024,heads=16,head_dim=64,ffn=2816,{_MT5}",
+    "mt5-xl": f"t5:layers=24,hidden=2048,heads=32,head_dim=64,ffn=5120,{_MT5}",
+    "mt5-xxl": f"t5:layers=24,hidden=4096,heads=64,head_dim=64,ffn=10240,{_MT5}",
+    "mt5-13b": f"t5:layers=24,hidden=4096,heads=64,head_dim=64,ffn=10240,{_MT5}",
+    "qwen3-next-80b": "qwen3-next-80b-a3b",
+    "deepseek-v3.1": "deepseek-v3",
 }
 """Models that need more than six numbers, and spellings of models of the zoo that their names do not resemble."""
 
