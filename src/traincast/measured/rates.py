@@ -30,12 +30,17 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
     speed = figure(row, "tflops_per_gpu") or _speed_of_share(row, request, assumed)
     if not speed or speed <= 0:
         return None
-    masked = _MASKED.search(text(row, "notes")) is not None
+    masked = masked_rates(row)
     how = "scores that the mask leaves" if masked else "the whole score matrix"
     column = "tflops_per_gpu" if figure(row, "tflops_per_gpu") else "mfu_pct"
     assumed.append(f"step time not stated: from {column}, which counts {how}")
     flops = flops_per_sample(request.graph, masked=masked) * request.global_batch
     return flops / (speed * _TERA * request.cluster.num_devices)
+
+
+def masked_rates(row: Row) -> bool:
+    """Return whether the notes of a row say that its rates leave out masked scores of attention."""
+    return _MASKED.search(text(row, "notes")) is not None
 
 
 def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:
