@@ -1,4 +1,4 @@
-"""Decoders that are fine-tuned to classify texts: the projection to the vocabulary gives way to one to a few classes."""
+"""Decoders fine-tuned to classify texts: a projection to a few classes replaces the one to the vocabulary."""
 
 from __future__ import annotations
 
