@@ -123,6 +123,14 @@ def test_the_year_tells_which_attention_megatron_had(model: str, year: str, atte
         assert request_of(row).runtime.attention == attention
 
 
+def test_nemo_to_2023_handled_parameters_one_by_one() -> None:
+    nemo, megatron = ({**ROW, "framework": name, "model": "BERT small"} for name in ("NeMo Megatron", "Megatron-LM"))
+    found = request_of({**nemo, "date": "2023-10"}).runtime
+    assert found.parameter_launches == 2 * found.operator_launches
+    assert request_of({**megatron, "date": "2023-10"}).runtime.parameter_launches == 0
+    assert request_of({**nemo, "date": "2024-01"}).runtime.parameter_launches == 0
+
+
 @pytest.mark.parametrize(("year", "runtime"), [("2021-05", "megatron-1"), ("2022", "megatron-2"), ("2023", "megatron")])
 def test_the_year_tells_which_megatron_ran(year: str, runtime: str) -> None:
     assert request_of({**ROW, "date": year}).runtime.name == runtime
