@@ -58,8 +58,8 @@ _HOPPER_SINCE: Final = 2025
 _SEQUENCE_PARALLEL_SINCE: Final = 2022
 """The year of Megatron-LM's sequence parallelism, sharded optimizer and overlapped exchanges."""
 _WRAPPED: Final = 2.0
-"""Operators of the host per parameter in NeMo to 2023, whose optimizer wrapper (``megatron_amp_O2``) adds every gradient
-to its fp32 copy in a hook and copies every updated weight back."""
+"""Operators of the host per parameter in NeMo to 2023: its optimizer wrapper (``megatron_amp_O2``) adds gradients to an
+fp32 copy in one hook each, and copies updated weights back one by one."""
 _ADAM: Final = ("adam", "lamb")
 
 
