@@ -127,6 +127,8 @@ def test_nemo_to_2023_handled_parameters_one_by_one() -> None:
     nemo, megatron = ({**ROW, "framework": name, "model": "BERT small"} for name in ("NeMo Megatron", "Megatron-LM"))
     found = request_of({**nemo, "date": "2023-10"}).runtime
     assert found.parameter_launches == 2 * found.operator_launches
+    assert "gradients" not in found.fusions
+    assert "gradients" in request_of({**megatron, "date": "2023-10"}).runtime.fusions
     assert request_of({**megatron, "date": "2023-10"}).runtime.parameter_launches == 0
     assert request_of({**nemo, "date": "2024-01"}).runtime.parameter_launches == 0
 

@@ -196,6 +196,7 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
         collective_launches=host.collective_launches,
         block_launches=host.block_launches,
         parameter_launches=_WRAPPED * host.operator_launches if nemo else 0.0,
+        fusions=tuple(name for name in runtime.fusions if not (nemo and name == "gradients")),
     )
 
 
