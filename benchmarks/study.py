@@ -127,7 +127,7 @@ def make(
 def together(
     groups: Mapping[tuple[str, str, str], list[int]], runs: Sequence[MeasuredRun]
 ) -> dict[tuple[str, str, str], list[int]]:
-    """Return the groups, with all runtimes of a source in one where they are few and run on one compiler.
+    """Return the groups, with all runtimes of a source and device in one if each has few runs and one compiler serves all.
 
     Frameworks of TPU, Trainium and Gaudi run on their maker's compiler, so what a calibration learns belongs to the
     device. A joined group has the name of its first runtime.
@@ -136,7 +136,7 @@ def together(
     for key, members in groups.items():
         alike = sorted(other for other in groups if other[:2] == key[:2])
         compiled = not achievable(runs[members[0]].measured.request.cluster.device).graphics
-        few = sum(len(groups[other]) for other in alike) < _POOLED_BELOW
+        few = max(len(groups[other]) for other in alike) < _POOLED_BELOW
         joined.setdefault(alike[0] if compiled and few else key, []).extend(members)
     return joined
 
