@@ -127,7 +127,7 @@ def make(
 def together(
     groups: Mapping[tuple[str, str, str], list[int]], runs: Sequence[MeasuredRun]
 ) -> dict[tuple[str, str, str], list[int]]:
-    """Return the groups, with all runtimes of a source and device in one if each has few runs and one compiler serves all.
+    """Return the groups, with all runtimes of a source and device in one if each has few runs and all share a compiler.
 
     Frameworks of TPU, Trainium and Gaudi run on their maker's compiler, so what a calibration learns belongs to the
     device. A joined group has the name of its first runtime.

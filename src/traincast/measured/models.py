@@ -53,8 +53,9 @@ _GPT3: Final = re.compile(r"gpt\W?3(?!\d)")
 _GPT3_SEQ: Final = 2048
 """Tokens of a sequence of GPT-3 (Brown et al. 2020)."""
 _LENGTHS: Final = tuple(2**n for n in range(9, 18))
+_NEAR_LENGTH: Final = 0.05
 _SAME_FLOPS: Final = 0.005
-"""Usual lengths of sequences, and how far the FLOPs of a token may be from those that stated rates make."""
+"""Usual lengths of sequences, and how far they and the FLOPs of a token may be from those that stated rates make."""
 _SAME_SIZE: Final = 0.01
 """How far the parameters of inferred dimensions may be from the stated ones, relative to them."""
 _LEAST_INFERRED_B: Final = 1.0
@@ -168,12 +169,13 @@ def _of_stated_rates(row: Row, graph: OperatorGraph) -> OperatorGraph:
     speed, tokens = figure(row, "tflops_per_gpu"), figure(row, "tokens_per_s_per_gpu")
     if not speed or not tokens or zoo_name(text(row, "model")) is None:
         return graph
-    for seq in (graph.tokens_per_sample, *_LENGTHS):
-        tried = model(graph.name, seq)
-        each = flops_per_sample(tried, masked=masked_rates(row)) / seq
-        if abs(each * tokens / (speed * 1e12) - 1) < _SAME_FLOPS:
-            return tried
-    return graph
+    stated, masked, usual = speed * 1e12 / tokens, masked_rates(row), graph.tokens_per_sample
+    every, scores = (flops_per_sample(graph, masked=masked, scores_only=only) / usual for only in (False, True))
+    exact = usual * (stated - every + scores) / scores if scores else 0.0
+    seq = next((length for length in _LENGTHS if abs(exact / length - 1) < _NEAR_LENGTH), usual)
+    found = graph if seq == usual else model(graph.name, seq)
+    same = abs(flops_per_sample(found, masked=masked) / seq / stated - 1) < _SAME_FLOPS
+    return found if same else graph
 
 
 def _is_mixture(row: Row) -> bool:

@@ -55,9 +55,13 @@ def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | N
 
 
 @lru_cache(maxsize=256)
-def flops_per_sample(graph: OperatorGraph, *, masked: bool) -> float:
-    """Return the model FLOPs of one sample; with ``masked``, attention counts only scores that its mask leaves."""
+def flops_per_sample(graph: OperatorGraph, *, masked: bool, scores_only: bool = False) -> float:
+    """Return the model FLOPs of one sample; with ``masked``, attention counts only scores that its mask leaves.
+
+    With ``scores_only``, only those of attention are counted.
+    """
     return sum(
         model_flops(op) * count / (attention_fraction(op) if op.kind is OpKind.ATTENTION and not masked else 1.0)
         for op, count in graph
+        if op.kind is OpKind.ATTENTION or not scores_only
     )
