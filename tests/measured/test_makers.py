@@ -183,7 +183,7 @@ def test_parameters_tell_heads_that_are_wider_than_their_share_of_a_layer() -> N
 def test_two_rates_tell_a_length_that_is_not_stated() -> None:
     row = {**TPU, "model": "Llama2-7B", "seq": None, "tokens_per_s_per_gpu": 1000.0}
     for seq in (2048, 8192):
-        graph = request_of({**TPU, "model": "llama2-7b", "seq": float(seq)} | NO_SHAPE).graph
+        graph = request_of({**TPU, **NO_SHAPE, "model": "llama2-7b", "seq": float(seq)}).graph
         rate = 1000.0 * flops_per_sample(graph, masked=False) / seq / 1e12
         reading = read_row({**row, **NO_SHAPE, "tflops_per_gpu": rate})
         assert f"sequence length not stated: {seq}" in reading.assumed
