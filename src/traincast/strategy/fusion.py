@@ -97,6 +97,8 @@ def _gathered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _fuse_one(graph: OperatorGraph, joins: _Joins, kind: OpKind) -> OperatorGraph:
+    if kind is OpKind.BATCH_NORM and not any(op.kind is kind for op in graph.operators):
+        return graph  # pointwise operators alone are no part of a norm
     producers: dict[int, list[int]] = defaultdict(list)
     consumers: dict[int, list[int]] = defaultdict(list)
     for source, target in graph.edges:
@@ -119,8 +121,6 @@ def _fuse_one(graph: OperatorGraph, joins: _Joins, kind: OpKind) -> OperatorGrap
                     groups[-1].append(i)
                 else:
                     groups.append([i])
-            if kind is OpKind.BATCH_NORM:
-                groups[start:] = _with_norm(graph.operators, groups[start:])
             phases.append(tuple(range(start, len(groups))))
         new_blocks.append(replace(block, forward=phases[0], backward=phases[1], optimizer=phases[2]))
 
@@ -142,15 +142,6 @@ def _fuse_one(graph: OperatorGraph, joins: _Joins, kind: OpKind) -> OperatorGrap
         forward_of=forward_of,
         blocks=tuple(new_blocks),
     )
-
-
-def _with_norm(operators: Sequence[Operator], groups: Iterable[list[int]]) -> list[list[int]]:
-    """``groups`` with those that hold no batch norm taken apart: pointwise operators alone are no part of one."""
-    apart: list[list[int]] = []
-    for members in groups:
-        whole = any(operators[i].kind is OpKind.BATCH_NORM for i in members)
-        apart += [members] if whole else [[i] for i in members]
-    return apart
 
 
 def _merge(
