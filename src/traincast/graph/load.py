@@ -78,7 +78,7 @@ def load_model(
             return load_jax(step, spec)
         return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
     card = zoo.card(spec)
-    return _of_family(_Wanted(spec, spec, card.family, card.parameters, seq), use_cache, progress)
+    return _of_family(_Wanted(card.name, card.name, card.family, card.parameters, seq), use_cache, progress)
 
 
 def _holds_config(path: Path) -> bool:
