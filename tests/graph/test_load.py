@@ -293,3 +293,13 @@ def test_a_module_that_cannot_be_imported_is_told_by_its_line(
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(RequestError, match=said):
         load_model("broken:f")
+
+
+def test_a_well_known_language_model_needs_no_dimensions() -> None:
+    graph = load_model("Mamba2 130M", seq=512)
+    assert graph.name == "mamba2-130m"
+    assert graph.num_parameters / 1e6 == pytest.approx(129, rel=0.005)
+    assert zoo.card("bert-base-uncased").name == "bert-base"
+    assert zoo.card("Qwen3 14B").parameters == zoo.card("qwen3-14b").parameters
+    with pytest.raises(UnknownNameError, match="did you mean qwen3-4b"):
+        zoo.card("qwen3-9b4")

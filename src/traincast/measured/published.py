@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from traincast.measured.known_models import known_model
+from traincast.graph.zoo.known_models import known_model
 
 _ZOO: Final = {
     "deepseek3671b": "deepseek-v3",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph.operator import Scalar
+from traincast.graph.zoo.known_models import known_model, known_names, spelled
 
 if TYPE_CHECKING:
     from traincast.graph.zoo.traceable import Traceable
@@ -148,8 +149,9 @@ def _card(name: str) -> ModelCard:
 def card(spec: str) -> ModelCard:
     """Returns the card of a zoo model (``resnet50``) or of a family by dimensions (``gpt:layers=24,hidden=2048``).
 
-    A name may be spelled ``ResNet-50`` or ``mobilenet_v2``: the card has the name of the zoo. Either may end in
-    ``+mtp`` or ``+mtp=2``: see :func:`with_further`.
+    A name may be spelled ``ResNet-50`` or ``mobilenet_v2``: the card has the name of the zoo. Well-known language
+    models that have no card (``qwen3-14b``) are families by the dimensions that their publishers released. Either may
+    end in ``+mtp`` or ``+mtp=2``: see :func:`with_further`.
     """
     plain, further = split_further(spec)
     if further is not None:
@@ -158,7 +160,7 @@ def card(spec: str) -> ModelCard:
         name = known.name + spec.removeprefix(plain)
         return replace(known, name=name, parameters=with_further(spec, known.family, known.parameters, depths))
     if ":" not in spec:
-        return _card(_known(spec))
+        return _named(spec.strip())
     family, _, text = spec.partition(":")
     if family not in FAMILIES:
         raise UnknownNameError("model family", family, FAMILIES)
@@ -172,14 +174,22 @@ def card(spec: str) -> ModelCard:
 
 
 @cache
-def _known(written: str) -> str:
-    """Return the name in the zoo of the one model that ``written`` spells."""
+def _named(written: str) -> ModelCard:
+    """Return the card of the one model that ``written`` spells."""
     if written in _names():
-        return written
+        return _card(written)
     found = [name for name in _names() if _spells(written, name)]
-    if len(found) != 1:
-        raise UnknownNameError("model", written, found or _names(), hint="`traincast models` lists all")
-    return found[0]
+    if len(found) == 1:
+        return _card(found[0])
+    spec = known_model(written)
+    if spec is None:
+        raise UnknownNameError(
+            "model", written, found or {*_names(), *known_names()}, hint="`traincast models` lists all"
+        )
+    known = card(spec)
+    if ":" not in spec:
+        return known
+    return replace(known, name=spelled(written), description=f"{known.family} by its released dimensions")
 
 
 def _spells(written: str, name: str) -> bool:
