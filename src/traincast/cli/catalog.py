@@ -67,7 +67,7 @@ def models(name: str | None, as_json: bool) -> None:
         return
     rows = [(c.name, c.family, _parameters(counted(c) or c.published.get("parameters")), c.description) for c in cards]
     print_table(f"{len(rows)} models", ("model", "family", "parameters", "description"), rows, right=(2,))
-    console().print(f"and, by their released dimensions: {', '.join(sorted(zoo.known_names()))}", highlight=False)
+    console().print(f"and, by their released dimensions: {', '.join(sorted({*zoo.known_names()} - {*zoo.names()}))}", highlight=False)
 
 
 def _parameters(value: object) -> str:
