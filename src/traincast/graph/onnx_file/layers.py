@@ -207,7 +207,8 @@ def _group_norm(call: Call) -> torch.Tensor:
 
     groups = int(call.known(3).shape[0]) if call.has(3) else int(call.get("num_groups", 1))
     epsilon = float(call.get("epsilon", 1e-5))
-    return torch.nn.functional.group_norm(call.tensor(0), groups, call.optional(1), call.optional(2), epsilon)
+    weight, bias = (None if t is None else t.reshape(-1) for t in (call.optional(1), call.optional(2)))
+    return torch.nn.functional.group_norm(call.tensor(0), groups, weight, bias, epsilon)
 
 
 def _instance_norm(call: Call) -> torch.Tensor:
