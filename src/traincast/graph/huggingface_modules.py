@@ -163,8 +163,8 @@ def _sound(model: Any, main: str, seq: int | None) -> dict[str, tuple[tuple[int,
     config = model.config
     bands = getattr(config, "num_mel_bins", None)
     if main == "input_values":
-        waves = bands is None or hasattr(config, "conv_stride")  # convolutions read the waveform itself
-        shape: tuple[int, ...] = (_CLIP,) if waves else (getattr(config, "max_length", _FRAMES), bands)
+        wave = bands is None or hasattr(config, "conv_stride")  # convolutions read the waveform itself
+        shape: tuple[int, ...] = (_CLIP,) if wave or not bands else (getattr(config, "max_length", _FRAMES), bands)
     elif bands is not None and hasattr(config, "max_source_positions"):
         shape = (bands, 2 * config.max_source_positions)
     else:

@@ -63,14 +63,15 @@ def paddings(call: Call, data: torch.Tensor, kernel: list[int], stride: list[int
 
 
 def padded(data: torch.Tensor, pads: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
-    """``data`` and the symmetric padding that is left for a kernel; uneven padding is an operator of its own."""
+    """``data`` and the padding that both sides have, which is left for a kernel; what one has more is an operator."""
     import torch
 
     half = len(pads) // 2
     if pads[:half] == pads[half:]:
         return data, pads[:half]
-    pairs = [p for n in reversed(range(half)) for p in (pads[n], pads[half + n])]
-    return torch.nn.functional.pad(data, pairs, value=value), [0] * half
+    even = [min(pair) for pair in zip(pads[:half], pads[half:], strict=True)]
+    pairs = [p - even[n] for n in reversed(range(half)) for p in (pads[n], pads[half + n])]
+    return torch.nn.functional.pad(data, pairs, value=value), even
 
 
 def _bias(call: Call, position: int) -> torch.Tensor | None:
