@@ -2,11 +2,11 @@
 
     python -m benchmarks.study --steps steps.parquet --dp-steps dp_steps.parquet -o study.json [--clusters DIR]
 
-Runs are grouped by source, device and framework, data-parallel ones also by what their models read. Each group is
-calibrated, and every run is forecast by calibrations that have not seen it: with its configuration left out, with its
-model left out, and with its whole source left out (no calibration). ``--clusters`` writes the calibrated clusters of
-the catalog. Finished fits are saved in a folder beside the output, and the same command resumes from them if it was
-stopped.
+Runs are grouped by source, device and framework, data-parallel ones also by what their models read. A few runs of
+several frameworks on one maker's compiler are one group. Each group is calibrated, and every run is forecast by
+calibrations that have not seen it: with its configuration left out, with its model left out, and with its whole source
+left out (no calibration). ``--clusters`` writes the calibrated clusters of the catalog. Finished fits are saved in a
+folder beside the output, and the same command resumes from them if it was stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from traincast.calibrating.procedure import Calibrated, calibrate_runs
 from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
+from traincast.estimate.efficiency import achievable
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
 from traincast.measured.complete import completed
@@ -95,6 +96,7 @@ def make(
         place = entry["source"] if entry["table"] == "steps" else entry.pop("publisher")
         place = entry["group"] = f"{entry['kind']}-{place}" if place == EXAMPLES else place
         groups[place, request.cluster.device.name, request.runtime.name].append(i)
+    groups = together(groups, runs)
     results: dict[tuple[str, str, str], Calibrated] = {}
     for number_, (key, members) in enumerate(sorted(groups.items())):
         _say(f"calibrating {number_ + 1}/{len(groups)}: {' '.join(key)}, {len(members)} runs")
@@ -120,6 +122,23 @@ def make(
         ],
     }
     return {"data": data, "calibrated": results, "runs": runs, "groups": dict(groups)}
+
+
+def together(
+    groups: Mapping[tuple[str, str, str], list[int]], runs: Sequence[MeasuredRun]
+) -> dict[tuple[str, str, str], list[int]]:
+    """Return the groups, with all runtimes of a source and device in one if each has few runs and all share a compiler.
+
+    Frameworks of TPU, Trainium and Gaudi run on their maker's compiler, so what a calibration learns belongs to the
+    device. A joined group has the name of its first runtime.
+    """
+    joined: dict[tuple[str, str, str], list[int]] = {}
+    for key, members in groups.items():
+        alike = sorted(other for other in groups if other[:2] == key[:2])
+        compiled = not achievable(runs[members[0]].measured.request.cluster.device).graphics
+        few = max(len(groups[other]) for other in alike) < _POOLED_BELOW
+        joined.setdefault(alike[0] if compiled and few else key, []).extend(members)
+    return joined
 
 
 def _prepare(  # noqa: PLR0917

@@ -159,8 +159,10 @@ What a row does not state is filled in, and its `assumed` says how:
 | `micro_batch` and `grad_accum`; or the whole strategy | the choice of `predict` |
 | `framework`, `precision` | the choice of `predict` for the model; `fsdp` for sharded parameters, `torchtitan` for PyTorch with `tp` or `pp` |
 | the variant of the device, the network, `gpus_per_node` | the most common variant; the usual node of the device |
-| `seq`, `vocab`, `ffn`, `kv_heads` | the default of the family or the model |
-| `heads`, `n_layers`, `hidden` | a usual shape with `params_b` parameters, if the name tells the family |
+| `vocab`, `ffn`, `kv_heads` | the default of the family or the model |
+| `seq` | the length whose FLOPs per token are `tflops_per_gpu` over `tokens_per_s_per_gpu`, if both are stated; otherwise the default of the model |
+| `heads`, `n_layers`, `hidden` | a usual shape with `params_b` parameters that `pp` and `vp` divide, if the name tells the family |
+| the width of heads | `hidden` / `heads`, or 128 if only that gives `params_b` |
 | `schedule`, `vp`, `ep`, `optimizer` | `1f1b`, or interleaved if `vp` is stated; 1; 1; AdamW |
 
 A row is skipped with the reason if its device or precision is not known, if its global batch is neither stated nor computable,

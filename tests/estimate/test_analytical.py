@@ -24,6 +24,7 @@ from traincast.work import Collective, Launch, Transfer, Work
 
 H100 = load_cluster("dgx-h100:2")
 A100 = load_cluster("dgx-a100:2")
+TPU = load_cluster("tpu-v5e-host")
 
 
 def op(
@@ -232,14 +233,36 @@ def product(dtype: DType) -> Operator:
 
 
 def test_experts_with_equal_rows_run_faster_where_a_compiler_knows_them() -> None:
-    rows, weight = TensorSpec((8192, 4096), DType.BF16), TensorSpec((8, 4096, 14336), DType.BF16)
-    work = op(OpKind.GROUPED_GEMM, rows, weight, outputs=(TensorSpec((8192, 14336), DType.BF16),))
-    tpu, gpu = load_cluster("tpu-v5e-host"), load_cluster("dgx-a100")
+    work = of_experts(8192)
+    neuron, gpu = load_cluster("trn1.32xlarge"), load_cluster("dgx-a100")
     shares = []
-    for cluster in (tpu, gpu):
+    for cluster in (neuron, gpu):
         best = achievable(cluster.device).gemm_fraction("bf16") * cluster.device.peak("bf16")
         shares.append(work.flops / seconds(work, cluster=cluster)[0] / best)
     assert shares == pytest.approx([STATIC_SHARE, GROUPED_SHARE], rel=0.1)
+
+
+def of_experts(rows: int) -> Operator:
+    """The products of eight experts that have this many rows together."""
+    given, weight = TensorSpec((rows, 4096), DType.BF16), TensorSpec((8, 4096, 14336), DType.BF16)
+    return op(OpKind.GROUPED_GEMM, given, weight, outputs=(TensorSpec((rows, 14336), DType.BF16),))
+
+
+def test_each_expert_pays_for_one_tile_more_on_a_tpu() -> None:
+    few, twice, many = seconds(of_experts(8 * 512), of_experts(8 * 1024), of_experts(8 * 8192), cluster=TPU)
+    assert twice / few == pytest.approx(3 / 2, rel=0.05)
+    assert many / few == pytest.approx(17 / 2, rel=0.05)
+
+
+def test_a_tpu_pads_heads_to_its_lanes() -> None:
+    def attention(dims: int) -> Operator:
+        heads = TensorSpec((8, 32, 4096, dims), DType.BF16)
+        return op(OpKind.ATTENTION, heads, heads, heads, outputs=(heads,))
+
+    narrow, usual, wide, widest = seconds(*(attention(dims) for dims in (64, 128, 192, 256)), cluster=TPU)
+    assert narrow == pytest.approx(usual, rel=0.1)
+    assert wide == pytest.approx(widest, rel=0.1)
+    assert widest > 1.5 * usual
 
 
 @pytest.mark.parametrize("name", ["tpu-v5e-host", "trn1.32xlarge", "hls-gaudi2"])

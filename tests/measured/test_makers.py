@@ -28,6 +28,7 @@ TPU: Row = {
     "recompute": "remat_policy=full",
     "mem_gb": None,
 }
+NO_SHAPE: Row = dict.fromkeys(("n_layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "params_b"))
 CORES: Row = {**ROW, "framework": "NeMo-Megatron 2.16.0", "gpu": "Trainium1 NeuronCore-v2", "gpus_per_node": 16.0}
 
 
@@ -122,6 +123,16 @@ def test_the_year_tells_which_attention_megatron_had(model: str, year: str, atte
         assert request_of(row).runtime.attention == attention
 
 
+def test_nemo_to_2023_handled_parameters_one_by_one() -> None:
+    nemo, megatron = ({**ROW, "framework": name, "model": "BERT small"} for name in ("NeMo Megatron", "Megatron-LM"))
+    found = request_of({**nemo, "date": "2023-10"}).runtime
+    assert found.parameter_launches == 2 * found.operator_launches
+    assert "gradients" not in found.fusions
+    assert "gradients" in request_of({**megatron, "date": "2023-10"}).runtime.fusions
+    assert request_of({**megatron, "date": "2023-10"}).runtime.parameter_launches == 0
+    assert request_of({**nemo, "date": "2024-01"}).runtime.parameter_launches == 0
+
+
 @pytest.mark.parametrize(("year", "runtime"), [("2021-05", "megatron-1"), ("2022", "megatron-2"), ("2023", "megatron")])
 def test_the_year_tells_which_megatron_ran(year: str, runtime: str) -> None:
     assert request_of({**ROW, "date": year}).runtime.name == runtime
@@ -142,3 +153,39 @@ def test_the_year_tells_which_megatron_ran(year: str, runtime: str) -> None:
 def test_tables_name_devices_of_other_makers(text: str, name: str) -> None:
     place = dp_cluster_of({"gpu_model": text, "n_gpus": 8.0}, [])
     assert place.device.name == name
+
+
+@pytest.mark.parametrize(("billions", "stages", "shape"), [
+    (116.0, 32, "64 layers of width 12288 with 96 heads"),
+    (206.0, 64, "64 layers of width 16384 with 128 heads"),
+    (52.0, 16, "64 layers of width 8192 with 64 heads"),
+    (18.0, 8, "40 layers of width 6144 with 48 heads"),
+])  # fmt: skip
+def test_stages_and_parameters_tell_a_shape_that_is_not_stated(billions: float, stages: int, shape: str) -> None:
+    unknown = dict.fromkeys(("n_layers", "hidden", "heads", "kv_heads", "ffn", "vocab"))
+    place = {"gpu": "A100 80GB", "gpus_per_node": 8.0, "n_gpus": 8.0 * stages, "framework": "Megatron-LM"}
+    sizes = {"tp": 4.0, "pp": float(stages), "dp": 2.0, "micro_batch": 1.0, "grad_accum": None, "global_batch": 256.0}
+    row = {**ROW, **unknown, **place, **sizes, "model": "GPT", "params_b": billions, "seq": 1024.0}
+    assert f"n_layers, hidden, heads not stated: {shape}" in read_row(row).assumed
+
+
+def test_parameters_tell_heads_that_are_wider_than_their_share_of_a_layer() -> None:
+    scaled = {"n_layers": 4.0, "hidden": 2048.0, "heads": 32.0, "kv_heads": 32.0, "ffn": 7168.0, "vocab": 32000.0}
+    body = 4 * 3 * 2048 * 7168 + 2 * 32000 * 2048
+    row = {**TPU, **scaled, "model": "MaxText"}
+    wide = request_of({**row, "params_b": (body + 4 * 4 * 2048 * 32 * 128) / 1e9}).graph
+    usual = request_of({**row, "params_b": (body + 4 * 4 * 2048 * 2048) / 1e9}).graph
+    assert "head_dim=128" in wide.name
+    assert "head_dim" not in usual.name
+    assert wide.num_parameters - usual.num_parameters == 4 * 4 * 2048 * 2048
+
+
+def test_two_rates_tell_a_length_that_is_not_stated() -> None:
+    row = {**TPU, "model": "Llama2-7B", "seq": None, "tokens_per_s_per_gpu": 1000.0}
+    for seq in (2048, 8192):
+        graph = request_of({**TPU, **NO_SHAPE, "model": "llama2-7b", "seq": float(seq)}).graph
+        rate = 1000.0 * flops_per_sample(graph, masked=False) / seq / 1e12
+        reading = read_row({**row, **NO_SHAPE, "tflops_per_gpu": rate})
+        assert f"sequence length not stated: {seq}" in reading.assumed
+    other = read_row({**row, **NO_SHAPE, "tflops_per_gpu": 1.0})
+    assert "sequence length not stated: 4096" in other.assumed

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import GPT, request_of
+from tests.conftest import GPT, LLAMA, request_of
 from traincast.graph import Operator, OpKind
 from traincast.strategy import Runtime, load_runtime, lower
 from traincast.strategy.recompute import load_recomputation
@@ -49,3 +49,12 @@ def test_slices_sum_their_gradients_once_after_backward() -> None:
     late, early = between_slices(jax), between_slices(replace(jax, overlap_gradients=True))
     assert sum(late) == pytest.approx(sum(early))
     assert len(late) == 1 < len(early)
+
+
+@pytest.mark.parametrize("name", ["maxtext", "tensorflow-xla", "paddle"])
+def test_runtimes_that_fuse_batch_norms_split_a_gated_mlp_among_tensor_ranks(name: str) -> None:
+    def weights(runtime: str) -> float:
+        memory = lower(request_of("dp=2,tp=4", model=LLAMA, runtime=load_runtime(runtime))).memory
+        return memory[0].parts["weights"]
+
+    assert weights(name) == weights("pytorch")

@@ -105,3 +105,11 @@ def test_a_fused_gate_keeps_its_inputs_and_computes_the_rest_again() -> None:
         for g in (graph_of(LLAMA), fused)
     ]
     assert saved[1] == pytest.approx(saved[0] * 2 / 3)
+
+
+@pytest.mark.parametrize("spec", [GPT, LLAMA, BERT])
+def test_a_model_without_batch_norms_is_left_as_it_is_by_their_fusion(spec: str) -> None:
+    graph = graph_of(spec)
+    fused = fuse(graph, ("batch_norm",))
+    assert [op.name for op, _ in fused] == [op.name for op, _ in graph]
+    assert not any(op.kind is OpKind.BATCH_NORM for op in fuse(graph, ("batch_norm", "elementwise")).operators)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -45,8 +46,13 @@ GROUPED_SHARE: Final = 0.42
 
 Kernels of training are in :mod:`traincast.estimate.grouped`.
 """
-STATIC_SHARE: Final = 0.75
-"""The same where a compiler gives every expert the same rows: TPUs and the like."""
+STATIC_SHARE: Final = 0.8
+"""The same where a compiler lays out the rows of experts: TPUs and the like."""
+EXPERT_TILE: Final = 512
+"""Rows of a tile of grouped products on TPUs, by default in MaxText. A tile that holds rows of two experts is computed
+for each of them (Gale et al., "MegaBlocks", 2022, and its kernel in JAX), so each expert pays for one tile more."""
+LANES: Final = 128
+"""Columns of a register of a TPU: tensors are padded to a multiple of them (JAX, "Pallas TPU details")."""
 RNN_STEP_S: Final = 12e-6
 """Seconds between the time steps of a recurrent layer: one cannot begin before the last has ended."""
 SCAN_SHARE: Final = 0.25
@@ -213,7 +219,7 @@ class _Operators:
             self._traffic.append((index, 0.0, 1.0, 0.0, grouped.starts_s(op)))
             return
         experts, rows, n, k = grouped_gemm_dims(op)
-        per_expert = rows / experts
+        per_expert = rows / experts + (EXPERT_TILE if self.device.architecture == "tpu" else 0.0)
         dims = (experts, k, n, per_expert) if grouped.makes_weights(op) else (experts, per_expert, n, k)
         self._add_gemm(index, op, dims, GROUPED_SHARE if self.reach.graphics else STATIC_SHARE)
 
@@ -267,7 +273,10 @@ class _Operators:
         # Backward makes five products where forward makes two.
         passes = batch * heads * (2.5 if backward else 1.0)
         seen = keys * attention_fraction(op)
-        self._attentions.append((index, passes, queries, seen, dims_qk + dims_v, rate, op.nbytes))
+        dims = dims_qk + dims_v
+        if self.device.architecture == "tpu":
+            dims = sum(math.ceil(each / LANES) * LANES for each in (dims_qk, dims_v))
+        self._attentions.append((index, passes, queries, seen, dims, rate, op.nbytes))
 
     def _add_traffic(self, index: int, op: Operator) -> None:
         kind = op.kind

@@ -13,6 +13,7 @@ from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.measured.complete import FROM_OTHERS
 from traincast.measured.published import other_name, published_spec, same_size, spellings
+from traincast.measured.rates import flops_per_sample, masked_rates
 from traincast.measured.run import unstated
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
@@ -46,9 +47,17 @@ _HEAD: Final = 128
 _WIDE: Final = 3072
 _WIDE_STEP: Final = 1024
 """Width from which models are wide, and the number that widths of wide models are multiples of."""
+_MISS_WEIGHT: Final = 10.0
+"""Weight of missed parameters against an unusual ratio of width to layers, both as logarithms."""
 _GPT3: Final = re.compile(r"gpt\W?3(?!\d)")
 _GPT3_SEQ: Final = 2048
 """Tokens of a sequence of GPT-3 (Brown et al. 2020)."""
+_LENGTHS: Final = tuple(2**n for n in range(9, 18))
+_NEAR_LENGTH: Final = 0.05
+_SAME_FLOPS: Final = 0.005
+"""Usual lengths of sequences, and how far they and the FLOPs of a token may be from those that stated rates make."""
+_SAME_SIZE: Final = 0.01
+"""How far the parameters of inferred dimensions may be from the stated ones, relative to them."""
 _LEAST_INFERRED_B: Final = 1.0
 """Billions of parameters from which they tell the shape: in smaller models the vocabulary is too large a part."""
 _CLOSE: Final = 1.1
@@ -60,6 +69,7 @@ def graph_of(row: Row, assumed: list[str], *, allow_code: bool = False) -> Opera
     """Return the operator graph of a row's model; ``assumed`` gets a sentence for each thing that is not stated."""
     graph = _graph(row, assumed, allow_code=allow_code)
     if not whole(row, "seq", 0) and graph.tokens_per_sample:
+        graph = _of_stated_rates(row, graph)
         assumed.append(unstated("sequence length", graph.tokens_per_sample))
     _check_parameters(row, graph, assumed)
     return graph
@@ -143,9 +153,29 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     if written_out and family == "gpt":
         spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
     stated = figure(row, "params_b")
-    if family == "llama" and stated and vocab and _closer_tied(row, stated):
+    if family == "llama" and stated and vocab and _wide_heads(row, stated):
+        spec += f",head_dim={_HEAD}"
+        assumed.append(f"width of heads not stated: {_HEAD}, by the number of parameters")
+    elif family == "llama" and stated and vocab and _closer_tied(row, stated):
         spec += ",tied=true"
     return model(spec, seq)
+
+
+def _of_stated_rates(row: Row, graph: OperatorGraph) -> OperatorGraph:
+    """Return ``graph`` with the sequence length that stated FLOPs and tokens per second tell; else as it is.
+
+    Their quotient is the model FLOPs of a token, to which attention adds in proportion to the length.
+    """
+    speed, tokens = figure(row, "tflops_per_gpu"), figure(row, "tokens_per_s_per_gpu")
+    if not speed or not tokens or zoo_name(text(row, "model")) is None:
+        return graph
+    stated, masked, usual = speed * 1e12 / tokens, masked_rates(row), graph.tokens_per_sample
+    every, scores = (flops_per_sample(graph, masked=masked, scores_only=only) / usual for only in (False, True))
+    exact = usual * (stated - every + scores) / scores if scores else 0.0
+    seq = next((length for length in _LENGTHS if abs(exact / length - 1) < _NEAR_LENGTH), usual)
+    found = graph if seq == usual else model(graph.name, seq)
+    same = abs(flops_per_sample(found, masked=masked) / seq / stated - 1) < _SAME_FLOPS
+    return found if same else graph
 
 
 def _is_mixture(row: Row) -> bool:
@@ -161,7 +191,7 @@ def _shape(
     """Return layers, width and heads, as stated or inferred.
 
     They are inferred from the number of parameters of a model of a known family: a transformer of L layers of width h
-    has about 12·L·h². Widths are usually about 128 times the layers, and multiples of 1024 in large models.
+    has about 12·L·h².
     """
     if layers and hidden and heads:
         return layers, hidden, heads
@@ -170,17 +200,38 @@ def _shape(
     if not (layers and hidden) and not (named and stated_b >= _LEAST_INFERRED_B):
         raise RowError(f"the dimensions of {name or 'the model'} are not stated and it is not in the zoo")
     each = whole(row, "pp", 1) * whole(row, "vp", 1)
-    if not hidden:
-        exact = math.sqrt(stated_b * 1e9 / (12 * layers)) if layers else (stated_b * 1e9 * _HEAD / 12) ** (1 / 3)
-        step = _WIDE_STEP if exact >= _WIDE and not layers else _HEAD
-        hidden = float(round(exact / step) * step)
-    if not layers:
+    if not hidden and layers:
+        hidden = float(round(math.sqrt(stated_b * 1e9 / (12 * layers)) / _HEAD) * _HEAD)
+    elif not hidden:
+        layers, hidden = _usual_shape(stated_b * 1e9, each)
+    elif not layers:
         layers = float(max(1, round(stated_b * 1e9 / (12 * hidden**2) / each)) * each)
     if not heads:
         heads = _usual_heads(int(hidden), whole(row, "tp", 1))
     missing = [key for key in ("n_layers", "hidden", "heads") if not figure(row, key)]
     assumed.append(f"{', '.join(missing)} not stated: {layers:g} layers of width {hidden:g} with {heads:g} heads")
     return layers, hidden, heads
+
+
+def _usual_shape(parameters: float, each: int) -> tuple[float, float]:
+    """Return the layers, a multiple of ``each``, and the width of a transformer with this many parameters.
+
+    Widths are usually about 128 times the layers, and multiples of 1024 in large models. Where the stages of a pipeline
+    allow few numbers of layers, the parameters tell more than that ratio: a tenth more or less of them counts as much
+    as a width of e times the usual one.
+    """
+    usual = (parameters * _HEAD / 12) ** (1 / 3)
+    step = _WIDE_STEP if usual >= _WIDE else _HEAD
+
+    def unlikely(width: int) -> tuple[float, float]:
+        layers = max(1, round(parameters / (12 * width**2) / each)) * each
+        misses = _MISS_WEIGHT * abs(math.log(12 * layers * width**2 / parameters))
+        return misses + abs(math.log(width / layers / _HEAD)), float(layers)
+
+    nearest = max(1, round(usual / step))
+    widths = range(step * max(1, nearest // 2), step * 2 * nearest + 1, step)
+    best = min(widths, key=unlikely)
+    return unlikely(best)[1], float(best)
 
 
 def _usual_heads(hidden: int, tp: int) -> float:
@@ -236,9 +287,23 @@ def _family(name: str, ffn: float | None, hidden: float, assumed: list[str]) -> 
 
 def _closer_tied(row: Row, stated_b: float) -> bool:
     """Return whether the stated parameters are closer to a Llama with one embedding table than to one with two."""
+    one, two = (_llama_size(row, tables=n) for n in (1, 2))
+    return abs(one - stated_b) < abs(two - stated_b)
+
+
+def _wide_heads(row: Row, stated_b: float) -> bool:
+    """Return whether heads of the usual width, instead of the layer's width over their number, explain ``stated_b``.
+
+    Some programs scale the number of heads and the width of layers apart from the width of heads.
+    """
+    usual, wide = (abs(_llama_size(row, tables=2, head_dim=dim) / stated_b - 1) for dim in (0, _HEAD))
+    return wide < _SAME_SIZE < _CLOSE - 1 < usual
+
+
+def _llama_size(row: Row, *, tables: int, head_dim: int = 0) -> float:
+    """Return the billions of parameters of a Llama with the dimensions of a row and so many embedding tables."""
     layers, hidden, ffn, vocab = (figure(row, k) or 0.0 for k in ("n_layers", "hidden", "ffn", "vocab"))
     heads = figure(row, "heads") or 1.0
-    kv = (figure(row, "kv_heads") or heads) / heads
-    body = layers * (hidden * hidden * (2 + 2 * kv) + 3 * hidden * ffn)
-    one, two = (body + vocab * hidden) / 1e9, (body + 2 * vocab * hidden) / 1e9
-    return abs(one - stated_b) < abs(two - stated_b)
+    kv_heads = figure(row, "kv_heads") or heads
+    attention = hidden * (head_dim or hidden / heads) * (2 * heads + 2 * kv_heads)
+    return (layers * (attention + 3 * hidden * ffn) + tables * vocab * hidden) / 1e9

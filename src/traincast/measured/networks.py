@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.graph import OperatorGraph, zoo
+from traincast.measured.classifiers import classifier_of
 from traincast.measured.frames import SPEECH
 from traincast.measured.models import model
 from traincast.measured.network_names import named_network
@@ -38,8 +39,6 @@ _SHORT_FRAMES: Final = 128
 """Frames that models of spoken commands read: sounds of about a second."""
 _MOST_POSITIONS: Final = 512
 """Tokens that encoders of text read at most if they do not say otherwise (Devlin et al. 2019)."""
-_TOKENIZER_LENGTHS: Final = {"neox": 2048}
-"""Longest texts that a tokenizer states itself; scripts take them instead of their own default."""
 _POSITION_STEP: Final = 16
 """Longest texts are multiples of this; RoBERTa has two positions more, which are not for tokens."""
 _VIDEOS: Final = {32_760: (480, 832), 75_600: (720, 1280)}
@@ -65,7 +64,7 @@ def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
     card = zoo.card(name)
     seq = _length(row, card, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
     changes = {**found.differs, **_changes(row, card, task, seq, assumed)}
-    graph = model(_changed(card, changes) if changes else name, seq)
+    graph = classifier_of(row, model(_changed(card, changes) if changes else name, seq))
     _say_input(row, replace(card, parameters={**card.parameters, **changes}), graph, assumed)
     return graph
 
@@ -145,9 +144,6 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
         return SPEECH[card.family].symbols
     recipe = recipe_of(row)
     if not seq and recipe is not None and recipe.tokens:
-        stated = next((n for word, n in _TOKENIZER_LENGTHS.items() if word in text(row, "model").lower()), 0)
-        if stated:
-            return stated
         most = int(card.parameters.get("max_positions", 0)) or (
             _MOST_POSITIONS if card.family == "bert" else recipe.tokens
         )

@@ -30,12 +30,17 @@ def seconds_of_rate(row: Row, request: Request, assumed: list[str]) -> float | N
     speed = figure(row, "tflops_per_gpu") or _speed_of_share(row, request, assumed)
     if not speed or speed <= 0:
         return None
-    masked = _MASKED.search(text(row, "notes")) is not None
+    masked = masked_rates(row)
     how = "scores that the mask leaves" if masked else "the whole score matrix"
     column = "tflops_per_gpu" if figure(row, "tflops_per_gpu") else "mfu_pct"
     assumed.append(f"step time not stated: from {column}, which counts {how}")
     flops = flops_per_sample(request.graph, masked=masked) * request.global_batch
     return flops / (speed * _TERA * request.cluster.num_devices)
+
+
+def masked_rates(row: Row) -> bool:
+    """Return whether the notes of a row say that its rates leave out masked scores of attention."""
+    return _MASKED.search(text(row, "notes")) is not None
 
 
 def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | None:
@@ -50,9 +55,13 @@ def _speed_of_share(row: Row, request: Request, assumed: list[str]) -> float | N
 
 
 @lru_cache(maxsize=256)
-def flops_per_sample(graph: OperatorGraph, *, masked: bool) -> float:
-    """Return the model FLOPs of one sample; with ``masked``, attention counts only scores that its mask leaves."""
+def flops_per_sample(graph: OperatorGraph, *, masked: bool, scores_only: bool = False) -> float:
+    """Return the model FLOPs of one sample; with ``masked``, attention counts only scores that its mask leaves.
+
+    With ``scores_only``, only those of attention are counted.
+    """
     return sum(
         model_flops(op) * count / (attention_fraction(op) if op.kind is OpKind.ATTENTION and not masked else 1.0)
         for op, count in graph
+        if op.kind is OpKind.ATTENTION or not scores_only
     )

@@ -57,6 +57,9 @@ _HOPPER_SINCE: Final = 2025
 """The year from which published runs of Megatron use attention kernels made for Hopper (FlashAttention 3, cuDNN 9)."""
 _SEQUENCE_PARALLEL_SINCE: Final = 2022
 """The year of Megatron-LM's sequence parallelism, sharded optimizer and overlapped exchanges."""
+_WRAPPED: Final = 2.0
+"""Operators of the host per parameter in NeMo to 2023: its optimizer wrapper (``megatron_amp_O2``) adds gradients to an
+fp32 copy in one hook each, and copies updated weights back one by one."""
 _ADAM: Final = ("adam", "lamb")
 
 
@@ -184,6 +187,7 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
     if year >= _PADDED_SINCE:
         return replace(runtime, attention="cudnn-8")
     host = load_runtime("megatron-deepspeed")  # measured in 2023: small layers wait for the host
+    nemo = "nemo" in text(row, "framework").lower()
     return replace(
         runtime,
         attention="unfused" if "bert" in text(row, "model").lower() else "cudnn-8",
@@ -191,6 +195,8 @@ def _of_year(year: int, row: Row, runtime: Runtime) -> Runtime:
         backward_launches=host.backward_launches,
         collective_launches=host.collective_launches,
         block_launches=host.block_launches,
+        parameter_launches=_WRAPPED * host.operator_launches if nemo else 0.0,
+        fusions=tuple(name for name in runtime.fusions if not (nemo and name == "gradients")),
     )
 
 

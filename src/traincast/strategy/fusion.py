@@ -97,6 +97,8 @@ def _gathered(graph: OperatorGraph) -> OperatorGraph:
 
 
 def _fuse_one(graph: OperatorGraph, joins: _Joins, kind: OpKind) -> OperatorGraph:
+    if kind is OpKind.BATCH_NORM and not any(op.kind is kind for op in graph.operators):
+        return graph  # pointwise operators alone are no part of a norm
     producers: dict[int, list[int]] = defaultdict(list)
     consumers: dict[int, list[int]] = defaultdict(list)
     for source, target in graph.edges:

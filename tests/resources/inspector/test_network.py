@@ -123,7 +123,7 @@ def test_an_anchor_holds_an_adapted_inspector_near_its_start(toy_examples: RunEx
             for name, value in start.weights.items()
             if "repeated" in name
         }
-        first = start.weights | late
+        first = {**start.weights, **late}
         return sum(float(((value - first[name]) ** 2).sum()) for name, value in adapted.weights.items())
 
     free, held, tight = moved(0.0), moved(4.0), moved(1e5)

@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 PHASES: tuple[Phase, ...] = tuple(Phase)
 _NUMBER: Final = {phase: number for number, phase in enumerate(PHASES)}
 _KIND: Final = {(phase, kind): f"{phase.value} {kind.value}" for phase in PHASES for kind in OpKind}
+_EVEN: Final = frozenset({OpKind.CONV, OpKind.DEPTHWISE_CONV, OpKind.GEMM, OpKind.BATCH_NORM, OpKind.LAYER_NORM})
+"""Kinds that compute twice as much for twice the samples, although some of their tensors do not grow."""
 _Measure: TypeAlias = tuple[float, float, float]
 """FLOPs, bytes moved, and bytes of the outputs of an operator."""
 
@@ -79,12 +81,26 @@ def _measures(operators: Sequence[Operator]) -> list[tuple[_Measure, _Measure]]:
         tensors = (*op.inputs, None, *op.outputs, None, *op.parameters)
         key = (op.name, op.kind, op.phase, *map(id, tensors), *op.attributes.items())
         if key not in found:
-            one = two = _measure(op)
-            if op.phase is not Phase.OPTIMIZER:
-                two = _measure(_doubled(op))
-            found[key] = one, two
+            found[key] = _measured(op)
         measured.append(found[key])
     return measured
+
+
+def _measured(op: Operator) -> tuple[_Measure, _Measure]:
+    """The measures of an operator with one sample and with two.
+
+    Those of an operator all of whose tensors grow with the samples double. Products and norms compute twice as much,
+    and move what does not grow as before. Others are measured with two samples.
+    """
+    one = _measure(op)
+    fixed = [tensor.nbytes for tensor in op.inputs if tensor.batch_dim is None]
+    made = [tensor.nbytes for tensor in op.outputs if tensor.batch_dim is None]
+    still = len(fixed) + len(made)
+    if op.phase is Phase.OPTIMIZER or still == len(op.inputs) + len(op.outputs):
+        return one, one
+    if not still or op.kind in _EVEN:
+        return one, (2.0 * one[0], 2.0 * one[1] - sum(fixed) - sum(made), 2.0 * one[2] - sum(made))
+    return one, _measure(_doubled(op))
 
 
 def _doubled(op: Operator) -> Operator:
