@@ -274,3 +274,8 @@ def test_adapters_run_what_a_module_with_adapters_runs(names: tuple[str, ...]) -
             setattr(block, name, Lora(getattr(block, name), 4))
     found = amounts(tuned(captured(Own()), f"rank=4,targets={'+'.join(names)}"))
     assert found == amounts(captured(module))
+
+
+def test_frozen_modules_get_no_adapters() -> None:
+    every = tuned(GPT, "rank=4,targets=attention").num_trainable_parameters
+    assert tuned(GPT, "rank=4,targets=attention", "layers.[0-1]").num_trainable_parameters == every // LAYERS * 2

@@ -87,6 +87,41 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_models"
 
 
+SPELLED = {
+    "mobilenet_v2": "mobilenet-v2",
+    "ResNet-50": "resnet50",
+    "EfficientNet B0": "efficientnet-b0",
+    "resnext10132x8d": "resnext101-32x8d",
+    "regnet_y_1_6gf": "regnety-1.6gf",
+    "regnet_y_16gf": "regnety-16gf",
+    "GPT3_1_3B": "gpt3-1.3b",
+    "GPT3 13B": "gpt3-13b",
+    "DeepSeek_V3+mtp=2": "deepseek-v3+mtp=2",
+}
+
+
+@pytest.mark.parametrize("written", SPELLED)
+def test_a_name_may_differ_from_the_zoo_in_case_and_marks(written: str) -> None:
+    assert zoo.card(written).name == SPELLED[written]
+
+
+def test_every_name_of_the_zoo_is_known_in_other_spellings() -> None:
+    for name in zoo.names():
+        spellings = {name.upper(), name.replace("-", "_"), name.replace("-", " "), name.replace(".", "_")}
+        assert {zoo.card(written).name for written in spellings} == {name}
+
+
+@pytest.mark.parametrize("written", ["megatron17b", "resnet5_0", "mobile.net-v2", "resnet-50-", "_resnet50"])
+def test_other_points_and_marks_between_digits_are_refused(written: str) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        zoo.card(written)
+
+
+def test_a_graph_has_the_name_of_the_zoo_however_it_is_spelled() -> None:
+    assert load_model("MobileNet_V2") == load_model("mobilenet-v2")
+    assert load_model("MobileNet_V2").name == "mobilenet-v2"
+
+
 def test_a_family_is_built_by_its_dimensions() -> None:
     graph = graph_of(GPT)
     assert graph.name == GPT
@@ -258,3 +293,13 @@ def test_a_module_that_cannot_be_imported_is_told_by_its_line(
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(RequestError, match=said):
         load_model("broken:f")
+
+
+def test_a_well_known_language_model_needs_no_dimensions() -> None:
+    graph = load_model("Mamba2 130M", seq=512)
+    assert graph.name == "mamba2-130m"
+    assert graph.num_parameters / 1e6 == pytest.approx(129, rel=0.005)
+    assert zoo.card("bert-base-uncased").name == "bert-base"
+    assert zoo.card("Qwen3 14B").parameters == zoo.card("qwen3-14b").parameters
+    with pytest.raises(UnknownNameError, match="did you mean qwen3-4b"):
+        zoo.card("qwen3-9b4")

@@ -183,20 +183,48 @@ def test_layers_that_exporters_take_apart_cost_what_they_cost_whole(
     assert ours.num_parameters == theirs.num_parameters
 
 
-def test_the_new_exporter_of_pytorch_gives_the_same_operators(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
-    module = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4)
+class Both(nn.Module):  # type: ignore[misc]
+    """A recurrent layer in both directions, and GELU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.LSTM(8, 16, batch_first=True, bidirectional=True), nn.Linear(32, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(self.last(self.layer(x)[0]))
+
+
+def convolutions() -> nn.Module:
+    norms = nn.BatchNorm2d(8), nn.GroupNorm(2, 8)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), norms[0], nn.ReLU(), norms[1], nn.Flatten(), nn.Linear(512, 4)
     )
-    inputs = (torch.zeros(2, 3, 8, 8),)
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize(("make", "shape"), [(convolutions, (3, 8, 8)), (Both, (5, 8))])
+def test_the_new_exporter_of_pytorch_gives_the_same_operators(
+    optimize: bool, make: Callable[[], nn.Module], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxscript")
+    module, inputs = make().train(), (torch.zeros(2, *shape),)
+    for name, parameter in module.named_parameters():
+        if "weight" in name:
+            torch.nn.init.normal_(parameter.data)
     path = tmp_path / "new.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batch = torch.export.Dim("batch")
         torch.onnx.export(
-            module.train(), inputs, path, dynamo=True, optimize=False, verbose=False, dynamic_shapes=({0: batch},)
+            module, inputs, path, dynamo=True, optimize=optimize, verbose=False, dynamic_shapes=({0: batch},)
         )
-    assert kernels(load_model(str(path))) == kernels(captured(module, inputs))
+    ours, theirs = load_model(str(path)), captured(module, inputs)
+    for phase in Phase:
+        assert ours.flops(phase) == theirs.flops(phase)
+        assert moved(ours, phase) == pytest.approx(moved(theirs, phase), rel=0.02)
+    assert ours.num_parameters == theirs.num_parameters
+    merged = optimize and make is convolutions
+    assert ("1 batch norms that its exporter merged" in str(ours.attributes["note"])) is merged
 
 
 def test_a_fixed_batch_is_taken_for_any_number_of_samples(tmp_path: Path) -> None:

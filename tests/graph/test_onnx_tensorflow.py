@@ -115,6 +115,29 @@ def test_convolutions_with_batch_norms_of_keras_are_those_of_pytorch(batch: int 
     assert sum(n for op, n in ours if op.kind is OpKind.BATCH_NORM and op.phase is Phase.FORWARD) == 2
 
 
+def test_padding_before_a_convolution_and_relu6_of_keras_cost_what_they_cost_in_pytorch(tmp_path: Path) -> None:
+    file = File("unk__3", 16, 16, 8)
+    data = file.add("Transpose", "x", perm=[0, 3, 1, 2])
+    data = file.add("Pad", data, file.constant([0, 0, 0, 0, 0, 0, 1, 1]), file.constant(0.0, np.float32))
+    data = file.add("Conv", data, file.weight(8, 1, 3, 3), kernel_shape=[3, 3], strides=[2, 2], group=8)
+    data = batch_norm(file, data, 8, turned=True)
+    limits = file.constant(0.0, np.float32), file.constant(6.0, np.float32)
+    data = file.add("Transpose", file.add("Clip", data, *limits), perm=[0, 3, 1, 2])
+    ours = file.read(tmp_path, file.add("Conv", data, file.weight(4, 8, 1, 1), kernel_shape=[1, 1]))
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.norm = nn.Conv2d(8, 8, 3, stride=2, groups=8, bias=False), nn.BatchNorm2d(8)
+            self.two = nn.Conv2d(8, 4, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.one(nn.functional.pad(x.permute(0, 3, 1, 2), (0, 1, 0, 1)))
+            return self.two(nn.functional.relu6(self.norm(x)))
+
+    same_cost(ours, captured(Block(), 16, 16, 8))
+
+
 def layer_norm(file: File, data: str, width: int) -> str:
     mean = file.add("GlobalAveragePool", data)
     away = file.add("Sub", data, mean)

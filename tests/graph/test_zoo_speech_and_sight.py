@@ -20,11 +20,22 @@ def test_parameters_are_as_published(name: str) -> None:
 
 
 def test_a_frame_of_tacotron_costs_the_same_however_many_there_are() -> None:
-    two, three, four = (load_model(f"tacotron2:seq=16,frames={n}") for n in (2, 3, 4))
+    three, four, five = (load_model(f"tacotron2:seq=16,frames={n}") for n in (3, 4, 5))
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        assert four.flops(phase) - three.flops(phase) == pytest.approx(three.flops(phase) - two.flops(phase), rel=1e-3)
-    assert [b.count for b in four.blocks if b.scope.startswith("steps.")] == [1, 3]
-    assert four.num_parameters == two.num_parameters == 28_193_153
+        assert five.flops(phase) - four.flops(phase) == pytest.approx(four.flops(phase) - three.flops(phase), rel=1e-3)
+    assert [b.count for b in five.blocks if b.scope.startswith("steps.")] == [1, 3]
+    assert five.num_parameters == three.num_parameters == 28_193_153
+
+
+def test_gradients_of_tacotron_s_weights_are_added_once_a_frame_except_the_last() -> None:
+    graph = load_model("tacotron2:seq=16,frames=7")
+    sums = {}
+    for op, count in graph:
+        if op.phase is Phase.BACKWARD and op.name == "add":
+            sums[op.outputs[0].shape] = sums.get(op.outputs[0].shape, 0) + count
+    assert sums[(4096, 768)] == sums[(4096, 1536)] == 7 - 1
+    assert sums[(4096, 1024)] == 2 * (7 - 1)
+    assert sums[(80, 1536)] == 7 - 1
 
 
 def test_tacotron_runs_two_cells_a_frame_and_one_layer_each_way_over_the_text() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from traincast.graph import OpKind
 from traincast.measured.dp_steps import read_run, request_of
 from traincast.tables import Row, RowError
 
@@ -71,3 +72,50 @@ def test_a_rate_that_no_device_reaches_is_no_rate_of_samples() -> None:
     assert read_run(0, ROW).seconds == 0.02
     with pytest.raises(RowError, match="times the peak rate of v100-sxm3-32gb: samples may be counted in another unit"):
         read_run(0, {**ROW, "microstep_time_s": 1e-4})
+
+
+def test_a_rate_of_mel_frames_becomes_the_time_of_a_step_and_this_is_said() -> None:
+    row = {**ROW, "model": "tacotron2", "batch_per_gpu": 64, "throughput_samples_per_s": 283_000.0}
+    row = {**row, "step_time_s": None, "microstep_time_s": None}
+    run = read_run(0, row)
+    assert run.seconds == pytest.approx(16 * 64 * 566 / 283_000.0)
+    assert "the rate counts mel frames: 566 per sample, as LJSpeech has" in run.assumed
+    assert read_run(0, {**row, "throughput_samples_per_s": 500.0}).seconds == 16 * 64 / 500.0
+
+
+VIDEO: Row = {
+    **ROW,
+    "model": "wan2.1-1.3b",
+    "framework": "MaxDiffusion (JAX)",
+    "gpu_model": "TPU v7x",
+    "system": "",
+    "n_nodes": 4,
+    "gpus_per_node": 4,
+    "precision": "bf16",
+    "batch_per_gpu": 0.5,
+    "seq_len": 75_600,
+    "global_batch": 8,
+}
+
+
+def test_gpus_that_share_a_sample_divide_its_sequence() -> None:
+    strategy = request_of(VIDEO).strategy
+    assert (strategy.dp, strategy.cp, strategy.zero, strategy.recompute) == (8, 2, 0, "full")
+    assert request_of(VIDEO).global_batch == 8
+    sharded = request_of({**VIDEO, "notes": "ici_data=8 ici_fsdp=4 (32 devices)"}).strategy
+    assert (sharded.zero, sharded.shard) == (3, 2)
+    tokens = {t.shape[-2] for op, _ in request_of(VIDEO).graph if op.kind is OpKind.ATTENTION for t in op.inputs[:1]}
+    assert tokens == {75_600}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"batch_per_gpu": 0.3}, "16 GPUs do not divide into groups for one sample each"),
+        ({"model": "resnet18"}, "2 GPUs share a sample, and resnet18 has no sequence to divide between them"),
+        ({"notes": "data=3 fsdp=4"}, "a mesh of 3 x 4 is not one of 16 GPUs"),
+    ],
+)
+def test_samples_that_cannot_be_shared_are_refused(change: Row, reason: str) -> None:
+    with pytest.raises(RowError, match=reason):
+        request_of({**VIDEO, **change})

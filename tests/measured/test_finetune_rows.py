@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.measured.test_finetune import ROW, read
+from traincast.graph.zoo.known_models import known_model
 from traincast.measured.finetune_rows import as_steps, completed, model_name
 from traincast.measured.finetune_words import tuning_of
-from traincast.measured.known_models import known_model
 from traincast.strategy.prepare import memory_by_stage, prepare
 
 

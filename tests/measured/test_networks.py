@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.measured.test_dp_steps import ROW
+from traincast.graph import Phase
 from traincast.measured.dp_steps import read_row, read_run, request_of
 from traincast.measured.network_names import Named, named_network
 from traincast.strategy import lower
@@ -50,6 +51,8 @@ def test_names_of_tables_are_models_of_the_zoo(written: str, parameters: int) ->
     ("DeepFM", "deepfm"),
     ("lstm_ptb_medium", "lstm-ptb-medium"),
     ("hubert-base-ls960", "wav2vec2-base"),
+    ("Llama_3_2_11B_Vision_Instruct", "llama3.2-11b-vision"),
+    ("meta-llama/Llama-3.2-90B-Vision-Instruct", "llama3.2-90b-vision"),
 ])  # fmt: skip
 def test_other_spellings_are_found(written: str, name: str) -> None:
     assert named_network(written) == Named(name)
@@ -104,6 +107,14 @@ def test_a_row_with_adapters_trains_only_them() -> None:
     assert (
         graph.num_parameters - graph.num_trainable_parameters == request_of({**row, "notes": ""}).graph.num_parameters
     )
+
+
+def test_adapters_of_a_model_that_sees_are_in_its_language_layers() -> None:
+    row = {**SMALL, "model": "Llama_3_2_11B_Vision_Instruct", "seq_len": 512, "notes": "LoRA/PEFT"}
+    graph = request_of(row).graph
+    assert {op.scope.partition(".")[0] for op, _ in graph if "adapter" in op.attributes} == {"layers"}
+    assert not [op for op, _ in graph if op.phase is Phase.BACKWARD and op.scope.startswith("eye.")]
+    assert "adapted parts not stated: those that read text, not images" in read_row(row).assumed
 
 
 @pytest.mark.parametrize(

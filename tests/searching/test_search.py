@@ -15,7 +15,7 @@ from tests.conftest import AnalyticalCostModel, devices
 from tests.searching.problems import CNN, DEEP, MOE, TINY
 from traincast.engines import local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
-from traincast.forecast import forecast
+from traincast.forecast import forecast, predict
 from traincast.report.job import price_per_s
 from traincast.report.odds import odds
 from traincast.searching.answer import PARTS, Answer
@@ -63,6 +63,16 @@ def test_the_best_is_the_fastest_of_all_that_fit() -> None:
         )
         assert sum(candidate.shares.values()) == pytest.approx(1.0)
         assert candidate.limiter in PARTS
+
+
+def test_a_search_states_the_interval_that_a_forecast_of_the_same_plan_states() -> None:
+    for candidate in usual().candidates[:3]:
+        asked = {"strategy": candidate.request.strategy, "runtime": candidate.request.runtime.name}
+        alone = predict(
+            TINY, cluster=devices(8), global_batch=16, cost_model=AnalyticalCostModel(), use_cache=True, **asked
+        )
+        shown = candidate.report
+        assert (alone.report.low_s, alone.report.high_s) == pytest.approx((shown.low_s, shown.high_s))
 
 
 def test_the_answer_says_how_sure_it_is() -> None:

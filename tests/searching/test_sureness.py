@@ -88,6 +88,15 @@ def test_draws_lie_around_the_forecast() -> None:
         assert value == pytest.approx(each.report.step_s, rel=0.3)
 
 
+def test_draws_are_as_wide_as_the_interval_that_a_forecast_alone_states() -> None:
+    (made,) = forecasts("dp=4,micro_batch=4")
+    report = made.report
+    for low, high in ((0.4, 1.9), (0.25, 6.0)):
+        wide = replace(made, report=replace(report, low_s=low * report.step_s, high_s=high * report.step_s))
+        found = np.quantile(drawn_seconds([wide], draws=2000)[:, 0] / report.step_s, (0.05, 0.95))
+        assert found == pytest.approx([low, high], rel=0.15)
+
+
 def test_strategies_of_one_cluster_share_what_it_may_be() -> None:
     """Two that differ little differ little in every draw, however far both are from their forecast."""
     (made,) = forecasts("dp=4,micro_batch=4")

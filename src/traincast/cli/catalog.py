@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from traincast.cli import options
-from traincast.cli.output import print_json, print_table
+from traincast.cli.output import console, print_json, print_table
 from traincast.cluster.calibration import Calibration
 from traincast.cluster.hardware import Cluster, Device, Link
 from traincast.units import format_bytes, format_count, format_seconds
@@ -67,6 +67,7 @@ def models(name: str | None, as_json: bool) -> None:
         return
     rows = [(c.name, c.family, _parameters(counted(c) or c.published.get("parameters")), c.description) for c in cards]
     print_table(f"{len(rows)} models", ("model", "family", "parameters", "description"), rows, right=(2,))
+    console().print(f"and, by their released dimensions: {', '.join(sorted({*zoo.known_names()} - {*zoo.names()}))}", highlight=False)
 
 
 def _parameters(value: object) -> str:

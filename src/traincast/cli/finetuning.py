@@ -29,7 +29,7 @@ def fine_tuning() -> Decorator:
             "--freeze",
             multiple=True,
             metavar="PATTERN",
-            help="Do not train modules whose path matches PATTERN. May be given several times.",
+            help="Do not train modules whose path matches PATTERN, nor give them adapters. May be given several times.",
         )(function)
         return click.option(
             "--lora",

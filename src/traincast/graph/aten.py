@@ -66,9 +66,13 @@ _NAMES: Final[dict[OpKind, str]] = {
         "sigmoid_backward tanh tanh_ tanh_backward hardtanh hardtanh_ hardtanh_backward hardswish hardswish_ "
         "hardswish_backward hardsigmoid hardsigmoid_ hardsigmoid_backward leaky_relu leaky_relu_ "
         "leaky_relu_backward elu elu_backward softplus softplus_backward mish mish_backward glu glu_backward "
-        "relu6 _prelu_kernel _prelu_kernel_backward"
+        "relu6 _prelu_kernel _prelu_kernel_backward log_sigmoid_forward log_sigmoid_backward elu_ mish_ "
+        "celu celu_ selu selu_ rrelu_with_noise rrelu_with_noise_backward"
     ),
-    OpKind.DROPOUT: "native_dropout native_dropout_backward bernoulli bernoulli_ rand rand_like randn dropout",
+    OpKind.DROPOUT: (
+        "native_dropout native_dropout_backward bernoulli bernoulli_ rand rand_like randn dropout randn_like randint "
+        "randint_like uniform_ normal_ exponential_ random_ multinomial randperm"
+    ),
     OpKind.POOL: (
         "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward "
         "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d adaptive_max_pool2d_backward "
@@ -77,7 +81,7 @@ _NAMES: Final[dict[OpKind, str]] = {
     ),
     OpKind.REDUCTION: (
         "sum mean amax amin max min std var var_mean norm linalg_vector_norm prod any all argmax argmin cumsum "
-        "cumprod count_nonzero histc bincount logcumsumexp"
+        "cumprod count_nonzero histc bincount logcumsumexp _is_all_true _is_any_true median cummax cummin aminmax"
     ),
     OpKind.EMBEDDING: (
         "embedding embedding_dense_backward _embedding_bag _embedding_bag_dense_backward _embedding_bag_backward "
@@ -93,7 +97,9 @@ _NAMES: Final[dict[OpKind, str]] = {
         "cat stack clone copy_ copy _to_copy contiguous constant_pad_nd reflection_pad2d reflection_pad1d zeros "
         "zeros_like ones ones_like full full_like new_zeros new_ones new_full fill_ zero_ slice_backward "
         "select_backward repeat pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im as_strided_scatter "
-        "unfold_backward reflection_pad2d_backward fill split_with_sizes_copy diagonal_backward"
+        "unfold_backward reflection_pad2d_backward fill split_with_sizes_copy diagonal_backward eye diag_embed "
+        "reflection_pad1d_backward replication_pad1d replication_pad1d_backward replication_pad2d "
+        "replication_pad2d_backward linspace"
     ),
     OpKind.RESIZE: (
         "upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward "
@@ -110,7 +116,10 @@ _NAMES: Final[dict[OpKind, str]] = {
         "view_as_real polar conj_physical _conj bitwise_xor __and__ __or__ fmax fmin sigmoid_grad expm1 "
         "rotary rotary_backward causal_conv1d causal_conv1d_backward atan2 copysign hypot logit erfinv "
         "special_erfcx prelu digamma lgamma stream_weights stream_weights_backward stream_collapse "
-        "stream_collapse_backward stream_expand stream_expand_backward"
+        "stream_collapse_backward stream_expand stream_expand_backward logical_and_ logical_or_ logical_not_ "
+        "logical_xor_ bitwise_and_ bitwise_or_ bitwise_not_ maximum_ minimum_ abs_ sign_ floor_ ceil_ round_ "
+        "clamp_min_ clamp_max_ reciprocal_ remainder_ log2 log10 exp2 asin acos atan sinh cosh xlogy eq_ ne_ lt_ le_ "
+        "gt_ ge_ nan_to_num_ erf_ erfc log1p_ expm1_ heaviside _weight_norm_interface _weight_norm_interface_backward"
     ),
 }
 

@@ -42,9 +42,9 @@ class FineTuning:
     """What is trained, and how the rest is stored.
 
     ``targets`` are words (``attention``, ``mlp``, ``q`` …, see :data:`traincast.graph.finetune_targets.WORDS`) or
-    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``. Without
-    one, modules that match ``freeze`` are frozen. ``quantize`` names the format of frozen weights of linear layers
-    (see :data:`traincast.graph.storage.STORAGES`; empty: they stay in the precision of the model).
+    patterns of module paths. With an adapter, everything else is frozen except modules that match ``train``. Modules
+    that match ``freeze`` are frozen and get no adapters. ``quantize`` names the format of frozen weights of linear
+    layers (see :data:`traincast.graph.storage.STORAGES`; empty: they stay in the precision of the model).
 
     Adapters are stored in ``dtype``: fp32, or the precision of the model. Their products run in ``compute``: fp32, or
     the precision of the model, as under automatic mixed precision. ``alpha`` only scales, and costs nothing.
@@ -245,8 +245,12 @@ def _split_runs(draft: Draft, tuning: FineTuning) -> None:
 
 
 def _insert(draft: Draft, tuning: FineTuning) -> None:
-    """Add the adapters of all targets."""
-    layers = linear_layers(draft)
+    """Add the adapters of all targets that do not lie in frozen modules."""
+    layers = [
+        linear
+        for linear in linear_layers(draft)
+        if not any(matches(linear.scope, pattern) for pattern in tuning.freeze)
+    ]
     targets = resolved(layers, tuning.targets)
     chosen = {linear.index: (linear, parts) for linear in layers if (parts := chosen_parts(linear, targets))}
     _check_targets(layers, tuning)

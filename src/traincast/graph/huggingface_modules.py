@@ -8,10 +8,13 @@ operators, since the fused kernels exist on GPUs only. :func:`fused` replaces th
 from __future__ import annotations
 
 import inspect
+import linecache
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import CaptureError, MissingDependencyError, RequestError
@@ -160,7 +163,8 @@ def _sound(model: Any, main: str, seq: int | None) -> dict[str, tuple[tuple[int,
     config = model.config
     bands = getattr(config, "num_mel_bins", None)
     if main == "input_values":
-        shape: tuple[int, ...] = (_CLIP,) if bands is None else (getattr(config, "max_length", _FRAMES), bands)
+        wave = bands is None or hasattr(config, "conv_stride")  # convolutions read the waveform itself
+        shape: tuple[int, ...] = (_CLIP,) if wave or not bands else (getattr(config, "max_length", _FRAMES), bands)
     elif bands is not None and hasattr(config, "max_source_positions"):
         shape = (bands, 2 * config.max_source_positions)
     else:
@@ -208,8 +212,11 @@ def _loss(output: Any) -> torch.Tensor:
 
 
 @contextmanager
-def fused(module: torch.nn.Module) -> Iterator[None]:
-    """A context in which parts of a ``transformers`` model run as the operators that GPUs run them as."""
+def fused(module: torch.nn.Module) -> Iterator[set[str]]:
+    """A context in which parts of a ``transformers`` model run as the operators that GPUs run them as.
+
+    Yields the lines of code whose questions about data were answered by no, as they come.
+    """
     from traincast.graph.zoo import huggingface_kernels as kernels
 
     undo: list[tuple[Any, str, Any]] = []
@@ -228,8 +235,12 @@ def fused(module: torch.nn.Module) -> Iterator[None]:
             forward = kernels.norm_of(kind)
             if forward is not None and _keeps_shape(next(m for m in module.modules() if type(m) is kind)):
                 replace(kind, "forward", forward)
-        with _every_layer():
-            yield
+            experts = kernels.experts_of(kind)
+            if experts is not None:
+                replace(kind, "forward", experts)
+        asked: set[str] = set()
+        with _answers(asked):
+            yield asked
     finally:
         for owner, name, value in reversed(undo):
             setattr(owner, name, value)
@@ -247,20 +258,49 @@ def _keeps_shape(norm: Any) -> bool:
         return True
 
 
-def _every_layer() -> Any:
-    """A context in which layers that training skips at random all run: LayerDrop draws one number per layer."""
+def _answers(asked: set[str]) -> Any:
+    """A context that answers what a model asks of data, which a trace has not; ``asked`` gets the lines of code.
+
+    Layers that training skips at random all run: LayerDrop draws one number per layer. An assertion holds. Anything
+    else that is asked as yes or no (whether some token is padding, say) is answered by no. Where a mask chooses the
+    elements that are set, as in SpecAugment, all are written, so that shapes do not depend on it.
+    """
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.overrides import TorchFunctionMode
 
-    class EveryLayer(TorchFunctionMode):  # type: ignore[misc]
+    class Answers(TorchFunctionMode):  # type: ignore[misc]
         """Draws 1 where a single number between 0 and 1 is drawn, which no chance of skipping reaches."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.rand and args in (([],), ((),)):
                 return 1.0
+            if func in (torch.Tensor.item, torch.Tensor.__bool__) and isinstance(args[0], FakeTensor):
+                frame = _caller()
+                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                if linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("assert "):
+                    return args[0].dtype is torch.bool
+                if args[0].dtype is torch.bool:
+                    asked.add(place)
+                    return False
+            if func is torch.Tensor.__setitem__ and _is_mask(args[1]) and args[1].ndim <= args[0].ndim:
+                data, mask, value = args
+                chosen = mask.reshape(*mask.shape, *[1] * (data.ndim - mask.ndim))
+                return data.copy_(torch.where(chosen, torch.as_tensor(value, dtype=data.dtype), data))
             return func(*args, **(kwargs or {}))
 
-    return EveryLayer()
+    def _is_mask(index: Any) -> bool:
+        return isinstance(index, FakeTensor) and index.dtype is torch.bool
+
+    return Answers()
+
+
+def _caller() -> FrameType:
+    """The frame of the model's code that called PyTorch."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "traincast"):
+        frame = frame.f_back
+    return frame
 
 
 def _register(transformers: Any) -> None:

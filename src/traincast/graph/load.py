@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_SEQ = 10_000_000
+_ANSWERED = "forecast as if the answer were no (no padding, nothing special)"
 _WRITTEN_OUT = "cannot run with fused attention in transformers: its attention is forecast as it is written out"
 
 
@@ -78,7 +79,7 @@ def load_model(
             return load_jax(step, spec)
         return capture_module(load_factory(spec, seq=seq), name=spec, progress=progress)
     card = zoo.card(spec)
-    return _of_family(_Wanted(spec, spec, card.family, card.parameters, seq), use_cache, progress)
+    return _of_family(_Wanted(card.name, card.name, card.family, card.parameters, seq), use_cache, progress)
 
 
 def _holds_config(path: Path) -> bool:
@@ -127,17 +128,21 @@ def load_transformers(
 
     require_torch(f"tracing {name}")
     traceable = transformers_model(data, seq=seq)
+    notes = []
     try:
-        with fused(traceable.module):
-            return capture_module(traceable, name=name, progress=progress)
+        with fused(traceable.module) as asked:
+            graph = capture_module(traceable, name=name, progress=progress)
     except CaptureError as error:
         traceable = transformers_model(data, seq=seq, eager=True)
         try:
-            with fused(traceable.module):
+            with fused(traceable.module) as asked:
                 graph = capture_module(traceable, name=name, progress=progress)
         except CaptureError:
             raise error from error.__cause__
-        return replace(graph, attributes={**graph.attributes, "note": f"{name} {_WRITTEN_OUT}"})
+        notes.append(f"{name} {_WRITTEN_OUT}")
+    if asked:
+        notes.append(f"{name} decides by its data at {', '.join(sorted(asked))}: {_ANSWERED}")
+    return replace(graph, attributes={**graph.attributes, "note": "; ".join(notes)}) if notes else graph
 
 
 def _plain(value: object) -> str:

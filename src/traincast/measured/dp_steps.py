@@ -9,9 +9,9 @@ from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.graph.finetune import FineTuning, fine_tuned
-from traincast.graph.work_amount import model_flops
 from traincast.measured.finetune_graph import tuned_graph
 from traincast.measured.finetune_words import trains_adapters, tuning_of
+from traincast.measured.frames import as_samples
 from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
@@ -24,8 +24,6 @@ from traincast.tables import Row, RowError, figure, text, whole
 
 NEEDS: Final = ("model", "gpu_model", "n_gpus", "precision", "batch_per_gpu", "step_time_s")
 _PYTORCH_2: Final = 23.02
-_MOST_OF_PEAK: Final = 3.0
-"""Multiple of the peak rate that no step reaches, not even with Winograd's or Fourier's convolutions."""
 _ROUNDED: Final = 0.02
 """How far a batch computed from rounded figures may be from a whole number."""
 _TENSORFLOW: Final = re.compile(r"^(?:tf\W?)?(?:keras|tf)(?!.*(?:jax|torch))", re.IGNORECASE)
@@ -35,6 +33,8 @@ _COMPILED: Final = "tpu"
 _ZERO: Final = re.compile(r"\bzero_([123])\b")
 _SPLIT: Final = re.compile(r"\b(?:tp=|model parallel )(\d+)\b")
 """How the notes of a row say that states are sharded, or that layers are split."""
+_MESH: Final = re.compile(r"\b(?:\w+_)?data=(\d+)\W+(?:\w+_)?fsdp=(\d+)\b")
+"""How the notes of a row give the axes of a mesh of JAX, over the second of which states are sharded."""
 _STATE_BYTES: Final = {0: (16.0, 0.0), 1: (4.0, 12.0), 2: (2.0, 14.0), 3: (0.0, 16.0)}
 """Bytes per parameter that each replica holds, and that all replicas share, by stage of ZeRO: 16 bits and Adam."""
 _IN_LIBRARY: Final = ("vit", "swin")
@@ -51,7 +51,8 @@ def read_run(index: int, row: Row) -> Measured:
     seconds = _seconds(row)
     reading = read_row(row)
     request = reading.request
-    _check_unit(request, seconds)
+    counted: list[str] = []
+    seconds = as_samples(request, seconds, counted)
     loading = loading_s(
         row,
         family=request.graph.name.partition(":")[0].partition("-")[0],
@@ -65,21 +66,8 @@ def read_run(index: int, row: Row) -> Measured:
         request=request,
         seconds=seconds,
         loading_s=loading,
-        assumed=(*reading.assumed, *said),
+        assumed=(*reading.assumed, *counted, *said),
     )
-
-
-def _check_unit(request: Request, seconds: float) -> None:
-    """Refuse a run whose products would need far more than the peak rate: it counts something else than samples."""
-    per_sample = sum(model_flops(op) * count for op, count in request.graph)
-    rate = per_sample * request.global_batch / request.cluster.num_devices / seconds
-    device = request.cluster.device
-    peak = max(device.peak_flops.values())
-    if rate > _MOST_OF_PEAK * peak:
-        raise RowError(
-            f"a step of {seconds:.3g} s would need {rate / peak:.0f} times the peak rate of {device.name}: "
-            "samples may be counted in another unit, such as frames"
-        )
 
 
 def _seconds(row: Row) -> float:
@@ -91,14 +79,28 @@ def _seconds(row: Row) -> float:
     seconds = figure(row, "microstep_time_s" if one else "step_time_s")
     rate = figure(row, "throughput_samples_per_s")
     if seconds is None and rate and rate > 0:
-        seconds = whole(row, "n_gpus") * _batch(row, []) * _accumulation(row) / rate
+        seconds = whole(row, "n_gpus") // _sharers(row) * _batch(row, []) * _accumulation(row) / rate
     if not seconds or seconds <= 0:
         raise RowError("no step time is stated")
     return seconds
 
 
+def _sharers(row: Row) -> int:
+    """Return how many GPUs compute one sample together: 2 if a row states half a sample per GPU; usually 1."""
+    stated, devices = figure(row, "batch_per_gpu"), whole(row, "n_gpus")
+    sharers = round(1 / stated) if stated and 0 < stated < 1 else 1
+    if sharers > 1 and (abs(sharers * (stated or 0) - 1) > _ROUNDED or devices % sharers):
+        raise RowError(f"batch_per_gpu is {stated:g}: {devices} GPUs do not divide into groups for one sample each")
+    return sharers
+
+
 def _batch(row: Row, assumed: list[str]) -> int:
-    """Return the samples of a GPU in one microbatch: as stated, or those that rate and time of a step make."""
+    """Return the samples of a GPU in one microbatch: as stated, or those that rate and time of a step make.
+
+    If several GPUs share a sample, it is one.
+    """
+    if _sharers(row) > 1:
+        return 1
     rate, seconds = figure(row, "throughput_samples_per_s"), figure(row, "step_time_s")
     if figure(row, "batch_per_gpu") is not None or not rate or not seconds:
         return whole(row, "batch_per_gpu")
@@ -111,7 +113,7 @@ def _batch(row: Row, assumed: list[str]) -> int:
 
 def _accumulation(row: Row) -> int:
     """Return the microbatches of a step: as stated, or global batch over the batch of all GPUs, or 1."""
-    total, share = figure(row, "global_batch"), whole(row, "n_gpus") * _batch(row, [])
+    total, share = figure(row, "global_batch"), whole(row, "n_gpus") // _sharers(row) * _batch(row, [])
     if figure(row, "grad_accum") is None and "microstep_time_s" not in row and total and total % share == 0:
         return int(total) // share
     return whole(row, "grad_accum", 1)
@@ -129,7 +131,7 @@ def read_row(row: Row) -> Reading:
     """
     notes = text(row, "notes").lower()
     assumed: list[str] = []
-    devices, batch = whole(row, "n_gpus"), _batch(row, assumed)
+    devices, batch, sharers = whole(row, "n_gpus"), _batch(row, assumed), _sharers(row)
     place = dp_cluster_of(row, assumed)
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
@@ -139,25 +141,27 @@ def read_row(row: Row) -> Reading:
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
     optimizer_of(row, optimizer_name(graph), assumed)
     accumulate = _accumulation(row)
-    total = figure(row, "global_batch")
-    if figure(row, "grad_accum") is None and not total:
-        assumed.append(unstated("accumulation", "one microbatch compared"))
-    elif total and total != batch * devices * accumulate:
-        assumed.append(
-            f"global_batch differs from the batch of all GPUs: {batch * devices * accumulate} instead of {total:g}"
-        )
-    if text(row, "flag"):
-        assumed.append(f"the table flags this row: {text(row, 'flag')}")
+    samples = batch * (devices // sharers) * accumulate
+    _say_batch(row, samples, assumed)
     split = _SPLIT.search(notes)
     tp = int(split[1]) if split else 1
-    if devices % tp:
-        raise RowError(f"{devices} GPUs do not divide into groups of {tp}")
+    cp = sharers // tp if sharers % tp == 0 else 1
+    if devices % (tp * cp):
+        raise RowError(f"{devices} GPUs do not divide into groups of {tp * cp}")
+    if cp > 1:
+        if not any(op.kind is OpKind.ATTENTION for op, _ in graph):
+            raise RowError(f"{sharers} GPUs share a sample, and {graph.name} has no sequence to divide between them")
+        assumed.append(f"{sharers} GPUs share a sample: its sequence is divided between {cp}")
+        assumed.append(unstated("recompute", runtime.recompute))
+    mesh = _MESH.search(notes)
     strategy = Strategy(
-        dp=devices // tp,
+        dp=devices // tp // cp,
         tp=tp,
+        cp=cp,
         num_microbatches=accumulate,
-        zero=zero,  # type: ignore[arg-type]
-        recompute="full" if "gradient checkpointing" in notes else "none",
+        zero=3 if mesh else zero,  # type: ignore[arg-type]
+        shard=_shard(devices, int(mesh[1]), int(mesh[2])) if mesh else 0,
+        recompute="full" if "gradient checkpointing" in notes else runtime.recompute if cp > 1 else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
     request = Request(
@@ -166,9 +170,27 @@ def read_row(row: Row) -> Reading:
         strategy=strategy,
         runtime=runtime,
         precision=load_precision(supported(precision, place.device, assumed)),
-        global_batch=batch * devices * accumulate,
+        global_batch=samples,
     )
     return Reading(request=request, assumed=tuple(assumed))
+
+
+def _say_batch(row: Row, samples: int, assumed: list[str]) -> None:
+    """Add a sentence to ``assumed`` if a row does not state its global batch, or another one than ``samples``."""
+    total = figure(row, "global_batch")
+    if figure(row, "grad_accum") is None and not total:
+        assumed.append(unstated("accumulation", "one microbatch compared"))
+    elif total and total != samples:
+        assumed.append(f"global_batch differs from the batch of all GPUs: {samples} instead of {total:g}")
+    if text(row, "flag"):
+        assumed.append(f"the table flags this row: {text(row, 'flag')}")
+
+
+def _shard(devices: int, data: int, fsdp: int) -> int:
+    """Return how many of ``devices`` hold the parts of one state; a mesh may count each of them as several cores."""
+    if data * fsdp % devices or fsdp * devices % (data * fsdp) or fsdp * devices < 2 * data * fsdp:
+        raise RowError(f"a mesh of {data} x {fsdp} is not one of {devices} GPUs with sharded states")
+    return fsdp * devices // (data * fsdp)
 
 
 def _as_computed(precision: str, device: Device, assumed: list[str]) -> str:

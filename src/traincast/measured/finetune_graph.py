@@ -26,6 +26,8 @@ _LAST_LAYERS: Final = 2
 """Layers that are trained if all others are frozen, LLaMA-Factory's default."""
 _TILE: Final = 128
 """Side of the tiles of scores that kernels of attention compute at once."""
+_EYE: Final = "eye"
+"""The part of a model that sees images. LLaMA-Factory, ms-swift, NeMo and the scripts of Optimum Habana freeze it."""
 _FP32: Final = {"reads": "fp32", "writes": "fp32"}
 
 
@@ -66,13 +68,18 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
     targets = _targets(tuning, runtime, assumed)
     if _family(runtime):
         targets = _joined(graph, targets)
-    rank = _rank(graph, tuning, runtime, targets, assumed)
+    sees = any(op.scope.partition(".")[0] == _EYE for op in graph.operators)
+    if sees:
+        assumed.append(unstated("adapted parts", "those that read text, not images"))
+    frozen = (_EYE,) if sees else ()
+    rank = _rank(graph, tuning, runtime, FineTuning(adapter="lora", rank=1, targets=targets, freeze=frozen), assumed)
     tuned = _frozen(
         graph,
         FineTuning(
             adapter="lora",
             rank=rank,
             targets=targets,
+            freeze=frozen,
             quantize=tuning.quantize,
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
@@ -151,12 +158,12 @@ def _joined(graph: OperatorGraph, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for target in targets for name in whole.get(target, (target,))))
 
 
-def _rank(graph: OperatorGraph, tuning: Tuning, runtime: Runtime, targets: tuple[str, ...], assumed: list[str]) -> int:
-    """Return the stated rank of LoRA, or the one that has the stated number of trained parameters."""
+def _rank(graph: OperatorGraph, tuning: Tuning, runtime: Runtime, least: FineTuning, assumed: list[str]) -> int:
+    """Return the stated rank of LoRA, or the one that has the stated number of trained parameters; ``least`` has 1."""
     if tuning.rank and (tuning.method in ("lora", "dora") or not tuning.trainable):
         return tuning.rank
     if tuning.trainable:
-        one = _frozen(graph, FineTuning(adapter="lora", rank=1, targets=targets)).num_trainable_parameters
+        one = _frozen(graph, least).num_trainable_parameters
         return max(1, round(tuning.trainable / one))
     usual = _USUAL_RANK[_family(runtime)]
     assumed.append(unstated("rank of the adapters", usual))

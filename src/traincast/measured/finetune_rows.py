@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from traincast.errors import UnknownNameError
-from traincast.measured.known_models import known_model
+from traincast.graph.zoo.known_models import known_model
 from traincast.measured.models import zoo_name
 from traincast.measured.run import unstated
 from traincast.strategy import find_runtime

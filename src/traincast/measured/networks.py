@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from traincast.graph import OperatorGraph, zoo
 from traincast.measured.classifiers import classifier_of
+from traincast.measured.frames import SPEECH
 from traincast.measured.models import model
 from traincast.measured.network_names import named_network
 from traincast.measured.recipes import recipe_of
@@ -39,6 +41,8 @@ _MOST_POSITIONS: Final = 512
 """Tokens that encoders of text read at most if they do not say otherwise (Devlin et al. 2019)."""
 _POSITION_STEP: Final = 16
 """Longest texts are multiples of this; RoBERTa has two positions more, which are not for tokens."""
+_VIDEOS: Final = {32_760: (480, 832), 75_600: (720, 1280)}
+"""Height and width of Wan's videos of 81 frames by their tokens, for the two sizes that it is published for."""
 _SIDES: Final = ("resolution", "image")
 """Names that families give to the side of their square images."""
 _NO_SEQUENCE: Final = ("vit", "clip", "bridgetower", "whisper", "nmt", "nmt-luong", "transformer")
@@ -61,7 +65,7 @@ def network_of(row: Row, assumed: list[str]) -> OperatorGraph:
     seq = _length(row, card, assumed) if "seq" in card.parameters and card.family not in _NO_SEQUENCE else None
     changes = {**found.differs, **_changes(row, card, task, seq, assumed)}
     graph = classifier_of(row, model(_changed(card, changes) if changes else name, seq))
-    _say_input(row, card, graph, assumed)
+    _say_input(row, replace(card, parameters={**card.parameters, **changes}), graph, assumed)
     return graph
 
 
@@ -89,6 +93,8 @@ def _changes(row: Row, card: zoo.ModelCard, task: str, seq: int | None, assumed:
         entities = _ENTITIES.get(text(row, "task").lower(), card.parameters["entities"])
         if entities != card.parameters["entities"]:
             changes["entities"] = entities
+    if card.family == "wan" and (video := _VIDEOS.get(int(figure(row, "seq_len") or 0))):
+        changes["height"], changes["width"] = video
     changes |= _by_recipe(row, card)
     parallelism = text(row, "parallelism")
     if "embedding" in parallelism and card.family != "dlrm":
@@ -119,6 +125,8 @@ def _by_recipe(row: Row, card: zoo.ModelCard) -> dict[str, int | str]:
     found: dict[str, int | str] = {}
     if recipe is not None and recipe.target and card.family == "t5":
         found["target_seq"] = recipe.target
+    if card.family in SPEECH and not text(row, "input_resolution"):
+        found["frames"] = SPEECH[card.family].frames
     if recipe is not None and recipe.seconds and "samples" in card.parameters:
         found["samples"] = recipe.sound_samples
     if card.family == "ast" and _SHORT_SOUND.search(text(row, "model").lower()):
@@ -132,6 +140,8 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
     A length that is not stated is the one that the script of the row's dataset cuts or pads to.
     """
     seq = figure(row, "seq_len")
+    if not seq and card.family in SPEECH:
+        return SPEECH[card.family].symbols
     recipe = recipe_of(row)
     if not seq and recipe is not None and recipe.tokens:
         most = int(card.parameters.get("max_positions", 0)) or (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from traincast.measured.known_models import known_model
+from traincast.graph.zoo.known_models import known_model
 
 _ZOO: Final = {
     "deepseek3671b": "deepseek-v3",
@@ -52,7 +52,8 @@ def names(written: str) -> list[str]:
     """Return the names that a table may mean, without publisher and task, the most literal first."""
     lower = re.sub(r"\(.*?\)", "", written.lower()).strip()
     short = _PUBLISHERS.sub("", lower)
-    return [lower, _TASKS.sub("", lower), short, _TASKS.sub("", short)]
+    found = [lower, _TASKS.sub("", lower), short, _TASKS.sub("", short)]
+    return [*found, _TASKS.sub("", short.replace("_", "-"))]
 
 
 def spellings(written: str) -> list[str]:

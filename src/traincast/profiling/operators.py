@@ -107,9 +107,8 @@ def request_sources(text: str) -> tuple[tuple[str, ...], tuple[Path, ...], bool]
         elif item.endswith(".json") and is_operator_set(Path(item)):
             files.append(Path(item))
         elif item != "opset":
-            if item.partition(":")[0] in zoo.FAMILIES or (":" not in item and not item.endswith(".json")):
-                zoo.card(item)
-            models.append(item)
+            of_zoo = item.partition(":")[0] in zoo.FAMILIES or (":" not in item and not item.endswith(".json"))
+            models.append(zoo.card(item).name if of_zoo else item)
     return tuple(dict.fromkeys(models)), tuple(files), "opset" in items
 
 

@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from traincast.report.outlook import UNCALIBRATED
-
 UNCALIBRATED_MEDIAN: Final = 1.08
 """The median run on a cluster that is not calibrated takes this multiple of its forecast.
 
@@ -55,8 +53,3 @@ class Odds:
 def odds(step_s: float, low_s: float, high_s: float, *, calibrated: bool) -> Odds:
     """Return the odds of a step with the forecast ``step_s`` and the 90 % interval from ``low_s`` to ``high_s``."""
     return Odds(median_s=step_s * (1.0 if calibrated else UNCALIBRATED_MEDIAN), low_s=low_s, high_s=high_s)
-
-
-def usual_odds() -> Odds:
-    """Return the odds of a step that is forecast to take 1 s on an uncalibrated cluster."""
-    return odds(1.0, *UNCALIBRATED, calibrated=False)

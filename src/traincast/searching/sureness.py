@@ -5,8 +5,9 @@ by random factors. Candidates share the factors of what they share: hosts have o
 property of the framework; products and memory have one per device; links have one per cluster. So errors of strategies
 on one cluster are correlated, and errors of different devices are not. The spread of a factor is that of measured
 clusters around their forecasts. On a device without measurements it is wider: it includes the errors of estimates for
-devices left out of the fit. A further factor covers what these do not explain: one for all uncalibrated clusters, and
-one per calibrated cluster with the spread that its calibration leaves. The last factor is the spread of repeated runs.
+devices left out of the fit. A further factor covers what these leave of a step's 90 % interval, so that a search draws
+steps as wide as a forecast of the strategy alone says: one for all uncalibrated clusters, and one per calibrated
+cluster with the spread that its calibration leaves. The last factor is the spread of repeated runs.
 The chance of a candidate is the share of draws in which it is the fastest.
 """
 
@@ -25,7 +26,7 @@ from traincast.cluster import FACTORS, Calibration, Cluster
 from traincast.cluster.calibrated import calibrated_clusters
 from traincast.estimate.calibrated import Parts
 from traincast.forecast import Forecast
-from traincast.report.odds import usual_odds
+from traincast.report.odds import Odds, odds
 from traincast.simulate.evaluate import Evaluator
 
 Floats = npt.NDArray[np.float64]
@@ -63,16 +64,16 @@ class Draws:
         self.count = count
         self._seed = seed
         self._drawn = 0
-        usual = usual_odds()
-        uniform = self._random("unexplained").uniform(1e-6, 1.0 - 1e-6, count)
-        self._unexplained = np.array([usual.quantile(chance) for chance in uniform.tolist()])
+        self._unexplained: list[float] = self._random("unexplained").uniform(1e-6, 1.0 - 1e-6, count).tolist()
 
     def seconds(self, forecast: Forecast) -> Floats:
         """Return the step time of ``forecast`` in every draw, in seconds."""
         calibration = forecast.request.cluster.calibration
         if calibration is None:
-            drawn: Floats = self._uncalibrated(forecast) * self._unexplained * self._repeats(REPEATS)
-            return drawn
+            drawn = self._uncalibrated(forecast)
+            rest = _rest(forecast, drawn)
+            factors: Floats = np.array([rest.quantile(chance) for chance in self._unexplained])
+            return drawn * factors * self._repeats(REPEATS)
         report = forecast.report
         own = max(REPEATS, math.log(calibration.high / calibration.low) / _NINETY)
         whole = math.log(report.high_s / report.low_s) / _NINETY
@@ -112,6 +113,22 @@ class Draws:
 
     def _random(self, *what: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, zlib.crc32(" ".join(what).encode())])
+
+
+def _rest(forecast: Forecast, drawn: Floats) -> Odds:
+    """Return the odds of the factor that ``drawn`` times lack to be spread as the interval of ``forecast`` says."""
+    report = forecast.report
+    whole = odds(report.step_s, report.low_s, report.high_s, calibrated=False)
+    low, middle, high = np.quantile(drawn, (0.05, 0.5, 0.95)).tolist()
+    median = whole.median_s / report.step_s
+    below, above = (
+        math.sqrt(max(0.0, math.log(max(wide, 1.0)) ** 2 - math.log(known) ** 2))
+        for wide, known in (
+            (whole.median_s / whole.low_s, middle / low),
+            (whole.high_s / whole.median_s, high / middle),
+        )
+    )
+    return Odds(median_s=median, low_s=median * math.exp(-below), high_s=median * math.exp(above))
 
 
 def _owner(factor: str, cluster: Cluster) -> tuple[str, ...]:

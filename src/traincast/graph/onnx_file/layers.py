@@ -63,14 +63,15 @@ def paddings(call: Call, data: torch.Tensor, kernel: list[int], stride: list[int
 
 
 def padded(data: torch.Tensor, pads: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
-    """``data`` and the symmetric padding that is left for a kernel; uneven padding is an operator of its own."""
+    """``data`` and the padding that both sides have, which is left for a kernel; what one has more is an operator."""
     import torch
 
     half = len(pads) // 2
     if pads[:half] == pads[half:]:
         return data, pads[:half]
-    pairs = [p for n in reversed(range(half)) for p in (pads[n], pads[half + n])]
-    return torch.nn.functional.pad(data, pairs, value=value), [0] * half
+    even = [min(pair) for pair in zip(pads[:half], pads[half:], strict=True)]
+    pairs = [p - even[n] for n in reversed(range(half)) for p in (pads[n], pads[half + n])]
+    return torch.nn.functional.pad(data, pairs, value=value), even
 
 
 def _bias(call: Call, position: int) -> torch.Tensor | None:
@@ -207,7 +208,8 @@ def _group_norm(call: Call) -> torch.Tensor:
 
     groups = int(call.known(3).shape[0]) if call.has(3) else int(call.get("num_groups", 1))
     epsilon = float(call.get("epsilon", 1e-5))
-    return torch.nn.functional.group_norm(call.tensor(0), groups, call.optional(1), call.optional(2), epsilon)
+    weight, bias = (None if t is None else t.reshape(-1) for t in (call.optional(1), call.optional(2)))
+    return torch.nn.functional.group_norm(call.tensor(0), groups, weight, bias, epsilon)
 
 
 def _instance_norm(call: Call) -> torch.Tensor:

@@ -10,6 +10,7 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.graph.capture import capture, require_torch
 from traincast.graph.light_torch import without_compiler
 from traincast.graph.onnx_file.network import Input, OnnxNetwork
+from traincast.graph.onnx_file.optimized import without_optimizations
 from traincast.graph.onnx_file.read import read_network
 from traincast.graph.onnx_file.rewrite import rewritten
 from traincast.graph.operator import OperatorGraph
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _NO_LOSS: Final = "has no loss: the sum of its outputs is taken"
+_MERGED: Final = "batch norms that its exporter merged into convolutions: they are forecast as they were before"
 _UNNAMED: Final = ("dim 0 of ", "unk__")
 """Beginnings of names that stand for no name: a file has one for each input."""
 _BATCH_WORDS: Final = ("batch", "n", "b", "bs", "unk__0", "n_samples")
@@ -31,11 +33,15 @@ def load_onnx(path: Path, *, seq: int | None = None, progress: Progress | None =
     The file gives the forward pass. The loss is the file's scalar output or, if it has none, the sum of its outputs,
     and the graph's attribute ``note`` says so. ``seq`` is the length of open dims other than the batch.
     """
-    network = rewritten(read_network(path))
+    read, norms = without_optimizations(read_network(path))
+    network = rewritten(read)
     require_torch(f"tracing {path}")
     with without_compiler():
         graph = capture(traceable(network, seq=seq), name=path.stem, progress=progress)
-    return graph if network.has_loss else replace(graph, attributes={"note": f"{path.name} {_NO_LOSS}"})
+    notes = [] if network.has_loss else [f"{path.name} {_NO_LOSS}"]
+    if norms:
+        notes.append(f"{path.name} has {norms} {_MERGED}")
+    return replace(graph, attributes={"note": "; ".join(notes)}) if notes else graph
 
 
 def traceable(network: OnnxNetwork, *, seq: int | None) -> Traceable:

@@ -91,6 +91,7 @@ class _Patterns(OnnxIndex):
             for plus, half in (
                 (one, other),
                 (other, one),
+                *(((self._unhalved(one), other),) if self._unhalved(one) else ()),
                 *((tuple(inner.inputs), inner.inputs[::-1]) if inner else ()),
             ):
                 data = self._of_erf(plus)
@@ -100,6 +101,12 @@ class _Patterns(OnnxIndex):
                 if half == data or (halved is not None and data in halved.inputs):
                     return replace(node, op="Gelu", inputs=(data,), attributes={})
         return None
+
+    def _unhalved(self, name: str) -> str:
+        """What ``name`` is a constant times of; "" if it is no such product."""
+        product = self.maker(name, "Mul")
+        parts = self.split_by(product, self.is_host) if product else None
+        return parts[0] if parts else ""
 
     def _of_erf(self, name: str) -> str | None:
         """``x`` if ``name`` is ``1 + erf(x / √2)``."""

@@ -1,5 +1,6 @@
 """The model zoo: well-known networks in plain PyTorch, named by files."""
 
+from traincast.graph.zoo.known_models import known_names
 from traincast.graph.zoo.registry import (
     FAMILIES,
     ModelCard,
@@ -20,6 +21,7 @@ __all__ = [
     "build",
     "card",
     "defaults_of",
+    "known_names",
     "names",
     "no_sequence",
     "split_further",

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from traincast.graph.recorder import BATCH
 from traincast.graph.zoo import kernels, scans
 
 
@@ -59,6 +60,60 @@ def experts_forward(
         outer = outer + module.down_proj_bias.index_select(0, expert)
     outer = outer * top_k_weights.reshape(-1).index_select(0, order)[:, None]
     return torch.zeros_like(hidden_states).index_add(0, token, outer)
+
+
+def experts_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | None:
+    """What replaces ``forward`` of experts that run one after the other on the rows sent to each, which data decide."""
+    if not kind.__module__.startswith("transformers.") or "forward" not in vars(kind) or hasattr(kind, "_apply_gate"):
+        return None
+    taken = list(inspect.signature(kind.forward).parameters)[1:]
+    if taken == list(inspect.signature(experts_forward).parameters)[1:]:
+        return _experts
+    return _in_turn if taken == ["hidden_states", "selected_experts", "routing_weights"] else None
+
+
+def _share(rows: int, part: int, whole: int) -> int:
+    """Rows of ``part`` of ``whole`` experts that are used alike, the same number for each sample of the batch."""
+    return max(1, round(rows // BATCH * part / whole)) * BATCH
+
+
+def _experts(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Grouped products; experts that return their input (``total_experts`` counts them) take their share of rows."""
+    inner = getattr(self, "mlp", self)
+    if hasattr(inner, "v1"):
+        split = (-1, inner.ffn_hidden_size, inner.hidden_size)
+        ups, down = [w.view(split).mT for w in (inner.w1, inner.v1)], inner.w2.view(split)
+    else:
+        ups, down = [self.gate_up_proj[: len(self.down_proj)].mT], self.down_proj.mT
+    act = inner.activation_fn if hasattr(inner, "activation_fn") else inner.act_fn
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    expert, order = top_k_index.reshape(-1).sort(stable=True)
+    kept = _share(len(order), len(down), getattr(self, "total_experts", len(down)))
+    order, expert = order[:kept], expert[:kept]
+    token = order // top_k_index.shape[-1]
+    ends = torch.searchsorted(expert, torch.arange(len(down), device=expert.device), right=True)
+    rows = x.index_select(0, token)
+    made = [kernels.grouped_mm(rows, up, ends) for up in ups]
+    gate, up = made if len(made) == 2 else made[0].chunk(2, dim=-1)
+    outer = kernels.grouped_mm(act(gate) * up, down, ends)
+    outer = outer * top_k_weights.reshape(-1).index_select(0, order)[:, None]
+    return torch.zeros_like(x).index_add(0, token, outer).view(hidden_states.shape)
+
+
+def _in_turn(
+    self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
+) -> torch.Tensor:
+    """Each expert, a module of its own, on an equal share of the rows (Switch Transformer: one expert per row)."""
+    experts = list(self.values())
+    share = _share(len(hidden_states), 1, len(experts))
+    chosen = selected_experts.reshape(len(hidden_states), -1)
+    total = torch.zeros_like(hidden_states)
+    for number, expert in enumerate(experts):
+        rows = chosen[:, number].sort(descending=True)[1][:share]
+        total = total.index_add(0, rows, expert(hidden_states[rows]) * routing_weights[rows])
+    return total
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads_dim: int) -> torch.Tensor:

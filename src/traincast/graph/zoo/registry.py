@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph.operator import Scalar
+from traincast.graph.zoo.known_models import known_model, known_names, spelled
 
 if TYPE_CHECKING:
     from traincast.graph.zoo.traceable import Traceable
@@ -148,17 +149,18 @@ def _card(name: str) -> ModelCard:
 def card(spec: str) -> ModelCard:
     """Returns the card of a zoo model (``resnet50``) or of a family by dimensions (``gpt:layers=24,hidden=2048``).
 
-    Either may end in ``+mtp`` or ``+mtp=2``: see :func:`with_further`.
+    A name may be spelled ``ResNet-50`` or ``mobilenet_v2``: the card has the name of the zoo. Well-known language
+    models that have no card (``qwen3-14b``) are families by the dimensions that their publishers released. Either may
+    end in ``+mtp`` or ``+mtp=2``: see :func:`with_further`.
     """
     plain, further = split_further(spec)
     if further is not None:
         known = card(plain)
         depths = further or int(known.published.get("mtp", 1))
-        return replace(known, name=spec, parameters=with_further(spec, known.family, known.parameters, depths))
+        name = known.name + spec.removeprefix(plain)
+        return replace(known, name=name, parameters=with_further(spec, known.family, known.parameters, depths))
     if ":" not in spec:
-        if spec not in _names():
-            raise UnknownNameError("model", spec, _names(), hint="`traincast models` lists all")
-        return _card(spec)
+        return _named(spec.strip())
     family, _, text = spec.partition(":")
     if family not in FAMILIES:
         raise UnknownNameError("model family", family, FAMILIES)
@@ -169,6 +171,37 @@ def card(spec: str) -> ModelCard:
         parameters=_dimensions(spec, text),
         published={},
     )
+
+
+@cache
+def _named(written: str) -> ModelCard:
+    """Return the card of the one model that ``written`` spells."""
+    if written in _names():
+        return _card(written)
+    found = [name for name in _names() if _spells(written, name)]
+    if len(found) == 1:
+        return _card(found[0])
+    spec = known_model(written)
+    if spec is None:
+        raise UnknownNameError(
+            "model", written, found or {*_names(), *known_names()}, hint="`traincast models` lists all"
+        )
+    known = card(spec)
+    if ":" not in spec:
+        return known
+    return replace(known, name=spelled(written), description=f"{known.family} by its released dimensions")
+
+
+def _spells(written: str, name: str) -> bool:
+    """Return whether ``written`` differs from the ``name`` of a model only in case and in marks between its parts.
+
+    ``_``, ``-`` and a space are the same; they may be left out, and added except between two digits: ``gpt3_1_3b`` is
+    not ``gpt3-13b``. They may stand for the point of ``name``, which cannot be left out.
+    """
+    marks = {"-": "[-_ ]?", ".": "[-_ .]"}
+    pattern = "".join(marks.get(letter, re.escape(letter)) for letter in name)
+    pattern = re.sub(r"(?<=[a-z])(?=[a-z0-9])|(?<=[0-9])(?=[a-z])", marks["-"], pattern)
+    return re.fullmatch(pattern, written.strip(), re.IGNORECASE) is not None
 
 
 def split_further(spec: str) -> tuple[str, int | None]:

@@ -23,6 +23,14 @@ def _conv_norm(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv1d(inputs, outputs, _TAPS, padding=_TAPS // 2), nn.BatchNorm1d(outputs))
 
 
+class Text(NamedTuple):
+    """What every frame attends to: states and keys, [batch, seq, width], and where text has ended, [batch, seq]."""
+
+    memory: Tensor
+    keys: Tensor
+    mask: Tensor
+
+
 class SpeechState(NamedTuple):
     """What one frame hands to the next, [batch, ...]."""
 
@@ -36,17 +44,18 @@ class SpeechState(NamedTuple):
 class FrameStep(nn.Module):  # type: ignore[misc]
     """One frame. All frames use the weights of the network, so that a step has none of its own."""
 
-    def forward(self, frame: Tensor, memory: Tensor, keys: Tensor, state: SpeechState, net: list[Tensor]) -> object:
-        """The frame's hidden state beside its context, and the next state."""
+    def forward(self, frame: Tensor, text: Text, state: SpeechState, net: list[Tensor]) -> object:
+        """The frame's mel bands and stop logit, and the next state."""
         hidden, cell = _cell(torch.cat((frame, state.context), dim=-1), state.attention, net[:4])
         places = functional.conv1d(torch.stack((state.weights, state.total), dim=1), net[8], padding=_PLACE_TAPS // 2)
         query, place = functional.linear(hidden, net[9]), functional.linear(places.transpose(1, 2), net[10])
-        scores = functional.linear(torch.tanh(query[:, None] + place + keys), net[11])[..., 0]
-        weights = scores.softmax(dim=-1)
-        context = torch.bmm(weights[:, None], memory)[:, 0]
+        scores = functional.linear(torch.tanh(query[:, None] + place + text.keys), net[11])[..., 0]
+        weights = scores.masked_fill(text.mask, -torch.inf).softmax(dim=-1)
+        context = torch.bmm(weights[:, None], text.memory)[:, 0]
         out, kept = _cell(torch.cat((hidden, context), dim=-1), state.decoder, net[4:8])
         joint = torch.cat((out, context), dim=-1)
-        return joint, SpeechState((hidden, cell), (out, kept), context, weights, state.total + weights)
+        made = functional.linear(joint, *net[12:14]), functional.linear(joint, *net[14:])
+        return made, SpeechState((hidden, cell), (out, kept), context, weights, state.total + weights)
 
 
 def _cell(x: Tensor, state: tuple[Tensor, Tensor], weights: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -74,7 +83,8 @@ class Tacotron2(nn.Module):  # type: ignore[misc]
         self.query = nn.Linear(decoder, _WIDTH, bias=False)
         self.place = nn.Linear(_PLACES, _WIDTH, bias=False)
         self.score = nn.Linear(_WIDTH, 1, bias=False)
-        self.steps = nn.ModuleList(FrameStep() for _ in range(frames))
+        self.steps = nn.ModuleList(FrameStep() for _ in range(frames - 1))
+        self.last = FrameStep()  # apart: its gradients are the first, which are not added to those of later frames
         self.mel = nn.Linear(decoder + hidden, bands)
         self.stop = nn.Linear(decoder + hidden, 1)
         widths = (bands, 512, 512, 512, 512, bands)
@@ -92,23 +102,25 @@ class Tacotron2(nn.Module):  # type: ignore[misc]
             inputs = functional.dropout(functional.relu(layer(inputs)), 0.5)
         net = [*self.attention_cell.parameters(), *self.decoder_cell.parameters()]
         net += [self.places.weight, self.query.weight, self.place.weight, self.score.weight]
+        net += [*self.mel.parameters(), *self.stop.parameters()]
         zero = memory.new_zeros(memory.shape[0], self.size)
         none = memory.new_zeros(memory.shape[:2])
         state = SpeechState((zero, zero), (zero, zero), memory.new_zeros(memory[:, 0].shape), none, none)
+        text = Text(memory, keys, ids == 0)
+        steps = [*self.steps, self.last]
         outputs = []
-        for step, frame in zip(self.steps, inputs[:, : len(self.steps)].unbind(1), strict=True):
-            out, state = step(frame, memory, keys, state, net)
+        for step, frame in zip(steps, inputs[:, : len(steps)].unbind(1), strict=True):
+            out, state = step(frame, text, state, net)
             outputs.append(out)
-        joint = torch.stack(outputs, dim=1)
+        mel, stop = (torch.stack(parts, dim=-1) for parts in zip(*outputs, strict=True))
         missing = frames.shape[2] - len(outputs)
-        if missing:  # a capture runs two frames and counts them for all; what follows still sees all
-            joint = torch.cat((joint, joint[:, -1:].detach().expand(-1, missing, -1)), dim=1)
-        mel = self.mel(joint).transpose(1, 2)
+        if missing:  # a capture runs three frames and counts them for all; what follows still sees all
+            mel, stop = (torch.cat((x, x[..., -1:].detach().expand(-1, -1, missing)), dim=-1) for x in (mel, stop))
         y = mel
         for n, conv in enumerate(self.postnet):
             y = conv(y)
             y = functional.dropout(torch.tanh(y) if n < len(self.postnet) - 1 else y, 0.5)
-        return mel, mel + y, self.stop(joint)
+        return mel, mel + y, stop
 
 
 def _loss(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:

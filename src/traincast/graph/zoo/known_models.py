@@ -1,8 +1,9 @@
-"""Dimensions of well-known language models that are not in the zoo, from their released configurations."""
+"""Dimensions of well-known language models that have no card in the zoo, from their released configurations."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
@@ -265,6 +266,24 @@ def known_model(written: str) -> str | None:
     return _specs().get(_plain(written))
 
 
+def spelled(written: str) -> str:
+    """Return the name of a well-known model as its publisher spells it."""
+    return next(name for name in known_names() if _plain(name) == _plain(written))
+
+
+def known_names() -> list[str]:
+    """Return the names of all well-known models, as their publishers spell them."""
+    return [*_SPECS, *(name for line in _lines() for name in line[1])]
+
+
+def _lines() -> Iterator[tuple[str, list[str], list[str]]]:
+    """The family, the names and the numbers of every line of the tables."""
+    for family, lines in (("llama", _LLAMA), ("gpt", _GPT)):
+        for line in lines.strip().splitlines():
+            names, _, numbers = line.partition(" : ")
+            yield family, names.split(), numbers.split()
+
+
 def _plain(written: str) -> str:
     joined = re.sub(r"(?<=\d)_(?=\d+b)", ".", written.lower())
     return re.sub(r"[^a-z0-9.]", "", joined)
@@ -273,14 +292,11 @@ def _plain(written: str) -> str:
 @cache
 def _specs() -> dict[str, str]:
     found = {_plain(name): spec for name, spec in _SPECS.items()}
-    for family, lines in (("llama", _LLAMA), ("gpt", _GPT)):
-        for line in lines.strip().splitlines():
-            names, _, numbers = line.partition(" : ")
-            layers, hidden, heads, kv_heads, ffn, vocab, *more = numbers.split()
-            parts = f"layers={layers},hidden={hidden},heads={heads},kv_heads={kv_heads},ffn={ffn},vocab={vocab}"
-            if family == "gpt" and kv_heads == heads:
-                parts = parts.replace(f"kv_heads={kv_heads},", "")
-            tied = "true" if "tied" in more else "false"
-            spec = ",".join([f"{family}:{parts}", f"tied={tied}", *(each for each in more if each != "tied")])
-            found.update(dict.fromkeys(map(_plain, names.split()), spec))
+    for family, names, (layers, hidden, heads, kv_heads, ffn, vocab, *more) in _lines():
+        parts = f"layers={layers},hidden={hidden},heads={heads},kv_heads={kv_heads},ffn={ffn},vocab={vocab}"
+        if family == "gpt" and kv_heads == heads:
+            parts = parts.replace(f"kv_heads={kv_heads},", "")
+        tied = "true" if "tied" in more else "false"
+        spec = ",".join([f"{family}:{parts}", f"tied={tied}", *(each for each in more if each != "tied")])
+        found.update(dict.fromkeys(map(_plain, names), spec))
     return found
