@@ -67,7 +67,8 @@ def models(name: str | None, as_json: bool) -> None:
         return
     rows = [(c.name, c.family, _parameters(counted(c) or c.published.get("parameters")), c.description) for c in cards]
     print_table(f"{len(rows)} models", ("model", "family", "parameters", "description"), rows, right=(2,))
-    console().print(f"and, by their released dimensions: {', '.join(sorted({*zoo.known_names()} - {*zoo.names()}))}", highlight=False)
+    more = sorted({*zoo.known_names()} - {*zoo.names()})
+    console().print(f"and, by their released dimensions: {', '.join(more)}", highlight=False)
 
 
 def _parameters(value: object) -> str:
