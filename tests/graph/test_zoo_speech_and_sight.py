@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from traincast.errors import RequestError
@@ -29,10 +31,10 @@ def test_a_frame_of_tacotron_costs_the_same_however_many_there_are() -> None:
 
 def test_gradients_of_tacotron_s_weights_are_added_once_a_frame_except_the_last() -> None:
     graph = load_model("tacotron2:seq=16,frames=7")
-    sums = {}
+    sums: Counter[tuple[int, ...]] = Counter()
     for op, count in graph:
         if op.phase is Phase.BACKWARD and op.name == "add":
-            sums[op.outputs[0].shape] = sums.get(op.outputs[0].shape, 0) + count
+            sums[op.outputs[0].shape] += count
     assert sums[(4096, 768)] == sums[(4096, 1536)] == 7 - 1
     assert sums[(4096, 1024)] == 2 * (7 - 1)
     assert sums[(80, 1536)] == 7 - 1

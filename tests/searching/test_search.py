@@ -67,9 +67,14 @@ def test_the_best_is_the_fastest_of_all_that_fit() -> None:
 
 def test_a_search_states_the_interval_that_a_forecast_of_the_same_plan_states() -> None:
     for candidate in usual().candidates[:3]:
-        asked = {"strategy": candidate.request.strategy, "runtime": candidate.request.runtime.name}
         alone = predict(
-            TINY, cluster=devices(8), global_batch=16, cost_model=AnalyticalCostModel(), use_cache=True, **asked
+            TINY,
+            cluster=devices(8),
+            strategy=candidate.request.strategy,
+            runtime=candidate.request.runtime.name,
+            global_batch=16,
+            cost_model=AnalyticalCostModel(),
+            use_cache=True,
         )
         shown = candidate.report
         assert (alone.report.low_s, alone.report.high_s) == pytest.approx((shown.low_s, shown.high_s))
