@@ -15,7 +15,7 @@ from traincast.graph import capture as capturing
 from traincast.graph import load, shipped, zoo
 from traincast.graph.load import capture_of_zoo, load_model
 
-SAMPLE = zoo.names()[4::13]
+SAMPLE = zoo.names()[6::26]
 REMEDY = r"needs PyTorch, which is not installed: pip install 'traincast\[torch\]'$"
 
 

@@ -49,7 +49,9 @@ def test_parameters_are_as_many_as_published(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
-    step_on_fake(build(name), shapes, [tuple(LARGE_PRIME if side == -1 else side for side in SHAPES[name])])
+    expected = tuple(LARGE_PRIME if side == -1 else side for side in SHAPES[name])
+    updated = ("table.weight",) if name.startswith("deepfm") else ()  # in backward
+    step_on_fake(build(name), shapes, [expected], without=updated)
 
 
 @pytest.mark.parametrize("name", SHAPES)

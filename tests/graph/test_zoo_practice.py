@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import graph_of
-from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
+from tests.graph.training_step import built
 from traincast.errors import TraincastError
 from traincast.graph.operator import OpKind, Phase
 from traincast.graph.work_amount import model_flops
@@ -134,11 +134,6 @@ def test_a_training_step_runs_on_meta_tensors(name: str) -> None:
     # A table is updated in backward; a bias of places is added inside the fused attention.
     held = {"dlrm": ["table.weight"], "imagen": ["conditions.pool.places"]}
     assert without == held.get(card(name).family, [])
-
-
-@pytest.mark.parametrize("name", list(SHAPES))
-def test_a_training_step_runs_on_fake_tensors_for_a_large_prime_batch(name: str) -> None:
-    step_on_fake(build(name), shapes, [(LARGE_PRIME, *shape) for shape in SHAPES[name]])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,8 +1,8 @@
-"""A training step of a zoo model on meta and on fake tensors: what every family must be able to do."""
+"""A training step of a zoo model on fake tensors: what every family must be able to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
@@ -21,27 +21,22 @@ def built(spec: str) -> Traceable:
     return build(spec)
 
 
-def step_on_meta(model: Traceable, shapes: Callable[[Any], Shapes], expected: Shapes) -> None:
-    """Two samples forward and backward on meta tensors: the output's shapes, and a gradient for every parameter."""
-    inputs = model.inputs(2)
+def step_on_fake(
+    model: Traceable, shapes: Callable[[Any], Shapes], expected: Shapes, *, without: Collection[str] = ()
+) -> None:
+    """A step on fake tensors, for a batch that is a large prime, as capture does it.
+
+    Checks the shapes of the outputs, the loss, and that every parameter but ``without`` gets a gradient.
+    """
+    assert model.loss is not None
     assert all(parameter.is_meta for parameter in model.module.parameters())
-    assert all(each.is_meta and each.shape[0] == 2 for each in inputs)
-    output = model.module(*inputs)
-    assert shapes(output) == expected
-    assert model.loss is not None
-    loss = model.loss(output)
-    assert loss.shape == ()
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in model.module.parameters())
-
-
-def step_on_fake(model: Traceable, shapes: Callable[[Any], Shapes], expected: Shapes) -> None:
-    """The same on fake tensors, for a batch that is a large prime: what capture does."""
-    assert model.loss is not None
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.module.to_empty(device="cpu")
         inputs = model.inputs(LARGE_PRIME)
         assert inputs[0].device.type == "cpu"
         output = model.module(*inputs)
         assert shapes(output) == expected
-        model.loss(output).backward()
+        loss = model.loss(output)
+        assert loss.shape == ()
+        loss.backward()
+        assert [path for path, each in model.module.named_parameters() if each.grad is None] == list(without)
