@@ -72,7 +72,7 @@ types: $(STAMP)
 
 # Two processes of about the same length; tests that start processes themselves are in the second. Those of engines come
 # last: they load Ray, beside which no process is forked.
-SEARCHES := tests/fitting tests/searching tests/scheduling tests/cli tests/profiling tests/testbed tests/engines
+SEARCHES := tests/laws tests/fitting tests/searching tests/scheduling tests/cli tests/profiling tests/testbed tests/engines
 
 unit: $(STAMP) $(BROWSER) $(TOOLS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches

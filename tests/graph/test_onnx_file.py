@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -94,11 +96,17 @@ def step_of(graph: OperatorGraph, batch: int = 64) -> float:
     return predict(graph, cluster="dgx-a100:1", global_batch=batch, strategy="dp=8").report.step_s
 
 
-@pytest.mark.parametrize("spec", NETWORKS)
-def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str, tmp_path: Path) -> None:
+@cache
+def both(spec: str) -> tuple[OperatorGraph, OperatorGraph]:
+    """The graph of a network from its file, and as captured; made once."""
     module, inputs = real(spec)
-    ours = load_model(str(exported(module, inputs, tmp_path / "network.onnx")))
-    theirs = captured(module, inputs)
+    with TemporaryDirectory() as folder:
+        return load_model(str(exported(module, inputs, Path(folder, "network.onnx")))), captured(module, inputs)
+
+
+@pytest.mark.parametrize("spec", NETWORKS)
+def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str) -> None:
+    ours, theirs = both(spec)
     for phase in Phase:
         assert ours.flops(phase) == pytest.approx(theirs.flops(phase), rel=0.01)
         assert moved(ours, phase) == pytest.approx(moved(theirs, phase), rel=0.01)
@@ -109,10 +117,9 @@ def test_a_file_costs_what_the_network_costs_that_it_was_exported_from(spec: str
 
 
 @pytest.mark.parametrize("spec", [NETWORKS[0], NETWORKS[2], NETWORKS[4], NETWORKS[8], NETWORKS[9]])
-def test_a_file_has_the_operators_of_the_network_one_by_one(spec: str, tmp_path: Path) -> None:
-    module, inputs = real(spec)
-    ours = load_model(str(exported(module, inputs, tmp_path / "network.onnx")))
-    assert kernels(ours) == kernels(captured(module, inputs))
+def test_a_file_has_the_operators_of_the_network_one_by_one(spec: str) -> None:
+    ours, theirs = both(spec)
+    assert kernels(ours) == kernels(theirs)
 
 
 def test_layers_that_repeat_are_stored_once_under_their_own_names(tmp_path: Path) -> None:
