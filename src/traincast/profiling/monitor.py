@@ -159,9 +159,9 @@ def _sampled(watched: _Attached | _Started, ticks: Ticks, devices: Path, for_s: 
     sources = Sources(watched.pid, devices=devices, gpus=GpuReader.found())
     cores = len(os.sched_getaffinity(watched.pid)) if not watched.ended() else os.cpu_count() or 1
     began, used = time.monotonic(), time.process_time()
-    until = math.inf if for_s is None else began + for_s
     with without_collector(), _first_in_line(), _signals() as received:
         _keep(sources.read(), columns)
+        until = math.inf if for_s is None else time.monotonic() + for_s  # the first reading takes longest
         while not watched.ended() and time.monotonic() < until and not watched.told(received):
             ticks.wait()
             _keep(sources.read(), columns)
