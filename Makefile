@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 PLAIN := $(VENV)/.installed-plain
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.installed-docs
-BROWSER := $(VENV)/.browser
-TOOLS := $(VENV)/.network-tools
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PROGRAMS := $(VENV)/.programs
+# What is imported is compiled then: a third of the packages' files, not all.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test lint types unit unit-forecasts unit-searches docs bench graphs format clean
 
@@ -28,29 +28,19 @@ $(DOCS): pyproject.toml constraints.txt
 	$(PIP) -e '.[docs]'
 	touch $(PLAIN) $@
 
-# The tests of pages need Chromium. Without it, and without the right to install it, they are skipped and say so.
-$(BROWSER): $(STAMP)
-	@if ! { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; then \
-		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			echo "installing chromium for the tests of pages"; \
-			(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
-				|| echo "chromium could not be installed: the tests of pages are skipped"; \
-		else \
-			echo "no chromium here: the tests of pages are skipped; install chromium or google-chrome to run them"; \
-		fi; \
-	fi
-	@touch $@
-
-# The tests of shaped networks need ip, tc and nsenter, and root. Without them they are skipped and say so.
-$(TOOLS): $(STAMP)
-	@if [ "$$(id -u)" = 0 ] && ! { command -v ip && command -v tc && command -v nsenter; } >/dev/null; then \
-		if command -v apt-get >/dev/null; then \
-			echo "installing iproute2 and util-linux for the tests of shaped networks"; \
-			(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 util-linux) >/dev/null 2>&1 \
-				|| echo "iproute2 could not be installed: the tests of shaped networks are skipped"; \
-		else \
-			echo "no ip, tc or nsenter here: the tests of shaped networks are skipped; install iproute2 and util-linux to run them"; \
-		fi; \
+# The tests of pages need Chromium, those of shaped networks ip, tc, nsenter and root. Without them, and without the right to
+# install them, these tests are skipped and say so.
+$(PROGRAMS):
+	@mkdir -p $(VENV)
+	@missing=; \
+	{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null || missing=chromium; \
+	{ command -v ip && command -v tc && command -v nsenter; } >/dev/null || missing="$$missing iproute2 util-linux"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing for the tests: $$missing"; \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing) >/dev/null 2>&1 \
+			|| echo "could not install $$missing: the tests that need them are skipped"; \
+	elif [ -n "$$missing" ]; then \
+		echo "not here: $$missing; the tests that need them are skipped"; \
 	fi
 	@touch $@
 
@@ -58,8 +48,11 @@ demo: $(PLAIN)
 	mkdir -p demo
 	$(BIN)/traincast predict llama3-8b --cluster dgx-h100:4 --strategy dp=8,tp=4 --global-batch 256 --tokens 1e12 --trace demo/llama3-8b.trace.json --html demo/llama3-8b.html
 
-# The types are checked beside the tests: forecasts in one process, types and then searches in the other.
-test: lint $(BROWSER) $(TOOLS)
+# Packages of Python and programs of the system are installed at once. The types are checked beside the tests: forecasts in
+# one process, types and then searches in the other.
+test:
+	$(MAKE) --no-print-directory -j2 $(STAMP) $(PROGRAMS)
+	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory -j2 unit-forecasts types unit-searches
 
 lint: $(STAMP)
@@ -74,13 +67,13 @@ types: $(STAMP)
 # last: they load Ray, beside which no process is forked.
 SEARCHES := tests/laws tests/fitting tests/searching tests/scheduling tests/cli tests/profiling tests/testbed tests/engines
 
-unit: $(STAMP) $(BROWSER) $(TOOLS)
+unit: $(STAMP) $(PROGRAMS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
 
-unit-forecasts: $(STAMP) $(BROWSER)
+unit-forecasts: $(STAMP) $(PROGRAMS)
 	$(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
 
-unit-searches: $(STAMP) $(TOOLS)
+unit-searches: $(STAMP) $(PROGRAMS)
 	$(BIN)/python -m pytest $(SEARCHES)
 
 # The documents as a site, in build/site. It is built and read without network; a warning is an error.

@@ -35,7 +35,13 @@ MODULES = {
 CNN_FAMILIES = [family for family, place in FAMILIES.items() if place.partition(":")[0] in MODULES]
 CNNS = [name for name in names() if card(name).family in CNN_FAMILIES]
 WITH_PARAMETERS = [name for name in CNNS if "parameters" in card(name).published]
-ONE_PER_FAMILY = list({card(name).family: name for name in reversed(CNNS)}.values())
+ONE_PER_FAMILY = list(
+    {
+        card(name).family: name
+        for name in sorted(CNNS, key=lambda name: card(name).published.get("parameters", 0), reverse=True)
+    }.values()
+)
+"""The smallest of each family."""
 
 
 def count_parameters(model: Traceable) -> int:

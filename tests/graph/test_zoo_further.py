@@ -66,6 +66,7 @@ def test_a_captured_graph_has_all_parameters_and_no_unknown_operator(name: str) 
     "latent-unet:width=32,multiples=1x2,depths=1x0,heads=4,text=16,length=8,image=64",
     "deepfm:layers=8x8",
     "lstm:hidden=16,embedding=8,layers=3,vocab=50,tied=true",
+    "nmt-luong:layers=2,hidden=16,vocab=50,seq=5",
 ])  # fmt: skip
 def test_every_parameter_gets_a_gradient(spec: str) -> None:
     model = build(spec)
