@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from traincast.cluster import Cluster, load_cluster
+from traincast.cluster import Cluster, assumed_nodes, load_cluster
 from traincast.errors import RequestError
 from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
@@ -153,7 +153,7 @@ def predict(
     )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    said = assumed_release(runtime, request.runtime)
+    said = [*assumed_release(runtime, request.runtime), *assumed_nodes(request.cluster)]
     return replace(result, report=replace(result.report, warnings=(*result.report.warnings, *said))) if said else result
 
 
@@ -192,7 +192,7 @@ def make_request(
         runtime=settled(
             runtime
             if isinstance(runtime, Runtime)
-            else load_runtime(usual_runtime(graph) if runtime is None else runtime),
+            else load_runtime(usual_runtime(graph, place) if runtime is None else runtime),
             graph=graph,
             cluster=place,
             precision=chosen,

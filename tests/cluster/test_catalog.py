@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traincast.cluster import load_cluster, load_device
+from traincast.cluster import assumed_nodes, device_names, load_cluster, load_device
 from traincast.errors import FileFormatError, RequestError
 
 DATASHEET: list[tuple[str, str, float]] = [
@@ -84,6 +84,28 @@ def test_a_node_type_and_a_count_make_a_cluster() -> None:
     assert cluster.inter_topology == "rail-optimized"
     assert load_cluster(" DGX_H100 : 4 ") == cluster
     assert load_cluster("selene:2").device.name == "a100-sxm4-80gb"
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_device_stands_for_the_node_that_it_is_usually_in_and_that_is_said(name: str) -> None:
+    cluster = load_cluster(f"{name}:2x1", hosts=True)
+    assert (cluster.name, cluster.device, cluster.num_nodes, cluster.devices_per_node) == (
+        name,
+        load_device(name),
+        2,
+        1,
+    )
+    assert cluster.calibration is None
+    (said,) = assumed_nodes(cluster)
+    assert said.startswith("assumed a node as ")
+    assert f" for {name}: 1 device" in said
+
+
+def test_the_usual_node_of_a_4090_is_a_pcie_server() -> None:
+    cluster, usual = load_cluster("rtx-4090:1x4"), load_cluster("pcie-l40s:1x4")
+    assert (cluster.intra_node, cluster.inter_node) == (usual.intra_node, usual.inter_node)
+    assert cluster.price_per_node_hour == 4 * 0.69
+    assert assumed_nodes(usual) == []
 
 
 def test_trays_of_an_nvl72_rack_share_one_domain() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.conftest import GPT, devices, graph_of, request_of
+from tests.conftest import CNN, GPT, devices, graph_of, request_of
 from tests.searching.problems import MOE
+from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
 from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, lower
+from traincast.strategy.choose import usual_runtime
 from traincast.strategy.prepare import need_only
 
 
@@ -106,3 +108,18 @@ def test_runtimes_habits_are_kept() -> None:
     request = replace(eight(), runtime=replace(eight().runtime, recompute="full"))
     assert choose_strategy(request).recompute == "full"
     assert request.graph == graph_of(GPT)
+
+
+@pytest.mark.parametrize(("model", "cluster", "runtime"), [
+    (GPT, "dgx-a100", "megatron"),
+    (CNN, "dgx-a100", "pytorch"),
+    (GPT, "tpu-v5p-host", "maxtext"),
+    (CNN, "tpu-v5p-host", "maxtext"),
+    (GPT, "trn1.32xlarge", "neuronx"),
+    (GPT, "gaudi3", "optimum-habana"),
+    (GPT, "a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "megatron-deepspeed"),
+])  # fmt: skip
+def test_the_usual_runtime_is_that_of_the_maker_or_of_the_calibrated_runs(
+    model: str, cluster: str, runtime: str
+) -> None:
+    assert usual_runtime(graph_of(model), load_cluster(cluster)) == runtime

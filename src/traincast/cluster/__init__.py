@@ -2,7 +2,7 @@
 
 from traincast.cluster.calibrated import find_calibrated, find_calibration, write_calibrated
 from traincast.cluster.calibration import FACTORS, FEATURES, MOST_LIKELY, Calibration, Correction, SeenModel, Stall
-from traincast.cluster.catalog import cluster_names, device_names, load_cluster, load_device, node_names
+from traincast.cluster.catalog import assumed_nodes, cluster_names, device_names, load_cluster, load_device, node_names
 from traincast.cluster.hardware import Cluster, Device, InterTopology, IntraTopology, Link
 from traincast.cluster.index import find_entry
 from traincast.cluster.interconnect import find_node
@@ -22,6 +22,7 @@ __all__ = [
     "Link",
     "SeenModel",
     "Stall",
+    "assumed_nodes",
     "cluster_names",
     "device_names",
     "effective_inter_bandwidth",

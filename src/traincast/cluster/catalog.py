@@ -119,6 +119,7 @@ def load_device(name: str) -> Device:
 def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
     """Returns the cluster that ``spec`` names as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, node type or TOML file.
 
+    NAME may also be a device: then the node is the one that it usually is in (see :func:`assumed_nodes`).
     Names joined by ``+`` make one cluster of nodes that differ: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
     may have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes:
     ``cpu-server:1x2``. Raises ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and
@@ -128,6 +129,19 @@ def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
     named = [_parts(part) for part in parts]
     cluster = joined([part for _, own in named for part in own], hosts=hosts)
     return replace(cluster, name="+".join(dict.fromkeys(name for name, _ in named))) if cluster.parts else cluster
+
+
+def assumed_nodes(cluster: Cluster) -> list[str]:
+    """One sentence for each kind of node that was assumed, because only its device was named."""
+    said = {}
+    for part in cluster.parts or (cluster,):
+        if part.name in device_names():
+            usual, nics = device_table(part.name)["usual_node"], part.nics_per_node
+            said[part.name] = (
+                f"assumed a node as {usual} for {part.name}: {part.devices_per_node} devices, {part.intra_node.name}, "
+                f"{nics} × {part.inter_node.name}; if yours differs, give a node type or a .toml file"
+            )
+    return list(said.values())
 
 
 def _parts(spec: str) -> tuple[str, list[Cluster]]:
@@ -249,6 +263,9 @@ def _from_catalog(name: str, kind: str) -> _Layers:
                 return _layers(read_file(path), path, _MAX_DEPTH)
     choices = [known for folder in folders for known in _names(folder)]
     hint = f"`traincast {'devices' if kind == 'device' else 'clusters'}` lists all, or give the path of a .toml file"
+    if kind == "cluster" and plain in device_names():
+        node = {"extends": str(device_table(plain)["usual_node"]), "device": plain}
+        return _layers({"node": node}, Path(f"{plain}.toml"), _MAX_DEPTH)
     raise UnknownNameError(kind, name[:80], choices, hint=hint)
 
 

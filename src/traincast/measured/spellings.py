@@ -10,6 +10,7 @@ from traincast.cluster import Device
 from traincast.errors import UnknownNameError
 from traincast.measured.run import unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
+from traincast.strategy.choose import MAKERS
 from traincast.tables import Row, RowError, figure, text
 
 _NARROW: Final = (
@@ -45,8 +46,6 @@ _SCHEDULES: Final = (
     (r"1f1b|onefoneb", "1f1b"),
 )
 """The first pattern that matches counts: ``Interleaved1F1B`` matches two."""
-_OF_MAKER: Final = {"neuron": "neuronx", "gaudi": "optimum-habana", "tpu": "maxtext"}
-"""Runtimes that stand for every framework on an architecture: frameworks run there on the maker's own compiler."""
 _LAST_UNFUSED_NEURON: Final = 15
 """The last release 2.N of Neuron's SDK whose attention writes its scores to memory."""
 _FLASH_SINCE: Final = 2023
@@ -149,7 +148,7 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     """
     said = list[str]() if assumed is None else assumed
     framework = text(row, "framework")
-    if device is not None and device.architecture in _OF_MAKER:
+    if device is not None and device.architecture in MAKERS:
         return _of_maker(framework, device)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
     sharded = (figure(row, "zero") or 0) == 3 or "fsdp" in text(row, "notes").lower()
@@ -173,7 +172,7 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
 
 def _of_maker(framework: str, device: Device) -> Runtime:
     """Return the runtime that stands for all frameworks on a device; the release of Neuron's SDK tells old from new."""
-    name = _OF_MAKER[device.architecture]
+    name = MAKERS[device.architecture]
     release = re.search(r"\b2\.(\d+)", framework)
     if name == "neuronx" and release is not None and int(release[1]) <= _LAST_UNFUSED_NEURON:
         name = "neuronx-1"

@@ -140,7 +140,7 @@ def read_row(
     assumed: list[str] = []
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
     graph = graph_of(row, assumed, allow_code=allow_code)
-    runtime = runtime_of(row, usual=usual_runtime(graph), device=place.device, assumed=assumed)
+    runtime = runtime_of(row, usual=usual_runtime(graph, place), device=place.device, assumed=assumed)
     graph = further_tokens(row, graph, runtime, assumed)
     if tuning is not None:
         graph = tuned_graph(row, graph, runtime, tuning, assumed)

@@ -21,6 +21,9 @@ from traincast.strategy.strategy import Strategy
 
 _MAX_TENSOR: Final = 8
 
+MAKERS: Final = {"neuron": "neuronx", "gaudi": "optimum-habana", "tpu": "maxtext"}
+"""Runtimes that stand for every framework on an architecture: frameworks run there on the maker's own compiler."""
+
 
 def choose_strategy(request: Request) -> Strategy:
     """The first strategy that fits (:class:`traincast.strategy.fits.MemoryNeed`), from data parallelism to pipelines.
@@ -170,9 +173,18 @@ def _micro_batches(request: Request, strategy: Strategy, per_replica: int) -> li
     return sorted(sizes, reverse=True)
 
 
-def usual_runtime(graph: OperatorGraph) -> str:
-    """Return the default runtime for a model."""
-    return "megatron" if graph.tokens_per_sample else "pytorch"
+def usual_runtime(graph: OperatorGraph, cluster: Cluster) -> str:
+    """Return the default runtime for a model on a cluster.
+
+    It is that of the device's maker if there is one. On a calibrated cluster, a sequence model has the runtime of the
+    runs that the cluster was calibrated with.
+    """
+    if cluster.device.architecture in MAKERS:
+        return MAKERS[cluster.device.architecture]
+    if not graph.tokens_per_sample:
+        return "pytorch"
+    known = cluster.calibration
+    return known.runtimes[0] if known is not None and known.runtimes and not known.models else "megatron"
 
 
 def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
