@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.cluster import Cluster
+from traincast.cluster import Cluster, assumed_nodes
 from traincast.engines import Engine, local_engine
 from traincast.errors import RequestError, StrategyError, UnknownNameError
 from traincast.estimate import CostModel, EventsCostModel
@@ -183,6 +183,7 @@ def _answer(
     ranked, places, sure = ranking.compared(best, places, top, means.seed)
     first = ranking.objective_of(ranked[0])
     candidates = tuple(replace(c, behind=ranking.objective_of(c) / first - 1.0) for c in ranked)
+    assumed = dict.fromkeys(said for request in requests for said in assumed_nodes(request.cluster))
     return Answer(
         model=requests[0].graph.name,
         runtime=requests[0].runtime.name,
@@ -203,7 +204,7 @@ def _answer(
         influence=influence(columns, values),
         columns=columns,
         requests=tuple(requests),
-        warnings=(*candidates[0].report.warnings, *unused, *means.warnings),
+        warnings=(*candidates[0].report.warnings, *unused, *means.warnings, *assumed),
     )
 
 
