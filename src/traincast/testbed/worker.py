@@ -39,8 +39,8 @@ from traincast.testbed.recorder import SpanRecorder
 from traincast.testbed.request import RunRequest
 from traincast.testbed.setup import lowered_of
 
-_LEAD_S: Final = 0.05
-"""All ranks start a step this long after they have agreed on it."""
+_LEADS_S: Final = (0.05, 0.25, 1.0)
+"""All ranks start a step this long after they have agreed on it; the next of these if one has less than half left."""
 _LATE_S: Final = 0.005
 """A rank may be this late for it."""
 
@@ -213,12 +213,17 @@ class Worker:
 
     def _start(self) -> float:
         """Agree with all ranks on a time, and wait for it; a core that computes stays awake."""
-        when = torch.zeros(1, dtype=torch.float64)
-        dist.barrier()
-        if self.rank == 0:
-            when[0] = now() + _LEAD_S
-        dist.broadcast(when, 0)
-        start = float(when[0])
+        for lead in _LEADS_S:
+            when = torch.zeros(1, dtype=torch.float64)
+            dist.barrier()
+            if self.rank == 0:
+                when[0] = now() + lead
+            dist.broadcast(when, 0)
+            start = float(when[0])
+            left = torch.tensor([start - now()], dtype=torch.float64)
+            dist.all_reduce(left, dist.ReduceOp.MIN)
+            if float(left[0]) > lead / 2:
+                break
         if start + _LATE_S < now():
             raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
         if self.request.emulated:
