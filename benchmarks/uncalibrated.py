@@ -3,8 +3,8 @@
     python -m benchmarks.uncalibrated --steps FILE [FILE] --dp-steps FILE [FILE] [--most 120]
 
 Forecasts up to ``--most`` rows of each source without calibrations and prints, as Markdown, the factors of each kind of
-step, and how often the interval holds the runs of each source if its own runs took no part in the fit. Every mixture of
-experts counts as a source of its own: most of their runs come from one publisher.
+step, and how often the interval holds the runs of each kind and of each source if the source's own runs took no part in
+the fit. Every mixture of experts counts as a source of its own: most of their runs come from one publisher.
 """
 
 from __future__ import annotations
@@ -67,6 +67,15 @@ class Judged:
         return math.exp(factors[0] * math.hypot(self.below, LEAST) + factors[1] * math.hypot(self.above, LEAST))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenRun:
+    """A run of a source that took no part in the fit: its kind, whether the interval holds it, upper over lower end."""
+
+    kind: StepKind
+    inside: bool
+    width: float
+
+
 def judged(run: Measured, source: str) -> Judged | None:
     """Forecast a run without calibrations; ``None`` if it has no time."""
     made = forecast(without_calibration(run.request))
@@ -126,6 +135,15 @@ def factors(rows: Sequence[Judged]) -> dict[StepKind, tuple[float, float]]:
     return made
 
 
+def left_out(rows: Sequence[Judged], source: str) -> list[UnseenRun]:
+    """Judges the runs of a source by factors of all others; runs of a kind that no other source has are left out."""
+    others = factors([row for row in rows if row.source != source])
+    own = [row for row in rows if row.source == source and row.kind in others]
+    return [
+        UnseenRun(kind=row.kind, inside=row.inside(others[row.kind]), width=row.width(others[row.kind])) for row in own
+    ]
+
+
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -137,16 +155,22 @@ def main() -> None:
     fitted = factors(rows)
     lines = [[kind, f"{low:.2f}", f"{high:.2f}"] for kind, (low, high) in fitted.items()]
     print(table(["kind", "below", "above"], lines))
+    by_source = {source: left_out(rows, source) for source in sorted({row.source for row in rows})}
     lines = []
-    for source in sorted({row.source for row in rows}):
-        own = [row for row in rows if row.source == source]
-        others = factors([row for row in rows if row.source != source])
-        known = [(row.inside(others[row.kind]), row.width(others[row.kind])) for row in own if row.kind in others]
-        if not known:  # no other source has a run of this kind
-            continue
-        inside, widths = zip(*known, strict=True)
-        lines.append([source[:60], str(len(own)), f"{np.mean(inside):.2f}", f"{np.median(widths):.2f}"])
+    for kind in get_args(StepKind):
+        own = [part for ones in by_source.values() if (part := [one for one in ones if one.kind == kind])]
+        if own:
+            mean = np.mean([np.mean([one.inside for one in part]) for part in own])
+            lines.append([kind, str(len(own)), f"{mean:.2f}", *_figures([one for part in own for one in part])])
+    print(table(["kind, sources left out", "sources", "inside, mean of sources", "runs", "inside", "width"], lines))
+    lines = [[source[:60], *_figures(ones)] for source, ones in by_source.items() if ones]
     print(table(["source left out", "runs", "inside", "width"], lines))
+
+
+def _figures(ones: Sequence[UnseenRun]) -> list[str]:
+    """How many runs, the share of them inside, and the median width, as shown."""
+    inside, width = np.mean([one.inside for one in ones]), np.median([one.width for one in ones])
+    return [str(len(ones)), f"{inside:.2f}", f"{width:.2f}"]
 
 
 if __name__ == "__main__":

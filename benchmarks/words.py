@@ -106,6 +106,11 @@ ADVICE: Final = """\
 - Mixture-of-experts layers are forecast with balanced experts, unless `imbalance` says otherwise.
 - Data loading, stragglers, thermal limits and other users of the network are not part of a forecast step. `validate dp-steps` adds the loading
   of images and sounds where a row says that it fine-tunes a model.
+- Some machines are slower on some days. Of 39 runs on V100 with Omni-Path (bigscience-gpt2), 13 took 1.9 to 2.3 times their forecast, equal
+  configurations once 125 s and once 225 s. Neither date, framework, size nor notes tell them apart; their authors suspect the network. The
+  interval reaches 1.5 times the forecast, so it holds two thirds of these runs.
+- Loaders that group texts by length (NVIDIA's LDDL) compute fewer tokens than a row states. Their documentation gives 1.40 to 1.76 times the
+  speed, depending on bins that rows do not state; in published runs of NeMo, BERT 4B and 100B gain 1.29. `validate steps` takes the whole length and says so.
 - Convolutions vary most between library versions and layouts; their intervals are the widest of the common operators.
 - Architectures without published operator measurements get conservative efficiencies and wider intervals.
 """
@@ -182,6 +187,7 @@ dimensions by more than a factor of 1.5.
 | `batch_per_gpu`, `grad_accum`, `global_batch` | samples per microbatch and GPU; microbatches; samples per step |
 | `seq_len`, `input_resolution` | tokens per sample, for sequence models; `224x224`, for images |
 | `parallelism` | rows whose embeddings are model-parallel are skipped |
+| `notes` | `mem=13.9/40.0`, GB in use of all, tells the length of an encoder's texts if `seq_len` is empty; a transformer that would not fit is taken to recompute its layers, unless the notes list how memory was saved |
 | `step_time_s`, `microstep_time_s` | measured seconds of a step and of one microbatch, which is compared if `grad_accum` is empty; if both are empty, computed from `throughput_samples_per_s` |
 
 These columns must exist: `model`, `gpu_model`, `n_gpus`, `precision`, `batch_per_gpu`, `step_time_s`.

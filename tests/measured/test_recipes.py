@@ -11,7 +11,7 @@ from tests.measured.test_dp_steps import ROW
 from traincast.graph import OpKind
 from traincast.measured.dp_steps import read_row, read_run, request_of
 from traincast.measured.finetune_graph import packed_graph
-from traincast.measured.recipes import loading_s, packed_tokens, recipe_of
+from traincast.measured.recipes import grouped_by_length, loading_s, packed_tokens, recipe_of
 from traincast.strategy import load_runtime
 from traincast.tables import Row
 from traincast.validating.steps import validate_dp_steps
@@ -127,3 +127,8 @@ def test_a_dataset_without_a_recipe_has_none() -> None:
     first = recipe_of({"notes": "fine-tune on squad_v2"})
     assert first is not None
     assert replace(first, dataset="").target == 30
+
+
+def test_a_loader_that_groups_texts_by_length_is_named_if_the_row_says_so() -> None:
+    assert grouped_by_length({"notes": "data loader with LDDL"}).startswith("bins of the loader")
+    assert not grouped_by_length({"notes": "data loader without LDDL"})

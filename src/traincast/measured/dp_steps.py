@@ -16,6 +16,7 @@ from traincast.measured.machines import dp_cluster_of
 from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
 from traincast.measured.recipes import loading_s, recipe_of
+from traincast.measured.room import in_room
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import optimizer_of, precision_name, supported
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
@@ -128,6 +129,7 @@ def read_row(row: Row) -> Reading:
     """Return the request that repeats a row's run, and what was assumed in it.
 
     The notes of a row may say that adapters are trained, that optimizer states are sharded or that layers are split.
+    What memory tells of settings that are not stated is taken from it (:mod:`traincast.measured.room`).
     """
     notes = text(row, "notes").lower()
     assumed: list[str] = []
@@ -172,7 +174,7 @@ def read_row(row: Row) -> Reading:
         precision=load_precision(supported(precision, place.device, assumed)),
         global_batch=samples,
     )
-    return Reading(request=request, assumed=tuple(assumed))
+    return in_room(row, Reading(request=request, assumed=tuple(assumed)), read_row)
 
 
 def _say_batch(row: Row, samples: int, assumed: list[str]) -> None:

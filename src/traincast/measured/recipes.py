@@ -14,6 +14,7 @@ from typing import Final
 from traincast.tables import Row, text
 
 _TUNED: Final = re.compile(r"hugging ?face|fine-?tun", re.IGNORECASE)
+_GROUPED: Final = re.compile(r"\bwith lddl\b")
 _RATE_HZ: Final = 16_000
 """Samples of sound in a second, as models of speech read it."""
 
@@ -80,6 +81,17 @@ def packed_tokens(row: Row) -> int:
     """Return the mean length of the texts that a row packs into each sequence; 0 if it packs none that are known."""
     recipe = recipe_of(row)
     return recipe.mean if recipe is not None and re.search(r"\bpack(?:ed|ing)\b", text(row, "notes").lower()) else 0
+
+
+def grouped_by_length(row: Row) -> str:
+    """Return the sentence for a loader that groups texts by length, so that fewer tokens are computed; usually "".
+
+    LDDL pads a batch to its longest text, and takes the texts of a batch from one bin. By its documentation, bins of 32
+    to 256 tokens make BERT's steps with 512 tokens 1.76 to 1.40 times as fast; rows say nothing of their bins.
+    """
+    if not _GROUPED.search(text(row, "notes").lower()):
+        return ""
+    return "bins of the loader that groups texts by length not stated: all texts as long as the row says"
 
 
 def loading_s(row: Row, *, family: str, architecture: str, batch: int) -> float:

@@ -14,7 +14,7 @@ from traincast.measured.machines import check_device, cluster_of, in_slices, par
 from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import further_tokens, graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
-from traincast.measured.recipes import packed_tokens
+from traincast.measured.recipes import grouped_by_length, packed_tokens
 from traincast.measured.run import Measured, Reading, unstated
 from traincast.measured.spellings import (
     optimizer_of,
@@ -137,7 +137,7 @@ def read_row(
         tuning = tuning_of(row, method="lora")
     if re.search(r"cpu_offload\s*[=:]\s*true", notes):
         raise RowError("parameters are kept in host memory (cpu_offload): this is not modelled")
-    assumed: list[str] = []
+    assumed = [said] if (said := grouped_by_length(row)) else []
     place = cluster_of(row, assumed) if cluster is None else in_slices(row, part_of(cluster, whole(row, "n_gpus")))
     graph = graph_of(row, assumed, allow_code=allow_code)
     runtime = runtime_of(row, usual=usual_runtime(graph, place), device=place.device, assumed=assumed)

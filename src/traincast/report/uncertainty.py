@@ -22,11 +22,11 @@ StepKind: TypeAlias = Literal["language", "strained", "experts", "images", "othe
 LEAST: Final = 0.2
 """Added to a propagated end, as the root of the sum of squares: no works are so sure that a step is."""
 FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
-    "language": (0.91, 1.01),
-    "strained": (0.91, 3.84),
+    "language": (0.63, 0.83),
+    "strained": (0.63, 4.22),
     "experts": (0.48, 1.05),
     "images": (1.11, 0.78),
-    "other": (1.18, 1.57),
+    "other": (0.70, 1.34),
 }
 """Multiples of the lower and of the upper end of the propagated interval, as logarithms, for each kind of step."""
 STRAINED: Final = 0.35
