@@ -21,6 +21,7 @@ from traincast.strategy.program import BlockProgram
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules.slots import Pass, Slot
 from traincast.strategy.strategy import Strategy
+from traincast.strategy.update_memory import update_copies
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -162,17 +163,6 @@ def beyond_states(
     return np.maximum(activations - missing, runtime.update_share * updated)
 
 
-def reported(memories: Sequence[Memory], runtime: Runtime) -> float:
-    """Bytes that the framework's log shows for a run: its allocator's counter, on the rank that the runtime reports."""
-    counts = [
-        m.tensors
-        - m.parts.get("paged optimizer states", 0.0)
-        + (m.parts.get("fragmentation", 0.0) if runtime.counter == "reserved" else 0.0)
-        for m in memories
-    ]
-    return counts[0] if runtime.reports == "first" else max(counts)
-
-
 def states_of(
     chunks: Sequence[Sequence[BlockProgram]],
     *,
@@ -193,6 +183,7 @@ def states_of(
     paged = any(p.num_parameters and p.optimizer_name in PAGED_OPTIMIZERS for p in programs)
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0
     frozen, buffers = _fixed(programs, strategy=strategy)
+    copied = update_copies(programs, updates, strategy=strategy, runtime=runtime, precision=precision)
     return {
         "weights": {
             "weights": precision.weight_bytes(held[3]),
@@ -204,6 +195,7 @@ def states_of(
             "gradients": precision.gradient_bytes(held[2]),
             "gradients before their sum": _copies(programs, strategy=strategy, runtime=runtime, precision=precision),
             "gradients not sent yet": residual,
+            "gradients copied for the update": copied,
         },
         "optimizer": {
             "master weights": updates * (precision.master.nbytes if precision.master else 0.0),
