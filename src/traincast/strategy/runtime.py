@@ -120,7 +120,8 @@ class Runtime:
 
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
     ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs. ``further_tokens`` says that
-    recipes train models to predict tokens after the next one if they were published so; measured rows only.
+    recipes train models to predict tokens after the next one if they were published so, ``adapter_dropout`` that they
+    drop inputs of adapters; measured rows only.
 
     With ``lean_recompute``, a recomputed block runs again only up to its last product, whose result no backward reads:
     a compiler leaves out what nobody uses.
@@ -202,6 +203,7 @@ class Runtime:
     frees_gradients: bool = False
     update_share: Amount = 0.0
     flat_gradients: bool = False
+    adapter_dropout: bool = False
     update_passes: Annotated[int, Meta(ge=1, le=100)] = 1
     loss_chunks: Whole = 0
     tensor_buffers: Amount = 4.0
