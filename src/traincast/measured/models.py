@@ -30,7 +30,7 @@ _FAMILY_WORDS: Final = (
     ("nemotron", "gpt"),
 )
 _ROTARY: Final = re.compile(r"stablelm|pythia|dolly|redpajama|neox|\bphi[- ]?[12]\b|falcon|gpt-?j\b")
-"""Names of models with GELU whose positions are rotary, whose attention and MLP run in parallel, and without dropout."""
+"""Names of GPTs without dropout, with rotary positions, and whose attention and MLP run in parallel."""
 _MIXTURE: Final = re.compile(
     r"moe|mixtral|deepseek|gpt\W?oss|grok|dbrx|scout|maverick|\d+x\d+(?:\.\d+)?b|(?<![a-z0-9])a\d+(?:\.\d+)?b"
 )
