@@ -5,16 +5,24 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import GPT, graph_of, request_of
-from traincast.strategy import load_runtime, lower
+from traincast.strategy import Memory, load_runtime, lower
 
-COPIES = "gradients copied for the update"
 BUCKET = 1e3
 
 
-def copied(strategy: str, *, precision: str = "fp16", flat: bool = True, bucket: float = BUCKET) -> float:
+def memory(strategy: str, *, precision: str = "fp16", flat: bool = True) -> Memory:
     request = request_of(strategy, model=GPT, precision=precision, runtime="megatron-deepspeed")
-    runtime = replace(request.runtime, flat_gradients=flat, bucket_bytes=bucket)
-    return lower(replace(request, runtime=runtime)).memory[0].parts.get(COPIES, 0.0)
+    runtime = replace(request.runtime, flat_gradients=flat, bucket_bytes=BUCKET)
+    (found,) = lower(replace(request, runtime=runtime)).memory
+    return found
+
+
+def copied(strategy: str, *, precision: str = "fp16", flat: bool = True) -> float:
+    """Bytes beyond the states in the update, and in blocks that were left by it, less those without copies."""
+    with_copies = memory(strategy, precision=precision, flat=flat)
+    without = memory(strategy, precision=precision, flat=False)
+    assert with_copies.states == without.states
+    return with_copies.activations + with_copies.cached - without.activations
 
 
 def largest() -> int:
@@ -49,5 +57,10 @@ def test_gradients_as_wide_as_master_weights_are_only_copied_for_exchange_and_no
 def test_updates_elsewhere_leave_no_copies_and_other_runtimes_make_none() -> None:
     assert copied("dp=2,zero=1,offload=optimizer") == 0
     assert not load_runtime("megatron").flat_gradients
-    request = request_of("dp=2,zero=1", model=GPT, runtime="megatron")
-    assert COPIES not in lower(request).memory[0].parts
+    assert lower(request_of("dp=2,zero=1", model=GPT, runtime="megatron")).memory[0].cached == 0
+
+
+def test_copies_need_memory_only_where_activations_need_less() -> None:
+    found, without = memory("dp=8,zero=1"), memory("dp=8,zero=1", flat=False)
+    assert found.activations == max(without.activations, copied("dp=8,zero=1"))
+    assert found.cached == min(without.activations, copied("dp=8,zero=1"))

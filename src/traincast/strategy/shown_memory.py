@@ -21,6 +21,6 @@ def reported(memories: Sequence[Memory], runtime: Runtime, *, capacity: float = 
         case "reserved":
             beside = [m.parts.get("fragmentation", 0.0) for m in memories]
         case "device":
-            beside = [min(m.other, capacity - m.tensors) for m in memories]
+            beside = [min(m.other + m.cached, capacity - m.tensors) for m in memories]
     counts = [m.tensors - away + more for m, away, more in zip(memories, paged, beside, strict=True)]
     return counts[0] if runtime.reports == "first" else max(counts)

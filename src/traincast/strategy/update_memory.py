@@ -1,7 +1,7 @@
 """Memory that an update takes for copies of gradients, in runtimes with ``flat_gradients`` (DeepSpeed's ZeRO).
 
 The copies are larger than the activations' tensors, so the allocator makes blocks of their own for them and keeps
-these. They come one after the other, and a later one may reuse the blocks of earlier ones:
+these until it would fail otherwise. They come one after the other, and a later one may reuse earlier blocks:
 
 1. The gradient of the largest parameter exists twice while it is added to the sum of earlier microbatches.
 2. The exchange copies gradients into a bucket; if they are not sharded, a bucket ends with the parameter that fills it.
@@ -30,12 +30,25 @@ class _Copy(NamedTuple):
     stays: bool = False
 
 
+def updates_here(strategy: Strategy, *, optimizer: bool) -> bool:
+    """Whether a step updates weights, and devices do so: not hosts or parameter servers."""
+    return optimizer and strategy.servers == 0 and "optimizer" not in strategy.offload
+
+
 def update_copies(
-    programs: Sequence[BlockProgram], updated: float, *, strategy: Strategy, runtime: Runtime, precision: Precision
+    programs: Sequence[BlockProgram],
+    *,
+    strategy: Strategy,
+    runtime: Runtime,
+    precision: Precision,
+    optimizer: bool = True,
 ) -> float:
-    """Bytes of the blocks that copies of gradients take on a rank that updates ``updated`` weights; often 0."""
-    if not runtime.flat_gradients or not updated:
+    """Bytes of the blocks that copies of gradients take on a rank; often 0."""
+    if not runtime.flat_gradients or not updates_here(strategy, optimizer=optimizer):
         return 0.0
+    dense, experts = sum(p.dense_parameters for p in programs), sum(p.expert_parameters for p in programs)
+    shards = strategy.shard or strategy.dp * strategy.cp
+    updated = dense / shards + experts / strategy.expert_replicas if strategy.zero else dense + experts
     largest = max((p.largest_parameter for p in programs), default=0.0)
     owned = min(largest, updated)
     gradient, master = precision.gradients.nbytes, precision.master.nbytes if precision.master else 0
@@ -44,7 +57,7 @@ def update_copies(
     exchanged = (elements + largest if whole else elements) if strategy.dp * strategy.cp > 1 else 0.0
     copies = [
         _Copy(largest * precision.activations.nbytes),
-        _Copy(min(exchanged, sum(p.num_parameters for p in programs)) * gradient),
+        _Copy(min(exchanged, dense + experts) * gradient),
         _Copy(owned * _FP64),
     ]
     if master > gradient:
