@@ -248,6 +248,9 @@ def _pooled(results: dict[tuple[str, str, str], Calibrated]) -> dict[tuple[str, 
     for key, result in results.items():
         if result.calibration.runs < _POOLED_BELOW:
             low, high = bounds(errors[key[0]], otherwise=UNCALIBRATED)
+            own = result.calibration
+            if own.seen and not result.moves:  # factors of models alone: their own errors are not among those above
+                low, high = min(low, own.low), max(high, own.high)
             pooled[key] = replace(result, calibration=replace(result.calibration, low=low, high=high))
         else:
             pooled[key] = result

@@ -60,6 +60,24 @@ def test_an_unusual_model_is_forecast_by_its_other_runs_without_changing_the_res
     assert by_model.errors()[-1] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_repeats_of_a_run_teach_the_factor_of_its_model_where_no_other_run_is_forecast_better(
+    make_runs: MakeRuns,
+) -> None:
+    made = make_runs(Calibration())
+    names = dict.fromkeys(run.look.model for run in made)
+    first, second = (next(run for run in made if run.look.model == name) for name in names)
+    pairs = [(first, 1.3), (second, 1 / 1.3)] * 4
+    runs = [
+        replace(run, measured=replace(run.measured, index=n, seconds=run.simulated(Calibration()) * factor))
+        for n, (run, factor) in enumerate(pairs)
+    ]
+    result = calibrate_runs(runs, curve=())
+    assert [s.factor for s in result.calibration.seen] == pytest.approx([1.3**0.8, 1.3**-0.8])
+    assert result.calibration.gemm == 1.0 and result.helped
+    assert result.held.errors() == pytest.approx([1 / f - 1 for _, f in pairs])
+    assert any("repeats of measured runs" in warning for warning in result.warnings)
+
+
 def test_a_factor_of_a_model_changes_the_forecast_of_its_steps(make_runs: MakeRuns) -> None:
     look = make_runs(Calibration())[0].look
     seen = (SeenModel(model=look.model, precision=look.precision, factor=1.5, runs=2),)

@@ -14,7 +14,7 @@ from traincast.graph.finetune import fine_tuned, parse_fine_tuning
 from traincast.graph.optimizers import with_optimizer
 from traincast.graph.storage import STORAGES
 from traincast.strategy import Memory, Request, lower
-from traincast.strategy.memory import reported
+from traincast.strategy.shown_memory import reported
 
 HIDDEN, LAYERS, RANK = 256, 4, 8
 MATRICES = {

@@ -245,3 +245,23 @@ def test_a_row_may_keep_activations_on_the_host() -> None:
     assert read(offload="no").run.request.strategy.offload == ()
     with pytest.raises(RowError, match="only optimizer and activations are modelled"):
         read(offload="to tape")
+
+
+def test_litgpt_drops_inputs_of_adapters_and_keeps_their_copies_and_masks() -> None:
+    plain, litgpt = (read(framework=name).run.request for name in ("HF Trainer", "litgpt"))
+    kept = {r.runtime.name: [op.name for op in r.graph.operators].count("native_dropout") for r in (plain, litgpt)}
+    assert kept == {"hf-trainer": 0, "litgpt": 2 * len([b for b in litgpt.graph.blocks if b.repeated])}
+    masks = [t for op in litgpt.graph.operators if op.name == "native_dropout" for t in op.saved]
+    assert {t.dtype.nbytes for t in masks} == {1}
+    assert {t.shape[-1] for t in masks} == {256}
+
+
+@pytest.mark.parametrize(
+    ("name", "rotary"), [("StableLM Alpha 3 B", True), ("phi-1.5 1.3 B", True), ("GPT 1 B", False)]
+)
+def test_relatives_of_neox_have_rotary_positions_and_their_own_output_projection(name: str, rotary: bool) -> None:
+    request = read(model=name, method="full", kv_heads=4, ffn=1024).run.request
+    scopes = {op.scope for op in request.graph.operators}
+    assert ("embedding.positions" in scopes) is not rotary
+    layers = 4 * (12 * 256 * 256 + 13 * 256) + 2 * 256
+    assert request.graph.num_parameters == layers + (2 * 1000 if rotary else 1000 + 128) * 256

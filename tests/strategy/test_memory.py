@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tests.conftest import GPT, LLAMA, graph_of, request_of
-from traincast.strategy import Memory, load_runtime, lower
-from traincast.strategy.memory import COMPONENTS, memory_of, reported, runs_ahead, walk
+from traincast.strategy import Memory, lower
+from traincast.strategy.memory import COMPONENTS, memory_of, runs_ahead, walk
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules import Pass
 
@@ -69,14 +67,6 @@ def test_gradients_in_half_stand_beside_the_sum_in_fp32_as_the_runtime_says() ->
     assert "gradients before their sum" not in memory("dp=1", model=LLAMA)[0].parts
     shapes = memory("dp=1", runtime="megatron", model=LLAMA)[0].parts["gradients before their sum"]
     assert 0 < shapes < psi
-
-
-def test_a_frameworks_log_says_what_its_allocator_counts_on_the_rank_it_writes_from() -> None:
-    first = Memory(weights=1, gradients=2, optimizer=3, activations=4, other=5, parts={"fragmentation": 0.5})
-    second = replace(first, activations=40)
-    megatron, nanotron = load_runtime("megatron"), load_runtime("nanotron")
-    assert reported([first, second], megatron) == second.tensors == 46
-    assert reported([first, second], nanotron) == first.tensors + 0.5
 
 
 def test_the_host_of_the_stage_with_most_layers_sets_the_pace() -> None:

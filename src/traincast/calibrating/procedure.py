@@ -42,6 +42,10 @@ _STAGES: Final = 2
 _PAYS: Final = 0.98
 _COSTS: Final = 1.03
 """A correction is kept if at most these shares of the error remain on unseen runs, and on unseen models."""
+_ONLY_REPEATS: Final = (
+    "the calibration forecasts repeats of measured runs better, but no other configurations: it has only factors of "
+    "the measured models"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +178,8 @@ def _calibrated(
     held = HeldOut.from_lists(kept.part("held out runs", lambda: left_out(_configuration)))
     by_model = HeldOut.from_lists(kept.part("held out models", lambda: left_out(_model)))
     points = tuple(CurvePoint(**point) for point in kept.part(f"curve {list(curve)}", curve_points))
-    return replace(_judged(runs, whole, held, by_model, points), warnings=tuple(kept.warnings))
+    result = _judged(runs, whole, held, by_model, points)
+    return replace(result, warnings=(*result.warnings, *kept.warnings))
 
 
 def _judged(
@@ -187,6 +192,9 @@ def _judged(
     alone = models_alone(runs, held.fold)
     if _alone_is_better(runs, held, by_model, alone, better=better, pays=pays):
         return _by_models_alone(runs, before, alone, _as_before(runs, by_model), points)
+    if not better and (repeats := _repeats(runs)) is not None:
+        found = _by_models_alone(runs, before, repeats, _as_before(runs, by_model), points)
+        return replace(found, held=_as_before(runs, held), warnings=(_ONLY_REPEATS,))
     errors = np.concatenate([h.left_over(corrected=pays) for h in (held, by_model)])
     errors = errors[np.isfinite(errors)]
     if not better:
@@ -241,6 +249,17 @@ def _alone_is_better(
         for pair in (fitted, (alone, plain[1]))
     ]
     return scores[1] < scores[0]
+
+
+def _repeats(runs: Sequence[MeasuredRun]) -> HeldOut | None:
+    """Forecasts of runs by the factor of their model in other runs; ``None`` without repeats or if factors do not pay.
+
+    A run that was left out may have a repeat, of the same configuration, among those that were not.
+    """
+    if len(runs) < _FEWEST_FOR_FOLDS or len({_configuration(run) for run in runs}) == len(runs):
+        return None
+    found = models_alone(runs, fold_numbers(runs, lambda run: run.measured.index))
+    return found if _mean(found.left_over()) <= _PAYS * _mean(_as_before(runs, found).left_over()) else None
 
 
 def _by_models_alone(

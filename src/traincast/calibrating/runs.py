@@ -18,7 +18,7 @@ from traincast.measured import Measured
 from traincast.report.outlook import StepTraits, look_at
 from traincast.simulate import Evaluator, simulate
 from traincast.strategy import Plan, lower
-from traincast.strategy.memory import reported
+from traincast.strategy.shown_memory import reported
 from traincast.tables import Row, RowError
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +82,7 @@ def prepare_run(measured: Measured, cost_model: CostModel | None = None) -> Meas
         evaluator=Evaluator(plan),
         look=look_at(request, timeline, seconds),
         by_part={**parts.seconds_by_part(seconds, plan.work_counts()), "interference": _slowed_down(plan, seconds)},
-        predicted_memory=reported(lowered.memory, request.runtime),
+        predicted_memory=reported(lowered.memory, request.runtime, capacity=request.cluster.device.memory_bytes),
     )
 
 

@@ -22,6 +22,8 @@ _USUAL_TARGETS: Final = {"megatron": ("qkv",), "": ("q", "v")}
 """What frameworks adapt by default: the recipes of NeMo and Megatron-Bridge the projection qkv, PEFT q and v."""
 _PROMPT: Final = 20
 """Trained tokens of a prompt whose number a row does not state."""
+_DROPOUT: Final = 0.05
+"""Dropout of the inputs of adapters, if a framework drops any and the row does not say how many."""
 _LAST_LAYERS: Final = 2
 """Layers that are trained if all others are frozen, LLaMA-Factory's default."""
 _TILE: Final = 128
@@ -81,6 +83,7 @@ def tuned_graph(row: Row, graph: OperatorGraph, runtime: Runtime, tuning: Tuning
             targets=targets,
             freeze=frozen,
             quantize=tuning.quantize,
+            dropout=_DROPOUT if runtime.adapter_dropout else 0.0,
             compute="fp32" if wide and method.base == "lora" else "model",
         ),
     )

@@ -29,6 +29,8 @@ _FAMILY_WORDS: Final = (
     ("megatron", "gpt"),
     ("nemotron", "gpt"),
 )
+_ROTARY: Final = re.compile(r"stablelm|pythia|dolly|redpajama|neox|\bphi[- ]?[12]\b|falcon|gpt-?j\b")
+"""Names of GPTs without dropout, with rotary positions, and whose attention and MLP run in parallel."""
 _MIXTURE: Final = re.compile(
     r"moe|mixtral|deepseek|gpt\W?oss|grok|dbrx|scout|maverick|\d+x\d+(?:\.\d+)?b|(?<![a-z0-9])a\d+(?:\.\d+)?b"
 )
@@ -150,6 +152,8 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
         unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
     ]
     spec = f"{family}:" + ",".join(f"{k}={int(v)}" for k, v in parts.items() if v)
+    if family == "gpt" and _ROTARY.search(name.lower()):
+        spec += ",positions=rope,parallel=true,tied=false,dropout=0.0"
     if written_out and family == "gpt":
         spec += ",activation=" + ("relu" if "opt" in name.lower() else "gelu_new")
     stated = figure(row, "params_b")

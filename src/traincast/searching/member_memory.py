@@ -29,6 +29,7 @@ from traincast.strategy.memory import (
 from traincast.strategy.precision import Precision
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload
+from traincast.strategy.update_memory import update_copies
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -40,7 +41,8 @@ class _Arrangement:
 
     ``states`` are bytes of weights, gradients and optimizer states by ZeRO's stage, with the optimizer on the device
     or on the host, of every stage; ``updates`` those that the host then holds; ``ahead`` marks stages whose hosts run
-    ahead of their devices. ``gradients`` and ``updated`` are the gradients and the optimizer's states among ``states``.
+    ahead of their devices. ``gradients`` and ``updated`` are the gradients and the optimizer's states among ``states``,
+    ``copies`` the copies of gradients that the update makes.
     """
 
     kinds: Blocks
@@ -48,6 +50,7 @@ class _Arrangement:
     states: Floats
     gradients: Floats
     updated: Floats
+    copies: Floats
     updates: Floats
     ahead: npt.NDArray[np.bool_]
 
@@ -88,6 +91,7 @@ class MemberMemory:
                 sum(buffers.values(), start=peaks),
                 gradients=arrangement.gradients[places],
                 updated=arrangement.updated[places],
+                copies=arrangement.copies[places],
                 runtime=runtime,
                 microbatches=entry.family.num_microbatches,
             )
@@ -160,6 +164,7 @@ class MemberMemory:
                 states=np.stack([states[blocks][0] for blocks in held], axis=-1),
                 gradients=np.stack([states[blocks][1] for blocks in held], axis=-1),
                 updated=np.stack([states[blocks][2] for blocks in held], axis=-1),
+                copies=np.stack([states[blocks][3] for blocks in held], axis=-1),
                 updates=np.stack([updates[blocks] for blocks in held], axis=-1),
                 ahead=np.array(ahead),
             )
@@ -168,23 +173,22 @@ class MemberMemory:
     def _states(self, entry: EvaluatedFamily, held: Blocks) -> Floats:
         """Return bytes by ZeRO stage, for both places of the optimizer.
 
-        The first table has weights, gradients and optimizer states; the others have the last two alone.
+        The first table has weights, gradients and optimizer states; the next two have the last two alone; the fourth
+        has copies of gradients for the update.
         """
         chunks = [[entry.programs[b] for b in blocks] for blocks in held]
-        table = np.empty((3, 4, 2))
+        table = np.empty((4, 4, 2))
+        programs = [program for chunk in chunks for program in chunk]
         for zero, host in product(range(4), (False, True)):
             offload: tuple[Offload, ...] = ("optimizer",) if host else ()
-            parts = states_of(
-                chunks,
-                strategy=replace(_any_stage(entry), zero=zero, offload=offload),  # type: ignore[arg-type]
-                runtime=self.request.runtime,
-                precision=self._precision,
-                optimizer=self.request.optimizer,
-            )
+            strategy = replace(_any_stage(entry), zero=zero, offload=offload)  # type: ignore[arg-type]
+            runtime, precision, optimizer = self.request.runtime, self._precision, self.request.optimizer
+            parts = states_of(chunks, strategy=strategy, runtime=runtime, precision=precision, optimizer=optimizer)
             table[:, zero, int(host)] = (
                 sum(sum(part.values()) for part in parts.values()),
                 sum(parts["gradients"].values()),
                 parts["optimizer"]["optimizer states"],
+                update_copies(programs, strategy=strategy, runtime=runtime, precision=precision, optimizer=optimizer),
             )
         return table
 

@@ -53,7 +53,8 @@ class Holdings:
     """What one rank holds of one block.
 
     ``dense`` and ``experts`` are numbers of trained parameters, outside and inside expert regions; ``frozen`` and
-    ``frozen_experts`` are the frozen ones in the same way. ``fixed`` are buffers and shared frozen parameters.
+    ``frozen_experts`` are the frozen ones in the same way. ``fixed`` are buffers and shared frozen parameters. The
+    largest trained parameter has ``largest`` elements.
     """
 
     dense: float
@@ -61,6 +62,7 @@ class Holdings:
     frozen: Frozen
     frozen_experts: Frozen
     fixed: tuple[Fixed, ...]
+    largest: float = 0.0
 
     @property
     def frozen_parameters(self) -> float:
@@ -77,11 +79,12 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
     """What one rank holds of ``block``; ``regions`` are its experts that are divided among ranks."""
     strategy, graph = builder.strategy, builder.graph
     share = share_of(builder, block, regions=regions)
-    trained, frozen, fixed = [0.0, 0.0], [Frozen(), Frozen()], []
+    trained, frozen, fixed, largest = [0.0, 0.0], [Frozen(), Frozen()], [], 0.0
     for i in block.optimizer:
         op = graph.operators[i]
         numel, of_experts = share(op.parameters[0], op.scope)
         trained[of_experts] += numel
+        largest = max(largest, numel)
     tables = find_tables(graph, block)
     for tensor in block.fixed:
         ways = builder.tables.ways if tables.owns(tensor) else 1
@@ -101,8 +104,14 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
                 frozen[0] = _more(builder, frozen[0], spec, spec.numel / ranks)
             else:
                 trained[0] += spec.numel / ranks
+                largest = max(largest, spec.numel / ranks)
     return Holdings(
-        dense=trained[0], experts=trained[1], frozen=frozen[0], frozen_experts=frozen[1], fixed=tuple(fixed)
+        dense=trained[0],
+        experts=trained[1],
+        frozen=frozen[0],
+        frozen_experts=frozen[1],
+        fixed=tuple(fixed),
+        largest=largest,
     )
 
 

@@ -21,6 +21,7 @@ from traincast.strategy.program import BlockProgram
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules.slots import Pass, Slot
 from traincast.strategy.strategy import Strategy
+from traincast.strategy.update_memory import update_copies, updates_here
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -33,7 +34,8 @@ COMPONENTS: Final = ("weights", "gradients", "optimizer", "activations", "other"
 class Memory:
     """Bytes of one rank at its peak, by component; ``parts`` divides each component further.
 
-    ``host`` has the bytes that the rank keeps in the memory of its host, by part.
+    ``host`` has the bytes that the rank keeps in the memory of its host, by part. ``cached`` bytes, beside the total,
+    are blocks of the allocator that are unused at the peak; it gives them back rather than fail.
     """
 
     weights: float
@@ -43,6 +45,7 @@ class Memory:
     other: float
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     host: Mapping[str, float] = field(default_factory=dict, hash=False)
+    cached: float = 0.0
 
     @property
     def states(self) -> float:
@@ -117,7 +120,10 @@ def memory_of(
         "working": working,
         **buffers_of(_largest(chunks), ahead=ahead, runtime=runtime),
     }
-    activations |= _at_fullest(sum(activations.values()), states, runtime=runtime, strategy=strategy)
+    programs = [program for chunk in chunks for program in chunk]
+    copies = update_copies(programs, strategy=strategy, runtime=runtime, precision=precision, optimizer=optimizer)
+    waiting = sum(activations.values())
+    activations |= _at_fullest(waiting, states, copies, runtime=runtime, strategy=strategy)
     tensors = sum(sum(part.values()) for part in (*states.values(), activations))
     other = other_of(tensors, strategy=strategy, runtime=runtime)
     every = {**states, "activations": activations, "other": other}
@@ -125,11 +131,17 @@ def memory_of(
         **{name: sum(every[name].values()) for name in COMPONENTS},
         parts={name: nbytes for part in every.values() for name, nbytes in part.items() if nbytes},
         host={},
+        cached=max(0.0, waiting + copies - sum(activations.values())) if copies else 0.0,
     )
 
 
 def _at_fullest(
-    activations: float, states: Mapping[str, Mapping[str, float]], *, runtime: Runtime, strategy: Strategy
+    activations: float,
+    states: Mapping[str, Mapping[str, float]],
+    copies: float,
+    *,
+    runtime: Runtime,
+    strategy: Strategy,
 ) -> dict[str, float]:
     """Parts that change ``activations`` to the bytes beyond the states at the fullest moment of a step; often none."""
     most = float(
@@ -137,6 +149,7 @@ def _at_fullest(
             activations,
             gradients=sum(states["gradients"].values()),
             updated=states["optimizer"].get("optimizer states", 0.0),  # paged ones are not copied
+            copies=copies,
             runtime=runtime,
             microbatches=strategy.num_microbatches,
         )
@@ -148,29 +161,18 @@ def _at_fullest(
 
 
 def beyond_states(
-    activations: _Number, *, gradients: _Number, updated: _Number, runtime: Runtime, microbatches: int
+    activations: _Number, *, gradients: _Number, updated: _Number, copies: _Number, runtime: Runtime, microbatches: int
 ) -> Any:
     """Bytes beyond the states at the fullest moment of a step: in the loss, or in the update.
 
     A runtime that frees its gradients has none of the bytes ``gradients`` in the loss, unless earlier microbatches
-    left them there. The update needs a share of the ``updated`` bytes of the optimizer's states. Takes numbers or
-    arrays.
+    left them there. The update needs a share of the ``updated`` bytes of the optimizer's states, and ``copies`` of
+    gradients. Takes numbers or arrays.
     """
-    if not runtime.frees_gradients and not runtime.update_share:
+    if not runtime.frees_gradients and not runtime.update_share and not runtime.flat_gradients:
         return activations
     missing = gradients if runtime.frees_gradients and microbatches == 1 else 0.0
-    return np.maximum(activations - missing, runtime.update_share * updated)
-
-
-def reported(memories: Sequence[Memory], runtime: Runtime) -> float:
-    """Bytes that the framework's log shows for a run: its allocator's counter, on the rank that the runtime reports."""
-    counts = [
-        m.tensors
-        - m.parts.get("paged optimizer states", 0.0)
-        + (m.parts.get("fragmentation", 0.0) if runtime.counter == "reserved" else 0.0)
-        for m in memories
-    ]
-    return counts[0] if runtime.reports == "first" else max(counts)
+    return np.maximum(activations - missing, runtime.update_share * updated + copies)
 
 
 def states_of(
@@ -187,8 +189,7 @@ def states_of(
     shards = strategy.shard or strategy.dp * strategy.cp
     owned = dense / shards + experts / strategy.expert_replicas
     held = [owned if strategy.zero >= stage else dense + experts for stage in range(4)]
-    elsewhere = not optimizer or strategy.servers > 0 or "optimizer" in strategy.offload
-    updates = 0.0 if elsewhere else held[1]
+    updates = held[1] if updates_here(strategy, optimizer=optimizer) else 0.0
     states = sum_of_states(programs, precision)
     paged = any(p.num_parameters and p.optimizer_name in PAGED_OPTIMIZERS for p in programs)
     residual = precision.gradient_bytes(dense + experts) if strategy.compression < 1.0 else 0.0

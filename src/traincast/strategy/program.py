@@ -62,10 +62,10 @@ class Item:
 class BlockProgram:
     """The works and the memory of one rank in one block, for one microbatch.
 
-    The rank trains ``num_parameters`` parameters, of which ``expert_parameters`` belong to experts. ``frozen`` and
-    ``frozen_experts`` are the parameters that it holds without training them. ``fixed`` are its buffers, and frozen
-    parameters that it holds once for several blocks. ``footprint`` is the memory of its passes. ``boundary_bytes``
-    bytes go to the next block.
+    The rank trains ``num_parameters`` parameters, of which ``expert_parameters`` belong to experts; the largest one has
+    ``largest_parameter`` elements. ``frozen`` and ``frozen_experts`` are the parameters that it holds without training
+    them. ``fixed`` are its buffers, and frozen parameters that it holds once for several blocks. ``footprint`` is the
+    memory of its passes. ``boundary_bytes`` bytes go to the next block.
     """
 
     scope: str
@@ -75,6 +75,7 @@ class BlockProgram:
     backward_weights: tuple[Item, ...]
     num_parameters: float
     expert_parameters: float
+    largest_parameter: float
     frozen: Frozen
     frozen_experts: Frozen
     fixed: tuple[Fixed, ...]

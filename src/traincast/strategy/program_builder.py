@@ -155,6 +155,7 @@ class ProgramBuilder:
             backward_weights=tuple(item for item in backward if item.weight),
             num_parameters=parameters,
             expert_parameters=holdings.experts,
+            largest_parameter=holdings.largest,
             frozen=holdings.frozen,
             frozen_experts=holdings.frozen_experts,
             fixed=holdings.fixed,

@@ -20,7 +20,7 @@ Fusion: TypeAlias = Literal["norm", "batch_norm", "half_batch_norm", "elementwis
 Attention: TypeAlias = Literal["flash", "flash-2", "cudnn-8", "unfused", "eager"]
 GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
-Counter: TypeAlias = Literal["allocated", "reserved"]
+Counter: TypeAlias = Literal["allocated", "reserved", "device"]
 StageCut: TypeAlias = Literal["layers", "weights"]
 BucketCut: TypeAlias = Literal["block", "parameter"]
 GradientDType: TypeAlias = Literal["", "fp32", "bf16", "fp16"]
@@ -120,7 +120,8 @@ class Runtime:
 
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
     ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs. ``further_tokens`` says that
-    recipes train models to predict tokens after the next one if they were published so; measured rows only.
+    recipes train models to predict tokens after the next one if they were published so, ``adapter_dropout`` that they
+    drop inputs of adapters; measured rows only.
 
     With ``lean_recompute``, a recomputed block runs again only up to its last product, whose result no backward reads:
     a compiler leaves out what nobody uses.
@@ -132,12 +133,14 @@ class Runtime:
     vocabulary and the loss run in that number of pieces, forward and backward, and no logits are kept. A block that is
     recomputed keeps ``kept_inputs`` copies of its input. With ``frees_gradients``, gradients do not exist before
     backward makes them, unless several microbatches are accumulated. The update needs ``update_share`` times the bytes
-    of the optimizer's states for a moment; it reads and writes its tensors ``update_passes`` times. ``tensor_buffers``
-    whole tensors are in use around tensor-parallel collectives, and ``held_collectives`` more cannot be reused while
-    the host runs ahead of the device. Libraries hold ``workspace_bytes``, the driver ``context_bytes``, and each
-    communicator ``buffer_bytes``. Fragmentation adds ``allocator_overhead`` times the bytes of all tensors. The
-    framework's log ``reports`` the first rank or the fullest one, by a ``counter`` of allocated or reserved memory. In
-    90 % of runs, the memory of a rank beyond weights, gradients and optimizer states is between ``memory_low`` and
+    of the optimizer's states for a moment; it reads and writes its tensors ``update_passes`` times. With
+    ``flat_gradients``, it copies gradients as DeepSpeed's ZeRO does, into blocks that activations cannot use
+    (:mod:`traincast.strategy.update_memory`). ``tensor_buffers`` whole tensors are in use around tensor-parallel
+    collectives, and ``held_collectives`` more cannot be reused while the host runs ahead of the device. Libraries hold
+    ``workspace_bytes``, the driver ``context_bytes``, and each communicator ``buffer_bytes``. Fragmentation adds
+    ``allocator_overhead`` times the bytes of all tensors. The framework's log ``reports`` the first rank or the fullest
+    one, by a ``counter`` of allocated or reserved memory, or of all memory that the ``device`` has in use. In 90 % of
+    runs, the memory of a rank beyond weights, gradients and optimizer states is between ``memory_low`` and
     ``memory_high`` times its forecast (see :mod:`traincast.strategy.fits`); the defaults are for frameworks without
     measurements.
     """
@@ -199,6 +202,8 @@ class Runtime:
     kept_inputs: Amount = 1.0
     frees_gradients: bool = False
     update_share: Amount = 0.0
+    flat_gradients: bool = False
+    adapter_dropout: bool = False
     update_passes: Annotated[int, Meta(ge=1, le=100)] = 1
     loss_chunks: Whole = 0
     tensor_buffers: Amount = 4.0

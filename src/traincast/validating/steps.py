@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from traincast.measured.calibrations import calibrated_by, may_have_seen, with_c
 from traincast.measured.complete import completed
 from traincast.measured.failures import failed_otherwise
 from traincast.strategy.fits import at_share, factor
-from traincast.strategy.memory import reported
+from traincast.strategy.shown_memory import reported
 from traincast.tables import Row, RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation
 
@@ -137,10 +138,11 @@ def _judged(
 def _with_reported_memory(outcome: RowOutcome, run: Measured, made: Forecast) -> RowOutcome:
     """Return ``outcome`` with the memory that was measured, and what the runtime would report of the forecast's."""
     memories, runtime = made.lowered.memory, made.request.runtime
+    shown = partial(reported, runtime=runtime, capacity=made.request.cluster.device.memory_bytes)
     return replace(
         outcome,
         measured_memory=run.memory_bytes,
-        predicted_memory=reported(memories, runtime),
-        memory_low=reported([at_share(m, factor(runtime, 0.05)) for m in memories], runtime),
-        memory_high=reported([at_share(m, factor(runtime, 0.95)) for m in memories], runtime),
+        predicted_memory=shown(memories),
+        memory_low=shown([at_share(m, factor(runtime, 0.05)) for m in memories]),
+        memory_high=shown([at_share(m, factor(runtime, 0.95)) for m in memories]),
     )
