@@ -70,7 +70,7 @@ def test_a_training_step_of_a_layer_is_forward_gradients_and_update() -> None:
 
 
 @pytest.mark.parametrize(("op", "params", "causal"), [
-    ("flash_atten", HEADS, True),
+    ("flash_atten", HEADS, False),
     ("flash_attn_causal", {"batch": 4, "seq": 1024, "heads": 8, "kv_heads": 8, "head_dim": 128}, True),
     ("flash_attn_full", {"batch": 4, "seq": 1024, "heads": 8, "head_dim": 128}, False),
 ])  # fmt: skip
@@ -83,7 +83,7 @@ def test_attention_has_one_name_in_all_tables(op: str, params: dict[str, Any], c
 
 def test_the_same_attention_of_two_tables_is_one_configuration() -> None:
     other = {"batch": 4, "seq": 1024, "heads": 8, "kv_heads": 8, "head_dim": 128}
-    assert key_of(made("flash_atten", HEADS)) == key_of(made("flash_attn_causal", other))
+    assert key_of(made("flash_atten", HEADS)) == key_of(made("flash_attn_full", other))
 
 
 def test_grouped_queries_keep_their_own_number_of_heads() -> None:

@@ -46,7 +46,7 @@ def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:
         ("bucket_bytes = inf", "expected a number from 0"),
         ("bucket_bytes = nan", "expected a number from 0"),
         ("overlap_gradients = 1", "expected true or false"),
-        ("attention = 'fast'", "expected one of flash, flash-2, cudnn-8, unfused, eager"),
+        ("attention = 'fast'", "expected one of flash, flash-1, flash-2, cudnn-8, unfused, eager"),
         (
             "fusions = ['all']",
             r"fusions\[0\] is 'all': expected one of norm, batch_norm, half_batch_norm, elementwise, loss, gradients",

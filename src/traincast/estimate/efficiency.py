@@ -89,13 +89,16 @@ _CDNA: Final = _of(
 )
 
 OLDER_ATTENTION: Final = {
+    "flash-1": {"ampere": 0.55, "ada": 0.55, "hopper": 0.5, "blackwell": 0.5, "blackwell-ultra": 0.5},
     "flash-2": {"hopper": 0.5, "blackwell": 0.5, "blackwell-ultra": 0.5},
     "cudnn-8": {"hopper": 0.7, "blackwell": 0.7, "blackwell-ultra": 0.7},
 }
 """What older kernels reach of the attention kernels made for a later architecture, by their name.
 
-FlashAttention 2 is made for Ampere, cuDNN 8 for early Hopper. On H100, Shah et al. ("FlashAttention-3", 2024) report
-350 to 400 TFLOP/s of FlashAttention 2 and about 500 of cuDNN, where FlashAttention 3 reaches 640 to 740.
+FlashAttention 2 is made for Ampere, cuDNN 8 for early Hopper. Before it, FlashAttention 1 and its kernels in Triton
+ran; Dao ("FlashAttention-2", 2023) reports that its successor is 1.3 to 3 times as fast on A100. On Hopper, releases
+that had them ran FlashAttention 2 already. On H100, Shah et al. ("FlashAttention-3", 2024) report 350 to 400 TFLOP/s of
+FlashAttention 2 and about 500 of cuDNN, where FlashAttention 3 reaches 640 to 740.
 """
 
 ARCHITECTURES: Final[dict[str, Achievable]] = {

@@ -23,7 +23,7 @@ from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.estimate.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.estimate.stand_ins import stand_ins
-from traincast.graph import DType, Operator
+from traincast.graph import DType, Operator, Phase
 from traincast.graph.work_amount import gemm_dims
 from traincast.work import Collective, Transfer, Work
 
@@ -207,6 +207,8 @@ class LearnedCostModel:
                 known = answer.cell.knows(shapes)
                 if family == "grouped" and answer.cell.device == ANY:  # their law is surer than other devices' kernels
                     known &= ~np.array([of_training(operators[i]) for i in left.tolist()], dtype=bool)
+                if family == "attention" and answer.cell.device == ANY:  # backward was measured on one device alone
+                    known &= np.array([operators[i].phase is not Phase.BACKWARD for i in left.tolist()], dtype=bool)
                 if known.any():
                     chosen = np.flatnonzero(known)
                     yield left[chosen], answer, (shapes.take(chosen), dtype)

@@ -17,7 +17,7 @@ def kernels_of(op: Operator, attention: str) -> list[Operator]:
     """The kernels that a runtime launches for attention operator ``op``; ``attention`` is the runtime's setting."""
     if attention == "flash":
         return [op]
-    if attention in ("flash-2", "cudnn-8"):
+    if attention in ("flash-1", "flash-2", "cudnn-8"):
         return [replace(op, attributes={**op.attributes, "kernel": attention})]
     batch, heads, *_ = attention_dims(op)
     # Megatron's fused softmax needs batch · heads to be a multiple of four; otherwise PyTorch's kernels run.

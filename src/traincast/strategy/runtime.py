@@ -17,7 +17,7 @@ from traincast.schema import Text, read_table, read_toml, table_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
 Fusion: TypeAlias = Literal["norm", "batch_norm", "half_batch_norm", "elementwise", "loss", "gradients"]
-Attention: TypeAlias = Literal["flash", "flash-2", "cudnn-8", "unfused", "eager"]
+Attention: TypeAlias = Literal["flash", "flash-1", "flash-2", "cudnn-8", "unfused", "eager"]
 GradientCopies: TypeAlias = Literal["none", "shapes", "all"]
 Reports: TypeAlias = Literal["first", "fullest"]
 Counter: TypeAlias = Literal["allocated", "reserved", "device"]
@@ -73,8 +73,8 @@ class Runtime:
     share them.
 
     ``kernels`` names the framework whose measured operators are preferred, spelt as in tables of measurements.
-    ``attention`` is fused, with kernels made for the device (``flash``), for Ampere (``flash-2``) or for early Hopper
-    (``cudnn-8``), or it writes its scores to memory (``unfused``, ``eager``).
+    ``attention`` is fused, with kernels made for the device (``flash``), for Ampere (``flash-2``; ``flash-1``: those
+    before them) or for early Hopper (``cudnn-8``), or it writes its scores to memory (``unfused``, ``eager``).
 
     Host costs are in kernel launches of the cluster's host: ``operator_launches`` per forward operator,
     ``backward_launches`` per backward operator (autograd's are cheaper), ``collective_launches`` per collective,
