@@ -29,7 +29,7 @@ _WIDTHS: Final = (
 _SENSES: Final = ("input_values", "input_features", "pixel_values")
 
 
-class Input(NamedTuple):
+class ModelInput(NamedTuple):
     """One input of a sample: ``rows`` rows of ``shape``, of whole numbers or not."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Input(NamedTuple):
         return torch.empty((batch * self.rows, *self.shape), dtype=torch.int64 if self.whole else torch.float32)
 
 
-def inputs_of(model: Any, seq: int | None) -> tuple[dict[str, Input], int, list[str]]:
+def inputs_of(model: Any, seq: int | None) -> tuple[dict[str, ModelInput], int, list[str]]:
     """Inputs of a sample by name; the tokens of a sample; and what was assumed about them, in words."""
     taken = inspect.signature(model.forward).parameters
     main = "input_ids" if "input_ids" in taken else model.main_input_name
@@ -60,42 +60,42 @@ def inputs_of(model: Any, seq: int | None) -> tuple[dict[str, Input], int, list[
         eye = getattr(model.config, "vision_config", model.config)
         side = getattr(eye, "image_size", 224)
         sides = tuple(side) if isinstance(side, list | tuple) else (side, side)
-        return {"pixel_values": Input((getattr(eye, "num_channels", 3), *sides), whole=False)}, 0, []
+        return {"pixel_values": ModelInput((getattr(eye, "num_channels", 3), *sides), whole=False)}, 0, []
     raise RequestError(
         f"{type(model).__name__} takes {main}: only text, images and sound can be traced from a configuration; "
         "give it with its inputs as a module of your own (package.module:factory)"
     )
 
 
-def _text(model: Any, seq: int | None) -> tuple[dict[str, Input], int, list[str]]:
+def _text(model: Any, seq: int | None) -> tuple[dict[str, ModelInput], int, list[str]]:
     """Tokens of text, or of the text that sound is made from."""
     config = model.config
     lengths = (getattr(config.get_text_config(), name, None) for name in _LENGTHS)
     longest = next((n for n in lengths if isinstance(n, int) and n > 0), DEFAULT_SEQ)
     tokens = seq or min(DEFAULT_SEQ, longest)
     names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
-    inputs = dict.fromkeys(names, Input((tokens,), whole=True))
+    inputs = dict.fromkeys(names, ModelInput((tokens,), whole=True))
     inputs[names[-1]] = _codes(model, tokens)
     patch = getattr(config, "patch_size", None)
     taken = inspect.signature(model.base_model.forward).parameters
     if "patch_lengths" not in taken or not isinstance(patch, int | float):
         return inputs, tokens, []
-    inputs["patch_lengths"] = Input((math.ceil(tokens / patch),), whole=True)
+    inputs["patch_lengths"] = ModelInput((math.ceil(tokens / patch),), whole=True)
     said = f"patches, which entropies decide, are taken to be {patch:g} bytes long and to come with the data"
     return inputs, tokens, [said]
 
 
-def _codes(model: Any, tokens: int) -> Input:
+def _codes(model: Any, tokens: int) -> ModelInput:
     """What is predicted: tokens of text; or of sound, which have several codebooks."""
     books = getattr(model, "num_codebooks", None)
     if books:
-        return Input((tokens,), whole=True, rows=books)
+        return ModelInput((tokens,), whole=True, rows=books)
     offsets = [buffer for name, buffer in model.named_buffers() if name.endswith("audio_tokens_offsets")]
     width = len(offsets[0]) if offsets else getattr(getattr(model.config, "decoder_config", None), "num_channels", None)
-    return Input((tokens, width) if width else (tokens,), whole=True)
+    return ModelInput((tokens, width) if width else (tokens,), whole=True)
 
 
-def _sound(model: Any, main: str, seq: int | None) -> dict[str, Input]:
+def _sound(model: Any, main: str, seq: int | None) -> dict[str, ModelInput]:
     """Inputs of a model of sound: a waveform, or features; and ``seq`` tokens of text, if it writes text."""
     config = model.config
     bands = getattr(config, "num_mel_bins", None)
@@ -108,8 +108,10 @@ def _sound(model: Any, main: str, seq: int | None) -> dict[str, Input]:
         encoder = getattr(config, "encoder_config", config)
         width = next((w for n in _WIDTHS if isinstance(w := getattr(encoder, n, None), int)), 80)
         shape = (_FRAMES, _stacked(model, width))
-    inputs = {main: Input(shape, whole=False)}
-    return inputs | {"decoder_input_ids": Input((seq or _TEXT,), whole=True)} if config.is_encoder_decoder else inputs
+    inputs = {main: ModelInput(shape, whole=False)}
+    return (
+        inputs | {"decoder_input_ids": ModelInput((seq or _TEXT,), whole=True)} if config.is_encoder_decoder else inputs
+    )
 
 
 def _stacked(model: Any, width: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from traincast.graph.onnx_file.casts import without_casts
 from traincast.graph.onnx_file.index import OnnxIndex
 from traincast.graph.onnx_file.network import OnnxNetwork, OnnxNode, Weight
 from traincast.graph.onnx_file.tensorflow import TENSORFLOW_PATTERNS
@@ -21,7 +22,7 @@ _GATES: Final = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 
 def rewritten(network: OnnxNetwork) -> OnnxNetwork:
     """``network`` with its kernels whole again, equal tensors of different layers told apart, unused nodes left out."""
-    patterns = _Patterns(_apart(network))
+    patterns = _Patterns(_apart(without_casts(network)))
     for pattern in TENSORFLOW_PATTERNS:
         patterns.apply(partial(pattern, patterns))
     for match in (

@@ -1,4 +1,4 @@
-"""Activations of ONNX files: those that exporters take apart, and those that PyTorch applies in place."""
+"""Activations and layers of ONNX files that exporters take apart, and activations that PyTorch applies in place."""
 
 from __future__ import annotations
 
@@ -39,6 +39,28 @@ def read(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, opset:
 def test_gelu_is_one_kernel_whatever_the_opset(opset: int, tmp_path: Path) -> None:
     module, inputs = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), (torch.zeros(2, 8),)
     assert kernels(read(module, inputs, tmp_path / "it.onnx", opset)) == kernels(captured(module, inputs))
+
+
+class Layer(nn.Module):  # type: ignore[misc]
+    """A layer of a Transformer; in half precision the exporter puts casts between its products and their biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.reshape(*t.shape[:2], 4, 8).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, dim=-1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_has_the_same_operators_in_every_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    whole = captured(Layer(), (torch.zeros(2, 12, 32),))
+    ours = read(Layer().to(dtype), (torch.zeros(2, 12, 32, dtype=dtype),), tmp_path / "layer.onnx", 17)
+    assert kernels(ours) == kernels(whole)
 
 
 class Called(nn.Module):  # type: ignore[misc]
