@@ -154,7 +154,6 @@ def indexer_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | Non
     return _indexer
 
 
-@torch.no_grad()
 def _indexer(
     self: Any,
     hidden_states: torch.Tensor,
@@ -163,19 +162,20 @@ def _indexer(
     past_key_values: None,
 ) -> torch.Tensor:
     """Scores of all queries with all blocks of keys at once, and a mask of those chosen; it has no gradient."""
-    batch, length, _ = hidden_states.shape
-    heads, width, ratio = self.index_n_heads, self.index_head_dim, self.compress_ratio
-    q, k = self.index_qk_proj(hidden_states).split([heads * width, self.index_kv_heads * width], dim=-1)
-    blocks = max(1, length // ratio)
-    k = self.k_layernorm(k[:, : blocks * ratio].reshape(batch, blocks, -1, width).mean(dim=2))
-    cos, sin = position_embeddings
-    q = _turn(self.q_layernorm(q.reshape(batch, length, heads, width)), cos, sin, 2)
-    k = _turn(k[:, :, None], cos[:, :blocks], sin[:, :blocks], 2)[:, :, 0]
-    scores = (q.flatten(1, 2) @ k.mT).view(batch, length, heads, blocks).relu().sum(dim=2)
-    chosen = scores.topk(min(self.block_topk, blocks), dim=-1)[1]
-    mask = torch.zeros(batch, length, blocks, dtype=torch.bool, device=scores.device).scatter(-1, chosen, True)
-    mask = mask.repeat_interleave(ratio, dim=-1)
-    mask = functional.pad(mask, (0, length - mask.shape[-1]), value=True)[:, None]
+    with torch.no_grad():
+        batch, length, _ = hidden_states.shape
+        heads, width, ratio = self.index_n_heads, self.index_head_dim, self.compress_ratio
+        q, k = self.index_qk_proj(hidden_states).split([heads * width, self.index_kv_heads * width], dim=-1)
+        blocks = max(1, length // ratio)
+        k = self.k_layernorm(k[:, : blocks * ratio].reshape(batch, blocks, -1, width).mean(dim=2))
+        cos, sin = position_embeddings
+        q = _turn(self.q_layernorm(q.reshape(batch, length, heads, width)), cos, sin, 2)
+        k = _turn(k[:, :, None], cos[:, :blocks], sin[:, :blocks], 2)[:, :, 0]
+        scores = (q.flatten(1, 2) @ k.mT).view(batch, length, heads, blocks).relu().sum(dim=2)
+        chosen = scores.topk(min(self.block_topk, blocks), dim=-1)[1]
+        mask = torch.zeros(batch, length, blocks, dtype=torch.bool, device=scores.device).scatter(-1, chosen, True)
+        mask = mask.repeat_interleave(ratio, dim=-1)
+        mask = functional.pad(mask, (0, length - mask.shape[-1]), value=True)[:, None]
     if attention_mask.is_floating_point():
         return torch.where(mask, attention_mask.new_zeros(()), torch.finfo(attention_mask.dtype).min)
     return mask
