@@ -42,9 +42,34 @@ def test_dimensions_give_the_size_that_the_name_states(name: str) -> None:
         ("nemotron-nano-9b-v2", 8.89),
         ("Moonlight-16B-A3B", 15.96),
         ("mt5-large", 1.23),
+        ("mamba-370m", 0.371516416),
+        ("falcon-mamba-7b", 7.27),
+        ("Jamba-1.5-Mini", 51.6),
+        ("Jamba-1.5-Large", 398),
+        ("snowflake-arctic", 479),
+        ("Ling-lite", 16.8),
+        ("Hunyuan-Large", 389),
+        ("Apertus-8B", 8.05),
+        ("Apertus-70B", 70.6),
+        ("Phi-mini-MoE", 7.65),
+        ("Phi-tiny-MoE", 3.76),
     ],
 )
 def test_a_captured_graph_has_the_published_number_of_parameters(name: str, billions: float) -> None:
     spec = known_model(name)
     assert spec is not None
     assert graph_of(spec).num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("Jamba-1.5-Mini", 12), ("Jamba-1.5-Large", 94), ("Ling-lite", 2.75), ("Hunyuan-Large", 52)]
+)
+def test_the_experts_of_a_token_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+    spec = known_model(name)
+    assert spec is not None
+    given = dict(part.split("=") for part in spec.partition(":")[2].split(","))
+    graph = graph_of(spec)
+    layers = int(given["layers"]) * given.get("feeds", "e").count("e") // len(given.get("feeds", "e"))
+    one = 3 * int(given["hidden"]) * int(given["expert_ffn"])
+    idle = layers * (int(given["experts"]) - int(given["top_k"])) * one
+    assert (graph.num_parameters - idle) / 1e9 == pytest.approx(billions, rel=0.015)

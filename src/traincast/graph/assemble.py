@@ -12,11 +12,19 @@ from traincast.graph.tensor import TensorSpec
 
 _NONE: Final = -1
 _Place: TypeAlias = tuple[int, int] | None
-"""A run, and which of its two traced repetitions."""
+"""A run, and which of its traced repetitions."""
 
 
 class NotRepeatableError(Exception):
     """Two traced repetitions of a block differ, so that one cannot stand for all."""
+
+
+class AddsUpError(Exception):
+    """First repetitions of some blocks add gradients up that second ones do not, so that a third must be traced."""
+
+    def __init__(self, containers: set[str]) -> None:
+        super().__init__(f"gradients of what the modules in {', '.join(sorted(containers))} share add up")
+        self.containers = containers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,10 @@ def assemble(
     tokens_per_sample: int,
     fixed: Sequence[FixedTensor] = (),
 ) -> OperatorGraph:
-    """Group ``records`` into blocks, and merge the two traced repetitions of each run if they are equal."""
+    """Group ``records`` into blocks, and merge the traced repetitions of each run that are equal.
+
+    Raises ``AddsUpError`` if a third repetition of some runs must be traced.
+    """
     crossing = _crossing(records)
     places = _places(records, repeats, list(crossing))
     _drop_given(records, places, crossing)
@@ -58,7 +69,7 @@ def assemble(
     home = _homes(records, drafts, block_of)
     _place_optimizer(records, drafts, home)
     _place_fixed(fixed, drafts, repeats, home)
-    same_as = _merge_repeats(records, drafts, repeats)
+    same_as = _merge_repeats(records, drafts, repeats, _sharing(records, places))
 
     kept = [d for d in drafts if d.count]
     order = [i for d in kept for i in d.forward]
@@ -115,15 +126,24 @@ def _places(records: Sequence[Record], repeats: Sequence[Repeat], forward: list[
     """
     places = {i: _repetition(records[i].operator.scope, repeats) for i in forward}
     for run in range(len(repeats)):
-        first, second = ([n for n, i in enumerate(forward) if places[i] == (run, which)] for which in (0, 1))
-        if not first or not second or first[-1] > second[0]:
-            continue
-        between = forward[first[-1] + 1 : second[0]]
-        after = forward[second[-1] + 1 :][: len(between)]
-        if [_alike(records[i], places[i]) for i in between] != [_alike(records[i], places[i]) for i in after]:
-            raise NotRepeatableError
-        places |= dict.fromkeys(between, (run, 0)) | dict.fromkeys(after, (run, 1))
+        for which in range(len(repeats[run].scopes) - 1):
+            _place_between(records, forward, places, (run, which))
     return places
+
+
+def _place_between(
+    records: Sequence[Record], forward: list[int], places: dict[int, _Place], place: tuple[int, int]
+) -> None:
+    """Give what runs between the repetition at ``place`` and the next one to the former, and the like to the latter."""
+    run, which = place
+    first, second = ([n for n, i in enumerate(forward) if places[i] == (run, w)] for w in (which, which + 1))
+    if not first or not second or first[-1] > second[0]:
+        return
+    between = forward[first[-1] + 1 : second[0]]
+    after = forward[second[-1] + 1 :][: len(between)]
+    if [_alike(records[i], places[i]) for i in between] != [_alike(records[i], places[i]) for i in after]:
+        raise NotRepeatableError
+    places |= dict.fromkeys(between, place) | dict.fromkeys(after, (run, which + 1))
 
 
 def _alike(record: Record, place: _Place) -> object:
@@ -160,10 +180,10 @@ def _boundary(records: Sequence[Record], crossing: dict[int, set[int]], last: in
 
 
 def _repetition(scope: str, repeats: Sequence[Repeat]) -> _Place:
-    """``(run, 0 or 1)`` of the traced repetition that ``scope`` lies in, if any."""
+    """The run and the number of the traced repetition that ``scope`` lies in, if any."""
     for run, repeat in enumerate(repeats):
-        for which in (0, 1):
-            if any(scope == root or scope.startswith(root + ".") for root in repeat.scopes[which]):
+        for which, roots in enumerate(repeat.scopes):
+            if any(scope == root or scope.startswith(root + ".") for root in roots):
                 return run, which
     return None
 
@@ -244,36 +264,80 @@ def _place_fixed(
         draft.fixed.append(replace(tensor, shared=name) if outside else tensor)
 
 
-def _merge_repeats(records: Sequence[Record], drafts: list[_Draft], repeats: Sequence[Repeat]) -> dict[int, int]:
-    """Give each run's blocks their counts; records of an equal second repetition map to the first's.
+def _sharing(records: Sequence[Record], places: dict[int, _Place]) -> set[int]:
+    """The runs whose repetitions read one tensor from outside that has a gradient, as from an encoder."""
+    readers: dict[tuple[int, int], set[int]] = {}
+    differentiated = {record.forward for record in records}
+    for i, place in places.items():
+        for producer in records[i].producers if place is not None else ():
+            at = places.get(producer)
+            if producer in differentiated and place is not None and (at is None or at[0] != place[0]):
+                readers.setdefault((place[0], producer), set()).add(place[1])
+    return {run for (run, _), found in readers.items() if len(found) > 1}
 
-    A repetition whose operators differ from the first's (as the first layer may from the rest) stays,
-    and stands for all but one.
+
+def _merge_repeats(
+    records: Sequence[Record], drafts: list[_Draft], repeats: Sequence[Repeat], sharing: set[int]
+) -> dict[int, int]:
+    """Give each run's blocks their counts; records of a repetition that equals the one before map to that one's.
+
+    A repetition whose operators differ from the first's (as the first layer may from the rest) stays, and stands for
+    all that are not traced. If a third is traced, it is the last, which may differ from those before it: in the runs
+    ``sharing`` a tensor, all but the last add to its gradient.
     """
     same_as: dict[int, int] = {}
-    for repeat in repeats:
-        first, second = ([d for d in drafts if d.scope == ",".join(repeat.scopes[which])] for which in (0, 1))
+    adding: set[str] = set()
+    for run, repeat in enumerate(repeats):
+        traced = [[d for d in drafts if d.scope == ",".join(scopes)] for scopes in repeat.scopes]
         if repeat.count == 1:
-            for draft in first[:1]:
+            for draft in traced[0][:1]:
                 draft.first = True
             continue
-        if len(first) != 1 or len(second) != 1:
-            # The block's operators do not stand together: keep both, and count the second for the rest.
-            for draft in second:
-                draft.count = repeat.count - 1
+        rest = repeat.count - len(traced) + 1
+        if any(len(found) != 1 for found in traced):
+            # The block's operators do not stand together: keep them, and count the second for the rest.
+            for draft in traced[1]:
+                draft.count = rest
             continue
-        pairs = list(zip(_records_of(first[0]), _records_of(second[0]), strict=False))
-        equal = len(_records_of(first[0])) == len(_records_of(second[0])) and all(
-            _without_scope(records[a].operator) == _without_scope(records[b].operator) for a, b in pairs
-        )
-        if equal and _own(first[0]) == _own(second[0]):
-            first[0].count, second[0].count = repeat.count, 0
-            known = {t.shared for t in first[0].fixed}
-            first[0].fixed += [t for t in second[0].fixed if t.shared and t.shared not in known]
+        blocks = [found[0] for found in traced]
+        if len(blocks) == 2 and _adds_more(records, blocks[0], blocks[1], shares=run in sharing):
+            adding.add(repeat.container)
+        blocks[1].count = rest
+        kept = [blocks[0]]
+        for block in blocks[1:]:
+            pairs = list(zip(_records_of(kept[-1]), _records_of(block), strict=False))
+            if not _are_equal(records, kept[-1], block):
+                kept.append(block)
+                continue
+            known = {t.shared for t in kept[-1].fixed}
+            kept[-1].fixed += [t for t in block.fixed if t.shared and t.shared not in known]
+            kept[-1].count, block.count = kept[-1].count + block.count, 0
             same_as |= {b: a for a, b in pairs}
-        else:
-            first[0].first, second[0].count = True, repeat.count - 1
+        for block in kept:
+            block.first = block.count == 1
+    if adding:
+        raise AddsUpError(adding)
     return same_as
+
+
+def _adds_more(records: Sequence[Record], first: _Draft, second: _Draft, *, shares: bool) -> bool:
+    """Whether the first repetition adds up more gradients than the second, which is the last one traced.
+
+    They are those of activations that the repetitions share (``shares``), or of parameters, which have no batch.
+    """
+
+    def counted(draft: _Draft) -> int:
+        made = (records[i].operator for i in draft.backward)
+        adds = (op for op in made if op.name in ("add", "add_"))
+        return sum(shares or all(t.batch_dim is None for t in op.outputs) for op in adds)
+
+    return counted(first) > counted(second)
+
+
+def _are_equal(records: Sequence[Record], a: _Draft, b: _Draft) -> bool:
+    """Whether two repetitions have the same operators and hold the same tensors."""
+    left, right = ([replace(records[i].operator, scope="") for i in _records_of(d)] for d in (a, b))
+    return left == right and _own(a) == _own(b)
 
 
 def _records_of(draft: _Draft) -> list[int]:
@@ -283,7 +347,3 @@ def _records_of(draft: _Draft) -> list[int]:
 def _own(draft: _Draft) -> list[FixedTensor]:
     """Fixed tensors that each repetition has for itself."""
     return [replace(t, scope="") for t in draft.fixed if not t.shared]
-
-
-def _without_scope(operator: Operator) -> Operator:
-    return replace(operator, scope="")

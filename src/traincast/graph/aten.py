@@ -119,7 +119,8 @@ _NAMES: Final[dict[OpKind, str]] = {
         "stream_collapse_backward stream_expand stream_expand_backward logical_and_ logical_or_ logical_not_ "
         "logical_xor_ bitwise_and_ bitwise_or_ bitwise_not_ maximum_ minimum_ abs_ sign_ floor_ ceil_ round_ "
         "clamp_min_ clamp_max_ reciprocal_ remainder_ log2 log10 exp2 asin acos atan sinh cosh xlogy eq_ ne_ lt_ le_ "
-        "gt_ ge_ nan_to_num_ erf_ erfc log1p_ expm1_ heaviside _weight_norm_interface _weight_norm_interface_backward"
+        "gt_ ge_ nan_to_num_ erf_ erfc log1p_ expm1_ heaviside asinh _weight_norm_interface "
+        "_weight_norm_interface_backward"
     ),
 }
 

@@ -6,7 +6,8 @@ every operator. Three tricks make it exact and fast:
 * the batch is a large prime: a dim that is divisible by it grows with the batch;
 * autograd's sequence numbers tie each backward operator to the forward operator that it differentiates;
 * of a run of equal blocks, only two are traced (:mod:`traincast.graph.repeats`) and compared, and the run is stored
-  once with a count.
+  once with a count. Three are traced if all of them read one tensor that has a gradient, such as the output of an
+  encoder: all but the last add their part of that gradient to the sum of those behind them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from traincast.errors import CaptureError, MissingDependencyError, TraincastError
-from traincast.graph.assemble import NotRepeatableError, Record, assemble
+from traincast.graph.assemble import AddsUpError, NotRepeatableError, Record, assemble
 from traincast.graph.fixed import fixed_tensors, owned_tensors
 from traincast.graph.operator import FixedTensor, Operator, OperatorGraph, OpKind, Phase
 from traincast.graph.recorder import BATCH, Recorder
@@ -51,15 +52,19 @@ def capture(traceable: Traceable, *, name: str, progress: Progress | None = None
     require_torch()
     failure: Exception | None = None
     idle: set[str] = set()
+    thrice: set[str] = set()
     # Repeated blocks may be indexed by number, and some operators exist in half precision only.
     attempts = [(True, False), (False, False), (False, True)]
     while attempts:
         fold, half = attempts.pop(0)
         try:
             with _quiet():
-                return _trace(traceable, name=name, fold=fold, half=half, progress=progress, idle=idle)
+                return _trace(traceable, name=name, fold=fold, half=half, progress=progress, idle=idle, thrice=thrice)
         except _IdleError as error:
             idle |= error.containers
+            attempts.insert(0, (fold, half))
+        except AddsUpError as error:
+            thrice |= error.containers
             attempts.insert(0, (fold, half))
         except NotRepeatableError:
             continue
@@ -95,12 +100,19 @@ def _quiet() -> Iterator[None]:
 
 
 def _trace(
-    traceable: Traceable, *, name: str, fold: bool, half: bool, progress: Progress | None, idle: Collection[str] = ()
+    traceable: Traceable,
+    *,
+    name: str,
+    fold: bool,
+    half: bool,
+    progress: Progress | None,
+    idle: Collection[str] = (),
+    thrice: Collection[str] = (),
 ) -> OperatorGraph:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    cut: AbstractContextManager[list[Repeat]] = folded(traceable.module, idle) if fold else nullcontext([])
+    cut: AbstractContextManager[list[Repeat]] = folded(traceable.module, idle, thrice) if fold else nullcontext([])
     with cut as repeats:
         module = copy.deepcopy(traceable.module)
         owned = owned_tensors(traceable.module)

@@ -17,9 +17,9 @@ from traincast.graph.huggingface import from_config, is_read
 from traincast.graph.light_torch import without_compiler
 from traincast.graph.operator import OperatorGraph
 from traincast.graph.own_modules import load_factory, load_module
-from traincast.graph.tracing import Progress
+from traincast.graph.tracing import Progress, module_of
 from traincast.graph.zoo.traceable import Traceable
-from traincast.imports import import_callable, refuse_code
+from traincast.imports import described, import_callable, place_of, refuse_code
 
 if TYPE_CHECKING:
     import torch
@@ -124,25 +124,37 @@ def load_transformers(
 
     A model that cannot run with fused attention is traced with attention written out; the graph's ``note`` says so.
     """
-    from traincast.graph.huggingface_modules import fused, transformers_model
+    from traincast.graph.huggingface_answers import fused
+    from traincast.graph.huggingface_modules import transformers_model
 
     require_torch(f"tracing {name}")
-    traceable = transformers_model(data, seq=seq)
-    notes = []
+    traceable, notes = transformers_model(data, seq=seq)
     try:
         with fused(traceable.module) as asked:
             graph = capture_module(traceable, name=name, progress=progress)
     except CaptureError as error:
-        traceable = transformers_model(data, seq=seq, eager=True)
+        traceable, notes = transformers_model(data, seq=seq, eager=True)
         try:
             with fused(traceable.module) as asked:
                 graph = capture_module(traceable, name=name, progress=progress)
         except CaptureError:
-            raise error from error.__cause__
+            raise _untraceable(str(data["model_type"]), error) from error.__cause__
         notes.append(f"{name} {_WRITTEN_OUT}")
     if asked:
         notes.append(f"{name} decides by its data at {', '.join(sorted(asked))}: {_ANSWERED}")
     return replace(graph, attributes={**graph.attributes, "note": "; ".join(notes)}) if notes else graph
+
+
+def _untraceable(model_type: str, error: CaptureError) -> CaptureError:
+    """Why a model of ``transformers`` cannot be traced with the inputs that its configuration tells of."""
+    failure = error.__cause__
+    if failure is None:
+        return error
+    return CaptureError(
+        f"model_type {model_type!r} cannot be traced from its configuration alone: it fails{module_of(failure)}"
+        f"{place_of(failure)}: {described(failure)}; give it with the inputs that it needs as a module of your own "
+        "(package.module:factory)"
+    )
 
 
 def _plain(value: object) -> str:

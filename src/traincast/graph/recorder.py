@@ -48,11 +48,11 @@ class Recorder:
         self._saved_by: dict[int, list[tuple[TensorSpec, int]]] = {}
         self._used_in: dict[int, set[tuple[int, int]]] = {}
         self._by_sequence: dict[int, int] = {}
-        self._repeat_scopes = {s: (r, 0) for r, repeat in enumerate(repeats) for s in repeat.scopes[0]}
-        self._repeat_scopes |= {s: (r, 1) for r, repeat in enumerate(repeats) for s in repeat.scopes[1]}
+        traced = [(r, which, part) for r, repeat in enumerate(repeats) for which, part in enumerate(repeat.scopes)]
+        self._repeat_scopes = {scope: (r, which) for r, which, part in traced for scope in part}
         self._touched: dict[int, list[int]] = {}
         self._sparse_uses: list[tuple[int, int]] = []
-        self._twice = [r for r, repeat in enumerate(repeats) if repeat.count > 1]
+        self._again = [(r, which) for r, which, part in traced if which and part]
         self._block_inputs: dict[tuple[int, int], list[tuple[tuple[int, ...], ...]]] = {}
 
     def mark_inputs(self, inputs: Iterable[torch.Tensor]) -> None:
@@ -130,8 +130,8 @@ class Recorder:
         self._stack.pop()
 
     def repeats_agree(self) -> bool:
-        """Whether both traced repetitions of each run took inputs of the same shapes."""
-        return all(self._block_inputs.get((r, 0)) == self._block_inputs.get((r, 1)) for r in self._twice)
+        """Whether all traced repetitions of each run took inputs of the same shapes."""
+        return all(self._block_inputs.get((r, 0)) == self._block_inputs.get((r, which)) for r, which in self._again)
 
     def idle(self, repeats: list[Repeat]) -> set[str]:
         """Containers of repeated modules that never ran."""

@@ -1,11 +1,11 @@
-"""Finds repeated blocks of a module before it is traced, so that two are traced instead of ninety-six."""
+"""Finds repeated blocks of a module before it is traced, so that two or three are traced instead of ninety-six."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -21,15 +21,15 @@ T = TypeVar("T")
 class Repeat:
     """A run in a container: from ``start`` on, a group of ``period`` children is repeated ``count`` times.
 
-    Two repetitions stay in the module and are traced; ``scopes`` are the paths of those children,
-    first repetition and second. A layer among layers of other kinds has a ``count`` of 1 and no second repetition.
+    Two repetitions stay in the module and are traced, or three; ``scopes`` are the paths of their children, one
+    repetition after the other. A layer among layers of other kinds has a ``count`` of 1 and no second repetition.
     """
 
     container: str
     start: int
     period: int
     count: int
-    scopes: tuple[tuple[str, ...], tuple[str, ...]]
+    scopes: tuple[tuple[str, ...], ...]
 
 
 def find_runs(signatures: Sequence[T]) -> list[tuple[int, int, int]]:
@@ -62,15 +62,24 @@ def find_runs(signatures: Sequence[T]) -> list[tuple[int, int, int]]:
     return runs
 
 
+class _Kept(NamedTuple):
+    """Paths of containers whose children all stay, and of those of which three repetitions stay."""
+
+    whole: frozenset[str]
+    thrice: frozenset[str]
+
+
 @contextmanager
-def folded(module: torch.nn.Module, whole_containers: Collection[str] = ()) -> Iterator[list[Repeat]]:
+def folded(
+    module: torch.nn.Module, whole_containers: Collection[str] = (), thrice: Collection[str] = ()
+) -> Iterator[list[Repeat]]:
     """A context in which every run of structurally equal children of ``module`` is cut to two repetitions.
 
-    Children of the modules at the paths ``whole_containers`` all stay.
+    Children of the modules at the paths ``whole_containers`` all stay, and three repetitions of those at ``thrice``.
     """
     repeats: list[Repeat] = []
     whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]] = []
-    _fold(module, "", repeats, whole, frozenset(whole_containers))
+    _fold(module, "", repeats, whole, _Kept(frozenset(whole_containers), frozenset(thrice)))
     try:
         yield repeats
     finally:
@@ -83,34 +92,35 @@ def _fold(
     path: str,
     repeats: list[Repeat],
     whole: list[tuple[torch.nn.Module, dict[str, torch.nn.Module | None]]],
-    kept: frozenset[str],
+    kept: _Kept,
 ) -> None:
     """Cut the runs below ``parent``; add each run to ``repeats``, and what to restore to ``whole``."""
     import torch
 
     children = list(parent.named_children())
     cut: set[str] = set()
-    if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential) and path not in kept:
+    if isinstance(parent, torch.nn.ModuleList | torch.nn.Sequential) and path not in kept.whole:
         for start, period, count in find_runs([_signature(child) for _, child in children]):
             run = children[start : start + period * count]
             if len({id(child) for _, child in run}) < period * count:
                 continue
             names = [name for name, _ in run]
-            paths = [f"{path}.{name}" if path else name for name in names[: 2 * period]]
+            traced = 3 if path in kept.thrice else 2
+            paths = [f"{path}.{name}" if path else name for name in names[: traced * period]]
             repeats.append(
                 Repeat(
                     container=path,
                     start=start,
                     period=period,
                     count=count,
-                    scopes=(tuple(paths[:period]), tuple(paths[period:])),
+                    scopes=tuple(tuple(paths[n : n + period]) for n in range(0, traced * period, period)),
                 )
             )
             cut.update(names)
             if not any(parent is seen for seen, _ in whole):
                 whole.append((parent, parent._modules))
                 parent._modules = dict(parent._modules)
-            for name in names[2 * period :]:
+            for name in names[traced * period :]:
                 del parent._modules[name]
         repeats.extend(_alone(children, path, cut))
     for name, child in children:
@@ -123,7 +133,7 @@ def _alone(children: list[tuple[str, torch.nn.Module]], path: str, cut: set[str]
     for number, (name, child) in enumerate(children):
         if name not in cut and getattr(child, "is_layer", False):
             cut.add(name)
-            scopes: tuple[tuple[str, ...], tuple[str, ...]] = ((f"{path}.{name}" if path else name,), ())
+            scopes: tuple[tuple[str, ...], ...] = ((f"{path}.{name}" if path else name,), ())
             yield Repeat(container=path, start=number, period=1, count=1, scopes=scopes)
 
 

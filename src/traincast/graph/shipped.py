@@ -30,7 +30,7 @@ from traincast.files import write_folder
 from traincast.graph import zoo
 from traincast.graph.cache import code_digest
 from traincast.graph.files import graph_from_dict, graph_to_dict
-from traincast.graph.operator import OperatorGraph
+from traincast.graph.operator import Block, OperatorGraph
 
 FOLDER: Final = "graphs"
 FEWEST_LAYERS: Final = 3
@@ -105,8 +105,12 @@ def shipped_graph(family: str, parameters: Mapping[str, Any]) -> OperatorGraph |
 
 def deeper(graph: OperatorGraph, more: int) -> OperatorGraph:
     """Returns ``graph`` with ``more`` added to the count of every repeated block."""
-    blocks = (replace(block, count=block.count + more) if block.count > 1 else block for block in graph.blocks)
-    return replace(graph, blocks=tuple(blocks))
+
+    def changed(block: Block) -> Block:
+        count = block.count + more
+        return replace(block, count=count, first=block.first or count == 1) if block.count > 1 else block
+
+    return replace(graph, blocks=tuple(changed(block) for block in graph.blocks))
 
 
 def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph], *, torch: str) -> None:
@@ -148,9 +152,9 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
 
 
 def _is_stack(graph: OperatorGraph, layers: Any) -> bool:
-    """Whether every repeated block of ``graph`` counts all of its ``layers``, or all but one that differs."""
+    """Whether every repeated block of ``graph`` counts all of its ``layers``, or all but one or two that differ."""
     counts = {block.count for block in graph.blocks if block.count > 1}
-    return type(layers) is int and layers > FEWEST_LAYERS and bool(counts) and counts <= {layers, layers - 1}
+    return type(layers) is int and layers > FEWEST_LAYERS and bool(counts) and counts <= {layers - n for n in range(3)}
 
 
 def _folder() -> Any:

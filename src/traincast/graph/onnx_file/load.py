@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _NO_LOSS: Final = "has no loss: the sum of its outputs is taken"
 _MERGED: Final = "batch norms that its exporter merged into convolutions: they are forecast as they were before"
+_IN_PLACE: Final = "activations behind convolutions, taken to be in place as in torchvision: the file does not say"
 _UNNAMED: Final = ("dim 0 of ", "unk__")
 """Beginnings of names that stand for no name: a file has one for each input."""
 _BATCH_WORDS: Final = ("batch", "n", "b", "bs", "unk__0", "n_samples")
@@ -41,6 +42,9 @@ def load_onnx(path: Path, *, seq: int | None = None, progress: Progress | None =
     notes = [] if network.has_loss else [f"{path.name} {_NO_LOSS}"]
     if norms:
         notes.append(f"{path.name} has {norms} {_MERGED}")
+    in_place = sum(bool(node.attributes.get("in_place")) for node in network.nodes)
+    if in_place:
+        notes.append(f"{path.name} has {in_place} {_IN_PLACE}")
     return replace(graph, attributes={"note": "; ".join(notes)}) if notes else graph
 
 

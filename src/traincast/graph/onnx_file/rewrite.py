@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from traincast.graph.onnx_file.casts import without_casts
 from traincast.graph.onnx_file.index import OnnxIndex
 from traincast.graph.onnx_file.network import OnnxNetwork, OnnxNode, Weight
 from traincast.graph.onnx_file.tensorflow import TENSORFLOW_PATTERNS
@@ -21,7 +22,7 @@ _GATES: Final = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 
 def rewritten(network: OnnxNetwork) -> OnnxNetwork:
     """``network`` with its kernels whole again, equal tensors of different layers told apart, unused nodes left out."""
-    patterns = _Patterns(_apart(network))
+    patterns = _Patterns(_apart(without_casts(network)))
     for pattern in TENSORFLOW_PATTERNS:
         patterns.apply(partial(pattern, patterns))
     for match in (
@@ -98,7 +99,8 @@ class _Patterns(OnnxIndex):
                 if data is None:
                     continue
                 halved = self.maker(half, "Mul", "Div")
-                if half == data or (halved is not None and data in halved.inputs):
+                whole = (plus, half) in ((one, other), (other, one))  # then the half comes before, or in the next node
+                if (half == data and not whole) or (halved is not None and data in halved.inputs):
                     return replace(node, op="Gelu", inputs=(data,), attributes={})
         return None
 
@@ -130,12 +132,15 @@ class _Patterns(OnnxIndex):
     def in_place(self, node: OnnxNode) -> OnnxNode | None:
         """An activation behind a convolution or batch norm, which PyTorch's image networks apply in place.
 
-        A file does not say so. It matters where the gradient needs the input, of which PyTorch then keeps a copy.
+        It matters where the gradient needs the input, of which PyTorch then keeps a copy. A file does not say so of a
+        module. A function that the parent of the layer calls, as the scopes tell, is not in place.
         """
         if not self.source.by_pytorch or node.op not in _IN_PLACE:
             return None
         source = self.maker(node.inputs[0], "BatchNormalization", "Conv")
         if source is None or self.only_user(node.inputs[0], node.op) is None:
+            return None
+        if source.scope and (not node.scope or source.scope.startswith(f"{node.scope}.")):
             return None
         return replace(node, attributes={**node.attributes, "in_place": True})
 

@@ -69,7 +69,13 @@ def experts_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | Non
     taken = list(inspect.signature(kind.forward).parameters)[1:]
     if taken == list(inspect.signature(experts_forward).parameters)[1:]:
         return _experts
-    return _in_turn if taken == ["hidden_states", "selected_experts", "routing_weights"] else None
+    if taken == ["inputs", "expert_size"]:
+        return _grouped
+    rows_chosen = (
+        ["hidden_states", "selected_experts", "routing_weights"],
+        ["hidden_states", "router_mask", "router_probs"],
+    )
+    return _in_turn if taken in rows_chosen else None
 
 
 def _share(rows: int, part: int, whole: int) -> int:
@@ -102,17 +108,27 @@ def _experts(
     return torch.zeros_like(x).index_add(0, token, outer).view(hidden_states.shape)
 
 
+def _grouped(self: Any, inputs: torch.Tensor, expert_size: torch.Tensor) -> torch.Tensor:
+    """Rows sorted by expert, ``expert_size`` of them for each, times the weights of their expert."""
+    return kernels.grouped_mm(inputs, self.weight.mT, expert_size.cumsum(0))
+
+
 def _in_turn(
     self: Any, hidden_states: torch.Tensor, selected_experts: torch.Tensor, routing_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Each expert, a module of its own, on an equal share of the rows (Switch Transformer: one expert per row)."""
-    experts = list(self.values())
-    share = _share(len(hidden_states), 1, len(experts))
+    """Each expert, a module of its own, on an equal share of the rows.
+
+    A row goes to one expert (Switch Transformer), or to two if it has a weight for each expert (NLLB).
+    """
+    experts = [part for part in self.values() if next(part.parameters(), None) is not None]
+    several = routing_weights.shape[-1] == len(experts) > 1
+    share = _share(len(hidden_states), 2 if several else 1, len(experts))
     chosen = selected_experts.reshape(len(hidden_states), -1)
     total = torch.zeros_like(hidden_states)
     for number, expert in enumerate(experts):
         rows = chosen[:, number].sort(descending=True)[1][:share]
-        total = total.index_add(0, rows, expert(hidden_states[rows]) * routing_weights[rows])
+        weights = routing_weights[rows, number, None] if several else routing_weights[rows]
+        total = total.index_add(0, rows, expert(hidden_states[rows]) * weights)
     return total
 
 
@@ -129,6 +145,40 @@ def _rotary(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotary positions of queries and keys, one kernel each."""
     return _turn(q, cos, sin, unsqueeze_dim), _turn(k, cos, sin, unsqueeze_dim)
+
+
+def indexer_of(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor] | None:
+    """What replaces ``forward`` of an indexer that scores blocks of keys query by query."""
+    if not (kind.__module__.startswith("transformers.") and kind.__name__.endswith("QSAIndexer")):
+        return None
+    return _indexer
+
+
+def _indexer(
+    self: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    attention_mask: torch.Tensor,
+    past_key_values: None,
+) -> torch.Tensor:
+    """Scores of all queries with all blocks of keys at once, and a mask of those chosen; it has no gradient."""
+    with torch.no_grad():
+        batch, length, _ = hidden_states.shape
+        heads, width, ratio = self.index_n_heads, self.index_head_dim, self.compress_ratio
+        q, k = self.index_qk_proj(hidden_states).split([heads * width, self.index_kv_heads * width], dim=-1)
+        blocks = max(1, length // ratio)
+        k = self.k_layernorm(k[:, : blocks * ratio].reshape(batch, blocks, -1, width).mean(dim=2))
+        cos, sin = position_embeddings
+        q = _turn(self.q_layernorm(q.reshape(batch, length, heads, width)), cos, sin, 2)
+        k = _turn(k[:, :, None], cos[:, :blocks], sin[:, :blocks], 2)[:, :, 0]
+        scores = (q.flatten(1, 2) @ k.mT).view(batch, length, heads, blocks).relu().sum(dim=2)
+        chosen = scores.topk(min(self.block_topk, blocks), dim=-1)[1]
+        mask = torch.zeros(batch, length, blocks, dtype=torch.bool, device=scores.device).scatter(-1, chosen, True)
+        mask = mask.repeat_interleave(ratio, dim=-1)
+        mask = functional.pad(mask, (0, length - mask.shape[-1]), value=True)[:, None]
+    if attention_mask.is_floating_point():
+        return torch.where(mask, attention_mask.new_zeros(()), torch.finfo(attention_mask.dtype).min)
+    return mask
 
 
 def _conv(

@@ -173,6 +173,10 @@ _GLM45: Final = (
 )
 _OLMO2: Final = "vocab=100352,norms=after,qk=width"
 _MAMBA2: Final = "heads=1,ffn=1,mixers=M,feeds=-,vocab=50288,tied=true,state=128,state_groups=1,chunk=256"
+_MAMBA: Final = "mixers=M,feeds=-,state=16,rope_fraction=0.0,vocab=50280,tied=true"
+_JAMBA: Final = "mixers=MMMMnMMM,feeds=de,kv_heads=8,experts=16,top_k=2,state=16,vocab=65536"
+_APERTUS: Final = "kv_heads=8,qk=head,vocab=131072,activation=relu2"
+"""Its activation xIELU is counted as a squared ReLU: both are one pass over the same elements."""
 _UL2: Final = "t5:layers=32,hidden=4096,heads=16,head_dim=256,ffn=16384,vocab=32128,activation=geglu,tied=false"
 _MT5: Final = "vocab=250112,activation=geglu,tied=false"
 _SPECS: Final = {
@@ -245,6 +249,26 @@ _SPECS: Final = {
     + ",hidden=4480,heads=40,ffn=15680,state=128,state_inner=10240,state_heads=128",
     "nemotron-nano-12b-v2": _hybrid("M-M-M-M*" + "-M-M-M-M*" * 5 + "-M-M-M-M-")
     + ",hidden=5120,heads=40,ffn=20480,state=128,state_inner=10240,state_heads=128",
+    "mamba-130m": f"decoder:layers=24,hidden=768,{_MAMBA}",
+    "mamba-370m": f"decoder:layers=48,hidden=1024,{_MAMBA}",
+    "mamba-790m": f"decoder:layers=48,hidden=1536,{_MAMBA}",
+    "mamba-1.4b": f"decoder:layers=48,hidden=2048,{_MAMBA}",
+    "mamba-2.8b": f"decoder:layers=64,hidden=2560,{_MAMBA}",
+    "falcon-mamba-7b": "decoder:layers=64,hidden=4096,mixers=M,feeds=-,state=16,rope_fraction=0.0,vocab=65024",
+    "jamba-v0.1": f"decoder:layers=32,hidden=4096,heads=32,ffn=14336,expert_ffn=14336,{_JAMBA}",
+    "jamba-1.5-mini": f"decoder:layers=32,hidden=4096,heads=32,ffn=14336,expert_ffn=14336,{_JAMBA}",
+    "jamba-1.5-large": f"decoder:layers=72,hidden=8192,heads=64,ffn=24576,expert_ffn=24576,{_JAMBA}",
+    "snowflake-arctic": "moe:layers=35,hidden=7168,heads=56,kv_heads=8,experts=128,top_k=2,expert_ffn=4864,"
+    "shared_ffn=7168,vocab=32000",
+    "ling-lite": "moe:layers=28,hidden=2048,heads=16,kv_heads=4,experts=64,top_k=6,expert_ffn=1408,shared_ffn=2816,"
+    "vocab=126464",
+    "hunyuan-large": "moe:layers=64,hidden=6400,heads=80,kv_heads=8,experts=16,top_k=1,expert_ffn=18304,"
+    "shared_ffn=18304,vocab=128512,qk_norm=true,tied=true",
+    "apertus-8b": f"decoder:layers=32,hidden=4096,heads=32,ffn=21504,{_APERTUS}",
+    "apertus-70b": f"decoder:layers=80,hidden=8192,heads=64,ffn=43008,{_APERTUS}",
+    "phi-mini-moe": "moe:layers=32,hidden=4096,heads=32,kv_heads=8,experts=16,top_k=2,expert_ffn=960,vocab=32064",
+    "phi-tiny-moe": "moe:layers=32,hidden=4096,heads=16,kv_heads=4,head_dim=128,experts=16,top_k=2,expert_ffn=448,"
+    "vocab=32064",
     "ul2": _UL2,
     "ul2-20b": _UL2,
     "flan-ul2": _UL2,
