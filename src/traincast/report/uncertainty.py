@@ -26,7 +26,7 @@ FACTORS: Final[dict[StepKind, tuple[float, float]]] = {
     "strained": (0.63, 4.22),
     "experts": (0.48, 1.05),
     "images": (1.11, 0.78),
-    "other": (0.70, 1.34),
+    "other": (0.70, 1.41),
 }
 """Multiples of the lower and of the upper end of the propagated interval, as logarithms, for each kind of step."""
 STRAINED: Final = 0.35
