@@ -63,7 +63,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Two processes of about the same length; tests that start processes themselves are in the second. Those of engines come
+# Two processes of about the same length, of one thread each: threads that wait for a core of the other would take longer; tests that start processes themselves are in the second. Those of engines come
 # last: they load Ray, beside which no process is forked.
 SEARCHES := tests/laws tests/fitting tests/searching tests/scheduling tests/cli tests/profiling tests/testbed tests/engines
 
@@ -71,10 +71,10 @@ unit: $(STAMP) $(PROGRAMS)
 	$(MAKE) --no-print-directory -j2 unit-forecasts unit-searches
 
 unit-forecasts: $(STAMP) $(PROGRAMS)
-	$(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SEARCHES:%=--ignore=%)
 
 unit-searches: $(STAMP) $(PROGRAMS)
-	$(BIN)/python -m pytest $(SEARCHES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SEARCHES)
 
 # The documents as a site, in build/site. It is built and read without network; a warning is an error.
 docs: $(DOCS)

@@ -41,18 +41,14 @@ def test_dimensions_give_the_size_that_the_name_states(name: str) -> None:
         ("OLMo-2-1B", 1.485),
         ("nemotron-nano-9b-v2", 8.89),
         ("Moonlight-16B-A3B", 15.96),
-        ("mt5-large", 1.23),
         ("mamba-370m", 0.371516416),
         ("falcon-mamba-7b", 7.27),
         ("Jamba-1.5-Mini", 51.6),
-        ("Jamba-1.5-Large", 398),
         ("snowflake-arctic", 479),
         ("Ling-lite", 16.8),
         ("Hunyuan-Large", 389),
         ("Apertus-8B", 8.05),
-        ("Apertus-70B", 70.6),
         ("Phi-mini-MoE", 7.65),
-        ("Phi-tiny-MoE", 3.76),
     ],
 )
 def test_a_captured_graph_has_the_published_number_of_parameters(name: str, billions: float) -> None:
