@@ -97,8 +97,8 @@ def test_a_device_stands_for_the_node_that_it_is_usually_in_and_that_is_said(nam
     )
     assert cluster.calibration is None
     (said,) = assumed_nodes(cluster)
-    assert said.startswith("assumed a node as ")
-    assert f" for {name}: 1 device" in said
+    assert said.startswith(f"{name} names no node: assumed one like ")
+    assert ", with 1 device, " in said
 
 
 def test_the_usual_node_of_a_4090_is_a_pcie_server() -> None:

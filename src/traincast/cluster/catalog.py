@@ -136,10 +136,11 @@ def assumed_nodes(cluster: Cluster) -> list[str]:
     said = {}
     for part in cluster.parts or (cluster,):
         if part.name in device_names():
-            usual, nics = device_table(part.name)["usual_node"], part.nics_per_node
+            usual, count = device_table(part.name)["usual_node"], part.devices_per_node
             said[part.name] = (
-                f"assumed a node as {usual} for {part.name}: {part.devices_per_node} devices, {part.intra_node.name}, "
-                f"{nics} × {part.inter_node.name}; if yours differs, give a node type or a .toml file"
+                f"{part.name} names no node: assumed one like {usual}, with {count} device{'s' * (count > 1)}, "
+                f"{part.intra_node.name}, {part.nics_per_node} × {part.inter_node.name}; if yours differs, give a node "
+                "type or a .toml file"
             )
     return list(said.values())
 
