@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from traincast.brief import Brief, Summary
 from traincast.cluster import Cluster, assumed_nodes, load_cluster
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
@@ -49,7 +50,6 @@ from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import plain
-from traincast.units import format_seconds
 from traincast.work import Work
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Forecast(Brief):
     """A report with its origin: the request, its plan, the estimates and the timeline."""
 
     report: Report
@@ -74,10 +74,9 @@ class Forecast:
     cost_model: CostModel
     servers: ServerJob | None = None
 
-    def __repr__(self) -> str:
-        """The headline alone: the parts of a forecast hold megabytes."""
-        said = self.report
-        return f"Forecast({said.model} on {said.cluster}, {said.strategy}: step {format_seconds(said.step_s)})"
+    def brief(self) -> Summary:
+        """Return that of the report: the other parts hold megabytes."""
+        return self.report.brief()
 
     def detailed(self, *, all_ranks: bool = False, bound: Literal["low", "seconds", "high"] = "seconds") -> Timeline:
         """Return the timeline operator by operator: of one rank per stage, or of all ranks if asked or if they differ.
@@ -129,6 +128,12 @@ def predict(
     ``lora``, ``freeze`` and ``quantize`` describe fine-tuning (:func:`traincast.graph.finetune.parse_fine_tuning`).
     ``optimizer`` is a name, True for the model's own optimizer, or False for a step without an update.
     """
+    for rule in shard_rules:
+        wanted = "pairs of a pattern and column, row or replicate"
+        expect("shard_rules", shard_rules if isinstance(rule, str) else rule, tuple, wanted)
+    expect("cost_model", cost_model, (CostModel, type(None)), "a CostModel")
+    expect("conditions", conditions, (Conditions, type(None)), "Conditions")
+    expect("job", job, (JobSettings, type(None)), "JobSettings")
     request = make_request(
         model,
         example_inputs,
@@ -175,8 +180,13 @@ def make_request(
 
     With ``hosts``, the cluster may have nodes without accelerators, on which parameter servers can run.
     """
-    if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
-        raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
+    wanted = f"a whole number from 1 to {_MAX_BATCH}"
+    expect("global batch", global_batch, int, wanted)
+    if not 1 <= global_batch <= _MAX_BATCH:
+        raise RequestError(f"global batch {global_batch}: expected {wanted}")
+    expect("cluster", cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
+    expect("seq", seq, (int, type(None)), "a whole number of tokens")
+    expect("optimizer", optimizer, (bool, str), "True, False or a name such as adamw")
     place = load_cluster(cluster, hosts=hosts) if isinstance(cluster, str) else cluster
     graph = (
         model if isinstance(model, OperatorGraph) else load_model(model, example_inputs, seq=seq, use_cache=use_cache)

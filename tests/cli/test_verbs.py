@@ -146,6 +146,19 @@ def test_a_captured_graph_forecasts_like_its_model(capsys: pytest.CaptureFixture
     assert from_file["step_s"] == run_json(capsys, *PREDICT)["step_s"]
 
 
+def test_every_cluster_has_one_line_of_120_columns_machines_before_fitted_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = run(capsys, "clusters").splitlines()
+    known = [cluster["name"] for cluster in run_json(capsys, "clusters")]
+    named = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in known]
+    assert max(map(len, lines)) <= 120
+    assert sorted(named) == sorted(known)
+    heads = [n for n, line in enumerate(lines) if line.strip().endswith(("machines", "fitted to published runs"))]
+    assert len(heads) == 2 and "machines" in lines[heads[0]]
+    assert named.index("dgx-h100") < named.index("a100-sxm4-40gb-fsdp-llm-foundry")
+
+
 @pytest.mark.parametrize("verb", ["models", "clusters", "devices", "runtimes"])
 def test_a_catalog_lists_and_shows_what_is_known(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     listed = run_json(capsys, verb)

@@ -69,7 +69,7 @@ from traincast.cluster.calibration import FEATURES, Calibration
 from traincast.cluster.hardware import MAX_NODES, PROCESSOR, Bandwidth, Cluster, Device, joined
 from traincast.cluster.schema import Document, Table, read_file
 from traincast.cluster.topology import part_of_node
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast.errors import FileFormatError, RequestError, UnknownNameError, expect
 from traincast.schema import convert
 from traincast.units import parse_rate
 
@@ -113,6 +113,7 @@ def cluster_names() -> tuple[str, ...]:
 
 def load_device(name: str) -> Device:
     """Returns the device called ``name`` in the catalog, or the one in the TOML file at the path ``name``."""
+    expect("device", name, str, "a name such as h100-sxm5-80gb, or the path of a TOML file")
     return _build_device(_resolve(name, "device", Path(), _MAX_DEPTH).device, name)
 
 
@@ -125,6 +126,7 @@ def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
     ``cpu-server:1x2``. Raises ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and
     ``FileFormatError`` for a bad file.
     """
+    expect("cluster", spec, str, "a name such as dgx-h100:4, or the path of a TOML file")
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
     named = [_parts(part) for part in parts]
     cluster = joined([part for _, own in named for part in own], hosts=hosts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from traincast.brief import Brief, Summary
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
@@ -13,7 +14,16 @@ from traincast.simulate import Conditions, ServerRun
 from traincast.strategy import Memory
 from traincast.strategy.fits import MemoryFit
 from traincast.strategy.memory_timeline import Holder, Moment
+from traincast.units import format_bytes, format_count, format_seconds
 from traincast.work import Demand
+
+_WARNINGS_SHOWN: Final = 3
+_LONGEST_SHOWN: Final = 100
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text that is too long for a line."""
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +63,8 @@ class BundleUse:
     collectives: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Brief):
     """The result of a forecast, in seconds, bytes, and shares from 0 to 1.
 
     Memory is that of the fullest rank. ``host_memory_bytes`` is used on the host of the fullest node;
@@ -120,6 +130,33 @@ class Report:
     def num_servers(self) -> int:
         """The number of parameter servers; 0 unless the strategy has them."""
         return len(self.servers.nodes) if self.servers else 0
+
+    def brief(self) -> Summary:
+        """Return the step and its parts, memory and the first warnings."""
+        parts = (
+            ("compute", self.compute_s),
+            ("exposed communication", self.exposed_communication_s),
+            ("bubble", self.bubble_s),
+            ("optimizer", self.optimizer_s),
+            ("overhead", self.overhead_s),
+        )
+        rows = [
+            ("step", format_seconds(self.step_s), f"{format_seconds(self.low_s)} … {format_seconds(self.high_s)}"),
+            ("throughput", f"{format_count(self.samples_per_s)} samples/s", f"MFU {self.mfu:.1%}"),
+            *((name, format_seconds(value), f"{value / self.step_s:.1%}") for name, value in parts if value),
+            (
+                "memory",
+                format_bytes(self.peak_memory_bytes),
+                f"of {format_bytes(self.memory_capacity_bytes)}: {self.verdict}",
+            ),
+        ]
+        if self.job is not None:
+            rows.append(("job", format_seconds(self.job.job_s), f"${self.job.cost:,.0f}"))
+        rows += [("warning", "", _cut(warning)) for warning in self.warnings[:_WARNINGS_SHOWN]]
+        if len(self.warnings) > _WARNINGS_SHOWN:
+            rows.append(("", "", f"and {len(self.warnings) - _WARNINGS_SHOWN} more in .warnings"))
+        title = f"{self.model} on {self.cluster}: {self.strategy}, global batch {self.global_batch}, {self.precision}"
+        return Summary(f"{title}, {self.runtime}", rows)
 
     def summary(self) -> dict[str, Any]:
         """Return the request, its conditions and the step time, which a trace stores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from traincast.errors import UnknownNameError
+from traincast.errors import UnknownNameError, expect
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.optimizers import BYTE_OPTIMIZERS
 
@@ -156,6 +156,7 @@ PRECISIONS: Final[dict[str, Precision]] = {
 
 def load_precision(name: str) -> Precision:
     """The precision called ``name``; raises :class:`UnknownNameError` if there is none."""
+    expect("precision", name, str, "a name such as bf16")
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, PRECISIONS)
     return PRECISIONS[name]

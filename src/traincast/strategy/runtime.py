@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from traincast.errors import RequestError, UnknownNameError
+from traincast.errors import RequestError, UnknownNameError, expect
 from traincast.schema import Text, read_table, read_toml, table_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
@@ -233,6 +233,7 @@ def load_runtime(spec: str) -> Runtime:
 
     Either may be followed by the release of the framework: ``megatron-bridge:release=26.04``.
     """
+    expect("runtime", spec, str, "a name such as megatron, or the path of a TOML file")
     name, says, release = spec.partition(":release=")
     if name.endswith(".toml"):
         path = Path(name)
