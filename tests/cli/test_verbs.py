@@ -233,3 +233,20 @@ def test_the_parts_of_a_mixed_cluster_are_shown(capsys: pytest.CaptureFixture[st
         (1, "a100-sxm4-80gb"),
         (2, "v100-sxm2-16gb"),
     ]
+
+
+def test_five_warnings_are_printed_and_explain_prints_all(capsys: pytest.CaptureFixture[str]) -> None:
+    from traincast.cli.output import print_warnings
+
+    many = [f"reason [{n}]" for n in range(8)]
+    print_warnings(many, explain=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("warning")] == [f"warning: reason [{n}]" for n in range(5)]
+    assert shown[-1] == "3 less important warnings: --explain shows them"
+    print_warnings(many, explain=True)
+    assert capsys.readouterr().out.splitlines() == [f"warning: reason [{n}]" for n in range(8)]
+
+
+def test_that_a_step_does_not_fit_is_the_first_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("llama3-70b", "--cluster", "dgx-h100:1x8", "--strategy", "dp=8", "--global-batch", "8")
+    assert run_json(capsys, "predict", *asked)["warnings"][0].startswith("does not fit")

@@ -281,6 +281,11 @@ def seed(more: str) -> Decorator:
     )
 
 
+def explain() -> Decorator:
+    """``--explain``."""
+    return click.option("--explain", is_flag=True, help="Print all warnings, not only the five most important ones.")
+
+
 def workers(more: str, *, default: int | None = None) -> Decorator:
     """``--workers``; ``more`` says what the processes do. Without a ``default`` the verb chooses."""
     return click.option(
