@@ -81,7 +81,7 @@ def calibrate(
     ``curve`` has the numbers of runs for the learning curve. ``allow_code`` lets rows name models and schedules that
     are Python code, and runs it. ``progress`` is called with the work done and all work: first in rows, then in fits.
     """
-    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster)
+    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster, whole_nodes=True)
     target = None if output is None else _toml(Path(output))
     if target is not None:
         inputs = {"the table of runs": path, "the cluster that it extends": Path(extends)}
