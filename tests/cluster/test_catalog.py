@@ -123,7 +123,7 @@ def test_more_devices_than_the_usual_node_has_are_refused_with_its_name() -> Non
 
 
 def test_a_name_like_that_of_a_device_is_answered_with_devices() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean .*rtx-4090"):
+    with pytest.raises(UnknownNameError, match=r"did you mean .*rtx-4090"):
         load_cluster("rtx4090")
 
 

@@ -12,7 +12,7 @@ from traincast.graph import Operator, OpKind
 from traincast.graph.load import load_model
 from traincast.strategy import Request, load_precision, load_runtime, lower, parse_strategy
 from traincast.strategy.attention import sink_scopes, without_window
-from traincast.strategy.experts import distinct, find_regions, overlaps_batches
+from traincast.strategy.experts import BatchOverlap, distinct, find_regions, overlap_of_batches
 from traincast.work import Collective, Launch
 
 MIXTURE = "qwen3-30b-a3b"
@@ -93,10 +93,13 @@ def test_traffic_of_one_microbatch_runs_beside_another_if_they_are_interleaved()
     runtime = replace(load_runtime("megatron"), overlap_batches=0.5)
     near = replace(runtime, overlap_batches_near=True)
 
-    def overlaps(strategy: str, used: Any = runtime) -> bool:
-        return overlaps_batches(parse_strategy(strategy, global_batch=64), used)
+    def overlaps(strategy: str, used: Any = runtime, *, together: bool = False) -> BatchOverlap | None:
+        return overlap_of_batches(parse_strategy(strategy, global_batch=64), used, near=together)
 
-    assert overlaps("dp=8,ep=8,pp=2,vp=2,schedule=interleaved,micro_batch=1")
+    interleaved = "dp=8,ep=8,pp=2,vp=2,schedule=interleaved,micro_batch=1"
+    assert overlaps(interleaved) == BatchOverlap(0.5)
+    assert overlaps(interleaved, together=True) is None
+    assert overlaps(interleaved, near, together=True) == BatchOverlap(0.5)
     assert not overlaps("dp=8,ep=8,pp=2,micro_batch=1")
     assert not overlaps("dp=8,ep=8,micro_batch=1")
     assert overlaps("dp=8,ep=8,micro_batch=1", near)

@@ -1,9 +1,9 @@
 """The catalog of known hardware, and the user's own files.
 
 A request names a cluster as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (four nodes of a type), ``dgx-h100:1x2`` (two
-devices of one node), ``rtx-4090`` (one device), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and sizes), ``selene``
-(a known cluster), ``my.toml`` or ``my.toml:8`` (the user's own file). Catalog files and users' files have the same schema. Units are SI
-(bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
+devices of one node), ``rtx-4090`` (one device), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and sizes),
+``selene`` (a known cluster), ``my.toml`` or ``my.toml:8`` (the user's own file). Catalog files and users' files have
+the same schema. Units are SI (bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
 
 ::
 
@@ -169,8 +169,8 @@ def _parts(spec: str, *, whole_nodes: bool) -> tuple[str, list[Cluster]]:
         if devices > cluster.devices_per_node and cluster.device.architecture != PROCESSOR:
             kind = f"{device_table(cluster.name)['usual_node']}, the usual node of {name}," if is_device else name
             raise RequestError(
-                f"cluster {spec!r} asks for {devices} devices in a node: {kind} has {cluster.devices_per_node}; ask for "
-                f"more nodes, such as {name}:2, or describe yours in a .toml file"
+                f"cluster {spec!r} asks for {devices} devices in a node: {kind} has {cluster.devices_per_node}; ask "
+                f"for more nodes, such as {name}:2, or describe yours in a .toml file"
             )
         cluster = part_of_node(cluster, cluster.device, devices)
     return cluster.name, [cluster if nodes is None else cluster.with_nodes(nodes)]
