@@ -40,11 +40,11 @@ from traincast.strategy import (
     lower,
     parse_strategy,
 )
-from traincast.strategy.choose import usual_precision, usual_runtime
+from traincast.strategy.choose import assumed_runtime, usual_precision, usual_runtime
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail, need_only
-from traincast.strategy.releases import assumed_release, settled
+from traincast.strategy.releases import settled
 from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.uneven import with_variants
@@ -153,7 +153,7 @@ def predict(
     )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    said = [*assumed_release(runtime, request.runtime), *assumed_nodes(request.cluster)]
+    said = [*assumed_runtime(runtime, request), *assumed_nodes(request.cluster)]
     return replace(result, report=replace(result.report, warnings=(*result.report.warnings, *said))) if said else result
 
 

@@ -67,7 +67,8 @@ class EvaluatedFamily:
 
     ``rough`` are the weights by which the model is cut, ``busy`` says which passes of which blocks run anything,
     ``held`` has the bytes that the passes of pieces hold. ``hiding`` has the programs of ways that hide more of the
-    experts' traffic than ``programs`` do. ``behind`` counts members that were left out because they cannot be fast enough.
+    experts' traffic than ``programs`` do. ``behind`` counts members that were left out because they cannot be fast
+    enough.
     """
 
     family: Family

@@ -17,6 +17,8 @@ from traincast.strategy.embedding_tables import has_tables
 from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import Request, need_only
 from traincast.strategy.recompute import leanest
+from traincast.strategy.releases import assumed_release, has_experts
+from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Strategy
 
 _MAX_TENSOR: Final = 8
@@ -177,14 +179,39 @@ def usual_runtime(graph: OperatorGraph, cluster: Cluster) -> str:
     """Return the default runtime for a model on a cluster.
 
     It is that of the device's maker if there is one. On a calibrated cluster, a sequence model has the runtime of the
-    runs that the cluster was calibrated with.
+    runs that the cluster was calibrated with. Elsewhere it is one that people fine-tune with if only a part is trained,
+    and one that overlaps the traffic of experts if there are any.
     """
+    return _usual_runtime(graph, cluster)[0]
+
+
+def _usual_runtime(graph: OperatorGraph, cluster: Cluster) -> tuple[str, str]:
+    """The default runtime, and the trait of the model that it was chosen for; empty for ordinary training."""
     if cluster.device.architecture in MAKERS:
-        return MAKERS[cluster.device.architecture]
+        return MAKERS[cluster.device.architecture], ""
     if not graph.tokens_per_sample:
-        return "pytorch"
+        return "pytorch", ""
     known = cluster.calibration
-    return known.runtimes[0] if known is not None and known.runtimes and not known.models else "megatron"
+    if known is not None and known.runtimes and not known.models:
+        return known.runtimes[0], ""
+    if "fine_tuning" in graph.attributes:
+        return "hf-trainer", "fine-tuning"  # it also runs under TRL, Axolotl, LLaMA-Factory and ms-swift
+    return ("megatron-bridge", "a model with experts") if has_experts(graph) else ("megatron", "")
+
+
+def assumed_runtime(given: str | Runtime | None, request: Request) -> tuple[str, ...]:
+    """Return a sentence if the runtime was chosen for a trait of the model, or its release is not stated.
+
+    ``given`` is what was stated: a runtime, its name, or None.
+    """
+    used = request.runtime
+    if given is not None:
+        return assumed_release(given, used)
+    trait = _usual_runtime(request.graph, request.cluster)[1]
+    if not trait:
+        return ()
+    release = f" of release {used.release}" if used.release else ""
+    return (f"the runtime is not stated: {trait} is taken to run with {used.name}{release}; else give --runtime NAME",)
 
 
 def usual_precision(graph: OperatorGraph, cluster: Cluster) -> str:
