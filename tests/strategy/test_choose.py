@@ -112,6 +112,8 @@ def test_runtimes_habits_are_kept() -> None:
 
 @pytest.mark.parametrize(("model", "cluster", "runtime"), [
     (GPT, "dgx-a100", "megatron"),
+    (MOE, "dgx-a100", "megatron-bridge"),
+    (MOE, "a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "megatron-deepspeed"),
     (CNN, "dgx-a100", "pytorch"),
     (GPT, "tpu-v5p-host", "maxtext"),
     (CNN, "tpu-v5p-host", "maxtext"),

@@ -97,7 +97,7 @@ def calibrate(
     are Python code, and runs it. ``progress`` is called with the work done and all work: first in rows, then in fits.
     """
     expect("table", table, (str, os.PathLike), "the path of a table of runs")
-    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster)
+    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster, whole_nodes=True)
     target = None if output is None else _toml(Path(output))
     if target is not None:
         inputs = {"the table of runs": path, "the cluster that it extends": Path(extends)}

@@ -19,20 +19,19 @@ Row: TypeAlias = tuple[str, str, str]
 """Name of a figure, its value, and a note."""
 
 
-def show(report: Report, *, chosen: bool, memory: bool, explain: bool) -> None:
-    """Print ``report``.
-
-    ``chosen``: Traincast chose the strategy; ``memory``: also print memory over time; ``explain``: print all warnings.
-    """
+def show(report: Report, *, memory: bool, explain: bool) -> None:
+    """Print ``report``; ``memory``: also print memory over time; ``explain``: print all warnings."""
     out = console()
     out.print(f"[bold]{report.model}[/bold] on {report.cluster}", highlight=False)
-    how = " (chosen by Traincast)" if chosen else ""
+    how = " (chosen by Traincast)" if report.choice else ""
     out.print(
         f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
         f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
         f"{report.precision} · {report.runtime} · "
         f"{format_parameters(report.num_parameters, report.num_trainable_parameters)}"
     )
+    if report.choice is not None:
+        out.print(f"chosen: {report.choice}", highlight=False)
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
     details = [*_sources(report), _split(report), *_demand(report)]

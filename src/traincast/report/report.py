@@ -63,6 +63,32 @@ class BundleUse:
     collectives: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsearchedChoice:
+    """How Traincast chose a strategy without a search.
+
+    It is the fastest of ``timed`` strategies that fit or, if ``timed`` is 0, the first that fits. If it does not
+    (``fits``), no strategy was found that does, and it needs the least memory of all that were tried. A search could
+    shorten the step by about ``most_gain`` of its time at most; None if that is not known.
+    """
+
+    fits: bool
+    timed: int
+    most_gain: float | None = None
+    searched: bool = field(default=False, init=False)
+
+    def __str__(self) -> str:
+        if not self.fits:
+            return "no strategy was found that fits; this one needs the least memory of those tried"
+        how = f"the fastest of {self.timed} that fit" if self.timed > 1 else "the first that fits"
+        gain = "" if self.most_gain is None else f"; a search could shorten the step by {_at_most(self.most_gain)}"
+        return f"{how}, not searched{gain}"
+
+
+def _at_most(share: float) -> str:
+    return f"at most about {share * 100:.0f} %" if share >= 0.005 else "less than 1 %"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report(Brief):
     """The result of a forecast, in seconds, bytes, and shares from 0 to 1.
@@ -71,7 +97,8 @@ class Report(Brief):
     ``host_memory`` is its breakdown by part, for one rank of the stage that offloads most. ``fits`` says that both
     suffice: the device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known.
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
-    time of this plan on these devices. ``split`` divides the step by what bounds it, and the time of every operator.
+    time of this plan on these devices. ``choice`` says how the strategy was chosen, unless it was stated. ``split``
+    divides the step by what bounds it, and the time of every operator.
     """
 
     model: str
@@ -125,6 +152,7 @@ class Report(Brief):
     servers: ServerRun | None = None
     conditions: Conditions | None = None
     job: JobForecast | None = None
+    choice: UnsearchedChoice | None = None
 
     @property
     def num_servers(self) -> int:

@@ -15,7 +15,7 @@ from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, OperatorGraph
 from traincast.strategy.embedding_tables import TableSharing, check_tables, table_spans
-from traincast.strategy.experts import Region, check_experts, find_regions, overlaps_batches
+from traincast.strategy.experts import BatchOverlap, Region, check_experts, find_regions, overlap_of_batches
 from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.fusion import fuse
 from traincast.strategy.host_memory import host_of
@@ -143,7 +143,7 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
         mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and request.runtime.wait_launches > 0,
         request.strategy.micro_batch(request.global_batch),
         request.cluster.interference,
-        overlaps_batches(request.strategy, request.runtime),
+        overlap_of_batches(request.strategy, request.runtime, near=mesh.span("ep").num_nodes == 1),
     )
     if request.strategy.recompute_every > 1:
         kept = replace(request, strategy=replace(request.strategy, recompute="none", recompute_every=1))
@@ -247,7 +247,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     crowded: bool,
     micro_batch: int,
     interference: float,
-    between_batches: bool,
+    between_batches: BatchOverlap | None,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
     """The program of each block, and the builder that made them."""
     fused, sharding = _fused(

@@ -74,7 +74,7 @@ def validate(
         takes = ", ".join(sorted(_TAKES[kind]))
         raise RequestError(f"{', '.join(wrong)} does not apply to a table of {kind}: it takes {takes}")
     if isinstance(cluster, str):
-        stated["cluster"] = load_cluster(cluster)
+        stated["cluster"] = load_cluster(cluster, whole_nodes=True)
     path = Path(table)
     if kind == "operators":
         from traincast.validating.operators import validate_operators
