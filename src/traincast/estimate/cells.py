@@ -94,11 +94,21 @@ class Cell:
         return f"{self.family}/{self.setting}/{self.dtype}/{self.device}"
 
     def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
-        """Returns for each operator whether its name was measured."""
+        """Returns for each operator whether its name was measured, and its window if it is a convolution.
+
+        Libraries have other kernels for other windows and strides, which reach another efficiency. Points need no such
+        rule: far ones hardly speak for an operator.
+        """
         known = set(self.vocabulary["name"])
         named = [name in known or known.issuperset(self._both(name)) for name, *_ in shapes.details]
         found = np.array(named, dtype=bool)[shapes.which]
-        return found & plain(shapes) if self.points is not None else found
+        if self.points is not None:
+            return found & plain(shapes)
+        if self.family == "conv":
+            low, high = self._domains(shapes)
+            own = [FAMILIES["conv"].sizes.index(name) for name in ("kh", "kw", "stride")]
+            found &= ((low <= shapes.sizes) & (shapes.sizes <= high))[:, own].all(axis=1)
+        return found
 
     def _both(self, name: str) -> tuple[str, ...]:
         """The names of the two gradients that an operator computes, or its own."""

@@ -236,9 +236,12 @@ class LearnedCostModel:
                     return
 
     def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[_Answer]:
-        """Cells to try, best first: those of the device, or the network of all devices if it has none."""
+        """Cells to try, best first: those of the device, or the network of all devices if it has none.
+
+        Of the device's cells, those of the wanted setting come first, then bare kernels, then other settings.
+        """
         wanted = setting_of(self.framework) if self.framework else ""
-        ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, *_PREFERRED)))}
+        ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, BARE, *_PREFERRED)))}
         measured = False
         for bundle in self.bundles:
             own: list[tuple[tuple[int, int], str]] = []
@@ -247,14 +250,15 @@ class LearnedCostModel:
                     continue  # a few measurements of one setting, or of an old one: for those who ask for it
                 if entry["dtype"] in (dtype, INTERCHANGEABLE.get(dtype)):
                     own.append(((ranks.get(entry["setting"], len(ranks)), int(entry["dtype"] != dtype)), name))
-            own += _bare(bundle, family, dtype, device, wanted)
+            kernels = _bare(bundle, family, dtype, device, wanted)
+            own += [((-1 if asked else ranks[BARE], 0), name) for asked, name in kernels]
             for _, name in sorted(own):
                 yield _Answer(bundle, bundle.cell(name))
             measured = measured or bool(own)
         named = wanted not in ("", BARE)
         if not measured and (named or family in _TRANSFERABLE) and achievable(device).graphics:
             for bundle in self.bundles:
-                for cell in _transferred(bundle, family, dtype, device):
+                for cell in _transferred(bundle, family, dtype, device, wanted):
                     yield _Answer(bundle, cell)
 
     def _collectives(
@@ -304,10 +308,8 @@ def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) 
     return found
 
 
-def _bare(
-    bundle: Bundle, family: str, dtype: str, device: Device, wanted: str
-) -> Iterator[tuple[tuple[int, int], str]]:
-    """The cell of bare kernels with its rank: after that of the wanted setting, before all others.
+def _bare(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[tuple[bool, str]]:
+    """Whether the setting of bare kernels is itself wanted, and the name of their cell, if it answers.
 
     It answers for devices that are kin to a measured one, in full precision: libraries of 2017 moved half-precision
     tensors into another layout and back for each convolution. If its own setting is wanted, it answers for all.
@@ -321,13 +323,20 @@ def _bare(
         if points is None or not {dtype, INTERCHANGEABLE.get(dtype)} & set(known["dtype"]):
             continue
         if asked or (points.likeness(device).max() >= KIN and dtype not in INTERCHANGEABLE):
-            yield (-1 if asked or wanted in ("", BARE) else 0, 0), name
+            yield asked, name
 
 
-def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Iterator[Cell]:
-    """For a device that was not measured: the network of all devices, with the cells of the devices most like it."""
+def _transferred(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[Cell]:
+    """For a device that was not measured: the network of all devices, with the cells of the devices most like it.
+
+    The network takes a setting that it does not know for the first that it knows; it does not answer if that is one of
+    :data:`_ASKED_ONLY`.
+    """
     for name, entry in bundle.entries.get((family, ANY), []):
         if entry["setting"] != ANY:
+            continue
+        settings = entry["vocabulary"]["setting"]
+        if wanted not in settings and settings[0] in _ASKED_ONLY:
             continue
         for stated in (dtype, INTERCHANGEABLE.get(dtype, dtype)):
             if stated in entry["vocabulary"]["dtype"]:
