@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.cluster import load_device
+from traincast.cluster import load_cluster, load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.cells import ANY
 from traincast.estimate.families import Rates
 from traincast.estimate.features import shapes_of
 from traincast.estimate.learned import BARE
-from traincast.estimate.protocol import SOURCES
+from traincast.estimate.protocol import SOURCES, CostModel
 from traincast.forecast import predict
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy import lower
@@ -108,9 +108,9 @@ def test_convolutions_come_from_the_wanted_setting_and_else_from_bare_kernels(
 ) -> None:
     """Layers of TensorFlow take three times as long as their kernels: one must not stand for the other."""
     model, place = replace(learned_cost_model(), framework=framework), load_device(device)
-    expected = model.bundles[0].cell(cell).estimate(
-        shapes_of("conv", [convolution()]), Rates.of(place, "fp32"), framework=framework, dtype="fp32", device=place
-    )
+    shapes, rates = shapes_of("conv", [convolution()]), Rates.of(place, "fp32")
+    chosen = model.bundles[0].cell(cell)
+    expected = chosen.estimate(shapes, rates, framework=framework, dtype="fp32", device=place)
     np.testing.assert_allclose(model.estimate([convolution()], one_device(place)).seconds, expected.seconds)
 
 
@@ -127,6 +127,49 @@ def test_a_runtime_whose_convolutions_nobody_measured_does_not_take_those_of_ten
     np.testing.assert_array_equal(found.seconds, AnalyticalCostModel().estimate([convolution()], place).seconds)
     layers = replace(model, framework="TensorFlow 1.13").estimate([convolution()], place)
     assert SOURCES[layers.source[0]] == "learned"
+
+
+@pytest.mark.parametrize("model", [AnalyticalCostModel(), learned_cost_model()], ids=["physics", "learned"])
+@pytest.mark.parametrize(
+    ("device", "stated", "used"),
+    [
+        ("v100-pcie-32gb", "bf16", "fp32"),  # with cells of its own in fp32
+        ("v100-sxm2-16gb", "bf16", "fp32"),  # estimated from other devices
+        ("t4", "bf16", "fp32"),
+        ("p100-pcie-16gb", "fp8", "fp32"),
+        ("rtx-2080-ti", "bf16", "fp32"),
+        ("gtx-1080-ti", "fp16", "fp32"),
+        ("a100-sxm4-80gb", "fp8", "bf16"),
+        ("h100-sxm5-80gb", "nvfp4", "fp8"),
+        ("mi100", "tf32", "fp32"),
+    ],
+)
+def test_products_in_a_format_that_the_device_lacks_take_the_time_of_the_wider_one(
+    model: CostModel, device: str, stated: str, used: str
+) -> None:
+    def product(dtype: DType) -> Operator:
+        a, b, out = (TensorSpec(shape, dtype) for shape in ((4096, 2048), (2048, 1536), (4096, 1536)))
+        return Operator(name="mm", kind=OpKind.GEMM, phase=Phase.FORWARD, inputs=(a, b), outputs=(out,))
+
+    place = one_device(load_device(device))
+    found = model.estimate([product(DType(name)) for name in (stated, used)], place)
+    assert 0.9 * found.seconds[1] <= found.seconds[0] <= found.seconds[1]  # fewer bytes are read
+
+
+@pytest.mark.parametrize("cluster", ["dgx-1-v100:1x1", "pcie-t4:1x1"])
+def test_bf16_on_a_device_without_it_is_as_slow_as_fp32_and_takes_the_memory_of_bf16(cluster: str) -> None:
+    narrow, wide, half, elsewhere = (
+        predict(
+            "bert:layers=2,hidden=256,heads=4,vocab=1000,seq=128", cluster=place, global_batch=64, strategy="dp=1",
+            runtime="pytorch", precision=precision,
+        ).report
+        for place, precision in ((cluster, "bf16"), (cluster, "fp32"), (cluster, "fp16"), ("dgx-a100:1x1", "bf16"))
+    )  # fmt: skip
+    assert 0.75 * wide.step_s < narrow.step_s <= wide.step_s
+    assert half.step_s < 0.75 * narrow.step_s
+    assert narrow.memory == pytest.approx(elsewhere.memory)
+    name = load_cluster(cluster).device.name
+    assert f"{name} has no bf16: its products run at the rate of fp32; fp16 has a rate of its own" in narrow.warnings
 
 
 def test_a_device_that_was_not_measured_is_learned_from_others_and_says_so() -> None:

@@ -20,6 +20,7 @@ from traincast.estimate.families import FAMILIES, Rates
 from traincast.estimate.features import (
     BOTH_GRADIENTS,
     INTERCHANGEABLE,
+    WIDTHS,
     Features,
     Shapes,
     features,
@@ -139,8 +140,9 @@ class Cell:
 
     def _estimate(self, shapes: Shapes, rates: Rates, framework: str, dtype: str, device: Device | None) -> Estimate:
         low, high = self._domains(shapes)
-        inside = shapes.within(low, high)
-        outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
+        inside = shapes.as_wide_as(dtype).within(low, high)
+        apart = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9)))
+        outside = apart[:, [name not in WIDTHS for name in FAMILIES[self.family].sizes]].max(axis=1)
         if self.points is None:
             said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
         else:

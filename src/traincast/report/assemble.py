@@ -195,7 +195,7 @@ def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> 
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:
         warnings.append(f"operators without a formula of their own are timed as element-wise: {', '.join(unknown)}")
-    dtype = request.precision.linear.value
-    if not request.cluster.device.supports(dtype):
-        warnings.append(f"{request.cluster.device.name} has no {dtype}: timed at the rate of the next wider dtype")
-    return tuple(warnings)
+    formats = dict.fromkeys(dtype.value for dtype in (request.precision.linear, request.precision.products))
+    devices = dict.fromkeys(kind.device for kind in request.cluster.kinds())
+    warnings += [d.lacks(dtype) for d in devices for dtype in formats if not d.supports(dtype)]
+    return tuple(dict.fromkeys(warnings))
