@@ -96,7 +96,7 @@ def devices(name: str | None, as_json: bool) -> None:
         (
             d.name,
             d.architecture,
-            f"{d.peak('bf16') / 1e12:.0f}",
+            f"{max(map(d.peak, ('bf16', 'fp16'))) / 1e12:.0f}",
             format_bytes(d.memory_bytes),
             f"{d.memory_bandwidth / 1e12:.2f}",
             f"{d.tdp_w:.0f} W",

@@ -197,11 +197,11 @@ def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None, out
             f"the host memory of {request.cluster.name} is not known, so it was not checked that a node has room for "
             f"the {format_bytes(need.host)} offloaded to it; set host_memory_bytes of its node"
         )
-    dtype = request.precision.linear.value
-    if not request.cluster.device.supports(dtype):
-        warnings.append(f"{request.cluster.device.name} has no {dtype}: timed at the rate of the next wider dtype")
+    formats = dict.fromkeys(dtype.value for dtype in (request.precision.linear, request.precision.products))
+    devices = dict.fromkeys(kind.device for kind in request.cluster.kinds())
+    warnings += [d.lacks(dtype) for d in devices for dtype in formats if not d.supports(dtype)]
     warnings += outlook
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:
         warnings.append(f"operators without a formula of their own are timed as element-wise: {', '.join(unknown)}")
-    return (*warnings, *_not_measured(lowered.plan, estimates), *estimates.warnings)
+    return tuple(dict.fromkeys((*warnings, *_not_measured(lowered.plan, estimates), *estimates.warnings)))
