@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import GPT
 from traincast import Forecast, Schedule, predict, schedule, search, validate
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.validating.outcome import Validation
 
 ROOT = Path(__file__).parents[1]
@@ -18,8 +18,8 @@ TABLE = "source,model,gpu,n_gpus,seq,global_batch,dp,step_time_s\nlab,gpt2,H100,
 class Few(Brief):
     """A result with markup in it."""
 
-    def brief(self) -> Summary:
-        return Summary("a < b", [("x", "<i>1</i>"), ("long", "2")], ("name", "value"))
+    def brief(self) -> BriefTable:
+        return BriefTable("a < b", [("x", "<i>1</i>"), ("long", "2")], ("name", "value"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 
-class Summary(NamedTuple):
+class BriefTable(NamedTuple):
     """A headline, and a table below it; rows are as long as ``columns``, which are empty for a table without a head."""
 
     title: str
@@ -23,7 +23,7 @@ class Brief:
 
     __slots__ = ()
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return what a reader wants to see first."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.cluster import Cluster, assumed_nodes, load_cluster
 from traincast.errors import RequestError, expect
 from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
@@ -82,7 +82,7 @@ class Forecast(Brief):
     cost_model: CostModel
     servers: ServerJob | None = None
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return that of the report: the other parts hold megabytes."""
         return self.report.brief()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.calibrating.procedure import Calibrated, calibrate_runs
 from traincast.calibrating.read import read_runs
 from traincast.calibrating.study import CURVE
@@ -42,7 +42,7 @@ class CalibratedCluster(Brief):
     runs: tuple[Measured, ...]
     skipped: Mapping[int, str]
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return the errors before and after the fit."""
         errors = self.fit.as_dict()["errors"]
         rows = [
@@ -50,7 +50,7 @@ class CalibratedCluster(Brief):
             for name, found in errors.items()
         ]
         title = f"{self.base.name} calibrated with {len(self.runs)} runs, {len(self.skipped)} rows skipped"
-        return Summary(title, rows, ("errors", "runs", "median", "mean"))
+        return BriefTable(title, rows, ("errors", "runs", "median", "mean"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibrated cluster as a TOML file that extends the one that was calibrated."""

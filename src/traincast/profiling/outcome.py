@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.profiling.rows import Row
 
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -38,7 +38,7 @@ class Profile(Brief):
     left: int
     warnings: tuple[str, ...]
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return where the rows are, and how many."""
         counts = (("measured", self.measured), ("kept", self.kept), ("failed", len(self.failures)), ("left", self.left))
-        return Summary(f"{len(self.rows):,} rows in {self.output}", [(name, f"{count:,}") for name, count in counts])
+        return BriefTable(f"{len(self.rows):,} rows in {self.output}", [(name, f"{count:,}") for name, count in counts])

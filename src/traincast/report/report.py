@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
@@ -159,7 +159,7 @@ class Report(Brief):
         """The number of parameter servers; 0 unless the strategy has them."""
         return len(self.servers.nodes) if self.servers else 0
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return the step and its parts, memory and the first warnings."""
         parts = (
             ("compute", self.compute_s),
@@ -184,7 +184,7 @@ class Report(Brief):
         if len(self.warnings) > _WARNINGS_SHOWN:
             rows.append(("", "", f"and {len(self.warnings) - _WARNINGS_SHOWN} more in .warnings"))
         title = f"{self.model} on {self.cluster}: {self.strategy}, global batch {self.global_batch}, {self.precision}"
-        return Summary(f"{title}, {self.runtime}", rows)
+        return BriefTable(f"{title}, {self.runtime}", rows)
 
     def summary(self) -> dict[str, Any]:
         """Return the request, its conditions and the step time, which a trace stores."""

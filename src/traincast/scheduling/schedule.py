@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.errors import RequestError, SimulationError, TraincastError
 from traincast.scheduling.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.check import Oversize, check_fit
@@ -138,7 +138,7 @@ class Schedule(Brief):
         """Return the figures of the jobs of each virtual cluster."""
         return measure_by_vc(self.outcome)
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return the figures of all jobs."""
         found = self.metrics
         rows = (
@@ -149,7 +149,7 @@ class Schedule(Brief):
             ("goodput", f"{found.goodput:.1%}"),
             *(("note", note[:100]) for note in self.notes[:3]),
         )
-        return Summary(f"{found.num_jobs:,} jobs on {self.queue.cluster.num_gpus:g} GPUs under {self.policy}", rows)
+        return BriefTable(f"{found.num_jobs:,} jobs on {self.queue.cluster.num_gpus:g} GPUs under {self.policy}", rows)
 
     @property
     def policy(self) -> str:

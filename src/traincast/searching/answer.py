@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.report import JobForecast, Report
 from traincast.report.job import price_per_s
 from traincast.searching.columns import StrategyColumns
@@ -194,7 +194,7 @@ class Answer(Brief):
     requests: tuple[Request, ...] = field(repr=False)
     warnings: tuple[str, ...] = ()
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return the first ten strategies."""
         rows = [
             (
@@ -207,7 +207,7 @@ class Answer(Brief):
             for found in self.candidates[:10]
         ]
         said = f"{self.model}, global batch {self.global_batch}: best {self.objective} of {self.counts.evaluated:,}"
-        return Summary(f"{said} strategies", rows, ("strategy", "cluster", "step", "memory", "chance"))
+        return BriefTable(f"{said} strategies", rows, ("strategy", "cluster", "step", "memory", "chance"))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.estimate import Estimates
 from traincast.simulate.executor import execute
 from traincast.strategy.plan import NUM_STREAMS, Plan, Stream
@@ -26,9 +26,9 @@ class Timeline(Brief):
     end: npt.NDArray[np.float64]
     whole_s: npt.NDArray[np.float64] | None = None
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return its size and its length."""
-        return Summary(f"timeline of {self.plan.num_tasks:,} tasks in {format_seconds(self.step_s)}")
+        return BriefTable(f"timeline of {self.plan.num_tasks:,} tasks in {format_seconds(self.step_s)}")
 
     @property
     def step_s(self) -> float:

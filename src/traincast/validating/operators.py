@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.cluster import Cluster, Device, Link
 from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.coverage import check_used
@@ -44,7 +44,7 @@ class OperatorValidation(Brief):
     high: Floats
     with_memory: bool = False
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return the errors of each source."""
         return brief_of(self.summary())
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Protocol
 
-from traincast.brief import Brief, Summary
+from traincast.brief import Brief, BriefTable
 from traincast.measured import count_assumptions
 from traincast.measured.wrong_units import wrong_memory_unit, wrong_time_unit
 from traincast.validating.metrics import f1, summarize
@@ -59,7 +59,7 @@ class RowOutcome:
 _SOURCES_SHOWN: Final = 20
 
 
-def brief_of(summary: Mapping[str, Mapping[str, Any]]) -> Summary:
+def brief_of(summary: Mapping[str, Mapping[str, Any]]) -> BriefTable:
     """Return the errors of all rows and of the first sources."""
     shown = ["all", *(source for source in summary if source != "all")][: _SOURCES_SHOWN + 1]
     rows = [
@@ -68,7 +68,7 @@ def brief_of(summary: Mapping[str, Mapping[str, Any]]) -> Summary:
     ]
     more = f", the first {_SOURCES_SHOWN}" if len(summary) > _SOURCES_SHOWN + 1 else ""
     columns = ("source", "rows", "median error", "mean error", "bias")
-    return Summary(f"forecasts against measurements of {len(summary) - 1} sources{more}", rows, columns)
+    return BriefTable(f"forecasts against measurements of {len(summary) - 1} sources{more}", rows, columns)
 
 
 def _percent(value: float | None) -> str:
@@ -103,7 +103,7 @@ class RowValidation(Brief):
     rows: tuple[RowOutcome, ...]
     with_memory: bool
 
-    def brief(self) -> Summary:
+    def brief(self) -> BriefTable:
         """Return the errors of each source."""
         return brief_of(self.summary())
 
