@@ -171,8 +171,11 @@ def predict(
     )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    said = (*result.report.warnings, *assumed_runtime(runtime, request), *assumed_nodes(request.cluster))
+    assumed = (*assumed_runtime(runtime, request), *assumed_nodes(request.cluster))
+    if not assumed and choice is None:
+        return result
     unsearched = _unsearched(choice, result) if choice else None
+    said = (*result.report.warnings, *assumed)
     return replace(result, report=replace(result.report, warnings=said, choice=unsearched))
 
 

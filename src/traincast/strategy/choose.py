@@ -173,11 +173,12 @@ def _promising(request: Request) -> Iterator[Strategy]:
 def _thrifty(request: Request) -> Iterator[Strategy]:
     """All meshes with all that saves memory: sharding, recomputation and, at last, states and activations on the host.
 
-    Meshes are left out on which not even the leanest of these fits, unless they are all that divide the batch.
+    Which recomputation is the leanest depends on what is offloaded, so all are tried. Meshes are left out on which not
+    even the leanest strategies fit, unless they are all that divide the batch.
     """
     if request.runtime.servers:
         return
-    recomputes = _recomputes(request)
+    recomputes = tuple(dict.fromkeys((request.runtime.recompute, *RECOMPUTATIONS)))
     roomy, others = [], []
     for mesh in _every_mesh(request):
         lean = [*_savings(request, mesh, recomputes[::-1], (_OFFLOADS[-1], ()), zeros=(3,))]
