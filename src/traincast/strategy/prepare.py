@@ -14,6 +14,7 @@ from typing import Any, Final
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, OperatorGraph
+from traincast.strategy.autocast import autocast
 from traincast.strategy.embedding_tables import TableSharing, check_tables, table_spans
 from traincast.strategy.experts import Region, check_experts, find_regions, overlaps_batches
 from traincast.strategy.fits import MemoryNeed, need_of
@@ -65,9 +66,12 @@ def _fused(
     rules: tuple[ShardRule, ...],
     split_vocabulary: bool,
     written: tuple[bool, bool],
+    casts: bool,
 ) -> tuple[OperatorGraph, Sharding]:
     if written[0]:
         graph = write_out(graph, repeats_keys=written[1], fused_loss="loss" in fusions)
+    if casts:
+        graph = autocast(graph)
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
     return fused, find_sharding(fused, rules, split_vocabulary=split_vocabulary)
 
@@ -256,6 +260,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         strategy.shard_rules,
         runtime.split_vocabulary,
         (runtime.written_out, runtime.repeats_keys),
+        precision.autocast,
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)
