@@ -24,7 +24,7 @@ class Precision:
     Matrix products compute in ``products``, those of linear layers with their weights in ``linear``. ``activations``
     and ``weights`` are stored in these dtypes during the step. ``master`` is the dtype of the optimizer's extra copy of
     the weights (None: no copy), ``states`` that of its states. Frozen weights are stored in ``frozen`` (None: as
-    weights). With ``autocast``, some operators stay in fp32 and tensors are cast between them (see ``autocast``).
+    weights). ``autocast`` marks automatic mixed precision, where some operators stay in fp32 (see the runtime).
     """
 
     name: str

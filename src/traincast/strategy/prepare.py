@@ -260,7 +260,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         strategy.shard_rules,
         runtime.split_vocabulary,
         (runtime.written_out, runtime.repeats_keys),
-        precision.autocast,
+        precision.autocast and runtime.autocast,
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)
