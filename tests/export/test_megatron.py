@@ -75,7 +75,10 @@ def test_a_command_in_full() -> None:
         ("llama-3.1-8b", {"--rotary-base": "500000", "--use-rope-scaling": "", "--rope-scaling-factor": "8"}),
         ("qwen2.5-7b", {"--rotary-base": "1000000", "--norm-epsilon": "1e-06", "--add-qkv-bias": ""}),
         ("qwen3-4b", {"--rotary-base": "1000000", "--kv-channels": "128", "--qk-layernorm": ""}),
-        ("nemotron-4-15b", {"--rotary-base": "10000", "--squared-relu": "", "--untie-embeddings-and-output-weights": ""}),
+        (
+            "nemotron-4-15b",
+            {"--rotary-base": "10000", "--squared-relu": "", "--untie-embeddings-and-output-weights": ""},
+        ),
         ("starcoder2-7b", {"--rotary-base": "1000000", "--position-embedding-type": "rope"}),
         ("neox-20b", {"--rotary-base": "10000", "--rotary-percent": "0.25"}),
     ],
@@ -92,7 +95,8 @@ def test_settings_belong_to_known_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocab", "tp", "divisor"), [(128256, 1, None), (128256, 8, "32"), (50257, 1, "1"), (50257, 8, "1"), (32000, 8, "32")]
+    ("vocab", "tp", "divisor"),
+    [(128256, 1, None), (128256, 8, "32"), (50257, 1, "1"), (50257, 8, "1"), (32000, 8, "32")],
 )
 def test_the_vocabulary_is_not_padded_beyond_the_forecast(vocab: int, tp: int, divisor: str | None) -> None:
     notes: list[str] = []

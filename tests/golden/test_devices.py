@@ -26,7 +26,10 @@ EXPLAINED: Final = {
     ("m40", "fp32_tflops"): "printed as 7 TFLOPS; 3,072 cores at 1,114 MHz are 6.84",
     ("p4", "fp32_tflops"): "printed as 5.5 TFLOPS; 2,560 cores at 1,063 MHz are 5.44",
     ("p40", "fp32_tflops"): "printed as 12 TFLOPS; 3,840 cores at 1,531 MHz are 11.76",
-    ("rtx-4000-ada", "fp16_tflops"): "327.6 is one digit off 427.6, which its 48 SMs at 2,175 MHz and all siblings have",
+    (
+        "rtx-4000-ada",
+        "fp16_tflops",
+    ): "327.6 is one digit off 427.6, which its 48 SMs at 2,175 MHz and all siblings have",
     ("rtx-4000-ada", "fp8_tflops"): "as in fp16",
     ("rtx-pro-6000", "fp16_tflops"): "4 PFLOPS are rounded; at the clock of its 120 TFLOPS in fp32 they are 3.84",
     ("rtx-pro-6000", "fp8_tflops"): "as in fp16",
@@ -56,11 +59,9 @@ def test_a_device_has_the_figures_of_its_datasheet(name: str) -> None:
         assert LEAST_REPORTED <= device.memory_bytes / (float(row["memory_gb"]) * 2**30) <= 1.0 + 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if load_device(name).vendor == "nvidia"])
-def test_tensor_cores_have_the_rate_of_their_siblings(name: str) -> None:
-    """FLOPs per SM and clock: 16-bit over fp32 is a matter of the architecture and of the kind of card alone."""
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if load_device(name).architecture == "ada"])
+def test_tensor_cores_of_a_generation_have_one_rate(name: str) -> None:
+    """16-bit products over fp32, both per SM and clock: 4, or 2 on cards whose fp32 accumulation is halved."""
     device = load_device(name)
-    if device.architecture == "ada" and device.supports("fp8"):
-        halved = name.startswith("rtx-40") and "ada" not in name or name in ("l40",)
-        ratio = device.peak("fp16") / device.peak("fp32")
-        assert ratio == pytest.approx(2.0 if halved else 4.0, rel=0.02)
+    halved = name.startswith(("rtx-4080", "rtx-4090", "l40")) and name != "l40s"
+    assert device.peak("fp16") / device.peak("fp32") == pytest.approx(2.0 if halved else 4.0, rel=0.02)

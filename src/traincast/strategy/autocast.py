@@ -100,9 +100,7 @@ class _Caster:
             self._set(i, {"writes": "fp32"} if mixed and i == index else _WIDE)
         return [(spec, DType.BF16, DType.FP32) for spec in _read(op, narrow)] if listed else []
 
-    def _narrowed(
-        self, index: int, op: Operator, wide: Sequence[Operator]
-    ) -> list[tuple[TensorSpec, DType, DType]]:
+    def _narrowed(self, index: int, op: Operator, wide: Sequence[Operator]) -> list[tuple[TensorSpec, DType, DType]]:
         """Return the 16-bit copies that a product makes of ``wide`` results; it keeps each of them for backward."""
         copies = _read(op, wide)
         trained = [self._graph.operators[i] for i in self._gradients[index] if self._graph.operators[i].kind is op.kind]

@@ -65,11 +65,11 @@ def _fused(
     fusions: tuple[str, ...],
     rules: tuple[ShardRule, ...],
     split_vocabulary: bool,
-    written: tuple[bool, bool],
-    casts: bool,
+    written: tuple[bool, bool, bool],
 ) -> tuple[OperatorGraph, Sharding]:
-    if written[0]:
-        graph = write_out(graph, repeats_keys=written[1], fused_loss="loss" in fusions)
+    written_out, repeats_keys, casts = written
+    if written_out:
+        graph = write_out(graph, repeats_keys=repeats_keys, fused_loss="loss" in fusions)
     if casts:
         graph = autocast(graph)
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
@@ -259,8 +259,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         fusions_of(runtime, precision),
         strategy.shard_rules,
         runtime.split_vocabulary,
-        (runtime.written_out, runtime.repeats_keys),
-        precision.autocast and runtime.autocast,
+        (runtime.written_out, runtime.repeats_keys, precision.autocast and runtime.autocast),
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)
