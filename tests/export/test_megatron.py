@@ -33,7 +33,7 @@ def test_a_command_in_full() -> None:
         f"# {LLAMA} on 8 devices of dgx-a100, for Megatron-LM core_v0.16.1 (pretrain_gpt.py)\n"
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel; global batch 16, "
         "precision bf16\n"
-        "# base of rotary positions and epsilon of norms not known: Megatron's default is used; add --rotary-base, "
+        "# base of rotary positions and epsilon of norms not known: the default is used; add --rotary-base, "
         "--norm-epsilon\n"
         "export CUDA_DEVICE_MAX_CONNECTIONS=1  # required by tensor and context parallelism before Blackwell\n"
         "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py \\\n"
@@ -101,7 +101,7 @@ def test_settings_belong_to_known_models() -> None:
 def test_the_vocabulary_is_not_padded_beyond_the_forecast(vocab: int, tp: int, divisor: str | None) -> None:
     notes: list[str] = []
     decoder = replace(decoder_from(card("llama3-8b"), 4096), vocab=vocab)
-    flags = dict(flag for flag in _vocabulary(decoder, tp, notes))
+    flags = {flag[0]: flag[1] for flag in _vocabulary(decoder, tp, notes)}
     assert flags.get("--make-vocab-size-divisible-by") == divisor
     assert bool(notes) == bool(vocab % tp)  # only what tensor ranks cannot share out is padded
 

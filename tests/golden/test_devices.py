@@ -1,9 +1,8 @@
 """Rates, memory and bandwidth of every device of the catalog against what its vendor publishes.
 
-Rates are dense: vendors' figures with 2:4 sparsity are halved (fp8 of RTX cards by four for fp16). On GeForce cards they
-are those with fp32 accumulation, half of the advertised ones. Those of TPUs are per chip. ``memory_gb`` is the printed
-capacity, in units of 2³⁰ bytes; a device reports less, because ECC and the driver take a part. An empty field means that
-no figure is published.
+Rates are dense: vendors' figures with 2:4 sparsity are halved. On GeForce cards they are those with fp32 accumulation,
+half of the advertised ones. Those of TPUs are per chip. ``memory_gb`` is the printed capacity, in units of 2³⁰ bytes; a
+device reports less, because ECC and the driver take a part. An empty field means that no figure is published.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ EXPLAINED: Final = {
     (
         "rtx-4000-ada",
         "fp16_tflops",
-    ): "327.6 is one digit off 427.6, which its 48 SMs at 2,175 MHz and all siblings have",
+    ): "327.6 is a digit off 427.6, which its 48 SMs at 2,175 MHz have, as all siblings",
     ("rtx-4000-ada", "fp8_tflops"): "as in fp16",
     ("rtx-pro-6000", "fp16_tflops"): "4 PFLOPS are rounded; at the clock of its 120 TFLOPS in fp32 they are 3.84",
     ("rtx-pro-6000", "fp8_tflops"): "as in fp16",

@@ -89,7 +89,7 @@ def test_a_tensor_that_is_filled_is_not_read() -> None:
         assert (op.bytes_read, op.bytes_written) == (0, 128)
 
 
-class _Squares(torch.nn.Module):
+class _Squares(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(8, 16))

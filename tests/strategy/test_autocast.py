@@ -22,7 +22,7 @@ BATCH, SEQ, WIDTH, HEADS = 2, 24, 64, 4
 IN_FP32 = frozenset({torch.softmax, nn.functional.softmax, nn.functional.layer_norm, torch.layer_norm})
 
 
-class AsOnGpu(TorchFunctionMode):
+class AsOnGpu(TorchFunctionMode):  # type: ignore[misc]
     """Autocast of processors with the fp32 list of GPUs: their inputs are cast, and they run without autocast."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -33,7 +33,7 @@ class AsOnGpu(TorchFunctionMode):
             return func(*wide, **(kwargs or {}))
 
 
-class WrittenOut(nn.Module):
+class WrittenOut(nn.Module):  # type: ignore[misc]
     """A layer with attention in plain products and a softmax."""
 
     def __init__(self, *, dropout: bool) -> None:
@@ -51,7 +51,7 @@ class WrittenOut(nn.Module):
         return x + self.out((weights @ v).transpose(1, 2).reshape(batch, seq, width))
 
 
-class Network(nn.Module):
+class Network(nn.Module):  # type: ignore[misc]
     def __init__(self, *, dropout: bool) -> None:
         super().__init__()
         self.tokens = nn.Embedding(100, WIDTH)
@@ -76,9 +76,9 @@ def kept_in_pytorch(network: nn.Module, ids: torch.Tensor) -> int:
             kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), AsOnGpu():
-        with torch.autocast("cpu", torch.bfloat16):
-            result = network(ids)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, AsOnGpu(), torch.autocast("cpu", torch.bfloat16):
+        result = network(ids)
     assert result.dtype is torch.bfloat16
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 

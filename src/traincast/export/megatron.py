@@ -151,9 +151,7 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
     if model.norm_epsilon:
         flags.append(("--norm-epsilon", f"{model.norm_epsilon:g}"))
     if missing := not_stated(model):
-        notes.append(
-            f"{' and '.join(missing)} not known: Megatron's default is used; add --rotary-base, --norm-epsilon"
-        )
+        notes.append(f"{' and '.join(missing)} not known: the default is used; add --rotary-base, --norm-epsilon")
     return flags
 
 

@@ -28,8 +28,8 @@ _PLAIN_FFN: Final = frozenset({"gpt", "mpt"})
 class Decoder:
     """Dimensions of a language model from its card in the zoo; ``experts`` is 0 for a dense model.
 
-    ``other`` has all settings of the card. ``rotary_base``, ``rope_scaling`` and ``norm_epsilon`` change no cost; 0 means
-    that they are not known, or, for the scaling, that there is none.
+    ``other`` has all settings of the card. ``rotary_base``, ``rope_scaling`` and ``norm_epsilon`` change no cost; 0
+    means that they are not known, or, for the scaling, that there is none.
     """
 
     family: str

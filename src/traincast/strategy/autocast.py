@@ -1,11 +1,12 @@
 """Automatic mixed precision as PyTorch's ``autocast`` applies it to a graph: what stays in fp32, and the casts.
 
 ``torch.autocast("cuda")`` runs matrix products and convolutions in 16 bits and a list of operators in fp32: softmax,
-norms, exponentials, powers and sums. All others take the widest dtype of their inputs. Weights are stored in fp32, so an
-embedding is fp32, and so is the residual stream that starts with it.
+norms, exponentials, powers and sums. All others take the widest dtype of their inputs. Weights are stored in fp32, so
+an embedding is fp32, and so is the residual stream that starts with it.
 
-Two things cost memory and time. A tensor in fp32 is twice as large, and each product that reads one makes a 16-bit copy of
-its own, which it keeps for backward (autocast keeps only the copies of weights for later calls).
+Two things cost memory and time. A tensor in fp32 is twice as large, and each product that reads one makes a 16-bit copy
+of its own, which it keeps for backward (autocast reuses only the copies of weights). The 16-bit copies of the model's
+inputs and of its weights are not counted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _PRODUCTS: Final = frozenset(
     {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.DEPTHWISE_CONV, OpKind.RNN}
 ) | {OpKind.ATTENTION}
 _FP32: Final = frozenset(
-    "_softmax _safe_softmax native_layer_norm native_group_norm acos asin cosh sinh tan erfinv exp exp_ expm1 expm1_ log "
-    "log_ log10 log2 log1p log1p_ reciprocal reciprocal_ rsqrt rsqrt_ pow pow_ cumsum cumprod sum prod norm "
+    "_softmax _safe_softmax native_layer_norm native_group_norm acos asin cosh sinh tan erfinv exp exp_ expm1 expm1_ "
+    "log log_ log10 log2 log1p log1p_ reciprocal reciprocal_ rsqrt rsqrt_ pow pow_ cumsum cumprod sum prod norm "
     "linalg_vector_norm softplus".split()
 )
 """Operators that autocast runs in fp32 on GPUs (PyTorch's documentation, "CUDA Ops that can autocast to float32")."""
