@@ -23,7 +23,7 @@ from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.estimate.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.estimate.stand_ins import stand_ins
-from traincast.graph import DType, Operator, Phase
+from traincast.graph import DType, Operator, OpKind, Phase
 from traincast.graph.work_amount import gemm_dims
 from traincast.work import Collective, Transfer, Work
 
@@ -91,6 +91,7 @@ class LearnedCostModel:
                 share = share * np.where(thin, _drawn(found.seconds / share, physics, found.outside), 1.0)
             if strange:
                 share = share * _beyond(found.seconds / share, self.otherwise.estimate(chosen, cluster).seconds)
+                share = share / np.maximum(1.0, _at_own_rate(chosen, cluster.device) * share / found.seconds)
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
@@ -321,6 +322,24 @@ def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) 
     ratio = seconds / np.maximum(physics, 1e-12)
     found: npt.NDArray[np.float64] = ratio / np.clip(ratio, 1.0 / _CREDIBLE, _CREDIBLE)
     return found
+
+
+def _at_own_rate(works: Sequence[Work], device: Device) -> npt.NDArray[np.float64]:
+    """The seconds of each product at the best rate that was measured on ``device`` itself; 0 if it states none.
+
+    What other devices reach of their peaks says nothing against it.
+    """
+    if "gemm" not in device.achievable:
+        return np.zeros(len(works))
+    reach = achievable(device)
+    return np.array(
+        [
+            op.flops / (reach.gemm_fraction(op.dtype.value) * device.peak(op.dtype.value))
+            if isinstance(op, Operator) and op.kind in (OpKind.GEMM, OpKind.BATCHED_GEMM)
+            else 0.0
+            for op in works
+        ]
+    )
 
 
 def _bare(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[tuple[bool, str]]:

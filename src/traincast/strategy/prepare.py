@@ -14,6 +14,7 @@ from typing import Any, Final
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, OperatorGraph
+from traincast.strategy.autocast import autocast
 from traincast.strategy.embedding_tables import TableSharing, check_tables, table_spans
 from traincast.strategy.experts import BatchOverlap, Region, check_experts, find_regions, overlap_of_batches
 from traincast.strategy.fits import MemoryNeed, need_of
@@ -64,10 +65,13 @@ def _fused(
     fusions: tuple[str, ...],
     rules: tuple[ShardRule, ...],
     split_vocabulary: bool,
-    written: tuple[bool, bool],
+    written: tuple[bool, bool, bool],
 ) -> tuple[OperatorGraph, Sharding]:
-    if written[0]:
-        graph = write_out(graph, repeats_keys=written[1], fused_loss="loss" in fusions)
+    written_out, repeats_keys, casts = written
+    if written_out:
+        graph = write_out(graph, repeats_keys=repeats_keys, fused_loss="loss" in fusions)
+    if casts:
+        graph = autocast(graph)
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
     return fused, find_sharding(fused, rules, split_vocabulary=split_vocabulary)
 
@@ -255,7 +259,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         fusions_of(runtime, precision),
         strategy.shard_rules,
         runtime.split_vocabulary,
-        (runtime.written_out, runtime.repeats_keys),
+        (runtime.written_out, runtime.repeats_keys, precision.autocast and runtime.autocast),
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)
