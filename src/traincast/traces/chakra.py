@@ -197,13 +197,12 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         device=none, nbytes=none, sequence=none, record=none, shape=none.astype(np.int32), names=tuple(names),
         lanes=tuple(("chakra", name) for name, _ in lanes) or (("chakra", ""),), shapes=(),
     )  # fmt: skip
-    last = int(np.argmax(start + duration))
     role = np.where(on_host, int(TaskRole.CALL), int(TaskRole.DEVICE))
     silent = np.array([node.kind <= _METADATA or (node.ours and not node.lane) for node in nodes], dtype=bool)
     role[silent] = int(TaskRole.LATENCY)
     return Recording(
         traces=(trace,),
-        steps=((TraceStep("whole trace", 0, int((start + duration).max()), 0),),),
+        steps=((TraceStep("whole trace", 0, int((start + duration).max()), 0, whole=True),),),
         lanes=tuple(Lane(rank, name, not host) for name, host in lanes),
         role=role.astype(np.int8),
         trace=np.zeros(count, dtype=np.int32),
@@ -214,7 +213,8 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         launched=none,
         edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
         communicates=np.array([node.kind in _COMMUNICATION for node in nodes], dtype=bool),
-        marks=(((-1, last),),),
+        marks=(((-1, -1),),),
+        clocks=(0,),
         notes=() if timed else ("the file states no start times: they follow from what each node waits for",),
     )
 

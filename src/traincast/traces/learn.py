@@ -221,9 +221,9 @@ def _launches(recordings: Sequence[Recording]) -> Row:
     for recording in recordings:
         host = np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL)) & (recording.trace == 0)
         launched = recording.launched[(recording.role == TaskRole.DEVICE) & (recording.trace == 0)]
-        for step in recording.steps[0]:
-            inside = host & (recording.start >= step.start) & (recording.end <= step.end)
-            count = int(((launched >= step.start) & (launched < step.end)).sum())
+        for start, end in recording.step_bounds(0).tolist():
+            inside = host & (recording.start >= start) & (recording.end <= end)
+            count = int(((launched >= start) & (launched < end)).sum())
             if count:
                 each.append(float(recording.duration[inside].sum()) / 1e9 / count)
     mean = float(np.mean(each)) if each else 0.0
