@@ -10,8 +10,8 @@ not grow: what the host takes beside the operator, if the events state it, and a
 operator. Two measured sizes give both ends: between them the results of both are mixed by the logarithm
 of the size. What is special about a machine and a kernel is in t(m)/e(m), which is only carried, never assumed.
 
-An operator without one alike takes its estimate, times what operators of its class (products, or works of memory, of its
-dtype) of about its size took over their estimates on this machine.
+An operator without one alike takes its estimate, times what operators of its class (products, or works of memory, of
+its dtype) of about its size took over their estimates on this machine.
 """
 
 from __future__ import annotations
@@ -157,9 +157,7 @@ class NearbyOperators:
         up = math.hypot(math.log(max(anchor.high, anchor.seconds) / anchor.seconds), far)
         return CarriedTime(seconds, seconds * math.exp(-down), seconds * math.exp(up), same=not distance)
 
-    def _ratios(
-        self, fallback: CostModel, cluster: Cluster
-    ) -> dict[tuple[bool, DType | None], tuple[Floats, Floats]]:
+    def _ratios(self, fallback: CostModel, cluster: Cluster) -> dict[tuple[bool, DType | None], tuple[Floats, Floats]]:
         """Return, for each class, the estimates of its measured operators and measured over estimated time."""
         ratios = {}
         for alike, group in self._classes.items():
@@ -272,7 +270,7 @@ def _by_class(estimate: float, known: tuple[Floats, Floats] | None) -> CarriedTi
 
 
 def _class(operator: Operator) -> tuple[bool, DType | None]:
-    """Return whether an operator is a product, and the dtype that it computes in: what one says of another ends there."""
+    """Return whether an operator is a product, and its dtype: times say nothing about those of another class."""
     tensors = (*operator.inputs, *operator.outputs)
     return operator.kind in PRODUCTS, next((t.dtype for t in tensors if t.dtype.is_floating), None)
 

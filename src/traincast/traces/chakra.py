@@ -45,8 +45,8 @@ def write_chakra(replayed: Replayed, path: Path) -> list[Path]:
     before = defaultdict[int, list[int]](list)
     for task, source in recording.edges.tolist():
         before[task].append(source)
-    written = []
-    for trace in recording.traces:
+    written = chakra_files(recording, path)
+    for trace, target in zip(recording.traces, written, strict=True):
         rows = {i for i, lane in enumerate(recording.lanes) if lane.rank == trace.rank}
         mine = [task for task in np.argsort(place).tolist() if _belongs(recording, task, trace, rows)]
         own = set(mine)
@@ -60,10 +60,14 @@ def write_chakra(replayed: Replayed, path: Path) -> list[Path]:
             out.append(
                 _framed(_node(recording, task, names[int(label[task])], waits, (int(start[task]), int(end[task]))))
             )
-        target = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{trace.rank}{SUFFIX}")
         write_bytes(target, b"".join(out))
-        written.append(target)
     return written
+
+
+def chakra_files(recording: Recording, path: Path) -> list[Path]:
+    """Return the files that :func:`write_chakra` writes, one for each rank."""
+    stem = path.name.removesuffix(SUFFIX)
+    return [path.with_name(f"{stem}.{trace.rank}{SUFFIX}") for trace in recording.traces]
 
 
 def _belongs(recording: Recording, task: int, trace: ProfilerTrace, rows: set[int]) -> bool:

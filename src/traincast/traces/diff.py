@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
@@ -51,14 +51,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceDiff:
-    """What differs between two runs: the step, its parts, and operators by time on the device."""
+    """What differs between two runs: the step, its parts, and operators by time on the device or a ``processor``."""
 
     before: str
     after: str
     step: Difference
     parts: tuple[Difference, ...]
-    operators: tuple[Difference, ...]
+    operators: tuple[Difference, ...] = field(repr=False)
     notes: tuple[str, ...] = ()
+    processor: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as ``trace diff --json`` prints it."""
+        return asdict(self)
 
 
 def compare_traces(
@@ -76,6 +81,7 @@ def compare_traces(
         parts=tuple(_parts(one, other)),
         operators=tuple(_operators(before[0], after[0], named)),
         notes=tuple(notes),
+        processor=on_processor(before[0]) and on_processor(after[0]),
     )
 
 
@@ -128,7 +134,7 @@ def compare_forecast(
     comparison itself.
     """
     spans = timeline.spans()
-    forecast = {c: 0.0 for c in Category}
+    forecast = dict.fromkeys(Category, 0.0)
     for stream in _STREAMS:
         lane = spans.on(0, stream)
         category = timeline.plan.category[lane.task]
@@ -156,6 +162,7 @@ def compare_forecast(
         parts=tuple(parts),
         operators=(),
         notes=tuple(notes),
+        processor=processor,
     )
 
 

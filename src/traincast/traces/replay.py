@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -65,9 +65,18 @@ class ReplayReport:
     strict_error: float
     strict_worst_step_error: float
     opaque_share: float
-    measured_steps_s: tuple[float, ...]
-    replayed_steps_s: tuple[float, ...]
+    measured_steps_s: tuple[float, ...] = field(repr=False)
+    replayed_steps_s: tuple[float, ...] = field(repr=False)
     notes: tuple[str, ...]
+
+    @property
+    def step_error(self) -> float:
+        """The relative error of a step."""
+        return self.replayed_step_s / self.measured_step_s - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as ``trace replay --json`` prints it."""
+        return asdict(self)
 
 
 def run(recording: Recording) -> Replayed:

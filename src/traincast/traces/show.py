@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -73,16 +74,29 @@ class TraceSummary:
     ``opaque_share`` of it is delays that nothing recorded explains.
     """
 
-    ranks: tuple[RankSummary, ...]
+    ranks: tuple[RankSummary, ...] = field(repr=False)
     step_s: float
     total_s: float
     breakdown: TraceBreakdown
-    critical_path: tuple[PathEntry, ...]
+    critical_path: tuple[PathEntry, ...] = field(repr=False)
     opaque_share: float
-    operators: tuple[OperatorTime, ...]
-    rates: tuple[RooflinePosition, ...]
+    operators: tuple[OperatorTime, ...] = field(repr=False)
+    rates: tuple[RooflinePosition, ...] = field(repr=False)
     missing: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def processor(self) -> bool:
+        """Whether a processor ran the operators itself: then these are timed, not kernels."""
+        return self.ranks[0].device == PROCESSOR
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as ``trace show --json`` prints it; ``steps`` are those of the first rank."""
+        data = asdict(self)
+        for rank in data["ranks"]:
+            rank["steps"] = [{"name": n, "start_s": start, "seconds": s} for n, start, s in rank.pop("steps_s")]
+        data["steps"] = data["ranks"][0]["steps"]
+        return data
 
 
 def summarize_traces(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> TraceSummary:
@@ -149,9 +163,7 @@ def _rank(recording: Recording, number: int, work: DeviceWork) -> RankSummary:
     )
 
 
-def rates(
-    trace: ProfilerTrace, work: DeviceWork, steps: Sequence[TraceStep], device: Device
-) -> list[RooflinePosition]:
+def rates(trace: ProfilerTrace, work: DeviceWork, steps: Sequence[TraceStep], device: Device) -> list[RooflinePosition]:
     """Return the rates per step of operators whose shapes are known, by name, the longest first."""
     found = launchers(trace, work)
     took: dict[int, float] = defaultdict(float)

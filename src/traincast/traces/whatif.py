@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,12 +38,17 @@ class WhatIfAnswer:
     assumptions: tuple[str, ...]
     refused: str | None
     notes: tuple[str, ...] = ()
-    replayed: Replayed | None = None
+    replayed: Replayed | None = field(default=None, repr=False)
 
     @property
     def speedup(self) -> float | None:
         """The time before over the time after."""
         return self.base_s / self.step_s if self.step_s else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but ``replayed``, as ``trace whatif --json`` prints it."""
+        names = ("base_s", "step_s", "low_s", "high_s", "speedup", "opaque_share", "changes", "assumptions", "refused")
+        return {name: getattr(self, name) for name in (*names, "notes")}
 
 
 def ask(recording: Recording, changes: Sequence[TraceChange]) -> WhatIfAnswer:
