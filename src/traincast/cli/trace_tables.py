@@ -37,7 +37,9 @@ def show_summary(summary: TraceSummary) -> None:
     out.print(f"[bold]{plain(first.path)}[/bold] · {ranks} · {plain(first.device)}")
     steps = ", ".join(format_seconds(seconds) for _, _, seconds in first.steps_s[:_STEPS])
     more = f" and {len(first.steps_s) - _STEPS} more" if len(first.steps_s) > _STEPS else ""
-    out.print(f"step {format_seconds(summary.step_s)}: {len(first.steps_s)} on the {first.paced_by}")
+    num_steps = "one step" if len(first.steps_s) == 1 else f"{len(first.steps_s)} steps"
+    whole = format_seconds(first.step_s * len(first.steps_s))
+    out.print(f"step {format_seconds(summary.step_s)}: {num_steps} in {whole} on the {first.paced_by}")
     out.print(f"steps on the host: {steps}{more}")
     found = summary.breakdown
     if summary.processor:
@@ -57,15 +59,13 @@ def show_summary(summary: TraceSummary) -> None:
         ]
     rows = [[name, format_seconds(s), share(s / summary.breakdown.total_s), text] for name, s, text in parts]
     print_table("Where a step goes", ["part", "time", "share", "meaning"], rows, right=(1, 2))
-    path = [
-        [plain(e.label[:_NAME]), format_seconds(e.seconds), share(e.share), str(e.count)] for e in summary.critical_path
-    ]
-    print_table(
-        f"Critical path of all {format_seconds(summary.total_s)}",
-        ["what", "time", "share", "tasks"],
-        path[:_MOST],
-        right=(1, 2, 3),
-    )
+    if not summary.processor:  # all of it is the host's
+        rows = [
+            [plain(e.label[:_NAME]), format_seconds(e.seconds), share(e.share), str(e.count)]
+            for e in summary.critical_path[:_MOST]
+        ]
+        title = f"Critical path of the whole trace, {format_seconds(summary.total_s)}"
+        print_table(title, ["what", "time", "share", "tasks"], rows, right=(1, 2, 3))
     rows = [
         [plain(o.name[:_NAME]), format_seconds(o.seconds), share(o.share), f"{o.kernels:g}"]
         for o in summary.operators[:_MOST]

@@ -18,7 +18,8 @@ import numpy as np
 from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.errors import RequestError
-from traincast.estimate.events import PURPOSES
+from traincast.estimate import EventsCostModel, learned_cost_model
+from traincast.estimate.events import PURPOSES, events_of
 from traincast.estimate.events_file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
 from traincast.estimate.events_keys import collective_key, operator_key, text_of, update_key
 from traincast.estimate.events_near import PRODUCTS
@@ -68,6 +69,11 @@ class LearnedEvents:
     def counts(self) -> dict[str, int]:
         """The number of events of each kind."""
         return {kind: sum(row["kind"] == kind for row in self.rows) for kind in ("operator", "launch", "collective")}
+
+    def cost_model(self) -> EventsCostModel:
+        """The cost model that looks up these events, for ``predict`` and ``search``; the default one tells the rest."""
+        events = events_of(Path("learned from traces"), self.card, self.rows)
+        return EventsCostModel(events, learned_cost_model())
 
     def as_dict(self) -> dict[str, Any]:
         """Device, precision, number of events by kind, ``covered`` and notes, as ``trace learn --json`` prints them."""
@@ -122,7 +128,8 @@ def _device_of_all(traces: Sequence[ProfilerTrace], device: Device | None) -> De
             said = trace.devices[0].name if trace.devices else "no device"
             raise RequestError(f"trace {trace.path} was recorded on {said!r}, which is not in the catalog of devices")
         if found is not None and device is not None and device.name != found.name:
-            raise RequestError(f"trace {trace.path} was recorded on {found.name}, not on {device.name}")
+            remedy = "" if len(traces) == 1 else ": learn from the traces of each device apart"
+            raise RequestError(f"trace {trace.path} was recorded on {found.name}, not on {device.name}{remedy}")
         device = device or found
     assert device is not None, "there is at least one trace"
     return device

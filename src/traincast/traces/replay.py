@@ -184,8 +184,8 @@ def unexplained(share: float) -> list[str]:
     if share <= MOST_OPAQUE:
         return []
     return [
-        f"nothing that was recorded explains {share:.0%} of the critical path (at most {MOST_OPAQUE:.0%} may be): how "
-        "it would change is not known, and what-if questions are refused"
+        f"nothing that was recorded explains {100 * share:.0f} % of the critical path (at most {100 * MOST_OPAQUE:.0f} "
+        "% may be): how it would change is not known, and what-if questions are refused"
     ]
 
 

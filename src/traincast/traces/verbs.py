@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from traincast.cluster import load_cluster
 from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import Cluster, Device
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import check_folder, check_output, write_text
-from traincast.forecast import Forecast, default_cost_model, predict
 from traincast.traces.chakra import SUFFIX, chakra_files, read_chakra, write_chakra
 from traincast.traces.change import TraceChange
 from traincast.traces.changes import (
@@ -39,6 +38,9 @@ from traincast.traces.show import TraceSummary, device_of, summarize_traces
 from traincast.traces.trace import ProfilerTrace
 from traincast.traces.whatif import WhatIfAnswer, ask
 from traincast.units import parse_bytes
+
+if TYPE_CHECKING:
+    from traincast.forecast import Forecast
 
 File: TypeAlias = str | Path
 Files: TypeAlias = File | Sequence[File]
@@ -123,6 +125,8 @@ class TraceVerbs:
         """
         changes: list[TraceChange] = []
         if gpu is not None:
+            from traincast.forecast import default_cost_model
+
             device = gpu if isinstance(gpu, Device) else load_device(gpu)
             changes.append(OtherDevice(device, default_cost_model("pytorch")))
         if amp:
@@ -183,6 +187,8 @@ class TraceVerbs:
         else:
             if forecast is None or cluster is None or global_batch is None:
                 raise RequestError("--forecast needs --cluster and --global-batch: with which the trace was recorded")
+            from traincast.forecast import predict
+
             trace = _loaded(before)[0]
             place = load_cluster(cluster) if isinstance(cluster, str) else cluster
             told = precision_of(trace)
