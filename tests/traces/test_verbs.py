@@ -201,4 +201,3 @@ def test_several_ranks_are_written_to_a_folder_and_chakras_files_overwrite_no_tr
     trace.replay(tmp_path / "rank0.json", output=tmp_path / "one.et")
     with pytest.raises(TraincastError, match="would be overwritten"):
         trace.replay(tmp_path / "one.0.et", output=tmp_path / "one.et")
-
