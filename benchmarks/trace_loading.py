@@ -80,12 +80,13 @@ def breakdowns(path: Path) -> None:
     from traincast.traces.breakdown import breakdown
     from traincast.traces.device import device_work
     from traincast.traces.load import load_trace
-    from traincast.traces.steps import TraceStep
+    from traincast.traces.pace import StepWindow
 
     logging.disable(logging.CRITICAL)
     trace = load_trace(path)
     work = device_work(trace)
-    own = breakdown(trace, work, (TraceStep("all", int(work.start.min()), int(work.end.max()), 0),))
+    whole = StepWindow(int(work.start.min()), int(work.end.max()), on_device=True)
+    own = breakdown(trace, work, [whole], num_steps=1)
     beside, idle = own.exposed_communication_s + own.bubble_s + own.copies_s, own.host_s + own.idle_s
     print(f"traincast  compute {own.compute_s * 1e6:.0f}  other {beside * 1e6:.0f}  idle {idle * 1e6:.0f}")
     try:

@@ -34,6 +34,7 @@ PUBLIC = {
     "Forecast",
     "Job",
     "JobSettings",
+    "LearnedEvents",
     "Link",
     "Operator",
     "OperatorGraph",
@@ -42,6 +43,7 @@ PUBLIC = {
     "Placement",
     "Policy",
     "Profile",
+    "ReplayReport",
     "Report",
     "RequestError",
     "RowValidation",
@@ -53,8 +55,11 @@ PUBLIC = {
     "TensorSpec",
     "Timeline",
     "Trace",
+    "TraceDiff",
+    "TraceSummary",
     "TraincastError",
     "Validation",
+    "WhatIfAnswer",
     "__version__",
     "calibrate",
     "capture",
@@ -69,6 +74,7 @@ PUBLIC = {
     "save_graph",
     "schedule",
     "search",
+    "trace",
     "validate",
 }
 """Names that users may rely on: taking one away breaks someone, so it must fail here first."""
@@ -105,7 +111,7 @@ VERBS = ("predict", "search", "schedule", "calibrate", "validate", "profile", "m
 
 def test_every_verb_of_the_command_line_is_a_function_with_a_contract() -> None:
     catalogs = {"models", "clusters", "devices", "runtimes"}
-    groups = {"testbed", "resources", "trace"}  # a package of that name has one function for each of its verbs
+    groups = {"testbed", "resources", "trace"}  # an object or a package of that name has a function for each verb
     assert set(VERBS) == set(CLI_VERBS) - catalogs - groups
     for verb in VERBS:
         function = getattr(traincast, verb)

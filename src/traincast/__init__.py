@@ -1,8 +1,9 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
 Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
-``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``. The types that they take and return can be imported
-from here, too; ``dir(traincast)`` lists all of them. Nothing is imported before it is used.
+``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``; ``trace`` has one function for each of its verbs. The
+types that they take and return can be imported from here, too; ``dir(traincast)`` lists all of them. Nothing is
+imported before it is used.
 
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
@@ -56,6 +57,12 @@ if TYPE_CHECKING:
     from traincast.searching.search import search
     from traincast.simulate import Conditions, Timeline
     from traincast.strategy import Request, Runtime, Strategy, load_runtime
+    from traincast.traces.diff import TraceDiff
+    from traincast.traces.learn import LearnedEvents
+    from traincast.traces.replay import ReplayReport
+    from traincast.traces.show import TraceSummary
+    from traincast.traces.verbs import trace
+    from traincast.traces.whatif import WhatIfAnswer
     from traincast.validating.operators import OperatorValidation
     from traincast.validating.outcome import RowValidation, Validation
     from traincast.validating.validate import validate
@@ -83,6 +90,12 @@ _HOMES = {
     "traincast.searching.search": "search",
     "traincast.simulate": "Conditions Timeline",
     "traincast.strategy": "Request Runtime Strategy load_runtime",
+    "traincast.traces.diff": "TraceDiff",
+    "traincast.traces.learn": "LearnedEvents",
+    "traincast.traces.replay": "ReplayReport",
+    "traincast.traces.show": "TraceSummary",
+    "traincast.traces.verbs": "trace",
+    "traincast.traces.whatif": "WhatIfAnswer",
     "traincast.validating.operators": "OperatorValidation",
     "traincast.validating.outcome": "RowValidation Validation",
     "traincast.validating.validate": "validate",
@@ -117,6 +130,7 @@ __all__ = [
     "JobForecast",
     "JobSettings",
     "LearnedCostModel",
+    "LearnedEvents",
     "Link",
     "Metrics",
     "MissingDependencyError",
@@ -128,6 +142,7 @@ __all__ = [
     "Placement",
     "Policy",
     "Profile",
+    "ReplayReport",
     "Report",
     "Request",
     "RequestError",
@@ -141,9 +156,12 @@ __all__ = [
     "TensorSpec",
     "Timeline",
     "Trace",
+    "TraceDiff",
+    "TraceSummary",
     "TraincastError",
     "UnknownNameError",
     "Validation",
+    "WhatIfAnswer",
     "__version__",
     "calibrate",
     "capture",
@@ -160,6 +178,7 @@ __all__ = [
     "save_graph",
     "schedule",
     "search",
+    "trace",
     "validate",
 ]
 

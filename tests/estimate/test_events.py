@@ -162,6 +162,39 @@ def test_events_of_another_device_backend_or_dtype_are_refused(
         model.estimate([op], cluster())
 
 
+@pytest.mark.parametrize(
+    ("measured_in", "precision"), [(DType.FP32, "amp"), (DType.FP32, "bf16"), (DType.FP16, "fp32")]
+)
+def test_products_decide_the_dtype_of_a_step(measured_in: DType, precision: str, tmp_path: Path) -> None:
+    """Norms, losses and updates are in fp32 in every mixed precision: that they were measured says nothing."""
+    norm = Operator(
+        name="native_layer_norm", kind=OpKind.LAYER_NORM, phase=Phase.FORWARD,
+        inputs=(TensorSpec((64, 64)),), outputs=(TensorSpec((64, 64)),),
+    )  # fmt: skip
+    rows = [measured(gemm(64, measured_in), 1e-3), measured(norm, 1e-3), *launches()]
+    model = EventsCostModel(folder(tmp_path / "events", rows), AnalyticalCostModel())
+    with pytest.raises(RequestError, match=f"were measured in {measured_in.value}, but the step computes in"):
+        predict(
+            MODEL,
+            cluster="cpu-server:1x1",
+            global_batch=2,
+            strategy="dp=1,mbs=2",
+            precision=precision,
+            cost_model=model,
+        )
+
+
+def test_measured_operators_say_nothing_about_those_of_another_dtype(tmp_path: Path) -> None:
+    """What products in fp32 took over their estimates is not carried to those in fp16 beside them."""
+    many = [measured(gemm(8 * m), 1e-2) for m in range(1, 12)]
+    model = EventsCostModel(folder(tmp_path / "events", many), AnalyticalCostModel())
+    wide, narrow = replace(gemm(512), name="bmm"), replace(gemm(60, DType.FP16), name="bmm")
+    found = model.estimate([wide, narrow], cluster())
+    told = AnalyticalCostModel().estimate([wide, narrow], cluster())
+    assert found.seconds[0] != told.seconds[0]
+    assert (found.seconds[1], found.low[1], found.high[1]) == (told.seconds[1], told.low[1], told.high[1])
+
+
 def test_a_folder_that_is_damaged_or_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with pytest.raises(FileFormatError, match="does not exist: --events takes a folder"):

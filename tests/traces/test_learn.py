@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.traces.made import Made, host_bound, pair_of_ranks
+from traincast import files, trace
 from traincast.cluster.catalog import load_device
 from traincast.cluster.interconnect import find_node
 from traincast.errors import RequestError
 from traincast.estimate import AnalyticalCostModel, EventsCostModel
 from traincast.estimate.events import events_of
+from traincast.estimate.events_file import contents_of
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.tensor import DType
-from traincast.traces.learn import learn
+from traincast.traces.learn import learn, write_events
 
 SHAPE: dict[str, Any] = {"Input__Dims": [[64, 32], [32, 16]], "Input__type": ["float", "float"]}
 
@@ -91,3 +94,59 @@ def test_operators_of_any_known_kind_are_learned_with_their_phase(tmp_path: Path
     assert [json.loads(row["key"])[:3] for row in rows] == [["activation", "threshold_backward", "bwd"]]
     assert rows[0]["mean_s"] == pytest.approx(7e-6)
     assert learned.covered == pytest.approx(1.0)
+
+
+def test_products_on_tensor_cores_are_events_of_tf32(tmp_path: Path) -> None:
+    made = shaped()
+    for event in made.events:
+        event["name"] = "ampere_s1688gemm" if event["name"] == "gemm" else event["name"]
+    learned = learn([[made.trace(tmp_path)]])
+    key = json.loads(next(row["key"] for row in learned.rows if row["kind"] == "operator"))
+    assert [tensor[1] for tensor in (*key[3], *key[4])] == ["tf32", "tf32", "fp32"]
+    assert learned.card.precision == "tf32"
+    product = Operator(
+        name="mm",
+        kind=OpKind.GEMM,
+        phase=Phase.FORWARD,
+        inputs=(TensorSpec((64, 32), DType.FP32), TensorSpec((32, 16), DType.FP32)),
+        outputs=(TensorSpec((64, 16), DType.FP32),),
+    )
+    with pytest.raises(RequestError, match="measured in tf32, but the step computes in fp32: use --precision tf32"):
+        learned.cost_model().estimate([product], find_node(load_device("h100-sxm5-80gb"), 1))
+
+
+def of_another_device(made: Made) -> Made:
+    document = made.document()
+    document["deviceProperties"] = [{"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 34_000_000_000}]
+    made.document = lambda: document  # type: ignore[method-assign]
+    return made
+
+
+def test_a_folder_of_other_events_or_of_other_files_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    learned = learn([[shaped().trace(tmp_path)]])
+    write_events(learned, path)
+    write_events(learned, path)  # the same device and precision
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    other = learn([[of_another_device(shaped()).trace(tmp_path)]])
+    with pytest.raises(RequestError, match="has events with device 'h100-sxm5-80gb', not 'v100-sxm2-32gb'"):
+        write_events(other, path)
+    half = replace(learned, card=replace(learned.card, precision="amp"))
+    with pytest.raises(RequestError, match="has events with precision 'fp32', not 'amp'"):
+        write_events(half, path)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("all of it")
+    with pytest.raises(RequestError, match="it is a folder of other files"):
+        trace.learn(shaped().write(tmp_path / "t.json"), output=mine)
+    profiled = replace(learned, card=replace(learned.card, statistic="mean of steps"))
+    files.write_folder(tmp_path / "profiled", contents_of(profiled.card, profiled.rows))
+    with pytest.raises(RequestError, match="its events are not from `trace learn`"):
+        trace.learn(shaped().write(tmp_path / "t.json"), output=tmp_path / "profiled")
+
+
+def test_traces_of_several_devices_are_not_learned_together(tmp_path: Path) -> None:
+    one, other = shaped().trace(tmp_path), of_another_device(shaped()).trace(tmp_path)
+    with pytest.raises(RequestError, match="on v100-sxm2-32gb, not on h100-sxm5-80gb: learn from the traces of each"):
+        learn([[one], [other]])

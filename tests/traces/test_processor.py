@@ -15,7 +15,8 @@ from traincast.estimate import AnalyticalCostModel, EventsCostModel
 from traincast.estimate.events import CARRIED, MEASURED, events_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.traces.learn import learn
-from traincast.traces.processor import host_runs, on_processor
+from traincast.traces.processor import host_runs, on_processor, own_times
+from traincast.traces.show import summarize_traces
 from traincast.traces.steps import steps_of
 
 
@@ -89,3 +90,42 @@ def test_a_trace_without_kernels_was_not_recorded_on_a_gpu(tmp_path: Path) -> No
     trace = document_without_device(step_on_processor()).trace(tmp_path)
     with pytest.raises(RequestError, match="ran on a processor, not on h100-sxm5-80gb"):
         learn([[trace]], device=load_device("h100-sxm5-80gb"))
+
+
+def test_a_processor_has_operators_by_their_own_time_and_a_breakdown(tmp_path: Path) -> None:
+    made = step_on_processor()
+    made.op("c10d::allreduce_", 850, 880)
+    made.range("gloo:all_reduce", 860, 890, tid=99)
+    summary = summarize_traces([document_without_device(made).trace(tmp_path)])
+    # the linear layer lasts 400 µs, 397 of them are those of what it consists of; backward is one product of 280 µs
+    found = {o.name: (o.seconds, o.kernels) for o in summary.operators}
+    assert found["aten::mm"] == pytest.approx((675e-6, 2.0))
+    assert found["aten::linear"] == pytest.approx((3e-6, 1.0))
+    assert "MmBackward0" not in found
+    parts = summary.breakdown
+    assert parts.compute_s == pytest.approx(680e-6)
+    assert parts.exposed_communication_s == pytest.approx(40e-6)
+    assert parts.host_s == pytest.approx(280e-6)
+    assert parts.total_s == pytest.approx(summary.step_s)
+    assert summary.ranks[0].device == "cpu"
+    assert not any("recorded the host only" in text for text in summary.missing)
+
+
+def test_calls_that_launch_say_that_operators_ran_elsewhere(tmp_path: Path) -> None:
+    made = step_on_processor()
+    made.call("cudaLaunchKernel", 10, 12)
+    trace = made.trace(tmp_path)
+    assert not on_processor(trace)
+    with pytest.raises(RequestError, match="has no kernels"):
+        learn([[trace]])
+
+
+def test_phases_of_a_processor_are_told_by_what_its_operators_run_in(tmp_path: Path) -> None:
+    made = step_on_processor()
+    made.op("aten::_fused_adamw_", 910, 990)
+    trace = document_without_device(made).trace(tmp_path)
+    took = dict.fromkeys(Phase, 0)
+    for one in own_times(trace, steps_of(trace)):
+        assert one.phase is not None
+        took[one.phase] += one.ns
+    assert took == {Phase.FORWARD: 400_000, Phase.BACKWARD: 280_000, Phase.OPTIMIZER: 80_000}

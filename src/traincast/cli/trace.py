@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Literal
 
 import click
 
 from traincast.cli import options
 from traincast.cli.output import console, print_json
 from traincast.cli.trace_tables import show_answer, show_comparison, show_learned, show_replay, show_summary
-from traincast.errors import RequestError
-from traincast.files import check_folder, check_output, write_text
 
-if TYPE_CHECKING:
-    from traincast.traces.change import TraceChange
-    from traincast.traces.recording import Recording
-    from traincast.traces.replay import Replayed
-    from traincast.traces.trace import ProfilerTrace
-
-_FACTOR: Final = re.compile(r"^\d+(?:\.\d+)?x$")
 _TRACES: Final = click.argument("traces", nargs=-1, required=True, metavar="TRACE…")
 _RANGE: Final = click.option(
     "--range",
@@ -55,19 +42,13 @@ def trace() -> None:
 @options.json()
 def show_command(traces: tuple[str, ...], named: str | None, execution: tuple[str, ...], as_json: bool) -> None:
     """Show what traces hold: steps, where the time went, the critical path, operators, and what is missing."""
-    from traincast.traces.show import summarize_traces
+    from traincast.traces.verbs import trace as verbs
 
-    summary = summarize_traces(_loaded(traces, execution), named=named)
-    if not as_json:
+    summary = verbs.show(traces, range=named, execution_trace=execution)
+    if as_json:
+        print_json(summary.as_dict())
+    else:
         show_summary(summary)
-        return
-    first = summary.ranks[0]
-    data = asdict(summary)
-    data["steps"] = [{"name": name, "start_s": start, "seconds": seconds} for name, start, seconds in first.steps_s]
-    for rank, found in zip(data["ranks"], summary.ranks, strict=True):
-        rank["steps"] = [{"name": n, "start_s": start, "seconds": s} for n, start, s in found.steps_s]
-        del rank["steps_s"]
-    print_json(data)
 
 
 @trace.command(name="replay", epilog=options.example("trace replay trace.json.gz"))
@@ -84,21 +65,21 @@ def show_command(traces: tuple[str, ...], named: str | None, execution: tuple[st
 )
 @options.json()
 def replay_command(
-    traces: tuple[str, ...], named: str | None, fit_steps: str | None, output: str | None, as_json: bool
+    traces: tuple[str, ...],
+    named: str | None,
+    fit_steps: Literal["even", "odd"] | None,
+    output: str | None,
+    as_json: bool,
 ) -> None:
     """Run traces as a plan with unchanged durations, and compare with what was recorded.
 
     Strict: without the delays that nothing recorded explains. Opaque: the share of these delays in the critical path.
     """
-    _check(output, traces)
-    from traincast.traces.replay import replay, run
+    from traincast.traces.verbs import trace as verbs
 
-    recording = _recorded(traces, named, fit=fit_steps)
-    report = replay(recording)
-    if output is not None:
-        _write(run(recording), output)
+    report = verbs.replay(traces, range=named, fit_steps=fit_steps, output=output)
     if as_json:
-        print_json(asdict(report))
+        print_json(report.as_dict())
     else:
         show_replay(report)
 
@@ -146,31 +127,26 @@ def whatif_command(
 
     Changes are applied one after another. A change that the trace cannot tell is refused, with the reason.
     """
-    _check(output, traces)
-    changes = _changes(
-        host, network, no_communication, overlap, bucket, amp, fuse_optimizer, graph, gpu, loader_workers
-    )
-    if not changes:
-        raise RequestError("nothing is changed: give --host 2x, --network 2x, --gpu DEVICE or another change")
-    from traincast.traces.whatif import ask
+    from traincast.traces.verbs import trace as verbs
 
-    answer = ask(_recorded(traces, named, execution=execution), changes)
-    if output is not None and answer.replayed is not None:
-        _write(answer.replayed, output)
+    answer = verbs.whatif(
+        traces,
+        range=named,
+        execution_trace=execution,
+        host=host,
+        network=network,
+        no_communication=no_communication,
+        overlap=overlap,
+        bucket=bucket,
+        amp=amp,
+        fuse_optimizer=fuse_optimizer,
+        graph=graph,
+        gpu=gpu,
+        loader_workers=loader_workers,
+        output=output,
+    )
     if as_json:
-        print_json(
-            {
-                "base_s": answer.base_s,
-                "step_s": answer.step_s,
-                "low_s": answer.low_s,
-                "high_s": answer.high_s,
-                "speedup": answer.speedup,
-                "changes": answer.changes,
-                "assumptions": answer.assumptions,
-                "refused": answer.refused,
-                "notes": answer.notes,
-            }
-        )
+        print_json(answer.as_dict())
     else:
         show_answer(answer)
 
@@ -188,7 +164,7 @@ def whatif_command(
 )
 @options.global_batch(required=False)
 @options.seq()
-@options.precision("fp32, amp, bf16 or another of `predict`.")
+@options.precision("fp32, amp, bf16 or another of `predict`. Default: that of the trace, if it tells.")
 @options.html()
 @options.json()
 def diff_command(
@@ -205,28 +181,22 @@ def diff_command(
     as_json: bool,
 ) -> None:
     """Compare two traces (files or folders of ranks), or a trace with a forecast: step, parts and operators."""
-    from traincast.traces.diff import compare_forecast, compare_traces
+    from traincast.traces.verbs import trace as verbs
 
-    if (after is None) == (forecast is None):
-        raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
-    _check(html, [before, *([after] if after else [])])
-    if after is not None:
-        found = compare_traces(_loaded([before]), _loaded([after]), named=named)
-    else:
-        if forecast is None or cluster is None or global_batch is None:
-            raise RequestError("--forecast needs --cluster and --global-batch: with which the trace was recorded")
-        from traincast.forecast import predict
-
-        predicted = predict(
-            forecast, cluster=cluster, global_batch=global_batch, strategy=strategy, seq=seq, precision=precision
-        )
-        found = compare_forecast(_loaded([before])[0], predicted.detailed(), named=named)
-    if html is not None:
-        from traincast.traces.diff_page import diff_page
-
-        write_text(Path(html), diff_page(found))
+    found = verbs.diff(
+        before,
+        after,
+        range=named,
+        forecast=forecast,
+        cluster=cluster,
+        strategy=strategy,
+        global_batch=global_batch,
+        seq=seq,
+        precision=precision,
+        html=html,
+    )
     if as_json:
-        print_json(asdict(found))
+        print_json(found.as_dict())
         return
     show_comparison(found)
     if html is not None:
@@ -254,121 +224,10 @@ def learn_command(
 
     Files of the same rank are repeats, or runs of other batch sizes. Two sizes make forecasts of others better.
     """
-    check_folder(Path(output))
-    from traincast.cluster.catalog import load_device
-    from traincast.estimate.events_file import contents_of
-    from traincast.files import write_folder
-    from traincast.traces.execution import with_executions_beside
-    from traincast.traces.learn import learn
-    from traincast.traces.load import load_jobs
+    from traincast.traces.verbs import trace as verbs
 
-    ran_on = load_device(device) if device else None
-    if execution:
-        jobs = [_loaded(traces, execution)]
-    else:
-        jobs = [with_executions_beside(job) for job in load_jobs([Path(path) for path in traces])]
-    learned = learn(jobs, named=named, device=ran_on)
-    write_folder(Path(output), contents_of(learned.card, learned.rows))
-    kinds = {kind: sum(row["kind"] == kind for row in learned.rows) for kind in ("operator", "launch", "collective")}
+    learned = verbs.learn(traces, output=output, range=named, execution_trace=execution, device=device)
     if as_json:
-        covered = {"device": learned.card.device, "events": kinds, "covered": learned.covered}
-        print_json({**covered, "notes": learned.notes})
+        print_json(learned.as_dict())
     else:
-        show_learned(learned, kinds, output)
-
-
-def _changes(
-    host: str | None,
-    network: str | None,
-    no_communication: bool,
-    overlap: bool,
-    bucket: str | None,
-    amp: bool,
-    fuse_optimizer: bool,
-    graph: bool,
-    gpu: str | None,
-    loader_workers: int | None,
-) -> list[TraceChange]:
-    """Return the changes that the options ask for."""
-    from traincast.traces import changes as on_host
-    from traincast.traces import changes_device as on_device
-
-    found: list[Any] = []
-    if gpu is not None:
-        from traincast.cluster.catalog import load_device
-        from traincast.forecast import default_cost_model
-
-        found.append(on_device.OtherDevice(load_device(gpu), default_cost_model("pytorch")))
-    if amp:
-        found.append(on_device.HalfPrecision())
-    if fuse_optimizer:
-        found.append(on_host.FusedOptimizer())
-    if bucket is not None:
-        from traincast.units import parse_bytes
-
-        found.append(on_device.Buckets(parse_bytes(bucket, what="--bucket")))
-    if network is not None:
-        found.append(on_host.FasterNetwork(_factor(network, "--network")))
-    if no_communication:
-        found.append(on_host.NoCommunication())
-    if overlap:
-        found.append(on_host.Overlapped())
-    if loader_workers is not None:
-        found.append(on_host.LoaderWorkers(loader_workers))
-    if graph:
-        found.append(on_host.GraphLaunch())
-    if host is not None:
-        found.append(on_host.FasterHost(_factor(host, "--host")))
-    return found
-
-
-def _factor(text: str, option: str) -> float:
-    """Return the number of ``2x``."""
-    if not _FACTOR.match(text) or float(text[:-1]) <= 0:
-        raise RequestError(f"{option} {text}: expected a factor such as 2x or 0.5x")
-    return float(text[:-1])
-
-
-def _loaded(paths: Sequence[str], execution: Sequence[str] | None = None) -> list[ProfilerTrace]:
-    """Return the traces; with shapes of these execution traces, or, if none are named, of those beside them."""
-    from traincast.traces.execution import with_execution, with_executions_beside
-    from traincast.traces.load import load_traces
-
-    traces = load_traces([Path(path) for path in paths])
-    if execution is None:
-        return traces
-    return with_execution(traces, [Path(path) for path in execution]) if execution else with_executions_beside(traces)
-
-
-def _recorded(
-    paths: Sequence[str], named: str | None, *, fit: str | None = None, execution: Sequence[str] | None = None
-) -> Recording:
-    """Return the recording of all ranks."""
-    from traincast.traces.couple import couple
-    from traincast.traces.record import record
-
-    if all(path.endswith(".et") for path in paths):
-        if execution:
-            raise RequestError("--execution-trace is for the profiler's traces: Chakra's have no operators with shapes")
-        from traincast.traces.chakra import read_chakra
-
-        return couple([read_chakra(Path(path)) for path in paths])
-    parity = None if fit is None else range(0 if fit == "even" else 1, 1_000_000, 2)
-    return couple([record(one, named=named, fit=parity) for one in _loaded(paths, execution)])
-
-
-def _check(output: str | None, traces: Sequence[str]) -> None:
-    """Refuse an output that cannot be written, or that is one of the traces."""
-    if output is not None:
-        check_output(Path(output), inputs={f"trace {path}": Path(path) for path in traces})
-
-
-def _write(replayed: Replayed, output: str) -> None:
-    """Write a trace that has run: as Chakra's if the name ends in .et, else as the profiler's."""
-    from traincast.traces.chakra import write_chakra
-    from traincast.traces.write import write_timeline
-
-    if output.endswith(".et"):
-        write_chakra(replayed, Path(output))
-    else:
-        write_timeline(replayed, Path(output))
+        show_learned(learned, output)

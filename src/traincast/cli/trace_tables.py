@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from traincast.cli.output import console, plain, print_table
@@ -38,33 +37,48 @@ def show_summary(summary: TraceSummary) -> None:
     out.print(f"[bold]{plain(first.path)}[/bold] · {ranks} · {plain(first.device)}")
     steps = ", ".join(format_seconds(seconds) for _, _, seconds in first.steps_s[:_STEPS])
     more = f" and {len(first.steps_s) - _STEPS} more" if len(first.steps_s) > _STEPS else ""
-    out.print(f"step {format_seconds(summary.step_s)}: mean of {len(first.steps_s)} ({steps}{more})")
-    parts = (
-        ("compute", summary.breakdown.compute_s, "kernels run"),
-        ("exposed communication", summary.breakdown.exposed_communication_s, "only communication runs"),
-        ("bubble", summary.breakdown.bubble_s, "communication waits for another rank"),
-        ("copies", summary.breakdown.copies_s, "only copies and fills run"),
-        ("host", summary.breakdown.host_s, "nothing runs: the next kernel is not launched yet"),
-        ("idle", summary.breakdown.idle_s, "nothing runs, for another reason"),
-    )
+    num_steps = "one step" if len(first.steps_s) == 1 else f"{len(first.steps_s)} steps"
+    whole = format_seconds(first.step_s * len(first.steps_s))
+    out.print(f"step {format_seconds(summary.step_s)}: {num_steps} in {whole} on the {first.paced_by}")
+    out.print(f"steps on the host: {steps}{more}")
+    found = summary.breakdown
+    if summary.processor:
+        parts = [
+            ("compute", found.compute_s, "operators run"),
+            ("exposed communication", found.exposed_communication_s, "only communication runs"),
+            ("host", found.host_s, "no operator runs: Python, the loader, autograd's engine"),
+        ]
+    else:
+        parts = [
+            ("compute", found.compute_s, "kernels run"),
+            ("exposed communication", found.exposed_communication_s, "only communication runs"),
+            ("bubble", found.bubble_s, "communication waits for another rank"),
+            ("copies", found.copies_s, "only copies and fills run"),
+            ("host", found.host_s, "nothing runs: the next kernel is not launched yet"),
+            ("idle", found.idle_s, "nothing runs, for another reason"),
+        ]
     rows = [[name, format_seconds(s), share(s / summary.breakdown.total_s), text] for name, s, text in parts]
     print_table("Where a step goes", ["part", "time", "share", "meaning"], rows, right=(1, 2))
-    path = [
-        [plain(e.label[:_NAME]), format_seconds(e.seconds), share(e.share), str(e.count)] for e in summary.critical_path
-    ]
-    print_table("Critical path", ["what", "time", "share", "tasks"], path[:_MOST], right=(1, 2, 3))
+    if not summary.processor:  # all of it is the host's
+        rows = [
+            [plain(e.label[:_NAME]), format_seconds(e.seconds), share(e.share), str(e.count)]
+            for e in summary.critical_path[:_MOST]
+        ]
+        title = f"Critical path of the whole trace, {format_seconds(summary.total_s)}"
+        print_table(title, ["what", "time", "share", "tasks"], rows, right=(1, 2, 3))
     rows = [
-        [plain(o.name[:_NAME]), format_seconds(o.seconds), share(o.share), str(o.kernels)]
+        [plain(o.name[:_NAME]), format_seconds(o.seconds), share(o.share), f"{o.kernels:g}"]
         for o in summary.operators[:_MOST]
     ]
-    print_table("Operators by time on the device", ["operator", "time", "share", "kernels"], rows, right=(1, 2, 3))
+    on, what = ("processor", "runs") if summary.processor else ("device", "kernels")
+    print_table(f"Operators by time on the {on}, per step", ["operator", "time", "share", what], rows, right=(1, 2, 3))
     if summary.rates:
         rows = [
             [plain(r.name), format_seconds(r.seconds), share(r.compute_share), share(r.memory_share), r.bound]
             for r in summary.rates[:_MOST]
         ]
         columns = ["operator", "time", "of peak FLOP/s", "of peak bandwidth", "bound by"]
-        print_table("Roofline", columns, rows, right=(1, 2, 3))
+        print_table("Roofline, per step", columns, rows, right=(1, 2, 3))
     for text in summary.missing:
         out.print(f"missing: {plain(text)}")
     for note in summary.notes:
@@ -74,6 +88,8 @@ def show_summary(summary: TraceSummary) -> None:
 def show_replay(report: ReplayReport) -> None:
     """Print how a replay agrees with its trace."""
     rows = [
+        ["step, measured", format_seconds(report.measured_step_s), ""],
+        ["step, replayed", format_seconds(report.replayed_step_s), signed(report.step_error)],
         ["measured", format_seconds(report.measured_s), ""],
         ["replayed", format_seconds(report.replayed_s), signed(report.error)],
         ["worst step", "", signed(report.worst_step_error)],
@@ -115,8 +131,13 @@ def show_comparison(found: TraceDiff) -> None:
     print_table("A step", ["part", "before", "after", "change", "times"], rows, right=(1, 2, 3, 4))
     if found.operators:
         rows = [[*_row(d), f"{d.count_before:g} → {d.count_after:g}"] for d in found.operators[: 2 * _MOST]]
-        columns = ["operator", "before", "after", "change", "times", "kernels"]
-        print_table("Operators by time on the device, per step", columns, rows, right=(1, 2, 3, 4, 5))
+        columns = ["operator", "before", "after", "change", "times", "runs" if found.processor else "kernels"]
+        print_table(
+            f"Operators by time on the {'processor' if found.processor else 'device'}, per step",
+            columns,
+            rows,
+            right=(1, 2, 3, 4, 5),
+        )
     for note in found.notes:
         out.print(f"note: {plain(note)}")
 
@@ -128,11 +149,12 @@ def _row(one: Difference) -> list[str]:
     return [plain(one.name[:_NAME]), format_seconds(one.before_s), format_seconds(one.after_s), change, times]
 
 
-def show_learned(learned: LearnedEvents, kinds: Mapping[str, int], path: str) -> None:
+def show_learned(learned: LearnedEvents, path: str) -> None:
     """Print what became events."""
-    out = console()
+    out, kinds = console(), learned.counts
     found = f"{kinds['operator']} operators and {kinds['collective']} collectives"
-    out.print(f"{found} of {plain(learned.card.device)}: {share(learned.covered)} of the device's compute time")
+    where = f"{plain(learned.card.device)} in {plain(learned.card.precision)}"
+    out.print(f"{found} of {where}: {share(learned.covered)} of the device's compute time")
     out.print(f"wrote {plain(path)}; use it with `traincast predict MODEL … --events {plain(path)}`", highlight=False)
     for note in learned.notes:
         out.print(f"note: {plain(note)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -15,9 +16,9 @@ from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.events_file import REAL, EventsCard, Row, read_card, read_rows
 from traincast.estimate.events_keys import name_of, operator_key, text_of, update_key
 from traincast.estimate.events_laws import GLOO_LAWS, LAWS, MeasuredCurve
-from traincast.estimate.events_near import Anchor, NearbyOperators, anchor_of
+from traincast.estimate.events_near import PRODUCTS, Anchor, NearbyOperators, anchor_of
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
-from traincast.graph import Operator, OpKind
+from traincast.graph import DType, Operator, OpKind
 from traincast.work import Collective, Launch, Transfer, Work
 
 MEASURED: Final = SOURCES.index("measured")
@@ -27,7 +28,6 @@ PURPOSES: Final = ("kernels", "blocks", "collectives", "sends", "waits")
 BESIDE_TRAFFIC: Final = text_of(["compute", "beside", "traffic"])
 """Key of the seconds by which compute is delayed for each second of traffic that runs beside it."""
 T = TypeVar("T")
-_FLOATING: Final = frozenset({"fp64", "fp32", "fp16", "bf16", "fp8", "nvfp4"})
 
 
 class MeasuredTime(NamedTuple):
@@ -43,8 +43,9 @@ class Events:
     """All measured works of one folder, ready to look up.
 
     ``operators`` and ``updates`` are by number of processes that computed at the same time, then by key; an update has
-    its bytes of parameters as well. ``launches`` has the seconds of one launch by purpose. ``nearby`` are the operators
-    again, for works of other sizes.
+    its bytes of parameters as well. ``launches`` has the seconds of one launch by purpose. ``dtypes`` are those that
+    operators were measured in, ``products`` those of matrix products. ``nearby`` are the operators again, for works of
+    other sizes.
     """
 
     path: Path
@@ -54,7 +55,8 @@ class Events:
     curves: tuple[MeasuredCurve, ...]
     launches: dict[str, MeasuredTime]
     interference: float | None
-    dtypes: frozenset[str]
+    dtypes: frozenset[DType]
+    products: frozenset[DType]
     nearby: dict[int, NearbyOperators]
 
     def operator(self, work: Operator, *, several: bool) -> MeasuredTime | None:
@@ -155,9 +157,14 @@ def events_of(path: Path, card: EventsCard, rows: Sequence[Row]) -> Events:
         curves=tuple(_curve(*shape, points, backend=card.backend) for shape, points in curves.items()),
         launches=launches,
         interference=interference,
-        dtypes=frozenset(row["dtype"] for row in rows if row["kind"] == "operator" and row["dtype"]),
+        dtypes=_floating(anchor.operator for found in anchors.values() for anchor in found),
+        products=_floating(a.operator for found in anchors.values() for a in found if a.operator.kind in PRODUCTS),
         nearby={n: NearbyOperators(found) for n, found in anchors.items()} if card.compute == REAL else {},
     )
+
+
+def _floating(operators: Iterable[Operator]) -> frozenset[DType]:
+    return frozenset(operator.dtype for operator in operators if operator.dtype.is_floating)
 
 
 def _curve(collective: str, num_ranks: int, num_nodes: int, rows: list[Row], *, backend: str) -> MeasuredCurve:
@@ -283,9 +290,25 @@ class EventsCostModel:
                 f"events {where} were measured with {card.backend}, but {cluster.device.name} communicates with "
                 f"{backend}: measure them again with --backend {backend}"
             )
-        wanted = {work.dtype.value for work in works if isinstance(work, Operator)} & _FLOATING
-        if wanted and self.events.dtypes and not wanted & self.events.dtypes:
+        wanted, measured = self._dtypes(works)
+        if wanted and measured and not wanted & measured:
+            named = [", ".join(sorted(dtype.value for dtype in dtypes)) for dtypes in (measured, wanted)]
             raise RequestError(
-                f"events {where} were measured in {', '.join(sorted(self.events.dtypes))}, but the step computes in "
-                f"{', '.join(sorted(wanted))}: use --precision {card.precision}, or measure them again"
+                f"events {where} were measured in {named[0]}, but the step computes in {named[1]}: use --precision "
+                f"{card.precision}, or measure them again"
             )
+
+    def _dtypes(self, works: Sequence[Work]) -> tuple[frozenset[DType], frozenset[DType]]:
+        """Return the dtype in which works compute, and those that were measured.
+
+        Matrix products decide, and among them the dtype with most of the arithmetic: every mixed precision has norms,
+        losses and updates in fp32 as well. Without products, every dtype counts.
+        """
+        operators = [work for work in works if isinstance(work, Operator)]
+        flops: Counter[DType] = Counter()
+        for work in operators:
+            if work.kind in PRODUCTS and work.dtype.is_floating:
+                flops[work.dtype] += int(work.flops) + 1
+        if flops and self.events.products:
+            return frozenset({max(flops, key=lambda dtype: flops[dtype])}), self.events.products
+        return _floating(operators), self.events.dtypes

@@ -10,8 +10,8 @@ not grow: what the host takes beside the operator, if the events state it, and a
 operator. Two measured sizes give both ends: between them the results of both are mixed by the logarithm
 of the size. What is special about a machine and a kernel is in t(m)/e(m), which is only carried, never assumed.
 
-An operator without one alike takes its estimate, times what operators of its class (products, or works of memory) of
-about its size took over their estimates on this machine.
+An operator without one alike takes its estimate, times what operators of its class (products, or works of memory, of
+its dtype) of about its size took over their estimates on this machine.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class NearbyOperators:
 
     def __init__(self, anchors: Iterable[Anchor]) -> None:
         self._alike: dict[tuple[Any, ...], list[Anchor]] = defaultdict(list)
-        self._classes: dict[bool, list[Anchor]] = defaultdict(list)
+        self._classes: dict[tuple[bool, DType | None], list[Anchor]] = defaultdict(list)
         for anchor in anchors:
             self._alike[_family(anchor.operator)].append(anchor)
-            self._classes[anchor.operator.kind in PRODUCTS].append(anchor)
+            self._classes[_class(anchor.operator)].append(anchor)
         times = [a.seconds for group in self._classes.values() for a in group]
         self._floor = min(times) if len(times) >= _LEAST else 0.0
 
@@ -126,7 +126,7 @@ class NearbyOperators:
         if alone:
             ratios = self._ratios(fallback, cluster)
             for number in alone:
-                found[number] = _by_class(float(estimate[number]), ratios.get(works[number].kind in PRODUCTS))
+                found[number] = _by_class(float(estimate[number]), ratios.get(_class(works[number])))
         return found
 
     def _both_ends(self, work: Operator) -> list[tuple[Anchor, float, Operator]]:
@@ -157,15 +157,15 @@ class NearbyOperators:
         up = math.hypot(math.log(max(anchor.high, anchor.seconds) / anchor.seconds), far)
         return CarriedTime(seconds, seconds * math.exp(-down), seconds * math.exp(up), same=not distance)
 
-    def _ratios(self, fallback: CostModel, cluster: Cluster) -> dict[bool, tuple[Floats, Floats]]:
+    def _ratios(self, fallback: CostModel, cluster: Cluster) -> dict[tuple[bool, DType | None], tuple[Floats, Floats]]:
         """Return, for each class, the estimates of its measured operators and measured over estimated time."""
         ratios = {}
-        for product, group in self._classes.items():
+        for alike, group in self._classes.items():
             anchors = [a for a in group if a.seconds > 0]
             if len(anchors) >= _LEAST:
                 told = _estimated([a.operator for a in anchors], fallback, cluster)
                 took = np.array([a.seconds for a in anchors])
-                ratios[product] = told[told > 0], took[told > 0] / told[told > 0]
+                ratios[alike] = told[told > 0], took[told > 0] / told[told > 0]
         return ratios
 
 
@@ -267,6 +267,12 @@ def _by_class(estimate: float, known: tuple[Floats, Floats] | None) -> CarriedTi
     at = np.searchsorted(np.cumsum(weight[order]), 0.5 * weight.sum())
     seconds = estimate * float(ratios[order][min(int(at), len(order) - 1)])
     return CarriedTime(seconds, seconds * math.exp(-_OTHERS), seconds * math.exp(_OTHERS))
+
+
+def _class(operator: Operator) -> tuple[bool, DType | None]:
+    """Return whether an operator is a product, and its dtype: times say nothing about those of another class."""
+    tensors = (*operator.inputs, *operator.outputs)
+    return operator.kind in PRODUCTS, next((t.dtype for t in tensors if t.dtype.is_floating), None)
 
 
 def _family(operator: Operator) -> tuple[Any, ...]:

@@ -8,14 +8,15 @@ not launched yet), and ``idle`` (nothing runs, for another reason).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from traincast.traces.device import DeviceWork
 from traincast.traces.kineto import Kind
-from traincast.traces.recording import Recording, TaskRole, clock_shift
-from traincast.traces.steps import TraceStep
+from traincast.traces.pace import StepWindow
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.trace import Flags, Ints, ProfilerTrace
 
 
@@ -38,10 +39,18 @@ class TraceBreakdown:
 
 
 def breakdown(
-    trace: ProfilerTrace, work: DeviceWork, steps: tuple[TraceStep, ...], transfers: tuple[Ints, Ints] | None = None
+    trace: ProfilerTrace,
+    work: DeviceWork,
+    windows: Sequence[StepWindow],
+    *,
+    num_steps: int,
+    transfers: tuple[Ints, Ints] | None = None,
 ) -> TraceBreakdown:
-    """Return the breakdown of one rank's steps; ``transfers``: begin and end of the transfers of its collectives."""
-    bounds = np.array([(s.start, s.end) for s in steps], dtype=np.int64)
+    """Return the breakdown of one rank's steps, which ran in ``windows``.
+
+    ``transfers``: begin and end of the transfers of its collectives.
+    """
+    bounds = np.array([(w.begin, w.end) for w in windows], dtype=np.int64)
     begin, end = int(bounds.min()), int(bounds.max())
     kernel = trace.kind[work.event] == Kind.KERNEL
     talks = work.communicates
@@ -50,17 +59,17 @@ def breakdown(
         times += list(transfers)
     edge = np.unique(np.concatenate(times))
     edge = edge[(edge >= begin) & (edge <= end)]
-    width = np.where(_covered(edge, bounds[:, 0], bounds[:, 1]), np.diff(edge), 0)
-    computes = _covered(edge, work.start[kernel & ~talks], work.end[kernel & ~talks])
-    sends = _covered(edge, work.start[talks], work.end[talks])
-    moves = sends if transfers is None else _covered(edge, *transfers)
-    copies = _covered(edge, work.start[~kernel], work.end[~kernel])
+    width = np.where(covered(edge, bounds[:, 0], bounds[:, 1]), np.diff(edge), 0)
+    computes = covered(edge, work.start[kernel & ~talks], work.end[kernel & ~talks])
+    sends = covered(edge, work.start[talks], work.end[talks])
+    moves = sends if transfers is None else covered(edge, *transfers)
+    copies = covered(edge, work.start[~kernel], work.end[~kernel])
     exposed = sends & ~computes & moves
     waits = sends & ~computes & ~moves
     copying = copies & ~computes & ~sends
     nothing = ~(computes | sends | copies)
     host = _before_launch(trace, work, edge, nothing & (width > 0))
-    count = len(steps) * 1e9
+    count = num_steps * 1e9
     return TraceBreakdown(
         compute_s=float(width[computes].sum()) / count,
         exposed_communication_s=float(width[exposed].sum()) / count,
@@ -78,11 +87,11 @@ def transfers_of(recording: Recording, number: int) -> tuple[Ints, Ints] | None:
     own = {i for i, lane in enumerate(recording.lanes) if lane.rank == recording.traces[number].rank}
     talks = np.flatnonzero(recording.communicates & (recording.role == TaskRole.DEVICE))
     mine = [task for task in talks.tolist() if own & {int(recording.lane[task]), *recording.others.get(task, ())}]
-    shift = clock_shift(recording, number)
+    shift = recording.clocks[number]
     return recording.start[mine] - shift, recording.end[mine] - shift
 
 
-def _covered(edge: Ints, start: Ints, end: Ints) -> Flags:
+def covered(edge: Ints, start: Ints, end: Ints) -> Flags:
     """Return for each stretch between two edges whether any interval covers it."""
     change = np.zeros(len(edge) + 1, dtype=np.int64)
     np.add.at(change, np.searchsorted(edge, start, side="left"), 1)

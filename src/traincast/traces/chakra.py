@@ -45,8 +45,8 @@ def write_chakra(replayed: Replayed, path: Path) -> list[Path]:
     before = defaultdict[int, list[int]](list)
     for task, source in recording.edges.tolist():
         before[task].append(source)
-    written = []
-    for trace in recording.traces:
+    written = chakra_files(recording, path)
+    for trace, target in zip(recording.traces, written, strict=True):
         rows = {i for i, lane in enumerate(recording.lanes) if lane.rank == trace.rank}
         mine = [task for task in np.argsort(place).tolist() if _belongs(recording, task, trace, rows)]
         own = set(mine)
@@ -60,10 +60,14 @@ def write_chakra(replayed: Replayed, path: Path) -> list[Path]:
             out.append(
                 _framed(_node(recording, task, names[int(label[task])], waits, (int(start[task]), int(end[task]))))
             )
-        target = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{trace.rank}{SUFFIX}")
         write_bytes(target, b"".join(out))
-        written.append(target)
     return written
+
+
+def chakra_files(recording: Recording, path: Path) -> list[Path]:
+    """Return the files that :func:`write_chakra` writes, one for each rank."""
+    stem = path.name.removesuffix(SUFFIX)
+    return [path.with_name(f"{stem}.{trace.rank}{SUFFIX}") for trace in recording.traces]
 
 
 def _belongs(recording: Recording, task: int, trace: ProfilerTrace, rows: set[int]) -> bool:
@@ -197,13 +201,12 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         device=none, nbytes=none, sequence=none, record=none, shape=none.astype(np.int32), names=tuple(names),
         lanes=tuple(("chakra", name) for name, _ in lanes) or (("chakra", ""),), shapes=(),
     )  # fmt: skip
-    last = int(np.argmax(start + duration))
     role = np.where(on_host, int(TaskRole.CALL), int(TaskRole.DEVICE))
     silent = np.array([node.kind <= _METADATA or (node.ours and not node.lane) for node in nodes], dtype=bool)
     role[silent] = int(TaskRole.LATENCY)
     return Recording(
         traces=(trace,),
-        steps=((TraceStep("whole trace", 0, int((start + duration).max()), 0),),),
+        steps=((TraceStep("whole trace", 0, int((start + duration).max()), 0, whole=True),),),
         lanes=tuple(Lane(rank, name, not host) for name, host in lanes),
         role=role.astype(np.int8),
         trace=np.zeros(count, dtype=np.int32),
@@ -214,7 +217,8 @@ def _recording(path: Path, nodes: list[_Node], rank: int) -> Recording:
         launched=none,
         edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
         communicates=np.array([node.kind in _COMMUNICATION for node in nodes], dtype=bool),
-        marks=(((-1, last),),),
+        marks=(((-1, -1),),),
+        clocks=(0,),
         notes=() if timed else ("the file states no start times: they follow from what each node waits for",),
     )
 

@@ -255,10 +255,10 @@ class GraphLaunch:
         inside = np.zeros(len(recording), dtype=bool)
         loading = select(recording, within=LOADER, roles=HOST)
         host = np.isin(recording.role, HOST)
-        for number, steps in enumerate(recording.steps):
+        for number in range(len(recording.traces)):
             mine = host & (recording.trace == number)
-            for step in steps:
-                inside |= mine & (recording.start >= step.start) & (recording.end <= step.end)
+            for start, end in recording.step_bounds(number).tolist():
+                inside |= mine & (recording.start >= start) & (recording.end <= end)
         waiting = np.isin(np.arange(len(recording)), recording.edges[:, 0]) & (recording.role == TaskRole.CALL)
         return scale(recording, inside & ~loading & ~waiting, (0.02, 0.15, 0.0)[level])
 

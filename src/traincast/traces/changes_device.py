@@ -158,7 +158,7 @@ class Buckets:
         rate, latency = max(rate, 0.0), max(latency, 0.0)
         duration = recording.duration.copy()
         joined, held = 0.0, 0
-        starts = np.sort([s.start for s in recording.steps[0]])
+        starts = np.sort(recording.step_bounds(0)[:, 0])
         step = np.searchsorted(starts, recording.start[tasks], side="right")
         for at, (task, size) in enumerate(zip(tasks.tolist(), sizes.tolist(), strict=True)):
             joined, held = joined + size, held + 1

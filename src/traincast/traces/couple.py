@@ -70,7 +70,7 @@ def _joined(recordings: Sequence[Recording]) -> tuple[Recording, list[str]]:
         parts["edges"].append(np.stack([roots + base, np.full(len(roots), begins)], axis=1))
     whole = {name: np.concatenate(columns) for name, columns in parts.items()}
     marks = tuple(
-        tuple((a + base if a >= 0 else base + len(r), b + base if b >= 0 else base + len(r)) for a, b in r.marks[0])
+        tuple((a + base if a >= 0 else base + len(r), b + base if b >= 0 else -1) for a, b in r.marks[0])
         for r, base in zip(recordings, tasks.tolist(), strict=False)
     )
     joined = Recording(
@@ -87,6 +87,7 @@ def _joined(recordings: Sequence[Recording]) -> tuple[Recording, list[str]]:
         edges=whole["edges"],
         communicates=whole["communicates"].astype(bool),
         marks=marks,
+        clocks=tuple(origin - min(origins) for origin in origins),
     )
     return joined, notes + list(dict.fromkeys(note for r in recordings for note in r.notes))
 
@@ -199,6 +200,7 @@ def _coupled(joined: Recording, groups: list[list[_Member]], notes: list[str]) -
         edges=np.concatenate([edges, np.array(tails, dtype=np.int64).reshape(-1, 2)]),
         communicates=np.append(communicates, np.ones(count, dtype=bool)),
         marks=joined.marks,
+        clocks=joined.clocks,
         others=others,
         notes=tuple(notes),
     )

@@ -21,7 +21,7 @@ from traincast.traces.device import device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.labels import labels_of
 from traincast.traces.operators import launchers
-from traincast.traces.recording import NOWHERE, Lane, Recording, TaskRole, clock_shift
+from traincast.traces.recording import NOWHERE, Lane, Recording, TaskRole
 from traincast.traces.trace import Flags
 
 
@@ -208,7 +208,7 @@ def _within(recording: Recording, pattern: re.Pattern[str]) -> Flags:
         ranges = trace.of_kind(Kind.ANNOTATION, Kind.OPERATOR)
         matches = np.array([pattern.search(name) is not None for name in trace.names], dtype=bool)
         ranges = ranges[matches[trace.name[ranges]]]
-        shift = clock_shift(recording, number)
+        shift = recording.clocks[number]
         for at in np.unique(trace.lane[ranges]).tolist():
             named = f"thread {trace.lanes[at][1]}"
             lanes = [i for i, one in enumerate(recording.lanes) if one.name == named and one.rank == trace.rank]

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.errors import RequestError
-from traincast.estimate.events import PURPOSES
-from traincast.estimate.events_file import REAL, EventsCard, Row, row_of
+from traincast.estimate import EventsCostModel, learned_cost_model
+from traincast.estimate.events import PURPOSES, events_of
+from traincast.estimate.events_file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
 from traincast.estimate.events_keys import collective_key, operator_key, text_of, update_key
+from traincast.estimate.events_near import PRODUCTS
+from traincast.files import write_folder
 from traincast.graph.aten import KIND_OF
 from traincast.graph.operator import Operator, Phase
+from traincast.graph.tensor import DType
+from traincast.traces.calls import NARROW
 from traincast.traces.couple import couple
 from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.known import host_operator
 from traincast.traces.labels import BACKWARD, launched_within
 from traincast.traces.operators import Launchers, launchers
+from traincast.traces.precision import precision_of
 from traincast.traces.processor import host_runs, on_processor
 from traincast.traces.record import record
 from traincast.traces.recording import Recording, TaskRole
@@ -54,9 +61,27 @@ class LearnedEvents:
     """Rows and card of a folder of events; ``covered`` is the share of the device's compute time that became events."""
 
     card: EventsCard
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = field(repr=False)
     covered: float
     notes: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of events of each kind."""
+        return {kind: sum(row["kind"] == kind for row in self.rows) for kind in ("operator", "launch", "collective")}
+
+    def cost_model(self) -> EventsCostModel:
+        """The cost model that looks up these events, for ``predict`` and ``search``; the default one tells the rest."""
+        events = events_of(Path("learned from traces"), self.card, self.rows)
+        return EventsCostModel(events, learned_cost_model())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Device, precision, number of events by kind, ``covered`` and notes, as ``trace learn --json`` prints them."""
+        card = self.card
+        return {
+            "device": card.device, "precision": card.precision, "events": self.counts, "covered": self.covered,
+            "notes": self.notes,
+        }  # fmt: skip
 
 
 def learn(
@@ -69,13 +94,7 @@ def learn(
     traces = [trace for job in jobs for trace in job]
     if all(on_processor(trace) for trace in traces):
         return _learn_processor(jobs, named=named, device=device or load_device("cpu"))
-    found = device_of(traces[0])
-    if device is not None and found is not None and device.name != found.name:
-        raise RequestError(f"trace {traces[0].path} was recorded on {found.name}, not on {device.name}")
-    device = device or found
-    if device is None:
-        said = traces[0].devices[0].name if traces[0].devices else "no device"
-        raise RequestError(f"trace {traces[0].path} was recorded on {said!r}, which is not in the catalog of devices")
+    device = _device_of_all(traces, device)
     recordings = [couple([record(trace, named=named) for trace in job]) for job in jobs]
     times: dict[Operator, list[float]] = defaultdict(list)
     took = total = 0.0
@@ -93,9 +112,50 @@ def learn(
     dtypes = Counter(operator.dtype.value for operator in times)
     card = EventsCard(
         device=device.name, machine=device.name, backend="nccl", threads=1, compute=REAL, network="as traced",
-        precision=dtypes.most_common(1)[0][0], torch="", host="", statistic=_STATISTIC, cost={},
+        precision=precision_of(traces[0]) or dtypes.most_common(1)[0][0], torch="", host="", statistic=_STATISTIC,
+        cost={},
     )  # fmt: skip
     return LearnedEvents(card=card, rows=tuple(rows), covered=took / max(total, 1e-30), notes=_notes(recordings))
+
+
+def _device_of_all(traces: Sequence[ProfilerTrace], device: Device | None) -> Device:
+    """Return the device that all traces were recorded on, ``device`` if they do not say; refuse different ones."""
+    for trace in traces:
+        if on_processor(trace) or not len(trace.on_device()):
+            raise RequestError(f"trace {trace.path} has no kernels: give it without traces that have some")
+        found = device_of(trace)
+        if found is None and device is None:
+            said = trace.devices[0].name if trace.devices else "no device"
+            raise RequestError(f"trace {trace.path} was recorded on {said!r}, which is not in the catalog of devices")
+        if found is not None and device is not None and device.name != found.name:
+            remedy = "" if len(traces) == 1 else ": learn from the traces of each device apart"
+            raise RequestError(f"trace {trace.path} was recorded on {found.name}, not on {device.name}{remedy}")
+        device = device or found
+    assert device is not None, "there is at least one trace"
+    return device
+
+
+def check_events_folder(path: Path, card: EventsCard | None = None) -> None:
+    """Refuse to replace a folder of other files, and events that are not of a trace like that of ``card``."""
+    if not path.exists() or not any(path.iterdir()):
+        return
+    if not (path / CARD).exists():
+        raise RequestError(f"cannot write {path}: it is a folder of other files; choose another name")
+    there = read_card(path)
+    if there.statistic != _STATISTIC:
+        raise RequestError(f"cannot write {path}: its events are not from `trace learn`; choose another folder")
+    for name in ("device", "backend", "precision") if card is not None else ():
+        have, want = getattr(there, name), getattr(card, name)
+        if have != want:
+            raise RequestError(
+                f"cannot write {path}: it has events with {name} {have!r}, not {want!r}; choose another folder"
+            )
+
+
+def write_events(learned: LearnedEvents, path: Path) -> None:
+    """Write a folder of events; one that was learned from traces of the same device and precision is replaced."""
+    check_events_folder(path, learned.card)
+    write_folder(path, contents_of(learned.card, learned.rows))
 
 
 def _notes(recordings: Sequence[Recording]) -> tuple[str, ...]:
@@ -142,7 +202,8 @@ def _learn_processor(jobs: Sequence[Sequence[ProfilerTrace]], *, named: str | No
     dtypes = Counter(operator.dtype.value for operator in times if operator.dtype.is_floating)
     card = EventsCard(
         device=device.name, machine=device.name, backend="gloo", threads=1, compute=REAL, network="not traced",
-        precision=dtypes.most_common(1)[0][0] if dtypes else "fp32", torch="", host="", statistic=_STATISTIC, cost={},
+        precision=precision_of(jobs[0][0]) or (dtypes.most_common(1)[0][0] if dtypes else "fp32"), torch="", host="",
+        statistic=_STATISTIC, cost={},
     )  # fmt: skip
     said = [note for job in jobs for trace in job for note in trace.notes]
     notes = (*dict.fromkeys(said), "operators ran on a processor: each takes the time until the next one starts")
@@ -178,17 +239,26 @@ def _runs(trace: ProfilerTrace, work: DeviceWork) -> list[tuple[Operator, float]
     backward = launched_within(trace, work.event, BACKWARD)
     seconds: dict[tuple[int, Operator], float] = defaultdict(float)
     known = operators_of(trace, work, around)
+    narrow = {event for op, (event, _) in known.items() if NARROW.search(trace.name_of(int(work.event[op])))}
     for op in range(len(work)):
         phase = Phase.BACKWARD if backward[op] else Phase.FORWARD
         if op in known:
             event, operator = known[op]
             same = replace(operator, name=operator.name.removeprefix("aten::"), phase=phase)
+            same = _as_tf32(same) if event in narrow else same
         elif (found := _described(trace, around, work, op, phase)) is not None:
             event, same = found
         else:
             continue
         seconds[event, same] += float(work.end[op] - work.start[op]) / 1e9
     return [(operator, took) for (_, operator), took in seconds.items()]
+
+
+def _as_tf32(operator: Operator) -> Operator:
+    """Return a product as a forecast in tf32 has it: it reads fp32 numbers on tensor cores, and writes fp32."""
+    if operator.kind not in PRODUCTS or operator.dtype is not DType.FP32:
+        return operator
+    return replace(operator, inputs=tuple(replace(t, dtype=DType.TF32) for t in operator.inputs))
 
 
 def _described(
@@ -221,9 +291,9 @@ def _launches(recordings: Sequence[Recording]) -> Row:
     for recording in recordings:
         host = np.isin(recording.role, (TaskRole.HOST, TaskRole.CALL)) & (recording.trace == 0)
         launched = recording.launched[(recording.role == TaskRole.DEVICE) & (recording.trace == 0)]
-        for step in recording.steps[0]:
-            inside = host & (recording.start >= step.start) & (recording.end <= step.end)
-            count = int(((launched >= step.start) & (launched < step.end)).sum())
+        for start, end in recording.step_bounds(0).tolist():
+            inside = host & (recording.start >= start) & (recording.end <= end)
+            count = int(((launched >= start) & (launched < end)).sum())
             if count:
                 each.append(float(recording.duration[inside].sum()) / 1e9 / count)
     mean = float(np.mean(each)) if each else 0.0

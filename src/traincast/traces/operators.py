@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +12,17 @@ import numpy as np
 
 from traincast.traces.device import DeviceWork
 from traincast.traces.kineto import Kind
+from traincast.traces.pace import launched_in
+from traincast.traces.steps import TraceStep
 from traincast.traces.trace import NONE, Ints, ProfilerTrace
 
 _WRAPPER: Final = re.compile(r"^autograd::engine::evaluate_function: |^torch::autograd::")
 _UNKNOWN: Final = "launched outside of operators"
+
+
+def is_wrapper(name: str) -> bool:
+    """Whether a range is autograd's own, around the operators that it runs."""
+    return _WRAPPER.match(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +40,14 @@ class Launchers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
-    """The device time of operators of one name: seconds, launches and share of all time on the device."""
+    """The time per step of operators of one name on the device: seconds, kernels, and the share of all such time.
+
+    On a processor: the time of the operators themselves without those within them, and how often they ran.
+    """
 
     name: str
     seconds: float
-    kernels: int
+    kernels: float
     share: float
 
 
@@ -49,7 +60,7 @@ def launchers(trace: ProfilerTrace, work: DeviceWork) -> Launchers:
     for op in known.tolist():
         by_call[int(work.call[op])].append(op)
     events = trace.of_kind(Kind.OPERATOR, Kind.CALL)
-    wraps = trace.named(np.array([_WRAPPER.match(name) is not None for name in trace.names], dtype=bool))
+    wraps = trace.named(np.array([is_wrapper(name) for name in trace.names], dtype=bool))
     kind, lane = trace.kind, trace.lane
     starts, ends = trace.start.tolist(), trace.end.tolist()
     stacks: dict[int, list[int]] = defaultdict(list)
@@ -68,19 +79,27 @@ def launchers(trace: ProfilerTrace, work: DeviceWork) -> Launchers:
     return Launchers(inner=inner, outer=outer, parent=parent)
 
 
-def operator_times(trace: ProfilerTrace, work: DeviceWork, *, whole: bool = False) -> list[OperatorTime]:
-    """Return the device time by innermost operator, or by outermost if ``whole``, the largest first."""
+def operator_times(
+    trace: ProfilerTrace, work: DeviceWork, steps: Sequence[TraceStep], *, whole: bool = False
+) -> list[OperatorTime]:
+    """Return the device time per step by innermost operator, or by outermost if ``whole``, the largest first."""
     found = launchers(trace, work)
     which = found.outer if whole else found.inner
     seconds: dict[str, float] = defaultdict(float)
     kernels: dict[str, int] = defaultdict(int)
-    for op, event in enumerate(which.tolist()):
+    for op in np.flatnonzero(launched_in(work, steps)).tolist():
+        event = int(which[op])
         name = trace.name_of(event) if event >= 0 else _name_alone(trace, work, op)
         seconds[name] += float(work.end[op] - work.start[op]) / 1e9
         kernels[name] += 1
+    return ranked(seconds, kernels, len(steps))
+
+
+def ranked(seconds: Mapping[str, float], kernels: Mapping[str, int], num_steps: int) -> list[OperatorTime]:
+    """Return times per step by name, the largest first, from those of all steps."""
     total = sum(seconds.values()) or 1.0
     return [
-        OperatorTime(name=name, seconds=took, kernels=kernels[name], share=took / total)
+        OperatorTime(name=name, seconds=took / num_steps, kernels=kernels[name] / num_steps, share=took / total)
         for name, took in sorted(seconds.items(), key=lambda item: -item[1])
     ]
 

@@ -8,6 +8,8 @@ own event does not grow with the batch.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -16,11 +18,15 @@ import numpy as np
 
 from traincast.graph.aten import FREE, KIND_OF
 from traincast.graph.operator import Operator, Phase
-from traincast.traces.kineto import Kind
+from traincast.traces.breakdown import TraceBreakdown, covered
+from traincast.traces.calls import is_communication
+from traincast.traces.kineto import DEVICE_KINDS, Kind
 from traincast.traces.known import host_operator, numel_of
-from traincast.traces.labels import BACKWARD
+from traincast.traces.labels import BACKWARD, OPTIMIZER
+from traincast.traces.operators import OperatorTime, is_wrapper, ranked
+from traincast.traces.pace import StepWindow
 from traincast.traces.steps import TraceStep
-from traincast.traces.trace import Ints, ProfilerTrace
+from traincast.traces.trace import Flags, Ints, ProfilerTrace
 
 _COMPOSED: Final = frozenset(
     """
@@ -31,7 +37,7 @@ _COMPOSED: Final = frozenset(
 """Operators that consist of others, which a captured model has instead."""
 _UPDATE: Final = re.compile(r"^Optimizer\.step#(\w+)\.step")
 _OPTIMIZERS: Final = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Adagrad": "adagrad", "RMSprop": "rmsprop"}
-_PASSED_ON: Final = "torch::autograd::AccumulateGrad"
+PASSED_ON: Final = "torch::autograd::AccumulateGrad"
 _RECORDING_NS: Final = 2_000
 """What the profiler takes for one event with shapes: 1.3 to 4.3 µs on one core of a server, PyTorch 2.13."""
 _SAVED: Final = "aten::clone"
@@ -78,8 +84,101 @@ class _Mark:
 
 
 def on_processor(trace: ProfilerTrace) -> bool:
-    """Whether a trace has operators but nothing that ran on a device."""
-    return not len(trace.on_device()) and bool(len(trace.of_kind(Kind.OPERATOR)))
+    """Whether a trace has operators, but neither work of a device nor calls that launch any."""
+    return not len(trace.of_kind(*DEVICE_KINDS, Kind.CALL)) and bool(len(trace.of_kind(Kind.OPERATOR)))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTime:
+    """One run of an operator on a processor: its event, the outermost operator around it, and its own nanoseconds.
+
+    Time of operators within it is theirs. ``phase`` is ``None`` if it communicates.
+    """
+
+    event: int
+    outer: int
+    ns: int
+    phase: Phase | None
+
+
+def own_times(trace: ProfilerTrace, steps: Sequence[TraceStep]) -> list[OwnTime]:
+    """Return all runs of operators that begin in the steps; autograd's and the engine's own ranges are none."""
+    counts = trace.named(np.array([_is_operator(name) for name in trace.names], dtype=bool))
+    talks = trace.named(np.array([is_communication(name) for name in trace.names], dtype=bool))
+    found: list[OwnTime] = []
+    for lane in _lanes(trace):
+        events = np.flatnonzero((trace.lane == lane) & np.isin(trace.kind, (Kind.OPERATOR, Kind.ANNOTATION)))
+        backward, update = (_inside(trace, events, pattern) for pattern in (BACKWARD, OPTIMIZER))
+        stack: list[tuple[int, int]] = []  # its place in ``own``, and its end
+        own: list[list[int]] = []
+        for event, behind, updates in zip(events.tolist(), backward.tolist(), update.tolist(), strict=True):
+            if trace.kind[event] != Kind.OPERATOR or not counts[event]:
+                continue
+            start, took = int(trace.start[event]), int(trace.duration[event])
+            while stack and stack[-1][1] <= start:
+                stack.pop()
+            if stack:
+                own[stack[-1][0]][2] -= took
+            outer = own[stack[0][0]][0] if stack else event
+            stack.append((len(own), start + took))
+            own.append([event, outer, took, updates * 2 or behind])
+        phases = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+        found += [
+            OwnTime(event, outer, max(0, ns), None if talks[event] else phases[which])
+            for event, outer, ns, which in own
+            if any(step.start <= trace.start[event] < step.end for step in steps)
+        ]
+    return found
+
+
+def processor_times(trace: ProfilerTrace, steps: Sequence[TraceStep], *, whole: bool = False) -> list[OperatorTime]:
+    """Return the time per step of each operator of a processor, or of each outermost one if ``whole``."""
+    seconds: dict[str, float] = defaultdict(float)
+    runs: dict[str, int] = defaultdict(int)
+    for one in own_times(trace, steps):
+        name = trace.name_of(one.outer if whole else one.event)
+        seconds[name] += one.ns / 1e9
+        runs[name] += not whole or one.event == one.outer
+    return ranked(seconds, runs, len(steps))
+
+
+def processor_breakdown(trace: ProfilerTrace, windows: Sequence[StepWindow], *, num_steps: int) -> TraceBreakdown:
+    """Return where the steps of a processor went: operators, communication beside none, and neither.
+
+    Neither is the host's: Python, the data loader, and the engine of autograd between operators.
+    """
+    counts = trace.named(np.array([_is_operator(name) for name in trace.names], dtype=bool))
+    talks = trace.named(np.array([is_communication(name) for name in trace.names], dtype=bool))
+    ranges = np.isin(trace.kind, (Kind.OPERATOR, Kind.ANNOTATION))
+    computes = np.flatnonzero((trace.kind == Kind.OPERATOR) & counts & ~talks)
+    sends = np.flatnonzero(ranges & talks)
+    bounds = np.array([(w.begin, w.end) for w in windows], dtype=np.int64)
+    used = np.concatenate([computes, sends])
+    edge = np.unique(np.concatenate([trace.start[used], trace.end[used], bounds.reshape(-1)]))
+    width = np.where(covered(edge, bounds[:, 0], bounds[:, 1]), np.diff(edge), 0) / 1e9 / num_steps
+    computing = covered(edge, trace.start[computes], trace.end[computes])
+    sending = covered(edge, trace.start[sends], trace.end[sends]) & ~computing
+    return TraceBreakdown(
+        compute_s=float(width[computing].sum()),
+        exposed_communication_s=float(width[sending].sum()),
+        bubble_s=0.0,
+        copies_s=0.0,
+        host_s=float(width[~computing & ~sending].sum()),
+        idle_s=0.0,
+    )
+
+
+def _is_operator(name: str) -> bool:
+    """Whether an event of this name is an operator: not the engine of autograd, nor one of its functions."""
+    return "::" in name and not is_wrapper(name)
+
+
+def _inside(trace: ProfilerTrace, events: Ints, pattern: re.Pattern[str]) -> Flags:
+    """Return which of the events of one thread begin within one whose name matches."""
+    matches = np.array([pattern.search(name) is not None for name in trace.names], dtype=bool)[trace.name[events]]
+    until = np.maximum.accumulate(np.where(matches, trace.end[events], -1))
+    inside: Flags = trace.start[events] < until
+    return inside
 
 
 def host_runs(trace: ProfilerTrace, steps: list[TraceStep]) -> HostRuns:
@@ -117,7 +216,7 @@ def _gradients(trace: ProfilerTrace) -> list[tuple[int, int]]:
     return [
         (int(trace.start[event]), numel_of(trace.shape_of(event)) * 4)
         for event in events.tolist()
-        if trace.name_of(event) == _PASSED_ON
+        if trace.name_of(event) == PASSED_ON
     ]
 
 
@@ -143,7 +242,7 @@ def _marks(trace: ProfilerTrace, lane: int) -> list[_Mark]:
         bare = name.removeprefix("aten::")
         if bare == name:  # of the engine
             backward = max(backward, end) if BACKWARD.search(name) else backward
-            covered = end if name == _PASSED_ON else covered
+            covered = end if name == PASSED_ON else covered
         elif bare in FREE:
             covered = end if bare != "reshape" else covered
         elif bare in KIND_OF and bare not in _COMPOSED:

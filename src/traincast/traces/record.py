@@ -68,6 +68,7 @@ def record(trace: ProfilerTrace, *, named: str | None = None, fit: Collection[in
         edges=np.array(table.edges, dtype=np.int64).reshape(-1, 2),
         communicates=(role == TaskRole.DEVICE) & talks[event],
         marks=(bounds,),
+        clocks=(0,),
         notes=(*trace.notes, *_notes(work, waits), *([_UNJUDGED] if alone else [])),
     )
 

@@ -46,8 +46,8 @@ class Recording:
 
     ``launched`` is the recorded time at which an operation of the device was launched, or −1. ``trace`` and ``event``
     say where a task was recorded (event −1: nowhere). ``lane`` is a number into ``lanes``, or :data:`NOWHERE`.
-    ``others`` are further lanes that a task holds: a collective of several ranks. ``marks`` has, for each trace, the
-    task whose end begins each step, and the one whose end ends the last.
+    ``others`` are further lanes that a task holds: a collective of several ranks. ``marks`` has, for each step of each
+    trace, the task whose end begins it and the one whose end ends it (−1: none). ``clocks`` is when each trace begins.
     """
 
     traces: tuple[ProfilerTrace, ...]
@@ -63,6 +63,7 @@ class Recording:
     edges: Ints
     communicates: Flags
     marks: tuple[tuple[tuple[int, int], ...], ...]
+    clocks: tuple[int, ...]
     others: dict[int, tuple[int, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -83,15 +84,10 @@ class Recording:
         opaque = (self.role == TaskRole.OPAQUE) & (self.event >= 0)
         return self.with_durations(np.where(opaque, 0, self.duration))
 
-
-def clock_shift(recording: Recording, number: int) -> int:
-    """Return when a rank's trace begins on the clock of the recording."""
-    trace = recording.traces[number]
-    tasks = np.flatnonzero((recording.trace == number) & (recording.role == TaskRole.DEVICE) & (recording.event >= 0))
-    for task in tasks.tolist():
-        if task not in recording.others:
-            return int(recording.start[task] - trace.start[recording.event[task]])
-    return 0
+    def step_bounds(self, number: int) -> Ints:
+        """When the steps of a trace begin and end, as recorded: one row for each."""
+        bounds = np.array([(step.start, step.end) for step in self.steps[number]], dtype=np.int64)
+        return bounds + self.clocks[number]
 
 
 class TaskTable:

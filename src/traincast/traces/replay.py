@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.report.critical_path import critical_tasks
 from traincast.simulate import Timeline
-from traincast.traces.recording import Recording, TaskRole, clock_shift
+from traincast.traces.pace import StepWindow, stretches, window
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.to_plan import RecordedPlan, to_plan
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+MOST_OPAQUE: Final = 0.1
+"""Share of unexplained delays in the critical path from which nothing is said about changes.
+
+No change shortens these delays, so an answer may be wrong by about their share. Answers were within 10 % of real pairs
+of traces. Of 28 published traces, 27 have at most 1.7 %, and one has 59 %.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A recording that has run in the simulator: the plan, its timeline, and the steps of each trace in seconds.
+    """A recording that has run in the simulator: the plan, its timeline, and the steps of each host in seconds.
 
-    ``pace_s`` is the time per step from the begin of the first step until all work of the last is done, on the hosts
-    and on the devices. A single step on the host may be shorter while the queue of the device fills.
+    ``pace_s`` is the time of a step as :mod:`traincast.traces.pace` defines it. A single step of a host may be shorter,
+    while the queue of the device fills.
     """
 
     recording: Recording
@@ -37,10 +49,14 @@ class Replayed:
 class ReplayReport:
     """How well a replay with unchanged durations agrees with what was recorded.
 
-    Errors are relative. ``strict_error`` is that of a replay without the delays that nothing explains;
-    ``opaque_share`` the share of these delays in the time that decides the end.
+    ``measured_s`` and ``replayed_s`` are the whole trace, ``measured_step_s`` and ``replayed_step_s`` a step of it (see
+    :mod:`traincast.traces.pace`), and ``measured_steps_s`` and ``replayed_steps_s`` the steps on the hosts. Errors are
+    relative. ``strict_error`` is that of a replay without the delays that nothing explains; ``opaque_share`` the share
+    of these delays in the time that decides the end.
     """
 
+    measured_step_s: float
+    replayed_step_s: float
     measured_s: float
     replayed_s: float
     error: float
@@ -49,9 +65,18 @@ class ReplayReport:
     strict_error: float
     strict_worst_step_error: float
     opaque_share: float
-    measured_steps_s: tuple[float, ...]
-    replayed_steps_s: tuple[float, ...]
+    measured_steps_s: tuple[float, ...] = field(repr=False)
+    replayed_steps_s: tuple[float, ...] = field(repr=False)
     notes: tuple[str, ...]
+
+    @property
+    def step_error(self) -> float:
+        """The relative error of a step."""
+        return self.replayed_step_s / self.measured_step_s - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as ``trace replay --json`` prints it."""
+        return asdict(self)
 
 
 def run(recording: Recording) -> Replayed:
@@ -59,40 +84,64 @@ def run(recording: Recording) -> Replayed:
     planned = to_plan(recording)
     timeline = planned.run()
     end = timeline.end[planned.place]
-    last = float(end.max(initial=0.0))  # a trace without threads has no task that ends its step
-    bounds = [
-        [(float(end[a]) if a >= 0 else 0.0, float(end[b]) if b >= 0 else last) for a, b in marks]
-        for marks in recording.marks
-    ]
-    steps = tuple(tuple(last - first for first, last in pairs) for pairs in bounds)
+    bounds = [_bounds(recording, number, end) for number in range(len(recording.traces))]
     return Replayed(
         recording=recording,
         planned=planned,
         timeline=timeline,
-        step_s=steps,
-        pace_s=_pace(recording, end, [(pairs[0][0], pairs[-1][1]) for pairs in bounds]),
+        step_s=tuple(tuple((pairs[:, 1] - pairs[:, 0]).tolist()) for pairs in bounds),
+        pace_s=_pace(recording, end, bounds),
     )
 
 
 def measured_pace_s(recording: Recording) -> float:
-    """The recorded time per step, counted as :attr:`Replayed.pace_s` counts it."""
-    end = recording.end / 1e9
-    shifts = [clock_shift(recording, number) for number in range(len(recording.traces))]
-    bounds = [
-        ((steps[0].start + shift) / 1e9, (steps[-1].end + shift) / 1e9)
-        for steps, shift in zip(recording.steps, shifts, strict=True)
-    ]
-    return _pace(recording, end, bounds)
+    """The recorded time of a step, counted as :attr:`Replayed.pace_s` counts it."""
+    bounds = [recording.step_bounds(number) / 1e9 for number in range(len(recording.traces))]
+    return _pace(recording, recording.end / 1e9, bounds)
 
 
-def _pace(recording: Recording, end: npt.NDArray[np.float64], bounds: list[tuple[float, float]]) -> float:
-    """Return the seconds per step, from the end of every task and the begin and end of the steps of every rank."""
-    last = np.array(
-        [steps[-1].end + clock_shift(recording, number) for number, steps in enumerate(recording.steps)], dtype=np.int64
-    )
-    counted = (recording.launched >= 0) & (recording.launched <= last[recording.trace])
-    finish = max([float(end[counted].max(initial=0.0)), *(stop for _, stop in bounds)])
-    return (finish - min(start for start, _ in bounds)) / max(len(steps) for steps in recording.steps)
+def measured_steps_s(recording: Recording, number: int) -> list[float]:
+    """The recorded time of each step of one rank, on its host or its device, as if it were the only one."""
+    end, bounds = recording.end / 1e9, recording.step_bounds(number) / 1e9
+    single = [(step, step) for step in range(len(bounds))]
+    return [one.length for one in _windows(recording, number, end, bounds, single)]
+
+
+def _bounds(recording: Recording, number: int, end: Floats) -> Floats:
+    """Return when the steps of a rank begin and end on its host; ``end`` is the end of every task."""
+    last = float(end[recording.trace == number].max(initial=0.0))  # a trace without threads: no task ends its step
+    marks = recording.marks[number]
+    return np.array([(end[a] if a >= 0 else 0.0, end[b] if b >= 0 else last) for a, b in marks], dtype=np.float64)
+
+
+def _pace(recording: Recording, end: Floats, bounds: list[Floats]) -> float:
+    """Return the seconds of a step, from the end of every task and the steps on the hosts: the mean over ranks."""
+    each = []
+    for number, (steps, pairs) in enumerate(zip(recording.steps, bounds, strict=True)):
+        found = _windows(recording, number, end, pairs, stretches(steps))
+        each.append(sum(one.length for one in found) / len(steps))
+    return float(np.mean(each))
+
+
+def _windows(
+    recording: Recording, number: int, end: Floats, bounds: Floats, runs: Sequence[tuple[int, int]]
+) -> list[StepWindow]:
+    """Return the windows of runs of steps of one rank: first and last step of each."""
+    own = recording.trace == number
+    last, launched = end[own], recording.launched[own]
+    on_device = (recording.role[own] == TaskRole.DEVICE) | (launched >= 0)
+    recorded = recording.step_bounds(number)
+    found = []
+    for first, final in runs:
+        begin, stop = float(bounds[first, 0]), float(bounds[final, 1])
+        if recording.steps[number][first].whole:
+            found.append(StepWindow(begin, max(stop, float(last.max(initial=0.0))), on_device=False))
+            continue
+        before = on_device & (launched < recorded[first, 0])
+        within = (launched >= recorded[first, 0]) & (launched < recorded[final, 1])
+        free, done = (float(last[which].max(initial=0.0)) for which in (before, within))
+        found.append(window(begin, stop, free=free, done=done))
+    return found
 
 
 def measured_total_s(recording: Recording) -> float:
@@ -103,9 +152,11 @@ def measured_total_s(recording: Recording) -> float:
 def replay(recording: Recording) -> ReplayReport:
     """Replay a recording as it is and without unexplained delays, and compare both with what was recorded."""
     kept, strict = run(recording), run(recording.strict())
-    measured = measured_total_s(recording)
+    measured, share = measured_total_s(recording), opaque_share(kept)
     steps = tuple(step.seconds for steps in recording.steps for step in steps)
     return ReplayReport(
+        measured_step_s=measured_pace_s(recording),
+        replayed_step_s=kept.pace_s,
         measured_s=measured,
         replayed_s=kept.total_s,
         error=kept.total_s / measured - 1,
@@ -113,10 +164,10 @@ def replay(recording: Recording) -> ReplayReport:
         strict_s=strict.total_s,
         strict_error=strict.total_s / measured - 1,
         strict_worst_step_error=_worst(strict, steps),
-        opaque_share=_opaque_share(kept),
+        opaque_share=share,
         measured_steps_s=steps,
         replayed_steps_s=tuple(s for steps in kept.step_s for s in steps),
-        notes=recording.notes,
+        notes=(*recording.notes, *unexplained(share)),
     )
 
 
@@ -128,7 +179,17 @@ def _worst(replayed: Replayed, measured: tuple[float, ...]) -> float:
     return max(errors, key=abs, default=0.0)
 
 
-def _opaque_share(replayed: Replayed) -> float:
+def unexplained(share: float) -> list[str]:
+    """Return the sentence that says that too much of a trace is unexplained for what-if questions, or nothing."""
+    if share <= MOST_OPAQUE:
+        return []
+    return [
+        f"nothing that was recorded explains {100 * share:.0f} % of the critical path (at most {100 * MOST_OPAQUE:.0f} "
+        "% may be): how it would change is not known, and what-if questions are refused"
+    ]
+
+
+def opaque_share(replayed: Replayed) -> float:
     """Return the share of unexplained delays on the critical path.
 
     The time at which each rank began to record, and work launched before that, are given, not delays.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
-from traincast.cluster.hardware import Device
+from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.cluster.match import find_device
 from traincast.errors import UnknownNameError
 from traincast.graph.operator import Operator
@@ -23,9 +23,12 @@ from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.kineto import Kind
 from traincast.traces.known import known_operator, tensors_of
 from traincast.traces.operators import OperatorTime, launchers, operator_times
+from traincast.traces.pace import launched_in, windows_of
+from traincast.traces.processor import on_processor, processor_breakdown, processor_times
 from traincast.traces.record import record
 from traincast.traces.recording import Recording
-from traincast.traces.replay import run
+from traincast.traces.replay import opaque_share, run, unexplained
+from traincast.traces.steps import TraceStep
 from traincast.traces.trace import Ints, ProfilerTrace
 
 _EXPANDS: Final = re.compile(r"(Mean|Sum|Expand)Backward\d")
@@ -51,7 +54,11 @@ class RooflinePosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
-    """What the trace of one rank holds."""
+    """What the trace of one rank holds.
+
+    ``steps_s`` has the name, the begin and the length of each step on the host. ``step_s`` is the time of a step, which
+    the breakdown adds up to; ``paced_by`` says which side took so long: the ``host`` or the ``device``.
+    """
 
     path: str
     rank: int
@@ -59,44 +66,66 @@ class RankSummary:
     device: str
     events: dict[str, int]
     steps_s: tuple[tuple[str, float, float], ...]
+    step_s: float
+    paced_by: str
     breakdown: TraceBreakdown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
-    """What the traces of a job hold; ``step_s`` is the mean step over steps and ranks."""
+    """What the traces of a job hold; ``step_s`` is the time of a step as :mod:`traincast.traces.pace` defines it.
 
-    ranks: tuple[RankSummary, ...]
+    Operators and rates are of the first rank, per step. The critical path is that of the whole trace, ``total_s``;
+    ``opaque_share`` of it is delays that nothing recorded explains.
+    """
+
+    ranks: tuple[RankSummary, ...] = field(repr=False)
     step_s: float
     total_s: float
     breakdown: TraceBreakdown
-    critical_path: tuple[PathEntry, ...]
-    operators: tuple[OperatorTime, ...]
-    rates: tuple[RooflinePosition, ...]
+    critical_path: tuple[PathEntry, ...] = field(repr=False)
+    opaque_share: float
+    operators: tuple[OperatorTime, ...] = field(repr=False)
+    rates: tuple[RooflinePosition, ...] = field(repr=False)
     missing: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def processor(self) -> bool:
+        """Whether a processor ran the operators itself: then these are timed, not kernels."""
+        return self.ranks[0].device == PROCESSOR
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as ``trace show --json`` prints it; ``steps`` are those of the first rank."""
+        data = asdict(self)
+        for rank in data["ranks"]:
+            rank["steps"] = [{"name": n, "start_s": start, "seconds": s} for n, start, s in rank.pop("steps_s")]
+        data["steps"] = data["ranks"][0]["steps"]
+        return data
 
 
 def summarize_traces(traces: Sequence[ProfilerTrace], *, named: str | None = None) -> TraceSummary:
     """Return what the traces of one job hold; ``named``: the range that is a step, if it is not the profiler's own."""
     recording = couple([record(trace, named=named) for trace in traces])
-    works = [device_work(trace) for trace in traces]
+    works = [device_work(trace) for trace in recording.traces]
     ranks = [_rank(recording, number, work) for number, work in enumerate(works)]
+    first, work, steps = recording.traces[0], works[0], recording.steps[0]
     replayed = run(recording)
     path = summarize(replayed.timeline, critical_tasks(replayed.timeline), replayed.planned.seconds)
     parts = [rank.breakdown for rank in ranks]
     fields = ("compute_s", "exposed_communication_s", "bubble_s", "copies_s", "host_s", "idle_s")
     mean = TraceBreakdown(**{name: float(np.mean([getattr(p, name) for p in parts])) for name in fields})
-    device = device_of(traces[0])
+    device, opaque = device_of(first), opaque_share(replayed)
     return TraceSummary(
         ranks=tuple(ranks),
-        step_s=float(np.mean([seconds for rank in ranks for _, _, seconds in rank.steps_s])),
+        step_s=float(np.mean([rank.step_s for rank in ranks])),
         total_s=float(recording.end.max()) / 1e9,
         breakdown=mean,
         critical_path=tuple(path),
-        operators=tuple(operator_times(traces[0], works[0])),
-        rates=tuple(rates(traces[0], works[0], device)) if device else (),
-        missing=tuple(_missing(traces, works, recording, device)),
+        opaque_share=opaque,
+        operators=tuple(processor_times(first, steps) if on_processor(first) else operator_times(first, work, steps)),
+        rates=tuple(rates(first, work, steps, device)) if device else (),
+        missing=(*_missing(traces, works, recording, device), *unexplained(opaque)),
         notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
 
@@ -117,25 +146,35 @@ def device_of(trace: ProfilerTrace) -> Device | None:
 def _rank(recording: Recording, number: int, work: DeviceWork) -> RankSummary:
     trace, steps = recording.traces[number], recording.steps[number]
     device = device_of(trace)
-    named = device.name if device else (trace.devices[0].name if trace.devices else "unknown")
+    alone = on_processor(trace)
+    unknown = PROCESSOR if alone else trace.devices[0].name if trace.devices else "unknown"
+    windows = windows_of(work, steps)
+    parts = (
+        processor_breakdown(trace, windows, num_steps=len(steps))
+        if alone
+        else breakdown(trace, work, windows, num_steps=len(steps), transfers=transfers_of(recording, number))
+    )
     kinds, counts = np.unique(trace.kind, return_counts=True)
     return RankSummary(
         path=str(trace.path),
         rank=trace.rank,
         world_size=trace.world_size,
-        device=named,
+        device=device.name if device and not alone else unknown,
         events={Kind(int(k)).name.lower(): int(n) for k, n in zip(kinds, counts, strict=True)},
         steps_s=tuple((step.name, step.start / 1e9, step.seconds) for step in steps),
-        breakdown=breakdown(trace, work, steps, transfers_of(recording, number)),
+        step_s=sum(one.length for one in windows) / 1e9 / len(steps),
+        paced_by="device" if any(one.on_device for one in windows) else "host",
+        breakdown=parts,
     )
 
 
-def rates(trace: ProfilerTrace, work: DeviceWork, device: Device) -> list[RooflinePosition]:
-    """Return the rates of operators whose shapes are known, by name, the longest first."""
+def rates(trace: ProfilerTrace, work: DeviceWork, steps: Sequence[TraceStep], device: Device) -> list[RooflinePosition]:
+    """Return the rates per step of operators whose shapes are known, by name, the longest first."""
     found = launchers(trace, work)
     took: dict[int, float] = defaultdict(float)
     narrow: set[int] = set()
-    for op, event in enumerate(found.inner.tolist()):
+    for op in np.flatnonzero(launched_in(work, steps)).tolist():
+        event = int(found.inner[op])
         if event >= 0:
             took[event] += float(work.end[op] - work.start[op]) / 1e9
             if NARROW.search(trace.name_of(int(work.event[op]))):
@@ -156,9 +195,9 @@ def rates(trace: ProfilerTrace, work: DeviceWork, device: Device) -> list[Roofli
         (
             RooflinePosition(
                 name=name,
-                seconds=seconds,
-                flops=flops,
-                nbytes=nbytes,
+                seconds=seconds / len(steps),
+                flops=flops / len(steps),
+                nbytes=nbytes / len(steps),
                 compute_share=least / seconds,
                 memory_share=nbytes / device.memory_bandwidth / seconds,
             )
@@ -194,7 +233,8 @@ def _missing(
     operators = trace.of_kind(Kind.OPERATOR)
     if not (trace.shape[operators] >= 0).any():
         found.append("no shapes of operators: record_shapes=True gives the roofline and times on another device")
-    if not len(trace.on_device()):
+    processor = on_processor(trace)
+    if not processor and not len(trace.on_device()):
         found.append("no work of a device: the profiler recorded the host only")
     waits = trace.of_kind(Kind.CALL)
     if matching(trace, STREAM_WAIT)[waits].any() and not any(s.record > -1 for s in trace.syncs.values()):
@@ -207,7 +247,9 @@ def _missing(
         found.append(
             f"the traces of {peers - len(traces)} of {peers} ranks: the time of collectives includes waiting for them"
         )
-    if device is None:
+    if processor:
+        found.append("which processor it was: no roofline")
+    elif device is None:
         found.append("a device that the catalog knows: no roofline")
     return found
 

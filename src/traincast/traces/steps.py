@@ -19,12 +19,16 @@ _LOADER: Final = re.compile(r"^enumerate\(DataLoader\)#.*__next__")
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """A step on the host: its name, and when it begins and ends, in nanoseconds from the start of the trace."""
+    """A step on the host: its name, and when it begins and ends, in nanoseconds from the start of the trace.
+
+    ``whole``: it is the whole trace, which shows no steps.
+    """
 
     name: str
     start: int
     end: int
     lane: int
+    whole: bool = False
 
     @property
     def seconds(self) -> float:
@@ -61,7 +65,7 @@ def steps_of(trace: ProfilerTrace, *, named: str | None = None) -> list[TraceSte
         return [TraceStep(f"batch {i}", a, b, lane) for i, (a, b) in enumerate(pairwise(starts))]
     host = trace.of_kind(Kind.OPERATOR, Kind.CALL, Kind.ANNOTATION)
     lane = int(np.bincount(trace.lane[host]).argmax()) if len(host) else int(trace.lane[0])
-    return [TraceStep("whole trace", 0, int(trace.end.max()), lane)]
+    return [TraceStep("whole trace", 0, int(trace.end.max()), lane, whole=True)]
 
 
 def _step(trace: ProfilerTrace, event: int) -> TraceStep:

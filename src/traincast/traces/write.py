@@ -16,7 +16,7 @@ import numpy.typing as npt
 from traincast.files import make_folder
 from traincast.report.trace import replacing
 from traincast.traces.kineto import DEVICE_KINDS, Kind
-from traincast.traces.recording import Recording, TaskRole, clock_shift
+from traincast.traces.recording import Recording, TaskRole
 from traincast.traces.replay import Replayed
 from traincast.traces.trace import NONE, Ints, ProfilerTrace
 
@@ -127,7 +127,7 @@ def new_times(replayed: Replayed, number: int) -> tuple[Ints, Ints]:
     start[recording.event[order[::-1]]] = new_start[order[::-1]]  # a kernel in pieces begins with its first
     end[recording.event[order]] = new_end[order]
     _collective_times(recording, number, new=(new_start, new_end), start=start, end=end)
-    shift = clock_shift(recording, number)
+    shift = recording.clocks[number]
     for lane, (_, thread) in enumerate(trace.lanes):
         name = f"thread {thread}"
         rows = [i for i, one in enumerate(recording.lanes) if one.name == name and one.rank == trace.rank]

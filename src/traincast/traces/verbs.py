@@ -1,0 +1,335 @@
+"""What users ask of profiler traces: ``traincast.trace``, with one function for each verb of ``traincast trace``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from traincast.cluster import load_cluster
+from traincast.cluster.catalog import load_device
+from traincast.cluster.hardware import Cluster, Device
+from traincast.errors import FileFormatError, RequestError
+from traincast.files import check_folder, check_output, write_text
+from traincast.traces.chakra import SUFFIX, chakra_files, read_chakra, write_chakra
+from traincast.traces.change import TraceChange
+from traincast.traces.changes import (
+    FasterHost,
+    FasterNetwork,
+    FusedOptimizer,
+    GraphLaunch,
+    LoaderWorkers,
+    NoCommunication,
+    Overlapped,
+)
+from traincast.traces.changes_device import Buckets, HalfPrecision, OtherDevice
+from traincast.traces.couple import couple
+from traincast.traces.diff import TraceDiff, compare_forecast, compare_traces
+from traincast.traces.diff_page import diff_page
+from traincast.traces.execution import with_execution, with_executions_beside
+from traincast.traces.learn import LearnedEvents, check_events_folder, learn, write_events
+from traincast.traces.load import SUFFIXES, load_jobs, load_traces
+from traincast.traces.precision import precision_of
+from traincast.traces.record import record
+from traincast.traces.recording import Recording
+from traincast.traces.replay import Replayed, ReplayReport, replay, run
+from traincast.traces.show import TraceSummary, device_of, summarize_traces
+from traincast.traces.trace import ProfilerTrace
+from traincast.traces.whatif import WhatIfAnswer, ask
+from traincast.units import parse_bytes
+
+if TYPE_CHECKING:
+    from traincast.forecast import Forecast
+
+File: TypeAlias = str | Path
+Files: TypeAlias = File | Sequence[File]
+"""One file or folder, or several."""
+_FACTOR: Final = re.compile(r"^\d+(?:\.\d+)?x$")
+_MOST_STEPS: Final = 1_000_000
+
+
+class TraceVerbs:
+    """Explains, replays, changes and compares traces of PyTorch's profiler, and learns from them.
+
+    ``traincast.trace`` is the one object of this class. Each method is the verb of the same name of ``traincast
+    trace``, with the same arguments. ``traces`` is a file (``.json``, ``.json.gz``), a folder with one file for each
+    rank, or a list of these. ``range`` names the ranges that are steps; by default, these are the profiler's own.
+    ``as_dict`` of a result is the JSON that the command prints.
+
+    >>> from traincast import trace
+    >>> trace.show("trace.json.gz").breakdown  # doctest: +SKIP
+    >>> trace.whatif("trace.json.gz", host="2x").step_s  # doctest: +SKIP
+    """
+
+    def show(
+        self,
+        traces: Files,
+        *,
+        range: str | None = None,  # noqa: A002
+        execution_trace: Files = (),
+    ) -> TraceSummary:
+        """Return what traces hold: steps, where the time went, the critical path, operators, and what is missing.
+
+        ``execution_trace``: shapes that a trace does not state, from PyTorch's execution trace of the same run, one for
+        each rank. By default, those in the folder of the trace are taken where they match.
+        """
+        return summarize_traces(_loaded(traces, execution_trace), named=range)
+
+    def replay(
+        self,
+        traces: Files,
+        *,
+        range: str | None = None,  # noqa: A002
+        fit_steps: Literal["even", "odd"] | None = None,
+        output: File | None = None,
+    ) -> ReplayReport:
+        """Run traces as a plan with unchanged durations, and compare the result with what was recorded.
+
+        ``fit_steps``: infer waits between streams from these steps only, so that the others judge them. ``output``:
+        write the replayed trace to this file, or to this folder if there are several ranks.
+        """
+        if fit_steps not in (None, "even", "odd"):
+            raise RequestError(f"fit_steps {fit_steps!r}: expected even or odd")
+        _check_output(output, traces)
+        recording = _recorded(traces, range, fit=fit_steps)
+        _check_output(output, traces, recording)
+        report = replay(recording)
+        if output is not None:
+            _write(run(recording), Path(output))
+        return report
+
+    def whatif(
+        self,
+        traces: Files,
+        *,
+        range: str | None = None,  # noqa: A002
+        execution_trace: Files = (),
+        host: str | float | None = None,
+        network: str | float | None = None,
+        no_communication: bool = False,
+        overlap: bool = False,
+        bucket: str | float | None = None,
+        amp: bool = False,
+        fuse_optimizer: bool = False,
+        graph: bool = False,
+        gpu: str | Device | None = None,
+        loader_workers: int | None = None,
+        output: File | None = None,
+    ) -> WhatIfAnswer:
+        """Change what traces recorded, run them again, and return the new time per step, or why there is none.
+
+        ``host`` and ``network`` are factors (``"2x"`` or 2.0: twice as fast), ``bucket`` a size (``"100MB"``, or
+        bytes), ``gpu`` a device of the catalog, ``loader_workers`` a number of processes. ``output`` as in
+        :meth:`replay`.
+        """
+        changes: list[TraceChange] = []
+        if gpu is not None:
+            from traincast.forecast import default_cost_model
+
+            device = gpu if isinstance(gpu, Device) else load_device(gpu)
+            changes.append(OtherDevice(device, default_cost_model("pytorch")))
+        if amp:
+            changes.append(HalfPrecision())
+        if fuse_optimizer:
+            changes.append(FusedOptimizer())
+        if bucket is not None:
+            changes.append(Buckets(_size(bucket)))
+        if network is not None:
+            changes.append(FasterNetwork(_factor(network, "--network")))
+        if no_communication:
+            changes.append(NoCommunication())
+        if overlap:
+            changes.append(Overlapped())
+        if loader_workers is not None:
+            if isinstance(loader_workers, bool) or loader_workers < 1:
+                raise RequestError(f"--loader-workers {loader_workers}: expected a whole number of 1 or more")
+            changes.append(LoaderWorkers(loader_workers))
+        if graph:
+            changes.append(GraphLaunch())
+        if host is not None:
+            changes.append(FasterHost(_factor(host, "--host")))
+        if not changes:
+            raise RequestError("nothing is changed: give --host 2x, --network 2x, --gpu DEVICE or another change")
+        _check_output(output, traces)
+        recording = _recorded(traces, range, execution=execution_trace)
+        _check_output(output, traces, recording)
+        answer = ask(recording, changes)
+        if output is not None and answer.replayed is not None:
+            _write(answer.replayed, Path(output))
+        return answer
+
+    def diff(
+        self,
+        before: Files,
+        after: Files | None = None,
+        *,
+        range: str | None = None,  # noqa: A002
+        forecast: str | None = None,
+        cluster: str | Cluster | None = None,
+        strategy: str | None = None,
+        global_batch: int | None = None,
+        seq: int | None = None,
+        precision: str | None = None,
+        html: File | None = None,
+    ) -> TraceDiff:
+        """Compare two traces, or a trace with the forecast of a model: step, parts and operators.
+
+        ``forecast`` is the model; ``cluster`` and ``global_batch`` are those of the recorded run. ``precision`` is that
+        of the trace, if it can be told and is not given. ``html``: write the comparison to this file as a page.
+        """
+        if (after is None) == (forecast is None):
+            raise RequestError("a comparison needs two traces, or one trace and --forecast MODEL")
+        if html is not None:
+            check_output(Path(html), inputs=_inputs([*_paths(before), *_paths(after or ())]))
+        if after is not None:
+            found = compare_traces(_loaded(before), _loaded(after), named=range)
+        else:
+            if forecast is None or cluster is None or global_batch is None:
+                raise RequestError("--forecast needs --cluster and --global-batch: with which the trace was recorded")
+            from traincast.forecast import predict
+
+            trace = _loaded(before)[0]
+            place = load_cluster(cluster) if isinstance(cluster, str) else cluster
+            told = precision_of(trace)
+            predicted = predict(
+                forecast, cluster=place, global_batch=global_batch, strategy=strategy, seq=seq,
+                precision=precision or told,
+            )  # fmt: skip
+            notes = _differences(trace, predicted, told=told, stated=precision)
+            found = compare_forecast(trace, predicted.detailed(), named=range, notes=notes)
+        if html is not None:
+            write_text(Path(html), diff_page(found))
+        return found
+
+    def learn(
+        self,
+        traces: Files,
+        *,
+        output: File | None = None,
+        range: str | None = None,  # noqa: A002
+        execution_trace: Files = (),
+        device: str | Device | None = None,
+    ) -> LearnedEvents:
+        """Turn measured operators, launches and collectives into events that forecasts use.
+
+        Files of the same rank are repeats, or runs of other batch sizes. ``device`` says where they were recorded if
+        they do not. ``output``: write the events to this folder, for ``predict --events``. A folder that holds anything
+        else, or events of another device, precision or origin, is refused.
+        """
+        if output is not None:
+            check_folder(Path(output))
+            check_events_folder(Path(output))
+        ran_on = load_device(device) if isinstance(device, str) else device
+        if _paths(execution_trace):
+            jobs = [_loaded(traces, execution_trace)]
+        else:
+            jobs = [with_executions_beside(job) for job in load_jobs(_paths(traces))]
+        learned = learn(jobs, named=range, device=ran_on)
+        if output is not None:
+            write_events(learned, Path(output))
+        return learned
+
+
+trace: Final = TraceVerbs()
+"""The verbs of ``traincast trace``."""
+
+
+def _paths(files: Files) -> list[Path]:
+    return [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+
+
+def _inputs(paths: Sequence[Path]) -> dict[str, Path]:
+    return {f"trace {path}": path for path in paths}
+
+
+def _loaded(traces: Files, execution: Files | None = None) -> list[ProfilerTrace]:
+    """Return the traces; with shapes of these execution traces, or, if none are named, of those beside them."""
+    found = load_traces(_paths(traces))
+    if execution is None:
+        return found
+    named = _paths(execution)
+    return with_execution(found, named) if named else with_executions_beside(found)
+
+
+def _recorded(traces: Files, named: str | None, *, fit: str | None = None, execution: Files | None = None) -> Recording:
+    """Return the recording of all ranks."""
+    paths = _paths(traces)
+    if paths and all(path.name.endswith(SUFFIX) for path in paths):
+        if execution is not None and _paths(execution):
+            raise RequestError("--execution-trace is for the profiler's traces: Chakra's have no operators with shapes")
+        return couple([read_chakra(path) for path in paths])
+    parity = None if fit is None else range(0 if fit == "even" else 1, _MOST_STEPS, 2)
+    return couple([record(one, named=named, fit=parity) for one in _loaded(paths, execution)])
+
+
+def _check_output(output: File | None, traces: Files, recording: Recording | None = None) -> None:
+    """Refuse an output that cannot be written, is one of the traces, or has a name that says no known format.
+
+    The number of ranks decides between a file and a folder; without a ``recording`` it is known of a single file only.
+    """
+    if output is None:
+        return
+    path, paths = Path(output), _paths(traces)
+    alone = len(recording.traces) == 1 if recording is not None else len(paths) == 1 and not paths[0].is_dir()
+    if path.name.endswith(SUFFIX):
+        for file in chakra_files(recording, path) if recording is not None else [path]:
+            check_output(file, inputs=_inputs(paths))
+        return
+    if alone and not path.name.endswith(SUFFIXES):
+        raise FileFormatError(f"cannot write {path}: expected a name that ends in .json, .json.gz, or .et for Chakra")
+    if recording is not None and not alone and path.name.endswith(SUFFIXES):
+        raise FileFormatError(
+            f"cannot write {path}: there are {len(recording.traces)} ranks; give the name of a folder"
+        )
+    check_output(path, inputs=_inputs(paths))
+
+
+def _write(replayed: Replayed, path: Path) -> None:
+    """Write a trace that has run: as Chakra's if the name ends in .et, else as the profiler's."""
+    from traincast.traces.write import write_timeline
+
+    if path.name.endswith(SUFFIX):
+        write_chakra(replayed, path)
+    else:
+        write_timeline(replayed, path)
+
+
+def _factor(given: str | float, option: str) -> float:
+    """Return the number of ``2x``, or of 2.0."""
+    if isinstance(given, str):
+        value = float(given[:-1]) if _FACTOR.match(given) else 0.0
+    else:
+        value = 0.0 if isinstance(given, bool) else float(given)
+    if not 0.0 < value < float("inf"):
+        raise RequestError(f"{option} {given}: expected a factor such as 2x or 0.5x")
+    return value
+
+
+def _size(given: str | float) -> float:
+    """Return the bytes of ``100MB``, or of a number of bytes."""
+    if isinstance(given, str):
+        return parse_bytes(given, what="--bucket")
+    if isinstance(given, bool) or not 0.0 < given < float("inf"):
+        raise RequestError(f"--bucket {given}: expected a number of bytes above 0")
+    return float(given)
+
+
+def _differences(trace: ProfilerTrace, predicted: Forecast, *, told: str | None, stated: str | None) -> list[str]:
+    """Return what differs between the recorded run and the forecast one, or was assumed to be the same."""
+    request = predicted.request
+    used = request.precision.name
+    if stated is None and told is not None:
+        notes = [f"the forecast computes in {used}, as the trace does"]
+    elif told is None:
+        notes = [f"the trace does not tell its precision: the forecast computes in {used}"]
+    else:
+        same = told == used
+        notes = [] if same else [f"the trace computes in {told}, the forecast in {used}: they are not the same work"]
+    device = device_of(trace)
+    if device is not None and device.name != request.cluster.device.name:
+        notes.append(f"the devices differ: {device.name} in the trace, {request.cluster.device.name} in the forecast")
+    ranks = request.cluster.num_devices
+    if trace.world_size > 1 and trace.world_size != ranks:
+        notes.append(f"the numbers of ranks differ: {trace.world_size} in the trace, {ranks} in the forecast")
+    return notes
