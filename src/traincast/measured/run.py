@@ -42,6 +42,14 @@ def unstated(what: str, value: object) -> str:
     return f"{what} not stated: {value}"
 
 
+def contradiction(column: str, other: str, taken: object) -> str:
+    """Return the sentence for a stated ``column`` that cannot hold beside ``other``, and what was ``taken`` instead.
+
+    ``column`` may be several names joined by "and". Nothing but such a contradiction may replace a stated value.
+    """
+    return f"{column} {'contradict' if ' and ' in column else 'contradicts'} {other}: {taken}"
+
+
 def assumption_kind(sentence: str) -> str:
     """Return what an assumption is about: its sentence up to the colon, without the value that was taken."""
     return sentence.partition(":")[0]
