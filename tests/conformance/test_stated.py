@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from benchmarks.stated import Count, count_row
 
 from traincast.measured import Reading, dp_steps, finetune, steps
 from traincast.measured.stated import ReplacedError, check_stated, replaced
@@ -152,11 +153,25 @@ def test_a_request_has_every_value_that_a_row_of_data_parallel_steps_states(chan
         {"dp": 2, "tp": 2, "framework": "NeMo", "grad_accum": 4},
         {"method": "full"},
         {"framework": "torchtune", "zero": 2},
+        {"dp": None, "global_batch": None},
+        {"dp": None, "global_batch": None, "tp": 2, "framework": "NeMo"},
     ],
 )
 def test_a_request_has_every_value_that_a_row_of_fine_tuning_states(changes: Row) -> None:
     row = {**TUNED, **changes}
     assert list(replaced(row, finetune.read_tuning(0, row).run.request)) == []
+
+
+def test_devices_whose_use_is_not_stated_are_replicas() -> None:
+    run = finetune.read_tuning(0, {**TUNED, "dp": None, "global_batch": None}).run
+    assert (run.request.strategy.dp, run.request.strategy.cp, run.request.global_batch) == (4, 1, 16)
+
+
+def test_a_container_with_tensor_groups_says_which_program_it_is_taken_for() -> None:
+    row = {**TUNED, "framework": "PyTorch NVIDIA Release 23.09", "dp": 2, "tp": 2, "grad_accum": 4}
+    run = finetune.read_tuning(0, row).run
+    assert run.request.runtime.name == "megatron-bridge"
+    assert f"framework {row['framework']!r} is a container, whose program with tp, pp or cp is: NeMo" in run.assumed
 
 
 @pytest.mark.parametrize(
@@ -209,6 +224,22 @@ def test_a_replaced_value_is_found_and_refused_unless_a_sentence_says_why() -> N
         check_stated(STEPS, Reading(request=other, assumed=("micro_batch not stated: 1",)))
     sentences = tuple(f"{column} contradicts the row: ..." for column in found)
     check_stated(STEPS, Reading(request=other, assumed=sentences))
+
+
+def test_a_study_counts_replaced_values_with_and_without_a_reason() -> None:
+    count = Count()
+    for changes in (
+        {},
+        {"grad_accum": None, "micro_batch": 3},
+        {"strategy": "dp=2,tp=4,pp=2", "dp": 4},
+        {"gpu": "none"},
+    ):
+        count_row({**STEPS, **changes}, steps.read_row, count)
+    assert (count.rows, count.refused, count.overridden) == (4, 1, 1)
+    assert count.said == {"micro_batch contradicts global_batch": 1}
+    request = steps.read_row(STEPS).request
+    count_row({**STEPS, "zero": 3}, lambda row: Reading(request=request), count)
+    assert count.overridden == 2
 
 
 def test_degrees_that_are_left_open_are_chosen_around_those_that_are_stated() -> None:

@@ -16,7 +16,7 @@ from traincast.graph.optimizers import with_optimizer
 from traincast.measured.finetune_graph import extra_tokens
 from traincast.measured.finetune_habits import USUAL, Habits
 from traincast.measured.finetune_lengths import batch_lengths, batches_of, varied
-from traincast.measured.finetune_rows import as_steps, completed, recomputes_to_host
+from traincast.measured.finetune_rows import as_steps, completed, recomputes_to_host, replicas
 from traincast.measured.finetune_words import MemoryKind, Tuning, memory_of, tuning_of
 from traincast.measured.run import Measured, Reading
 from traincast.measured.steps import read_row
@@ -107,7 +107,7 @@ def _seconds(row: Row) -> float | None:
     if text(row, "judge_time").lower() in ("false", "0"):
         return None
     seconds, rate = figure(row, "step_time_s"), figure(row, "samples_per_s")
-    batch = figure(row, "global_batch") or whole(row, "dp", 1) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
+    batch = figure(row, "global_batch") or replicas(row) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
     if seconds is None and rate:
         seconds = batch / rate
     tokens, total, steps = (figure(row, key) for key in ("tokens_per_s", "train_time_s", "num_steps"))
