@@ -267,7 +267,18 @@ def test_notes_that_deny_an_optimizer_leave_it_out_of_every_kind_of_step() -> No
     note = "forward, loss, backward; NO optimizer step"
     assert not dp_steps.read_row({**DP, "notes": note}).request.optimizer
     assert not steps.read_row({**STEPS, "notes": note}).request.optimizer
-    assert dp_steps.read_row({**DP, "notes": "no optimizer offload"}).request.optimizer
+    for other in ("no optimizer offload", "no optimizer_in_bwd"):
+        assert dp_steps.read_row({**DP, "notes": other}).request.optimizer
+
+
+def test_what_notes_deny_is_not_read_as_said() -> None:
+    for notes, recompute in (("gradient checkpointing", "full"), ("no gradient checkpointing", "none")):
+        assert dp_steps.read_row({**DP, "notes": notes}).request.strategy.recompute == recompute
+    left = {**STEPS, "framework": "PyTorch", "zero": None, "pp": 1, "grad_accum": None, "tp": 8}
+    for notes, name in (("FSDP over all ranks", "fsdp"), ("no FSDP", "pytorch"), ("use_fsdp=False", "pytorch")):
+        assert steps.read_row({**left, "notes": notes}).request.runtime.name == name
+    for notes, name in (("Liger kernels", False), ("without Liger kernels", True)):
+        assert finetune.read_tuning(0, {**TUNED, "notes": notes}).run.request.runtime.written_out is name
 
 
 def test_fp32_multiplies_in_tf32_only_if_the_row_does_not_deny_it() -> None:

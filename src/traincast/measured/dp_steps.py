@@ -17,7 +17,7 @@ from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
-from traincast.measured.run import Measured, Reading, contradiction, unstated
+from traincast.measured.run import Measured, Reading, affirms, contradiction, unstated
 from traincast.measured.spellings import optimizer_of, precision_name, supported, updates_weights
 from traincast.measured.stated import check_stated
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
@@ -169,7 +169,7 @@ def read_row(row: Row) -> Reading:
         num_microbatches=accumulate,
         zero=3 if mesh else zero,  # type: ignore[arg-type]
         shard=_shard(devices, int(mesh[1]), int(mesh[2])) if mesh else 0,
-        recompute="full" if "gradient checkpointing" in notes else runtime.recompute if cp > 1 else "none",
+        recompute="full" if affirms(notes, "gradient checkpointing") else runtime.recompute if cp > 1 else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
     request = Request(

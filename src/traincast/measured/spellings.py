@@ -8,7 +8,7 @@ from typing import Final
 
 from traincast.cluster import Device
 from traincast.errors import UnknownNameError
-from traincast.measured.run import unstated
+from traincast.measured.run import affirms, unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import MAKERS
 from traincast.tables import Row, RowError, figure, text
@@ -59,11 +59,13 @@ _SEQUENCE_PARALLEL_SINCE: Final = 2022
 _WRAPPED: Final = 2.0
 """Operators of the host per parameter in NeMo to 2023: its optimizer wrapper (``megatron_amp_O2``) adds gradients to an
 fp32 copy in one hook each, and copies updated weights back one by one."""
+_SHARDED: Final = 3
+"""The stage of ZeRO that shards parameters."""
 _ADAM: Final = ("adam", "lamb")
 _NO_UPDATE: Final = re.compile(
-    r"\b(?:no|without|w/o|excluding) (?:the )?optimi[sz]er(?! stat| shard| offload)", re.IGNORECASE
+    r"\b(?:no|without|w/o|excluding) (?:the )?optimi[sz]er\b(?! (?:stat|shard|offload))", re.IGNORECASE
 )
-""" ``no optimizer step``, but not ``no optimizer offload``."""
+"""``no optimizer step``, but not ``no optimizer offload``."""
 
 
 def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | None = None) -> str:
@@ -166,7 +168,8 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     if device is not None and device.architecture in MAKERS:
         return _of_maker(framework, device)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
-    sharded = (figure(row, "zero") or 0) == 3 or "fsdp" in text(row, "notes").lower()
+    zero = figure(row, "zero")
+    sharded = zero == _SHARDED or (zero is None and affirms(text(row, "notes"), "fsdp"))
     try:
         runtime = find_runtime(framework)
     except UnknownNameError:
