@@ -138,7 +138,7 @@ An empty cell or `?` means "not stated". Other columns are ignored.
 | `seq` | tokens per sample |
 | `gpu`, `hardware`, `n_gpus`, `gpus_per_node`, `interconnect` | device and machine, in any usual spelling |
 | `dp`, `tp`, `pp`, `cp`, `ep`, `vp` | degrees |
-| `strategy` | all of them in one text instead, as `predict` takes it |
+| `strategy` | all of them in one text instead, as `predict` takes it; what it leaves out may stand in the other columns |
 | `zero`, `sp`, `recompute` | 0 to 3; 0 or 1; `none`, `selective` or `full` |
 | `schedule` | of the pipeline: `1f1b`, `interleaved`, `gpipe` and so on |
 | `micro_batch`, `grad_accum`, `global_batch` | samples per microbatch; microbatches; samples per step |
@@ -162,8 +162,8 @@ What a row does not state is filled in, and its `assumed` says how:
 |---|---|
 | `recompute`, `zero`, `sp` | the default of the runtime |
 | `micro_batch` and `grad_accum`; or the whole strategy | the choice of `predict` |
-| `framework`, `precision` | the choice of `predict` for the model; `fsdp` for sharded parameters, `torchtitan` for PyTorch with `tp` or `pp` |
-| the variant of the device, the network, `gpus_per_node` | the most common variant; the usual node of the device |
+| `framework`, `precision` | the choice of `predict` for the model; `fsdp` for sharded parameters |
+| the variant of the device, the network, its adapters, `gpus_per_node` | the most common variant; the usual node of the device |
 | `vocab`, `ffn`, `kv_heads` | the default of the family or the model |
 | `seq` | the length whose FLOPs per token are `tflops_per_gpu` over `tokens_per_s_per_gpu`, if both are stated; otherwise the default of the model |
 | `heads`, `n_layers`, `hidden` | a usual shape with `params_b` parameters that `pp` and `vp` divide, if the name tells the family |
@@ -174,6 +174,13 @@ A row is skipped with the reason if its device or precision is not known, if its
 or if its figures contradict each other: for example `dp`, `micro_batch` and `global_batch`, or a `params_b` that differs from the
 dimensions by more than a factor of 1.5.
 
+What a row states is never replaced by a default. If the row contradicts itself and one reading is clear, `assumed` has a sentence
+such as `pp contradicts n_gpus: 4, since 4·8·1 ranks exceed 16 GPUs`; otherwise the row is skipped.
+
+The text in `interconnect` may be free: the fastest network in it that is for training counts, so adapters for management or
+storage do no harm. `4X EDR` is one port with four lanes, `4x EDR` are four adapters. If it names no network, the one in `hardware`
+(`dp-steps`: `system`) counts.
+
 **`dp-steps`**: one data-parallel training step of any other model per row.
 
 | column | meaning |
@@ -183,11 +190,12 @@ dimensions by more than a factor of 1.5.
 | `framework`, `container` | the framework; its container's year and month (`21.05`) tells PyTorch 1 from 2 |
 | `gpu_model`, `gpu_mem_gb`, `system` | device and machine |
 | `n_gpus`, `n_nodes`, `gpus_per_node` | counts |
+| `interconnect` | the network between nodes, in any usual spelling (`8x HDR200 IB`, `2 x 100 GbE RoCE`) |
 | `precision` | as above |
 | `batch_per_gpu`, `grad_accum`, `global_batch` | samples per microbatch and GPU; microbatches; samples per step |
 | `seq_len`, `input_resolution` | tokens per sample, for sequence models; `224x224`, for images |
 | `parallelism` | rows whose embeddings are model-parallel are skipped |
-| `notes` | `mem=13.9/40.0`, GB in use of all, tells the length of an encoder's texts if `seq_len` is empty; a transformer that would not fit is taken to recompute its layers, unless the notes list how memory was saved |
+| `notes` | "no optimizer" leaves the optimizer out; "no TF32" computes fp32 in fp32; `mem=13.9/40.0`, GB in use of all, tells the length of an encoder's texts if `seq_len` is empty; a transformer that would not fit is taken to recompute its layers, unless the notes list how memory was saved |
 | `step_time_s`, `microstep_time_s` | measured seconds of a step and of one microbatch, which is compared if `grad_accum` is empty; if both are empty, computed from `throughput_samples_per_s` |
 
 These columns must exist: `model`, `gpu_model`, `n_gpus`, `precision`, `batch_per_gpu`, `step_time_s`.

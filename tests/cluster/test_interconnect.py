@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.cluster import Cluster, find_device, find_node, load_device
-from traincast.cluster.interconnect import says_network
+from traincast.cluster.interconnect import says_adapters, says_network
 from traincast.errors import RequestError
 
 
@@ -101,3 +101,87 @@ def test_a_senseless_number_of_devices_is_refused(count: float) -> None:
 )
 def test_a_network_is_stated_by_its_kind_its_rate_or_its_machine(network: str, system: str, says: bool) -> None:
     assert says_network(load_device("a100-sxm4-80gb"), network, system=system) is says
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "interconnect", "adapters", "gbit"),
+    [
+        # Lanes of a port are no adapters; a count before them is
+        ("H100", 8, "4X NDR", 8, 400),
+        ("H100", 8, "NDR 4X", 8, 400),
+        ("H100", 8, "NDR 4x", 8, 400),
+        ("H100", 8, "InfiniBand 4X HDR", 8, 200),
+        ("A100", 8, "4X InfiniBand EDR", 8, 100),
+        ("A100", 8, "single-port 4X EDR 100Gb/s", 8, 100),
+        ("A100", 8, "8x HDR 4X", 8, 200),
+        ("A100", 8, "1x 4X EDR", 1, 100),
+        ("A100", 8, "2 x 4X FDR InfiniBand", 2, 56),
+        ("A100", 8, "2x 4x HDR", 2, 200),
+        ("A100", 8, "dual-rail 4X EDR", 2, 100),
+        ("V100", 8, "12X FDR", 4, 168),
+        ("V100", 8, "QDR 12X", 4, 96),
+        ("A100", 8, "4x EDR", 4, 100),
+        ("A100", 8, "4 x HDR", 4, 200),
+        ("A100", 8, "Mellanox 4x HDR", 4, 200),
+        ("A100", 8, "8x ConnectX-6 200Gb/s HDR", 8, 200),
+        ("A100", 8, "4 dual-port ConnectX-6 200 Gb/s", 4, 200),
+        ("H100", 8, "400G InfiniBand x4", 4, 400),
+        ("H100", 8, "CX-7 400G x 4", 4, 400),
+        ("H100", 8, "4 EFA NICs", 4, 100),
+        ("H100", 8, "EFAv2", 32, 100),
+        ("A100", 4, "HPE Slingshot 11, 2x 200 Gb/s NICs", 2, 200),
+        ("A100", 4, "Slingshot-10", 4, 100),
+        # A rate apart from its kind
+        ("A100", 8, "InfiniBand, 100Gb/s", 8, 100),
+        ("A100", 8, "InfiniBand\uff0c100Gb/s", 8, 100),
+        # Networks that training does not use
+        ("A100", 8, "1x 1GbE management; 4x 200Gb/s HDR InfiniBand", 4, 200),
+        ("A100", 8, "4x HDR200 IB (1x 1GbE management)", 4, 200),
+        ("A100", 8, "BMC 1GbE, 4x HDR200 IB", 4, 200),
+        ("A100", 8, "onboard 10GbE, 4x HDR200 IB", 4, 200),
+        ("A100", 8, "2x 10Gbase-T onboard, 4x HDR", 4, 200),
+        ("A100", 8, "1 GbE mgmt + 2 x 100 GbE RoCE", 2, 100),
+        ("A100", 8, "2 x 100 GbE RoCE + 1 GbE mgmt", 2, 100),
+        ("H100", 8, "out-of-band 1 GbE and 4x NDR", 4, 400),
+        ("H100", 8, "1GbE IPMI and 4x400G RoCE", 4, 400),
+        ("H100", 8, "storage: 2x 200 Gb/s Ethernet; compute: 4x NDR", 4, 400),
+        ("H100", 8, "4x 400GbE storage, 2x NDR", 2, 400),
+        ("H100", 8, "Gigabit Ethernet; 4x NDR", 4, 400),
+        ("A100", 8, "10GbE management network", 8, 200),
+        ("A100", 8, "onboard 10GbE", 1, 10),
+        # Links inside a slice of TPUs
+        ("TPU v5p", 4, "ICI 4800 Gbps", 1, 200),
+        ("TPU v5p", 4, "ICI + DCN 100 Gbps", 1, 100),
+    ],
+)
+def test_free_text_tells_the_adapters_of_the_fabric(
+    *, text: str, count: int, interconnect: str, adapters: int, gbit: float
+) -> None:
+    found = node(text, count, interconnect)
+    assert (found.nics_per_node, round(found.inter_node.bandwidth * 8 / 1e9)) == (adapters, gbit)
+
+
+@pytest.mark.parametrize(
+    ("system", "adapters", "gbit"),
+    [
+        ("H100 96GB HBM2e 500W, 200Gb/s RDMA per GPU", 8, 200),
+        ("8x H100 80GB, 3.35 TB/s, NVLink 900 GB/s, onboard 10GbE, 1GbE BMC", 8, 400),
+        ("8x H100 80Gb", 8, 400),
+        ("8x H100, 4x NDR, 2x 100GbE storage", 4, 400),
+    ],
+)
+def test_the_description_of_a_system_tells_its_fabric_if_nothing_else_does(
+    *, system: str, adapters: int, gbit: float
+) -> None:
+    found = find_node(find_device("H100"), 8, system=system)
+    assert (found.nics_per_node, round(found.inter_node.bandwidth * 8 / 1e9)) == (adapters, gbit)
+    stated = find_node(find_device("H100"), 8, "2x HDR", system=system)
+    assert (stated.nics_per_node, round(stated.inter_node.bandwidth * 8 / 1e9)) == (2, 200)
+
+
+@pytest.mark.parametrize(
+    ("network", "says"),
+    [("8x HDR", True), ("HDR InfiniBand", False), ("4X EDR", False), ("1600Gbps RoCE", True), ("100GbE", True)],
+)
+def test_a_kind_of_network_does_not_tell_how_many_adapters_there_are(network: str, says: bool) -> None:
+    assert says_adapters(load_device("a100-sxm4-80gb"), network) is says

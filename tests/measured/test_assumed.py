@@ -116,6 +116,9 @@ def test_a_row_that_cannot_be_read_says_why(changes: Row, reason: str) -> None:
         ("32-true", "fp32"),
         ("torch.bfloat16", "bf16"),
         ("FP32 (TF32)", "tf32"),
+        ("fp32 (TF32 off)", "fp32"),
+        ("fp32, no TF32", "fp32"),
+        ("fp32 allow_tf32=False", "fp32"),
     ],
 )
 def test_precisions_of_other_tables_are_not_taken_for_bf16(written: str, name: str) -> None:
@@ -132,12 +135,19 @@ def test_yes_and_no_may_be_written_as_such() -> None:
 TITAN: Row = {**STATED, "framework": "PyTorch 2.6", "notes": "torch.compile", "micro_batch": None, "grad_accum": None}
 
 
-def test_tensor_and_pipeline_groups_in_plain_pytorch_are_torchtitans() -> None:
-    reading = read_row({**TITAN, "zero": 3.0, "global_batch": 64.0, "recompute": "selective"})
-    strategy = reading.request.strategy
-    assert reading.request.runtime.name == "torchtitan"
-    assert (strategy.zero, strategy.reshard) == (3, False)  # a stated stage is kept in a pipeline too
-    assert "framework 'PyTorch 2.6' used with tp, pp or cp: torchtitan" in reading.assumed
+def test_pytorch_stays_pytorch_whatever_groups_it_has() -> None:
+    row = {**TITAN, "zero": 0.0, "global_batch": 64.0, "micro_batch": 8.0}
+    assert read_row(row).request.runtime.name == "pytorch"
+    sharded = read_row({**row, "zero": 3.0})
+    assert sharded.request.runtime.name == "fsdp"
+    assert "framework 'PyTorch 2.6' used with sharded parameters: fsdp" in sharded.assumed
+
+
+def test_a_stated_stage_is_kept_in_a_pipeline_of_torchtitan_too() -> None:
+    reading = read_row(
+        {**TITAN, "framework": "torchtitan", "zero": 3.0, "global_batch": 64.0, "recompute": "selective"}
+    )
+    assert (reading.request.strategy.zero, reading.request.strategy.reshard) == (3, False)
 
 
 def test_an_eager_run_of_torchtitan_fuses_less() -> None:
@@ -148,11 +158,11 @@ def test_an_eager_run_of_torchtitan_fuses_less() -> None:
     assert eager.operator_launches > compiled.operator_launches
 
 
-def test_the_whole_share_of_a_replica_is_no_micro_batch_of_torchtitan() -> None:
-    row = {**TITAN, "framework": "torchtitan", "micro_batch": 32.0, "grad_accum": 1.0, "global_batch": 64.0}
-    reading = read_row(row)
-    assert reading.request.strategy.num_microbatches >= 2
-    assert any("taken as a replica's batch" in sentence for sentence in reading.assumed)
+@pytest.mark.parametrize("framework", ["torchtitan", "PyTorch/HF"])
+def test_a_stated_micro_batch_is_kept_even_if_stages_are_idle(framework: str) -> None:
+    row = {**TITAN, "framework": framework, "micro_batch": 32.0, "grad_accum": 1.0, "global_batch": 64.0}
+    request = read_row(row).request
+    assert (request.strategy.num_microbatches, request.strategy.micro_batch(64)) == (1, 32)
 
 
 def test_a_global_batch_follows_from_tokens_per_second() -> None:
@@ -203,7 +213,7 @@ DP: Row = {
         ),
         ({"model": "quartznet-10x5"}, "model 'quartznet-10x5' is not in the zoo: quartznet-15x5"),
         ({"flag": "inconsistent_batch"}, "the table flags this row: inconsistent_batch"),
-        ({"global_batch": 500}, "global_batch differs from the batch of all GPUs: 512 instead of 500"),
+        ({"global_batch": 500}, "global_batch contradicts batch_per_gpu: 512 instead of 500"),
         ({"optimizer": None}, "optimizer not stated: sgd"),
     ],
 )

@@ -35,6 +35,19 @@ def test_a_row_says_machine_precision_and_batch() -> None:
     assert (request.strategy.dp, request.global_batch, request.precision.name) == (16, 512, "amp")
 
 
+def test_the_interconnect_of_a_row_is_the_network_between_its_nodes() -> None:
+    row = {**ROW, "system": None, "gpu_model": "A100-SXM4-40GB", "gpu_mem_gb": None, "n_nodes": 2, "gpus_per_node": 8}
+    usual, stated = (read_run(0, {**row, "interconnect": said}) for said in (None, "2 x 100 GbE RoCE + 1 GbE mgmt"))
+    assert "network between nodes not stated: 8 × HDR InfiniBand" in usual.assumed
+    place = stated.request.cluster
+    assert (place.nics_per_node, place.inter_node.name, place.inter_node.bandwidth) == (2, "RoCE", 12.5e9)
+    assert not any("network" in sentence for sentence in stated.assumed)
+    kind = read_run(0, {**row, "interconnect": "4X EDR"})
+    assert "network adapters of a node not stated: 8 × EDR InfiniBand" in kind.assumed
+    unknown = read_run(0, {**row, "interconnect": "two tin cans"})
+    assert "network 'two tin cans' not known: 8 × HDR InfiniBand" in unknown.assumed
+
+
 def test_a_container_tells_which_pytorch_it_was() -> None:
     assert request_of(ROW).runtime.name == "pytorch"
     assert request_of({**ROW, "container": "20.06"}).runtime.name == "pytorch-1"

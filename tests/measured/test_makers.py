@@ -48,7 +48,10 @@ def test_slices_are_tori_and_each_of_them_holds_all_parameters() -> None:
 def test_a_batch_of_one_device_is_multiplied_by_the_devices_of_a_replica() -> None:
     reading = read_row({**TPU, "dp": 128.0, "tp": 4.0})
     assert reading.request.strategy.num_microbatches == 1
-    assert "micro batch 2 is that of one device: 8" in reading.assumed
+    said = "micro_batch contradicts global_batch: 8 of a replica, since 2 is that of one device"
+    assert said in reading.assumed
+    part = read_row({**TPU, "dp": 64.0, "tp": 8.0, "global_batch": 128.0, "micro_batch": 0.25, "grad_accum": None})
+    assert part.request.strategy.micro_batch(128) == 2
 
 
 def test_a_step_time_follows_from_flops_with_the_whole_score_matrix() -> None:

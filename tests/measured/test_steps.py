@@ -227,10 +227,10 @@ def test_a_run_that_drops_tokens_has_a_capacity() -> None:
 def test_stages_that_contradict_the_number_of_gpus_are_fewer_and_said() -> None:
     made = read_row({**ROW, "dp": None, "pp": 8.0, "grad_accum": None, "micro_batch": 1.0, "global_batch": 16.0})
     assert (made.request.strategy.tp, made.request.strategy.pp, made.request.strategy.dp) == (4, 4, 1)
-    assert "tp·pp·cp = 32 contradicts 16 GPUs: pp=4" in made.assumed
+    assert "pp contradicts n_gpus: 4, since 4·8·1 ranks exceed 16 GPUs" in made.assumed
 
 
 def test_a_micro_batch_that_does_not_divide_the_batch_is_smaller_and_said() -> None:
     made = read_row({**ROW, "grad_accum": None, "micro_batch": 3.0, "global_batch": 16.0})
     assert made.request.strategy.micro_batch(16) == 2
-    assert "micro batch 3 does not divide 8 samples of a replica: 2" in made.assumed
+    assert "micro_batch contradicts global_batch: 2, since 3 does not divide the 8 samples of a replica" in made.assumed

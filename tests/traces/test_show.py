@@ -176,5 +176,5 @@ def test_the_gradient_of_a_mean_is_read_once(tmp_path: Path) -> None:
     made.op("aten::div", 2, 12, Input__Dims=[[32, 16, 7, 7], []], Input__type=["float", "Scalar"])
     made.kernel("divide", (4, 6), (8, 11))
     trace = made.trace(tmp_path)
-    (found,) = rates(trace, device_work(trace), load_device("v100-sxm2-16gb"))
+    (found,) = rates(trace, device_work(trace), steps_of(trace), load_device("v100-sxm2-16gb"))
     assert found.nbytes == 4 * 32 * 16 * (1 + 49)

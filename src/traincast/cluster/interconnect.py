@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -42,22 +43,53 @@ _FABRICS: Final = (
     _Fabric(r"slingshot\W*10", "Slingshot-10", 100, 4e-6),
     _Fabric(r"slingshot", "Slingshot-11", 200, 4e-6),
     _Fabric(r"omni\W*path|opa", "Omni-Path", 100, 2e-6),
-    _Fabric(r"roce(?:\W*v2)?", "RoCE", None, 4e-6),
-    _Fabric(r"efa", "EFA", None, 15e-6),
+    _Fabric(r"roce(?:\W*v\d)?", "RoCE", None, 4e-6),
+    _Fabric(r"efa(?:\W*v\d)?", "EFA", None, 15e-6),
     _Fabric(r"tcpxo?", "TCPX", None, 20e-6),
     _Fabric(r"infiniband|ib", "InfiniBand", None, 3e-6),
-    _Fabric(r"\d*\s*gbe|ethernet|tcp", "Ethernet", None, 30e-6),
+    _Fabric(r"\d*\s*gbe|\d*\s*gbase\W?t|ethernet|tcp", "Ethernet", None, 30e-6),
+    _Fabric(r"dcn", "DCN", None, 20e-6),
 )
 _PLAIN_ETHERNET_GBIT: Final = 10.0
-_INTRA_WORDS: Final = re.compile(r"nvlink|nvswitch|nvl\d|pcie|pci\W*e|xgmi|infinity|intra", re.IGNORECASE)
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(bps|bit|bE|be|b\b|Bps|BPS)")
+_INTRA_WORDS: Final = re.compile(
+    r"nvlink|nvswitch|nvl\d|pcie|pci\W*e|xgmi|infinity|intra|\bici\b|\btorus\b|neuronlink|\bhbm|gddr|memory|\bram\b",
+    re.IGNORECASE,
+)
+"""Links inside a node or a slice, and memory: their rates are not those of the network."""
+_TORUS: Final = re.compile(r"\b(?:ici|torus|dcn)\b", re.IGNORECASE)
+"""Names of the networks that connect TPUs."""
+_OTHER_TRAFFIC: Final = re.compile(
+    r"\bman(?:a)?ge?me?nt\b|\bmgmt\b|\bbmc\b|\bipmi\b|\bilo\b|\bidrac\b|out\W?of\W?band|\boob\b|in\W?band\b"
+    r"|\bstorage\b|\bdisks?\b|\bnvme\b|front\W?end|north\W?south|control\W?plane|provisioning",
+    re.IGNORECASE,
+)
+"""Networks that carry no traffic of training: those of administrators, of storage and of users."""
+_ONBOARD: Final = re.compile(r"\bon\W?board\b|\blom\b|\bbase\W?board\b", re.IGNORECASE)
+"""Network ports that every mainboard has: descriptions of systems list them, whatever the fabric is."""
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(bps|bit|bE|be|base\W?[tT]|b\b|Bps|BPS)")
 _BARE_RATE: Final = re.compile(
-    r"[x\u00d7]\s*(\d+)\s*G\b|\b(\d+)\s*G(?=\s+(?:ethernet|infiniband|ib|roce|efa)\b)", re.IGNORECASE
+    r"[x\u00d7]\s*(\d+)\s*G\b|\b(\d+)\s*G(?=\s+(?:ethernet|infiniband|ib|roce|efa|slingshot)\b|\s*[x\u00d7]\s*\d)",
+    re.IGNORECASE,
 )
+_GENERATIONS: Final = r"(?:[SDQFEHNX]DR\d*)"
+_LANES: Final = re.compile(
+    # A capital X, before or after the generation; any x after a generation or a count
+    rf"(?<![\w.])(?P<before>4|12)X(?=[\s-]+(?:(?i:infiniband|ib)[\s-]+)?{_GENERATIONS}\b)"
+    rf"|(?:(?<=\d[xX\u00d7] )|(?<=\d [xX\u00d7] ))(?P<counted>4|12)[xX](?=[\s-]+{_GENERATIONS}\b)"
+    rf"|\b{_GENERATIONS}[\s-]*(?P<after>4|12)[xX]\b(?!\s*\d)"
+)
+"""Lanes of an InfiniBand port: ``4X EDR``, ``2x 4x HDR``, ``NDR 4x``. Rates of generations are those of four lanes."""
+_USUAL_LANES: Final = 4
 _COUNT: Final = re.compile(
-    r"(?<![\w.])(\d{1,3})\s*(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?)\b))", re.IGNORECASE
+    r"(?<![\w.])(\d{1,3})\s*(?:[x\u00d7]|(?=[a-z][\w -]*\b(?:links?|nics?|ports?|hcas?|cards?|adapters?|rails?)\b))"
+    r"|(?:[a-z]DR\d*|infiniband|ib|roce|efa|ethernet|gbe|gbps|\dG)\s*[x\u00d7]\s*(\d{1,2})\b(?!\s*G)"
+    r"|\b(single|dual|quad)\W?rail\b",
+    re.IGNORECASE,
 )
-"""How texts count network cards: ``8x HDR``, ``4 Omni-Path links``."""
+"""How texts count network cards: ``8x HDR``, ``4 Omni-Path links``, ``NDR x8``, ``dual-rail EDR``."""
+_PER_OTHER: Final = re.compile(r"per\W*(?:gpu|device|accelerator|node)|gbe|ethernet|tcp", re.IGNORECASE)
+"""Rates of a device or of a whole node, and networks of which a node has one adapter unless more are counted."""
+_RAILS: Final = {"single": 1, "dual": 2, "quad": 4}
 _PCIE: Final[dict[int, Link]] = {
     3: Link(name="PCIe 3.0 x16", bandwidth=15.75e9, latency_s=3.5e-6),
     4: Link(name="PCIe 4.0 x16", bandwidth=31.5e9, latency_s=3.0e-6),
@@ -87,14 +119,35 @@ def find_node(
 @lru_cache(maxsize=1024)
 def says_network(device: Device, interconnect: str, *, system: str = "") -> bool:
     """Whether the texts identify the network between nodes: by its kind, its rate, or the name of a known machine."""
-    said = normalise(f"{system} {interconnect}")
-    for name in node_names():
-        node, aliases = _node(name)
-        if _family(node.device.name) == _family(device.name) and any(word_pattern(a).search(said) for a in aliases):
-            return True
+    if _names_machine(device, f"{system} {interconnect}"):
+        return True
+    if device.architecture == "tpu" and _TORUS.search(interconnect):
+        return True
+    return bool(_networks(interconnect, device) or _networks_of_system(system, device))
+
+
+@lru_cache(maxsize=1024)
+def says_adapters(device: Device, interconnect: str, *, system: str = "") -> bool:
+    """Whether the texts tell how many network adapters a node has: as a count, a rate of the node, or a machine."""
+    if device.architecture == "tpu" or _names_machine(device, f"{system} {interconnect}"):
+        return True
+    parts = _networks(interconnect, device) or _networks_of_system(system, device)
     return any(
-        _fabric(part) is not None or (_stated_gbit(part) is not None and not _INTRA_WORDS.search(part))
-        for part in _parts(interconnect)
+        _counted(_without_lanes(part)[0])
+        or _fabric(part) is None
+        or _PER_OTHER.search(part) is not None
+        or (_stated_gbit(part) or 0.0) >= _WHOLE_NODE_GBIT
+        for part in parts
+    )
+
+
+def _names_machine(device: Device, text: str) -> bool:
+    """Whether ``text`` names a machine of the catalog that has devices like ``device``."""
+    said = normalise(text)
+    nodes = (_node(name) for name in node_names())
+    return any(
+        _family(node.device.name) == _family(device.name) and any(word_pattern(a).search(said) for a in aliases)
+        for node, aliases in nodes
     )
 
 
@@ -105,9 +158,9 @@ def usual_count(device: Device) -> int:
 
 @lru_cache(maxsize=4096)
 def _find_node(device: Device, count: int, text: str, system: str) -> Cluster:
-    base = _choose(device, count, normalise(f"{system} {text}"))
+    base = _choose(device, count, normalise(re.sub(r"\b(efa)\W?v\d", r"\1", f"{system} {text}", flags=re.IGNORECASE)))
     node = _with_intra(part_of_node(base, device, count), text)
-    return _with_inter(node, base, text)
+    return _with_inter(node, base, _networks(text, device) or _networks_of_system(system, device))
 
 
 def _choose(device: Device, count: int, said: str) -> Cluster:
@@ -158,17 +211,30 @@ def _with_intra(node: Cluster, text: str) -> Cluster:
     return replace(node, intra_topology="pcie-tree", intra_node=_PCIE[generation], subset_bandwidth=())
 
 
-def _with_inter(node: Cluster, base: Cluster, text: str) -> Cluster:
-    """Change the network between nodes if ``text`` names one or states its rate."""
-    for part in _parts(text):
-        fabric = _fabric(part)
-        rate = _stated_gbit(part)
-        if fabric is None and (rate is None or _INTRA_WORDS.search(part)):
-            continue
-        if _is_about_another(part, node.device):
-            continue
-        return _apply(node, base, part, fabric, rate)
-    return node
+def _with_inter(node: Cluster, base: Cluster, networks: Sequence[str]) -> Cluster:
+    """Change the network between nodes to the fastest of the described ``networks``, if there is one."""
+    found = [_apply(node, base, part, _fabric(part), _stated_gbit(part)) for part in networks]
+    return max(found, key=lambda made: made.inter_node.bandwidth * made.nics_per_node, default=node)
+
+
+def _networks(text: str, device: Device) -> list[str]:
+    """The descriptions in ``text`` that are of networks between nodes of ``device`` and for training."""
+    return [
+        part
+        for part in _parts(text)
+        if (_fabric(part) is not None or (_stated_gbit(part) is not None and not _INTRA_WORDS.search(part)))
+        and not _OTHER_TRAFFIC.search(part)
+        and not _is_about_another(part, device)
+    ]
+
+
+def _networks_of_system(text: str, device: Device) -> list[str]:
+    """The same in the description of a whole machine: its ports on board, memories and disks are no network."""
+    return [
+        part
+        for part in _networks(text, device)
+        if not _ONBOARD.search(part) and (_fabric(part) is not None or re.search(r"\d\s*[GT]bps", part))
+    ]
 
 
 def _fabric(part: str) -> _Fabric | None:
@@ -177,8 +243,21 @@ def _fabric(part: str) -> _Fabric | None:
 
 
 def _parts(text: str) -> list[str]:
-    """``text`` split into the descriptions of single networks, with ``Gb/s`` as ``Gbps``."""
-    return re.split(r"[/,;+&|]", re.sub(r"([bB])(?:it)?/s(?:ec)?\b", r"\1ps", text))
+    """``text`` split into the descriptions of single networks, with ``Gb/s`` as ``Gbps``.
+
+    A rate or a count that stands apart from the kind of its network (``InfiniBand, 200Gb/s``) is joined to it.
+    """
+    plain = re.sub(r"([bB])(?:it)?/s(?:ec)?\b", r"\1ps", text)
+    plain = re.sub(r"\(([^()]*)\)", lambda m: " " if _OTHER_TRAFFIC.search(m[1]) else m[0], plain)
+    parts: list[str] = []
+    for part in re.split(r"[/,;+&|\n\uff0c\uff1b\u3001]|\b(?:and|plus)\b", plain):
+        alone = parts and _fabric(parts[-1]) is not None and _stated_gbit(parts[-1]) is None
+        rate = _fabric(part) is None and _stated_gbit(part) is not None and not _INTRA_WORDS.search(part)
+        if alone and rate and not _COUNT.search(parts[-1]) and not _OTHER_TRAFFIC.search(part):
+            parts[-1] = f"{parts[-1]} {part}"
+        else:
+            parts.append(part)
+    return parts
 
 
 def _stated_gbit(part: str) -> float | None:
@@ -202,18 +281,19 @@ def _is_about_another(part: str, device: Device) -> bool:
 
 
 def _apply(node: Cluster, base: Cluster, part: str, fabric: _Fabric | None, rate: float | None) -> Cluster:
-    lower, counted = part.lower(), _COUNT.search(part)
+    part, lanes = _without_lanes(part)
+    lower, counted = part.lower(), _counted(part)
     link, nics = node.inter_node, node.nics_per_node
     if fabric is not None and fabric.name.split()[-1].split("-")[0] not in link.name:
         link = replace(link, name=fabric.name, latency_s=fabric.latency_s)
-    per_nic = rate if rate is not None else fabric.gbit if fabric is not None else None
+    card = fabric.gbit * lanes / _USUAL_LANES if fabric is not None and fabric.gbit is not None else None
+    per_nic = rate if rate is not None else card
     if per_nic is None:
         if fabric is not None and fabric.name == "Ethernet" and "Ethernet" not in node.inter_node.name:
             link, nics = replace(link, bandwidth=_PLAIN_ETHERNET_GBIT * _GBIT), 1
-        return replace(node, inter_node=link, nics_per_node=nics)
-    card = fabric.gbit if fabric is not None else None
-    if counted is not None:
-        nics = max(1, int(counted.group(1)))
+        return replace(node, inter_node=link, nics_per_node=counted or nics)
+    if counted:
+        nics = counted
     elif re.search(r"per\W*(?:gpu|device|accelerator)", lower):
         nics = node.devices_per_node
     elif rate is not None and card != rate and not re.search(r"per\W*(?:nic|port|card|link|hca)", lower):
@@ -225,3 +305,20 @@ def _apply(node: Cluster, base: Cluster, part: str, fabric: _Fabric | None, rate
     if fabric is not None and (fabric.gbit is not None or per_nic * _GBIT != link.bandwidth):
         link = replace(link, name=fabric.name)
     return replace(node, inter_node=replace(link, bandwidth=per_nic * _GBIT), nics_per_node=nics)
+
+
+def _without_lanes(part: str) -> tuple[str, int]:
+    """``part`` without the lanes of its ports, and how many lanes there are: 4 if it does not say."""
+    found = _LANES.search(part)
+    if found is None:
+        return part, _USUAL_LANES
+    lanes = next(group for group in ("before", "counted", "after") if found[group])
+    return part[: found.start(lanes)] + part[found.end(lanes) + 1 :], int(found[lanes])
+
+
+def _counted(part: str) -> int:
+    """How many network cards ``part`` counts; 0 if it counts none."""
+    found = _COUNT.search(part)
+    if found is None:
+        return 0
+    return _RAILS[found[3].lower()] if found[3] else max(1, int(found[1] or found[2]))

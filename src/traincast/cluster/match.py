@@ -110,7 +110,7 @@ def _equals(text: str, memory_gb: float | None, form: str) -> tuple[str, ...]:
     if not candidates or _OTHERS.search(plain):
         hint = "add one of your own in a TOML file with a [device] table"
         raise UnknownNameError("device", text.strip(), device_names(), hint=hint)
-    memory = memory_gb if memory_gb else _stated_memory(text)
+    memory = memory_gb if memory_gb else stated_memory(text)
     if memory is not None:
         candidates = [entry for entry in candidates if _has_memory(entry, memory)] or candidates
     said = f"{plain} {normalise(form)}"
@@ -151,7 +151,8 @@ def _entries() -> tuple[_Entry, ...]:
     return tuple(entries)
 
 
-def _stated_memory(text: str) -> float | None:
+def stated_memory(text: str) -> float | None:
+    """The GB of memory that the name of a device states (``A100-40GB``), or ``None``; rates do not count."""
     match = _MEMORY.search(_RATE.sub(" ", text.replace("_", " ")))
     return float(match.group(1)) if match else None
 

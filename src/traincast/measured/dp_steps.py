@@ -17,8 +17,9 @@ from traincast.measured.models import optimizer_name
 from traincast.measured.networks import network_of
 from traincast.measured.recipes import loading_s, recipe_of
 from traincast.measured.room import in_room
-from traincast.measured.run import Measured, Reading, unstated
-from traincast.measured.spellings import optimizer_of, precision_name, supported
+from traincast.measured.run import Measured, Reading, affirms, contradiction, unstated
+from traincast.measured.spellings import optimizer_of, precision_name, supported, updates_weights
+from traincast.measured.stated import check_stated
 from traincast.strategy import Request, Runtime, Strategy, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import usual_precision
 from traincast.tables import Row, RowError, figure, text, whole
@@ -31,6 +32,9 @@ _TENSORFLOW: Final = re.compile(r"^(?:tf\W?)?(?:keras|tf)(?!.*(?:jax|torch))", r
 """Short names of TensorFlow; Keras runs on other frameworks only if a row says so."""
 _COMPILED: Final = "tpu"
 """The architecture that runs nothing but what XLA compiles."""
+_NO_TF32: Final = re.compile(
+    r"\b(?:no|not|without) tf32|tf32\W*(?:=|is)?\W*(?:off|false|disabled|0\b)|strict fp32", re.IGNORECASE
+)
 _ZERO: Final = re.compile(r"\bzero_([123])\b")
 _SPLIT: Final = re.compile(r"\b(?:tp=|model parallel )(\d+)\b")
 """How the notes of a row say that states are sharded, or that layers are split."""
@@ -137,11 +141,13 @@ def read_row(row: Row) -> Reading:
     place = dp_cluster_of(row, assumed)
     graph = network_of(row, assumed)
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
-    precision = _as_computed(precision, place.device, assumed)
+    precision = _as_computed(row, precision, place.device, assumed)
     runtime = _runtime(row, graph, place, assumed)
     zero = _stage(row, graph, place, assumed)
     graph = _tuned(row, graph, place, runtime, assumed, zero=zero)
-    optimizer_of(row, optimizer_name(graph), assumed)
+    optimizer = updates_weights(row)
+    if optimizer:
+        optimizer_of(row, optimizer_name(graph), assumed)
     accumulate = _accumulation(row)
     samples = batch * (devices // sharers) * accumulate
     _say_batch(row, samples, assumed)
@@ -163,7 +169,7 @@ def read_row(row: Row) -> Reading:
         num_microbatches=accumulate,
         zero=3 if mesh else zero,  # type: ignore[arg-type]
         shard=_shard(devices, int(mesh[1]), int(mesh[2])) if mesh else 0,
-        recompute="full" if "gradient checkpointing" in notes else runtime.recompute if cp > 1 else "none",
+        recompute="full" if affirms(notes, "gradient checkpointing") else runtime.recompute if cp > 1 else "none",
         tables="sharded" if "embedding" in text(row, "parallelism") else "replicated",
     )
     request = Request(
@@ -173,8 +179,9 @@ def read_row(row: Row) -> Reading:
         runtime=runtime,
         precision=load_precision(supported(precision, place.device, assumed)),
         global_batch=samples,
+        optimizer=optimizer,
     )
-    return in_room(row, Reading(request=request, assumed=tuple(assumed)), read_row)
+    return check_stated(row, in_room(row, Reading(request=request, assumed=tuple(assumed)), read_row))
 
 
 def _say_batch(row: Row, samples: int, assumed: list[str]) -> None:
@@ -183,7 +190,7 @@ def _say_batch(row: Row, samples: int, assumed: list[str]) -> None:
     if figure(row, "grad_accum") is None and not total:
         assumed.append(unstated("accumulation", "one microbatch compared"))
     elif total and total != samples:
-        assumed.append(f"global_batch differs from the batch of all GPUs: {samples} instead of {total:g}")
+        assumed.append(contradiction("global_batch", "batch_per_gpu", f"{samples} instead of {total:g}"))
     if text(row, "flag"):
         assumed.append(f"the table flags this row: {text(row, 'flag')}")
 
@@ -195,11 +202,15 @@ def _shard(devices: int, data: int, fsdp: int) -> int:
     return fsdp * devices // (data * fsdp)
 
 
-def _as_computed(precision: str, device: Device, assumed: list[str]) -> str:
-    """Return ``tf32`` for fp32 on a device that has TF32: frameworks and NVIDIA's containers use it by default."""
-    if precision != "fp32" or not device.supports(load_precision("tf32").linear.value):
+def _as_computed(row: Row, precision: str, device: Device, assumed: list[str]) -> str:
+    """Return ``tf32`` for fp32 on a device that has TF32: frameworks and NVIDIA's containers use it by default.
+
+    fp32 says how numbers are stored. A row may say that TF32 is off.
+    """
+    denied = _NO_TF32.search(f"{text(row, 'precision')} {text(row, 'notes')}")
+    if precision != "fp32" or denied or not device.supports(load_precision("tf32").linear.value):
         return precision
-    assumed.append(f"{device.name} computes products of fp32 in TF32 unless told: tf32")
+    assumed.append(unstated("TF32 for products of fp32", "on, as by default"))
     return "tf32"
 
 

@@ -16,9 +16,9 @@ from traincast.graph.optimizers import with_optimizer
 from traincast.measured.finetune_graph import extra_tokens
 from traincast.measured.finetune_habits import USUAL, Habits
 from traincast.measured.finetune_lengths import batch_lengths, batches_of, varied
-from traincast.measured.finetune_rows import as_steps, completed, recomputes_to_host
+from traincast.measured.finetune_rows import as_steps, completed, recomputes_to_host, replicas
 from traincast.measured.finetune_words import MemoryKind, Tuning, memory_of, tuning_of
-from traincast.measured.run import Measured, Reading
+from traincast.measured.run import Measured, Reading, affirms
 from traincast.measured.steps import read_row
 from traincast.strategy import Request, Runtime, load_precision
 from traincast.strategy.precision import Precision
@@ -107,7 +107,7 @@ def _seconds(row: Row) -> float | None:
     if text(row, "judge_time").lower() in ("false", "0"):
         return None
     seconds, rate = figure(row, "step_time_s"), figure(row, "samples_per_s")
-    batch = figure(row, "global_batch") or whole(row, "dp", 1) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
+    batch = figure(row, "global_batch") or replicas(row) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
     if seconds is None and rate:
         seconds = batch / rate
     tokens, total, steps = (figure(row, key) for key in ("tokens_per_s", "train_time_s", "num_steps"))
@@ -232,7 +232,7 @@ def _habits(row: Row, runtime: Runtime) -> Runtime:
     notes = " ".join(text(row, key) for key in ("notes", "framework", "attention")).lower()
     if not runtime.written_out:
         return runtime
-    if re.search(r"liger|foak|fast-kernels|fused cross|unsloth|chunked", notes):
+    if affirms(notes, "liger|foak|fast-kernels|fused cross|unsloth|chunked"):
         runtime = replace(runtime, logits_copies=0.0, fusions=("loss",), written_out=False)
     if "eager" in text(row, "attention").lower():
         runtime = replace(runtime, attention="eager")

@@ -17,7 +17,7 @@ from typing import Final
 from traincast.measured.finetune_graph import extra_tokens
 from traincast.measured.finetune_habits import Habits
 from traincast.measured.finetune_words import Tuning
-from traincast.measured.run import unstated
+from traincast.measured.run import affirms, unstated
 from traincast.tables import Row, figure, text, whole
 
 SPREAD: Final = 0.5
@@ -63,7 +63,7 @@ class TextLengths:
 def varied(row: Row) -> bool:
     """Return whether batches have different lengths: the sequence length is a cap, and sequences are not packed."""
     notes = text(row, "notes").lower()
-    if "packed" in notes or "packing" in notes:
+    if affirms(notes, "packed|packing"):
         return False
     return bool(figure(row, "avg_tokens_per_step")) or _CAPPED.search(notes) is not None
 
@@ -103,10 +103,10 @@ def batch_lengths(row: Row, tuning: Tuning, habits: Habits, *, timed: bool, assu
             assumed.append(unstated("tokens of a step", f"{cap} per sequence"))
         return cap + more, cap + more
     each = tokens / _samples(row)
-    if "packed" in text(row, "notes").lower():
+    if affirms(text(row, "notes"), "packed"):
         return round(each) + more, cap + more
     high = round(lengths_of(row).at(_HIGH))
-    if "padding" in text(row, "notes").lower():
+    if affirms(text(row, "notes"), "padding"):
         each *= habits.padded
         assumed.append(f"padded tokens not stated: {habits.padded:g} times the counted ones")
     return max(1, min(cap, round(each))) + more, min(cap, high) + more

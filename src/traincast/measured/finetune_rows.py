@@ -44,8 +44,8 @@ def completed(row: Row, assumed: list[str]) -> Mapping[str, Any]:
         found["seq"] = _USUAL_SEQ
         assumed.append(unstated("sequence length", _USUAL_SEQ))
     if not figure(row, "micro_batch"):
-        replicas = whole(row, "dp", 1) * whole(row, "grad_accum", 1)
-        found["micro_batch"] = max(1, int((figure(row, "global_batch") or replicas) // replicas))
+        each = replicas(found) * whole(row, "grad_accum", 1)
+        found["micro_batch"] = max(1, int((figure(row, "global_batch") or each) // each))
         assumed.append(unstated("batch of a GPU", found["micro_batch"]))
     adapts = re.search(r"lora|dora", text(row, "method").lower()) is not None
     if adapts and not text(row, "lora_targets") and _ADAPTS_ALL.search(text(row, "framework").lower()):
@@ -65,8 +65,14 @@ def as_steps(row: Row, length: int, assumed: list[str]) -> Mapping[str, Any]:
     if found:
         plain["vp"] = int(found[1])
     if not figure(row, "global_batch"):
-        plain["global_batch"] = whole(row, "dp", 1) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
+        plain["global_batch"] = replicas(row) * whole(row, "micro_batch") * whole(row, "grad_accum", 1)
     return plain
+
+
+def replicas(row: Row) -> int:
+    """Return how many groups of devices train on samples of their own: as stated, or all that the other axes leave."""
+    sharers = whole(row, "tp", 1) * whole(row, "pp", 1) * whole(row, "cp", 1)
+    return whole(row, "dp", max(1, whole(row, "n_gpus", 1) // sharers))
 
 
 def model_name(row: Row) -> str:
@@ -114,8 +120,12 @@ def _framework(row: Row, assumed: list[str]) -> str:
     """
     written = text(row, "framework")
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
+    if spread and re.search(r"nvidia|\bngc\b", written.lower()):
+        if "nemo" not in written.lower():
+            assumed.append(f"framework {written!r} is a container, whose program with tp, pp or cp is: NeMo")
+        return "NeMo"
     if spread:
-        return "NeMo" if re.search(r"nvidia|\bngc\b", written.lower()) else written
+        return written
     try:
         find_runtime(written)
     except UnknownNameError:

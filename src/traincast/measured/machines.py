@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 from traincast.cluster import Cluster, Device, find_device, find_node
-from traincast.cluster.interconnect import says_network, usual_count
-from traincast.cluster.match import open_variants
+from traincast.cluster.interconnect import says_adapters, says_network, usual_count
+from traincast.cluster.match import open_variants, stated_memory
 from traincast.cluster.topology import part_of_node
 from traincast.errors import TraincastError, UnknownNameError
-from traincast.measured.run import unstated
+from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text, whole
+from traincast.units import GIB
 
 _POWER: Final = re.compile(r"\b(\d{3,4})\s?W\b")
 _SAME_POWER: Final = 0.05
 _USUAL_PER_NODE: Final = 8
 _SLICES: Final = (re.compile(r"\b(\d+)\s*x\s*v\d", re.IGNORECASE), re.compile(r"\b(\d+) slices?\b", re.IGNORECASE))
 """How rows count TPU slices: ``16x v5e-256`` as hardware, ``16 slices`` in notes."""
+_SAME_MEMORY: Final = 0.1
+"""How far stated memory may be from that of the catalog: usable and whole memory differ."""
+_WITH_PROCESSOR: Final = ("gh200", "gb200", "gb300")
+"""Devices whose names may state the memory of the processor beside them (``GH200 480GB``)."""
+_NETWORK: Final = "network between nodes"
 _NVLINK: Final = re.compile(r"nvlink(?!.*(?:bridge|pair|pci))", re.IGNORECASE)
 
 
@@ -44,6 +49,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
         raise RowError(
             f"device {gpu[:60]!r} is not in the catalog: describe it in a TOML file and give --cluster"
         ) from None
+    device = _with_memory(device, stated_memory(gpu) or stated_memory(system), assumed)
     devices = whole(row, "n_gpus")
     stated = whole(row, "gpus_per_node", usual_count(device))
     most = min(devices, stated)
@@ -53,7 +59,7 @@ def cluster_of(row: Row, assumed: list[str]) -> Cluster:
     if devices > 1 and figure(row, "gpus_per_node") is None:
         assumed.append(unstated("GPUs per node", per_node))
     elif per_node < most:
-        assumed.append(f"{devices} GPUs do not fill nodes of {stated}: {per_node} per node")
+        assumed.append(contradiction("gpus_per_node", "n_gpus", f"{per_node}, since {devices} do not fill {stated}"))
     place = _nodes(device, devices, per_node, network, system, assumed)
     place = in_slices(row, place)
     power = _POWER.search(" ".join((gpu, system, text(row, "notes"))))
@@ -83,24 +89,30 @@ def dp_cluster_of(row: Row, assumed: list[str]) -> Cluster:
         device = find_device(gpu, memory, system)
     except UnknownNameError:
         raise RowError(f"device {gpu[:60]!r} is not in the catalog") from None
+    device = _with_memory(device, memory or stated_memory(gpu), assumed)
     devices, nodes, stated = whole(row, "n_gpus"), figure(row, "n_nodes"), figure(row, "gpus_per_node")
     per_node = max(1, min(devices, round(stated or (devices / nodes if nodes else _USUAL_PER_NODE))))
     if devices % per_node:
         raise RowError(f"{devices} GPUs do not fill nodes of {per_node}")
+    if nodes and nodes * per_node != devices:
+        raise RowError(f"n_gpus={devices}, n_nodes={nodes:g} and {per_node} GPUs per node contradict each other")
     if len(open_variants(gpu, memory, system)) > 1:
         assumed.append(unstated("GPU variant", device.name))
     if devices > 1 and not stated and not nodes:
         assumed.append(unstated("GPUs per node", per_node))
-    return _nodes(device, devices, per_node, "", system, assumed)
+    return _nodes(device, devices, per_node, text(row, "interconnect"), system, assumed)
 
 
 def _nodes(  # noqa: PLR0917
     device: Device, devices: int, per_node: int, network: str, system: str, assumed: list[str]
 ) -> Cluster:
     """Return the nodes that hold ``devices``; a network that the texts do not tell is assumed."""
-    node = _node(device.name, per_node, network, system)
+    node = find_node(device, per_node, network or None, system=system or None)
+    usual = f"{node.nics_per_node} × {node.inter_node.name}"
     if devices > per_node and not says_network(device, network, system=system):
-        assumed.append(unstated("network between nodes", f"{node.nics_per_node} × {node.inter_node.name}"))
+        assumed.append(f"network {network[:40]!r} not known: {usual}" if network else unstated(_NETWORK, usual))
+    elif devices > per_node and not says_adapters(device, network, system=system):
+        assumed.append(unstated("network adapters of a node", usual))
     return node.with_nodes(devices // per_node)
 
 
@@ -114,6 +126,11 @@ def check_device(written: str, cluster: Cluster) -> None:
         raise RowError(f"ran on {device.name}, but {cluster.name} has {cluster.device.name}")
 
 
-@lru_cache(maxsize=256)
-def _node(gpu: str, per_node: int, interconnect: str, system: str) -> Cluster:
-    return find_node(find_device(gpu), per_node, interconnect or None, system=system or None)
+def _with_memory(device: Device, stated_gb: float | None, assumed: list[str]) -> Device:
+    """Return ``device`` with the memory that a row states, if no variant of it in the catalog has as much."""
+    if not stated_gb or abs(stated_gb * GIB / device.memory_bytes - 1) <= _SAME_MEMORY:
+        return device
+    if device.name.startswith(_WITH_PROCESSOR):
+        return device
+    assumed.append(f"{device.name} has another memory in the catalog: {stated_gb:g} GiB as stated")
+    return replace(device, memory_bytes=stated_gb * GIB)

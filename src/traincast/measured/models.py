@@ -7,14 +7,14 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from traincast.graph import OperatorGraph, Phase, zoo
 from traincast.graph.load import load_model
 from traincast.measured.complete import FROM_OTHERS
 from traincast.measured.published import other_name, published_spec, same_size, spellings
 from traincast.measured.rates import flops_per_sample, masked_rates
-from traincast.measured.run import unstated
+from traincast.measured.run import contradiction, unstated
 from traincast.strategy import Runtime
 from traincast.tables import Row, RowError, figure, text, whole
 
@@ -42,6 +42,17 @@ _AS_RUN: Final = {
 
 The dimensions that ran are those of NeuSight's configurations and of its operators' shapes (``neusight_labels``).
 """
+DIMENSIONS: Final = {
+    "n_layers": "layers",
+    "hidden": "hidden",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "ffn": "ffn",
+    "vocab": "vocab",
+}
+"""Columns of dimensions, and the names that models of the zoo give them."""
+_LONGEST_NAME: Final = 200
+"""Characters of a graph's name that its file keeps: of a longer one, the last dimension is not whole."""
 _NO_MTP: Final = re.compile(r"(?:w/o|without|no)[ _-]*mtp|mtp\W*(?:off|none|false|0)")
 """How rows say that no further tokens are predicted."""
 _HEAD: Final = 128
@@ -131,17 +142,18 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     written_out = "/hf" in text(row, "framework").lower()
     as_run = _AS_RUN.get((name, int(hidden or 0))) if written_out else None
     if as_run is not None:
+        assumed.append(contradiction("hidden and heads", f"NeuSight's configuration of {name}", as_run))
         return model(as_run, seq)
     known = zoo_name(name)
     published = published_spec(name) if known is None else None
     if published is not None and (_is_mixture(row) or not (layers and hidden and heads)):
         assumed.append(f"dimensions not stated: those of the published {name}")
-        return model(published, seq)
+        return model(_resized(row, published), seq)
     if _is_mixture(row) and known is None:
         raise RowError(f"{name} is a mixture of experts, which columns cannot describe, and is not in the zoo")
     described = any(word in name.lower() for word, _ in _FAMILY_WORDS)
     if known is not None and (_is_mixture(row) or not (layers and hidden and heads and described)):
-        return model(_shortened(known, int(layers)) if layers else known, seq)
+        return model(_resized(row, known), seq)
     if published is not None and not written_out and _has_dimensions(row, published):
         return model(published, seq)
     layers, hidden, heads = _shape(row, layers, hidden, heads, assumed)
@@ -150,6 +162,8 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     parts = {"layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "vocab": vocab}
     if family == "llama" or (family == "gpt" and kv_heads and kv_heads < heads):
         parts["kv_heads"] = kv_heads
+    elif kv_heads and kv_heads != heads:
+        assumed.append(f"kv_heads {kv_heads:g} is not modelled in {family}: {heads:g}")
     assumed += [
         unstated(key, f"default of {family}") for key in ("ffn", "vocab", "kv_heads") if not parts.get(key, 1.0)
     ]
@@ -276,16 +290,41 @@ def _check_parameters(row: Row, graph: OperatorGraph, assumed: list[str]) -> Non
         assumed.append(f"number of parameters differs from params_b: {found_b:.3g} B instead of {stated_b:.3g} B")
 
 
-def _shortened(known: str, layers: int) -> str:
-    """Return the spec of a model of the zoo with this number of layers."""
-    card = zoo.card(known)
-    if card.parameters.get("layers") in (None, layers):
+def _resized(row: Row, known: str) -> str:
+    """Return the spec of a known model with the dimensions that a row states; ``known`` itself if they are the same."""
+    family, dims = _family_and_dimensions(known)
+    stated = {key: int(value) for column, key in DIMENSIONS.items() if (value := figure(row, column))}
+    if dims.get("heads", stated.get("heads")) == stated.get("kv_heads") and "kv_heads" not in dims:
+        del stated["kv_heads"]  # as many as heads, which is the default
+    if "expert_ffn" in dims and (ffn := stated.pop("ffn", None)) not in (None, dims["expert_ffn"], dims.get("ffn")):
+        if "ffn" in dims:
+            raise RowError(
+                f"ffn is {ffn}, but {known} has {dims['ffn']} in dense layers and {dims['expert_ffn']} in experts"
+            )
+        stated["expert_ffn"] = ffn
+    changed = {key: value for key, value in stated.items() if dims.get(key) != value}
+    if not changed:
         return known
-    parts = {**card.parameters, "layers": layers}
-    if "first_dense" in parts:
-        share = layers / float(card.parameters["layers"])
-        parts["first_dense"] = max(1, round(int(parts["first_dense"]) * share))
-    return f"{card.family}:" + ",".join(f"{k}={_plain(v)}" for k, v in parts.items() if k != "seq")
+    if "first_dense" in dims and "layers" in changed:
+        changed["first_dense"] = max(1, round(dims["first_dense"] * changed["layers"] / dims["layers"]))
+    return f"{family}:" + ",".join(f"{k}={_plain(v)}" for k, v in {**dims, **changed}.items() if k != "seq")
+
+
+def dimensions_of(name: str) -> dict[str, Any]:
+    """Return the dimensions of a graph by its name; none if it was not made from a model of the zoo or a spec."""
+    whole = name if len(name) < _LONGEST_NAME else name.rpartition(",")[0]
+    plain = re.sub(r" \(.*$|\+mtp=\d+|:classes=\d+$", "", whole)
+    return _family_and_dimensions(plain)[1] if ":" in plain or plain in zoo.names() else {}
+
+
+def _family_and_dimensions(known: str) -> tuple[str, dict[str, Any]]:
+    """Return the family and the dimensions of a model: by its name in the zoo, or as its spec gives them."""
+    family, given, parts = known.partition(":")
+    if not given:
+        card = zoo.card(known)
+        return card.family, dict(card.parameters)
+    pairs = (part.partition("=") for part in parts.split(","))
+    return family, {key: int(value) if value.isdecimal() else value for key, _, value in pairs}
 
 
 def _plain(value: object) -> str:

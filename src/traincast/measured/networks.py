@@ -12,7 +12,7 @@ from traincast.measured.frames import SPEECH
 from traincast.measured.models import model
 from traincast.measured.network_names import named_network
 from traincast.measured.recipes import recipe_of
-from traincast.measured.run import unstated
+from traincast.measured.run import contradiction, unstated
 from traincast.tables import Row, RowError, figure, text
 
 _TASKS: Final = (
@@ -149,14 +149,15 @@ def _length(row: Row, card: zoo.ModelCard, assumed: list[str]) -> int | None:
         )
         return min(recipe.tokens, most - most % _POSITION_STEP)
     if seq and seq < _SECOND_LENGTH and _SECOND.search(f"{text(row, 'model')} {text(row, 'task')}".lower()):
-        assumed.append(f"the second phase of pre-training has {_SECOND_LENGTH} tokens, not {seq:g} as the row says")
+        said = f"{_SECOND_LENGTH}, the length of the second phase of pre-training, not {seq:g}"
+        assumed.append(contradiction("seq_len", "the name of the model", said))
         return _SECOND_LENGTH
     since = _BINNED_SINCE.get(text(row, "framework").lower())
     released = figure(row, "container")
     if seq and since and released and released >= since and "pre-training" in text(row, "task").lower():
         binned = _BINNED_LENGTH.get(int(seq), int(seq))
         if binned != seq:
-            assumed.append(f"sequences of {seq:g} tokens are grouped by length: {binned} tokens on average")
+            assumed.append(f"seq_len {seq:g} is the longest of sequences grouped by length: {binned} on average")
         return binned
     return int(seq) if seq else None
 

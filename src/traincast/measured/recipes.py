@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from traincast.measured.run import affirms
 from traincast.tables import Row, text
 
 _TUNED: Final = re.compile(r"hugging ?face|fine-?tun", re.IGNORECASE)
@@ -80,7 +81,7 @@ def recipe_of(row: Row) -> Recipe | None:
 def packed_tokens(row: Row) -> int:
     """Return the mean length of the texts that a row packs into each sequence; 0 if it packs none that are known."""
     recipe = recipe_of(row)
-    return recipe.mean if recipe is not None and re.search(r"\bpack(?:ed|ing)\b", text(row, "notes").lower()) else 0
+    return recipe.mean if recipe is not None and affirms(text(row, "notes"), r"\bpack(?:ed|ing)\b") else 0
 
 
 def grouped_by_length(row: Row) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from traincast.strategy import Request
+
+_NOT_BEFORE: Final = r"(?<!\bno )(?<!\bnot )(?<!\bnon.)(?<!\bwithout )(?<!\bw/o )(?<!\bdisabled )"
+_NOT_AFTER: Final = r"(?!\w*\W{0,3}(?:false|off|disabled|none)\b)"
+"""How notes deny what they name: ``no FSDP``, ``packing=False``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,23 @@ class Measured:
 def unstated(what: str, value: object) -> str:
     """Return the sentence for something that a row does not state and that is taken to be ``value``."""
     return f"{what} not stated: {value}"
+
+
+def affirms(said: str, words: str) -> bool:
+    """Return whether a text names one of ``words``, a pattern in lower case, and does not deny it.
+
+    >>> affirms("No gradient checkpointing", "checkpointing"), affirms("packing=False", "packed|packing")
+    (False, False)
+    """
+    return re.search(rf"{_NOT_BEFORE}(?:{words}){_NOT_AFTER}", said.lower()) is not None
+
+
+def contradiction(column: str, other: str, taken: object) -> str:
+    """Return the sentence for a stated ``column`` that cannot hold beside ``other``, and what was ``taken`` instead.
+
+    ``column`` may be several names joined by "and". Nothing but such a contradiction may replace a stated value.
+    """
+    return f"{column} {'contradict' if ' and ' in column else 'contradicts'} {other}: {taken}"
 
 
 def assumption_kind(sentence: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from traincast.cluster import Device
 from traincast.errors import UnknownNameError
-from traincast.measured.run import unstated
+from traincast.measured.run import affirms, unstated
 from traincast.strategy import Runtime, find_runtime, load_precision, load_runtime
 from traincast.strategy.choose import MAKERS
 from traincast.tables import Row, RowError, figure, text
@@ -19,7 +19,7 @@ _NARROW: Final = (
 )
 """Formats of matrix products, with any scaling (delayed, rowwise, per block); the rest of the step is in bf16."""
 _WIDE: Final = (
-    (r"tf32|tensorfloat", "tf32"),
+    (r"(?<!no)(?<!not)(?<!without)(?:tf32|tensorfloat)(?!off|disabled|false|0)", "tf32"),
     (r"bf16|bfloat16", "bf16"),
     (r"(?:fp|float|^)16|half", "fp16"),
     (r"(?:fp|float|^)32|single|^float$", "fp32"),
@@ -31,7 +31,7 @@ _BLANKS: Final = r"[^a-z0-9]+"
 _RECOMPUTE: Final[dict[str, str]] = {
     **dict.fromkeys(("none", "no", "false", "off", "0", "0.0", "minimal_with_context"), "none"),
     **dict.fromkeys(("full", "yes", "true", "on", "1", "1.0", "block", "uniform", "all"), "full"),
-    **dict.fromkeys(("selective", "partial", "sac", "minimal"), "selective"),
+    **dict.fromkeys(("partial", "sac", "minimal"), "selective"),
 }
 _KEEPS_SOME: Final = re.compile(r"custom|qkv|out_?proj|offload")
 """Policies of JAX programs that keep or offload a few projections and compute the rest of a layer again."""
@@ -59,7 +59,13 @@ _SEQUENCE_PARALLEL_SINCE: Final = 2022
 _WRAPPED: Final = 2.0
 """Operators of the host per parameter in NeMo to 2023: its optimizer wrapper (``megatron_amp_O2``) adds gradients to an
 fp32 copy in one hook each, and copies updated weights back one by one."""
+_SHARDED: Final = 3
+"""The stage of ZeRO that shards parameters."""
 _ADAM: Final = ("adam", "lamb")
+_NO_UPDATE: Final = re.compile(
+    r"\b(?:no|without|w/o|excluding) (?:the )?optimi[sz]er\b(?! (?:stat|shard|offload))", re.IGNORECASE
+)
+"""``no optimizer step``, but not ``no optimizer offload``."""
 
 
 def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | None = None) -> str:
@@ -100,10 +106,16 @@ def supported(name: str, device: Device, assumed: list[str]) -> str:
     return "fp32" if name == "tf32" else name
 
 
+def recompute_name(written: str) -> str | None:
+    """Return the recomputation that a table spells ``remat_policy=full``, ``yes`` or the like; ``None`` if unknown."""
+    plain = re.sub(r"^.*[=:]", "", written.lower()).strip()
+    return "selective" if plain.startswith("selective") else _RECOMPUTE.get(plain)
+
+
 def recompute_of(row: Row, runtime: Runtime, assumed: list[str]) -> str:
     """Return the recomputation that a row states; if it states none that is known, the default of ``runtime``."""
     written = text(row, "recompute")
-    found = _RECOMPUTE.get(re.sub(r"^.*[=:]", "", written.lower()).strip())
+    found = recompute_name(written)
     if found is None and _KEEPS_SOME.search(written.lower()):
         assumed.append(f"recompute {written!r} keeps some projections: full")
         return "full"
@@ -128,6 +140,11 @@ def schedule_of(row: Row) -> str:
     return found
 
 
+def updates_weights(row: Row) -> bool:
+    """Return whether the steps of a row update the weights: its notes may say that they have no optimizer."""
+    return _NO_UPDATE.search(text(row, "notes")) is None
+
+
 def optimizer_of(row: Row, forecast: str, assumed: list[str]) -> None:
     """Add a sentence to ``assumed`` if the optimizer that is ``forecast`` is not the one that a row states."""
     written = text(row, "optimizer")
@@ -143,15 +160,16 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
     """Return the runtime of a row's framework.
 
     On an architecture whose maker has its own compiler, the runtime is that of the ``device``. An unknown framework
-    becomes FSDP if parameters are sharded, otherwise ``usual``, which `predict` takes for this model. Plain PyTorch
-    becomes torchtitan if the row has tensor, pipeline or context groups.
+    becomes FSDP if parameters are sharded, otherwise ``usual``, which `predict` takes for this model. PyTorch that
+    shards parameters does it with its own FSDP.
     """
     said = list[str]() if assumed is None else assumed
     framework = text(row, "framework")
     if device is not None and device.architecture in MAKERS:
         return _of_maker(framework, device)
     spread = any((figure(row, axis) or 1) > 1 for axis in ("tp", "pp", "cp"))
-    sharded = (figure(row, "zero") or 0) == 3 or "fsdp" in text(row, "notes").lower()
+    zero = figure(row, "zero")
+    sharded = zero == _SHARDED or (zero is None and affirms(text(row, "notes"), "fsdp"))
     try:
         runtime = find_runtime(framework)
     except UnknownNameError:
@@ -163,10 +181,9 @@ def runtime_of(row: Row, *, usual: str = "", device: Device | None = None, assum
         return load_runtime("megatron-1" if int(year[1]) < _SEQUENCE_PARALLEL_SINCE else "megatron-2")
     if runtime.name in ("megatron", "megatron-bridge") and year is not None:
         return _of_year(int(year[1]), row, runtime)
-    if runtime.name in ("pytorch", "pytorch-1", "fsdp", "ddp") and (spread or (sharded and runtime.name != "fsdp")):
-        name = "torchtitan" if spread else "fsdp"
-        said.append(f"framework {framework!r} used with {'tp, pp or cp' if spread else 'sharded parameters'}: {name}")
-        runtime = load_runtime(name)
+    if runtime.name in ("pytorch", "pytorch-1", "ddp") and sharded:
+        said.append(f"framework {framework!r} used with sharded parameters: fsdp")
+        runtime = load_runtime("fsdp")
     return _compiled(row, runtime, said) if runtime.name == "torchtitan" else runtime
 
 

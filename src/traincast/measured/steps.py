@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.cluster import Cluster
+from traincast.errors import TraincastError
 from traincast.graph import OpKind
 from traincast.measured.finetune_graph import packed_graph, tuned_graph
 from traincast.measured.finetune_words import Tuning, trains_adapters, tuning_of
@@ -15,7 +16,8 @@ from traincast.measured.memory import plausible_bytes, stated_bytes
 from traincast.measured.models import further_tokens, graph_of, optimizer_name
 from traincast.measured.rates import seconds_of_rate
 from traincast.measured.recipes import grouped_by_length, packed_tokens
-from traincast.measured.run import Measured, Reading, unstated
+from traincast.measured.room import needed_bytes
+from traincast.measured.run import Measured, Reading, contradiction, unstated
 from traincast.measured.spellings import (
     optimizer_of,
     precision_name,
@@ -23,7 +25,9 @@ from traincast.measured.spellings import (
     runtime_of,
     schedule_of,
     supported,
+    updates_weights,
 )
+from traincast.measured.stated import check_stated
 from traincast.strategy import (
     Request,
     Runtime,
@@ -37,7 +41,7 @@ from traincast.strategy import (
 from traincast.strategy.choose import usual_precision, usual_runtime
 from traincast.strategy.releases import assumed_release, settled
 from traincast.strategy.schedules import SCHEDULES, check_schedule_of_data
-from traincast.strategy.strategy import says_micro_batch
+from traincast.strategy.strategy import says_micro_batch, settings_in
 from traincast.tables import Row, RowError, figure, flag, text, whole
 
 NEEDS: Final = ("source", "gpu", "n_gpus", "seq", "step_time_s")
@@ -54,6 +58,11 @@ _LONGEST_S: Final = 1e13
 """Larger figures are not times in any unit."""
 _LEAST_BYTES: Final = 4.0
 """Bytes per parameter that a device with a whole model holds at least: weights and gradients of 16 bits."""
+_SETTINGS: Final = {
+    **{axis: axis for axis in ("dp", "tp", "pp", "cp", "ep", "zero")},
+    "vp": "virtual_stages",
+}
+"""Columns of a strategy, and the settings of a strategy's text that say the same."""
 _WHOLE: Final = 0.01
 """How far a batch computed from tokens per second may be from a whole number, relative to it."""
 
@@ -146,7 +155,7 @@ def read_row(
         graph = tuned_graph(row, graph, runtime, tuning, assumed)
     graph = packed_graph(graph, runtime, packed_tokens(row))
     precision = precision_name(text(row, "precision"), usual=usual_precision(graph, place), assumed=assumed)
-    optimizer = "no optimizer" not in notes
+    optimizer = updates_weights(row)
     if optimizer:
         optimizer_of(row, optimizer_name(graph), assumed)
     request = Request(
@@ -163,7 +172,7 @@ def read_row(
         request = _with_text(row, request, assumed, allow_code=allow_code)
     else:
         request = _with_columns(row, request, assumed, allow_code=allow_code)
-    return Reading(request=request, assumed=tuple(assumed))
+    return check_stated(row, Reading(request=request, assumed=tuple(assumed)))
 
 
 def _released(row: Row, request: Request, assumed: list[str]) -> Runtime:
@@ -178,8 +187,11 @@ def _released(row: Row, request: Request, assumed: list[str]) -> Runtime:
 
 
 def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
-    """Return ``request`` with the strategy in the column ``strategy``, written as `predict` takes it."""
-    written, global_batch = text(row, "strategy"), whole(row, "global_batch")
+    """Return ``request`` with the strategy in the column ``strategy``, written as `predict` takes it.
+
+    Settings that the text leaves out may be stated in columns of their own.
+    """
+    written, global_batch = _with_settings(row, request.runtime, assumed), whole(row, "global_batch")
     strategy = parse_strategy(written, global_batch=global_batch)
     check_schedule_of_data(strategy.schedule, allow_code=allow_code)
     request = replace(request, strategy=strategy, global_batch=global_batch)
@@ -191,21 +203,35 @@ def _with_text(row: Row, request: Request, assumed: list[str], *, allow_code: bo
     return _with_chosen_micro_batch(request, assumed)
 
 
+def _with_settings(row: Row, runtime: Runtime, assumed: list[str]) -> str:
+    """Return the text in the column ``strategy``, with the settings that a row states only in other columns."""
+    written = text(row, "strategy")
+    given = settings_in(written)
+    more = {name: text(row, column) for column, name in _SETTINGS.items() if name not in given}
+    more = {name: f"{float(value):g}" for name, value in more.items() if value}
+    if "recompute" not in given and text(row, "recompute"):
+        more["recompute"] = recompute_of(row, runtime, assumed)
+    if "schedule" not in given and text(row, "schedule"):
+        more["schedule"] = schedule_of(row)
+    if "sequence_parallel" not in given and "tp" in given and flag(row, "sp"):
+        more["sequence_parallel"] = "true"
+    return ",".join([written, *(f"{name}={value}" for name, value in more.items())])
+
+
 def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
     """Return ``request`` with the strategy that a row states in one column for each axis.
 
     If no axis is stated, the strategy is the one that `predict` chooses.
     """
     devices, said = whole(row, "n_gpus"), ("dp", "tp", "pp", "cp", "zero", "micro_batch", "grad_accum")
-    if devices > 1 and (all(figure(row, key) is None for key in said) or _must_be_split(row, request)):
-        request = replace(request, global_batch=_global_batch(row, request, None, assumed))
-        chosen = _usual_strategy(request)
-        assumed.append(unstated("strategy", chosen))
-        return replace(request, strategy=chosen)
+    if devices > 1 and all(figure(row, key) is None for key in said):
+        return _with_usual_strategy(row, request, assumed)
+    if devices > 1 and _must_be_split(row, request):
+        return _with_tensor_groups(row, request, assumed, allow_code=allow_code)
     tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if tp * pp * cp > devices and devices % (tp * cp) == 0 and figure(row, "dp") in (None, 1.0):
-        assumed.append(f"tp·pp·cp = {tp * pp * cp} contradicts {devices} GPUs: pp={devices // (tp * cp)}")
-        pp = devices // (tp * cp)
+        written, pp = pp, devices // (tp * cp)
+        assumed.append(contradiction("pp", "n_gpus", f"{pp}, since {tp}·{written}·{cp} ranks exceed {devices} GPUs"))
     dp = whole(row, "dp", max(1, devices // (tp * pp * cp)))
     if figure(row, "dp") is None and figure(row, "cp") is None:
         dp, cp = _split_by_context(row, dp, assumed)
@@ -232,6 +258,40 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
     request = replace(request, strategy=strategy)
     request = replace(request, global_batch=_global_batch(row, request, dp, assumed))
     return _with_micro_batch(row, request, assumed)
+
+
+def _with_usual_strategy(row: Row, request: Request, assumed: list[str]) -> Request:
+    """Return ``request`` with the strategy that `predict` chooses, but with the recomputation that a row states."""
+    request = replace(request, global_batch=_global_batch(row, request, None, assumed))
+    chosen = _usual_strategy(request)
+    if text(row, "recompute"):
+        chosen = replace(chosen, recompute=recompute_of(row, request.runtime, assumed))
+        chosen = choose_micro_batch(replace(request, strategy=chosen))
+    assumed.append(unstated("strategy", chosen))
+    return replace(request, strategy=chosen)
+
+
+def _with_tensor_groups(row: Row, request: Request, assumed: list[str], *, allow_code: bool) -> Request:
+    """Return ``request`` with what a row states, and the narrowest tensor groups in a node with which it fits.
+
+    If none fits, the widest groups that can be run are taken.
+    """
+    found: tuple[Request, list[str]] | None = None
+    inside = request.cluster.devices_per_node
+    for tp in (d for d in range(1, inside + 1) if inside % d == 0):
+        said: list[str] = []
+        try:
+            made = _with_columns({**row, "tp": tp}, request, said, allow_code=allow_code)
+            fits = needed_bytes(made) <= request.cluster.device.memory_bytes
+        except (RowError, TraincastError):
+            continue
+        found = made, said
+        if fits:
+            break
+    if found is None:
+        return _with_usual_strategy(row, request, assumed)
+    assumed += [unstated("tp", f"{found[0].strategy.tp}, because a device cannot hold the whole model"), *found[1]]
+    return found[0]
 
 
 def _split_by_context(row: Row, replicas: int, assumed: list[str]) -> tuple[int, int]:
@@ -285,7 +345,8 @@ def _global_batch(row: Row, request: Request, dp: int | None, assumed: list[str]
 def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request:
     """Return ``request`` with the microbatches that a row states, or with those that `predict` chooses.
 
-    In a pipeline, an accumulation of 1 means that nothing is accumulated beyond the pipeline's microbatches.
+    In a pipeline, an accumulation of 1 means that nothing is accumulated beyond the pipeline's microbatches. A stated
+    micro batch is replaced only if the row's own batches contradict it.
     """
     strategy, total = request.strategy, request.global_batch
     micro_batch, accumulate = figure(row, "micro_batch"), figure(row, "grad_accum")
@@ -296,25 +357,24 @@ def _with_micro_batch(row: Row, request: Request, assumed: list[str]) -> Request
     if micro_batch is None:
         micro_batch = total / (strategy.dp * (accumulate or 1.0))
     devices = request.cluster.num_devices
-    if accumulate is not None and devices > strategy.dp and micro_batch * devices * accumulate == total:
-        assumed.append(f"micro batch {micro_batch:g} is that of one device: {micro_batch * devices / strategy.dp:g}")
-        micro_batch *= devices / strategy.dp
+    each = micro_batch * devices / strategy.dp
+    whole_device = accumulate is not None or micro_batch < 1
+    if whole_device and devices > strategy.dp and micro_batch * devices * (accumulate or 1.0) == total:
+        found = f"{each:g} of a replica, since {micro_batch:g} is that of one device"
+        assumed.append(contradiction("micro_batch", "global_batch", found))
+        micro_batch = each
     count = total / (strategy.dp * micro_batch) if micro_batch else 0.0
     if accumulate is None and not _is_count(count) and total % strategy.dp == 0:
-        each = total // strategy.dp
-        fitting = max(size for size in range(1, each + 1) if each % size == 0 and size <= max(1.0, micro_batch))
-        assumed.append(f"micro batch {micro_batch:g} does not divide {each} samples of a replica: {fitting}")
-        micro_batch, count = float(fitting), each / fitting
+        share = total // strategy.dp
+        fitting = max(size for size in range(1, share + 1) if share % size == 0 and size <= max(1.0, micro_batch))
+        found = f"{fitting}, since {micro_batch:g} does not divide the {share} samples of a replica"
+        assumed.append(contradiction("micro_batch", "global_batch", found))
+        micro_batch, count = float(fitting), share / fitting
     if not (_is_count(micro_batch) and _is_count(count) and (accumulate or count) == count):
         also = f", accumulation {accumulate:g}" if accumulate and figure(row, "micro_batch") else ""
         raise RowError(
             f"dp={strategy.dp}, micro batch {micro_batch:g}{also} and global batch {total} contradict each other"
         )
-    if request.runtime.name == "torchtitan" and count < strategy.pp:
-        assumed.append(
-            f"micro batch {micro_batch:g} leaves stages idle, which torchtitan refuses: taken as a replica's batch"
-        )
-        return _with_chosen_micro_batch(request, assumed)
     return replace(request, strategy=replace(strategy, num_microbatches=int(count)))
 
 
@@ -331,6 +391,8 @@ def _with_chosen_micro_batch(request: Request, assumed: list[str]) -> Request:
 def _pipeline(row: Row, pp: int, assumed: list[str], *, allow_code: bool) -> tuple[int, str]:
     """Return the chunks of layers on each rank, and the schedule."""
     if pp == 1:
+        if whole(row, "vp", 1) > 1:
+            assumed.append(contradiction("vp", "pp", "1, since there is no pipeline"))
         return 1, "1f1b"
     virtual, schedule = whole(row, "vp", 1), schedule_of(row)
     check_schedule_of_data(schedule, allow_code=allow_code)
@@ -380,13 +442,14 @@ def _experts(row: Row, request: Request, assumed: list[str]) -> int:
 def _sharded(row: Row, place: Cluster, replicas: int) -> int:
     """Return the replicas that share parameters; 0 for all of them.
 
-    The notes may state them (``fsdp=64``, ``FSDP8 in node``). Otherwise each of several slices of TPUs holds all
-    parameters, unless the notes shard them across slices too (``dcn_fsdp_parallelism=2``).
+    The notes may state them (``fsdp=64``, ``FSDP8 in node``); as many as dp are all, with their context groups.
+    Otherwise each of several slices of TPUs holds all parameters, unless the notes shard them across slices too
+    (``dcn_fsdp_parallelism=2``).
     """
     notes = text(row, "notes").lower()
     found = re.search(r"\bfsdp\s*=?\s*(\d+)", notes)
     if found:
-        return int(found[1])
+        return replicas if int(found[1]) == figure(row, "dp") else int(found[1])
     slices = place.num_devices // place.domain_devices if place.intra_topology == "torus" else 1
     across = re.search(r"dcn_fsdp\w*\s*=\s*(?!1\b)", notes)
     return replicas // slices if place.domain_nodes > 1 and slices > 1 and not across else 0

@@ -343,8 +343,13 @@ def _parsed(name: str, key: str, value: str, default: object) -> Any:
 
 def says_micro_batch(text: str) -> bool:
     """Whether a strategy's text sets the micro batch or the number of microbatches."""
-    keys = {item.partition("=")[0].strip() for item in text.split(",")}
-    return not keys.isdisjoint({"micro_batch", "mbs", "num_microbatches", "microbatches"})
+    return not settings_in(text).isdisjoint({"micro_batch", "num_microbatches"})
+
+
+def settings_in(text: str) -> set[str]:
+    """The settings that a strategy's text names, by their long names."""
+    keys = (item.partition("=")[0].strip() for item in text.split(","))
+    return {_SHORT.get(key, key) for key in keys if key}
 
 
 def with_micro_batch(strategy: Strategy, micro_batch: int, global_batch: int) -> Strategy:
