@@ -17,11 +17,10 @@ from traincast.simulate.servers import measure
 from traincast.strategy import load_runtime
 from traincast.testbed.activity import ActivitySpans, activities, predicted_spans
 from traincast.testbed.cutting import aligned, blocking_classes, groups_of, without_waiting
+from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import RunFolder, measured_spans, read_run_folder, read_spans
 from traincast.testbed.outcome import ClassActivity, Comparison, DeviceActivity
 
-EVENTS: Final = "events"
-"""The folder within a run that has its events, if they were measured."""
 _SAME_FACTOR: Final = 1e-9
 
 

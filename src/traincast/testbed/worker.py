@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
+from traincast.profiling.contention import disturbed, process_delay_s
 from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.events_steps import optimizer_of
 from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
@@ -32,17 +33,21 @@ from traincast.strategy import Lowered
 from traincast.strategy.mesh import Axis
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
+from traincast.testbed.events import EVENTS_FILE
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
 from traincast.testbed.parallel.model import StageModules, layers_of, parts_of
 from traincast.testbed.recorder import SpanRecorder
 from traincast.testbed.request import RunRequest
+from traincast.testbed.rounds import EventRounds
 from traincast.testbed.setup import lowered_of
 
 _LEADS_S: Final = (0.05, 0.25, 1.0)
 """All ranks start a step this long after they have agreed on it; the next of these if one has less than half left."""
 _LATE_S: Final = 0.005
 """A rank may be this late for it."""
+_MOST_STEPS: Final = 2
+"""At most so many times the steps that were asked for run, if other processes disturb some."""
 
 
 class _Targets(ValidTargets):
@@ -53,14 +58,17 @@ class _Targets(ValidTargets):
 
 
 class Worker:
-    """A rank that is ready to train: :meth:`step` runs one step."""
+    """A rank that is ready to train: :meth:`step` runs one step.
+
+    ``lost_s`` are the seconds by which its host delayed the emulated device in the last step.
+    """
 
     def __init__(self, request: RunRequest, lowered: Lowered, rank: int) -> None:
         self.request, self.lowered, self.rank = request, lowered, rank
         self.strategy = lowered.request.strategy
         mesh = lowered.prepared.mesh
         self.at = {axis: mesh.coordinate(rank, axis) for axis in ("dp", "tp", "pp")}
-        self.behind_s = 0.0
+        self.lost_s = 0.0
         self.bed = self._bed(lowered.request.cluster)
         self.traceable = traceable_of(request.model, seq=request.seq)
         self.micro = request.global_batch // (self.strategy.dp * self.strategy.num_microbatches)
@@ -187,11 +195,8 @@ class Worker:
         with self._mode():
             self.run()
         self.bed.device_done()
-        if self.bed.clock is not None and number >= self.request.warmup:
-            alone = now() - self.bed.clock.free if self.strategy.dp == 1 else 0.0
-            self.behind_s = max(self.behind_s, self.bed.behind_s, alone)
-        self.bed.behind_s = 0.0
         self.bed.device_waited()
+        self.lost_s = self.bed.clock.lost_s() if self.bed.clock is not None else 0.0
         self.bed.recorder.microbatch = -1
         self.optimize()
         return start, now()
@@ -256,18 +261,62 @@ def update_of(optimizer: str, parameters: int) -> Operator:
     )
 
 
+def train(worker: Worker, rounds: EventRounds) -> dict[str, Any]:
+    """Run the steps of a request, with a round of events after each; return when they ran and which of them count.
+
+    A step that other processes disturbed does not count: another takes its place, as long as there are at most twice
+    as many as asked for. Steps without a common start follow one another, and all of them count.
+    """
+    request = worker.request
+    times = [worker.step(number) for number in range(request.warmup)]
+    shares: list[float] = []
+    lost: list[float] = []
+    if not request.back_to_back:
+        rounds.warm_up(times[-1][1] - times[-1][0])
+    while wants_another(shares, request):
+        waited = process_delay_s()
+        times.append(worker.step(len(times)))
+        start, end = times[-1]
+        shares.append((process_delay_s() - waited) / (end - start))
+        lost.append(worker.lost_s / (end - start))
+        if not request.back_to_back:
+            most = torch.tensor([shares[-1], lost[-1]], dtype=torch.float64)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            shares[-1], lost[-1] = most.tolist()
+            rounds.round()
+    return {"times": times, "waited": shares, "lost": lost, "counted": counted_steps(shares, request)}
+
+
+def wants_another(shares: Sequence[float], request: RunRequest) -> bool:
+    """Whether more steps must run, after those that waited for a core for these ``shares`` of their time."""
+    if request.back_to_back:
+        return len(shares) < request.steps
+    return len(counted_steps(shares, request)) < request.steps and len(shares) < _MOST_STEPS * request.steps
+
+
+def counted_steps(shares: Sequence[float], request: RunRequest) -> list[int]:
+    """The numbers of the steps that count; steps before the first of ``shares`` warm up."""
+    noisy = [False] * len(shares) if request.back_to_back else disturbed(shares)
+    quiet = [request.warmup + number for number, out in enumerate(noisy) if not out]
+    return quiet[: request.steps]
+
+
 def main(request_path: str, output: str) -> None:
     """Train the steps of a request as the rank that the environment names."""
+    place = Path(output)
     request = RunRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
+    events = json.loads((place / EVENTS_FILE).read_text(encoding="utf-8")) if request.events else None
     torch.set_num_threads(request.threads)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    worker = Worker(request, lowered_of(request, Path(output) / "cluster.toml"), rank)
-    times = [worker.step(number) for number in range(request.warmup + request.steps)]
-    rows = [row for row in worker.bed.recorder.rows if row.step >= request.warmup]
-    late = worker.bed.emulation.ran if worker.bed.emulation is not None else set()
-    facts = {"rank": rank, "times": times, "rows": rows, "ran": sorted(late), "behind_s": worker.behind_s}
-    (Path(output) / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    worker = Worker(request, lowered_of(request, place / "cluster.toml"), rank)
+    rounds = EventRounds(events, rank=rank, ranks=request.ranks)
+    trained = train(worker, rounds)
+    counted = set(trained["counted"])
+    rows = [row for row in worker.bed.recorder.rows if row.step in counted]
+    ran = worker.bed.emulation.ran if worker.bed.emulation is not None else set()
+    facts = {"rank": rank, **trained, "rows": rows, "ran": sorted(ran), "events": rounds.facts()}
+    (place / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -20,16 +20,11 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Bed:
-    """One rank: where it records spans, and its emulated device if it has one.
-
-    ``behind_s`` is the longest time since a step began by which the host was behind that device when gradients were
-    ready.
-    """
+    """One rank: where it records spans, and its emulated device if it has one."""
 
     recorder: SpanRecorder
     clock: DeviceClock | None = None
     emulation: Emulation | None = None
-    behind_s: float = 0.0
 
     def device_done(self) -> None:
         """Wait for the emulated device, before something else depends on it."""
@@ -62,8 +57,6 @@ class Bed:
 
     def asynchronous(self, label: str, tensor: torch.Tensor, group: Any) -> torch.futures.Future[torch.Tensor]:
         """All-reduce ``tensor`` while compute goes on; the span ends when the result is there."""
-        if self.clock is not None:
-            self.behind_s = max(self.behind_s, now() - self.clock.free)
         self.device_done()
         start, nbytes = now(), float(tensor.numel() * tensor.element_size())
         step, microbatch = self.recorder.step, self.recorder.microbatch
