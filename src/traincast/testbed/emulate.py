@@ -80,7 +80,7 @@ class DeviceClock:
 
     def lost_s(self) -> float:
         """Seconds by which the host made messages late since the last call: in turn, or the latest of those beside."""
-        lost = max(self._lost_s, self._most_s)
+        lost = max(self._lost_s + max(0.0, self._behind_s), self._most_s)
         self._behind_s = self._late_s = self._lost_s = self._most_s = 0.0
         return lost
 

@@ -69,7 +69,7 @@ def events_of_run(request: RunRequest, cluster: Path) -> RunEvents:
     """Return what to measure between the steps of ``request``, whose strategy must say its micro batch."""
     asked = request_of(request, cluster)
     needed = needed_works(asked)
-    messages = messages_of(needed, world=request.ranks) if needed.communicates else []
+    messages = messages_of(needed, world=request.ranks, ladder=False) if needed.communicates else []
     return RunEvents(asked=asked, needed=needed, messages=tuple(messages))
 
 

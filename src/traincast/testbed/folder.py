@@ -79,7 +79,7 @@ class RunFolder:
     disturbed_steps: Annotated[int, Meta(ge=0)] = 0
     cannot_carry: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON shows it; a run without a sampler says nothing of one."""
         told = {"format": FORMAT, **asdict(self)}
         if self.monitor_hz is None:

@@ -20,10 +20,9 @@ from traincast.testbed.events import groups_of
 
 _PAUSE_S: Final = 0.006
 """Pause before a message: as after a pass of a step, the bucket of a shaped link has filled, and ranks must wake up."""
-_ROUND_S: Final = 0.3
-_SHARE: Final = 0.3
-"""A round of messages may take this long, or this share of a step; every message is sent once at least."""
-_MOST: Final = 4
+_ROUND_S: Final = (0.5, 3.0)
+"""A round of messages takes about as long as a step, but not less or more than this, if every message is sent once."""
+_MOST: Final = 8
 _LEAST: Final = 5
 
 
@@ -71,7 +70,8 @@ class EventRounds:
         agreed = torch.tensor(own, dtype=torch.float64)
         dist.all_reduce(agreed, dist.ReduceOp.MAX)  # every rank must send equally often
         step_s, *taken = agreed.tolist()
-        each = max(_ROUND_S, _SHARE * step_s) / max(1, len(self._messages))
+        least, most = _ROUND_S
+        each = max(least, min(most, step_s)) / max(1, len(self._messages))
         self._repeats = [max(1, min(_MOST, int(each / (s + 2 * _PAUSE_S)))) for s in taken]
         self._samples = [[] for _ in self._messages]
 
@@ -79,16 +79,18 @@ class EventRounds:
         """Send all messages, then run the model if operators are measured."""
         begin = now()
         for call, count, samples in zip(self._calls, self._repeats, self._samples, strict=True):
-            for _ in range(count):
-                samples.append(self._timed(call))
+            dist.barrier()
+            samples += [self._timed(call) for _ in range(count)]
         if self._operators is not None:
             dist.barrier()
             self._operators.turn()
         self._seconds += now() - begin
 
     def _timed(self, call: Callable[[], object] | None) -> tuple[float, float, float]:
-        """Start, end and seconds waited for a core of one message; a rank without a part in it only keeps step."""
-        dist.barrier()
+        """Start, end and seconds waited for a core of one message; a rank without a part in it only takes a pause.
+
+        A rank that was late goes on being late, as in a step, where each computes as soon as its own part has ended.
+        """
         sleep_until(now() + _PAUSE_S)
         waited = process_delay_s()
         with without_collector() if call is not None else contextlib.nullcontext():

@@ -93,7 +93,7 @@ def run(
             _write_trace(folder, output)
         if request.events:
             write_folder(output / EVENTS, {file.name: file.read_bytes() for file in events.iterdir()})
-        write_json(output / "run.json", folder.as_dict())  # last: a folder with it is complete
+        write_json(output / "run.json", folder.to_dict())  # last: a folder with it is complete
     return read_run_folder(output)
 
 

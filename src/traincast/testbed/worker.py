@@ -195,11 +195,19 @@ class Worker:
         with self._mode():
             self.run()
         self.bed.device_done()
+        self.lost_s = self._lost_s()
         self.bed.device_waited()
-        self.lost_s = self.bed.clock.lost_s() if self.bed.clock is not None else 0.0
         self.bed.recorder.microbatch = -1
         self.optimize()
         return start, now()
+
+    def _lost_s(self) -> float:
+        """Seconds that the host of an emulated device cost: messages left late, or it was late to see the last one."""
+        clock = self.bed.clock
+        if clock is None:
+            return 0.0
+        reduces = self.strategy.dp > 1 and not self.strategy.zero and self.strategy.pp == 1
+        return clock.lost_s() + (max(0.0, now() - max(self.bed.reduced, clock.free)) if reduces else 0.0)
 
     @contextmanager
     def _mode(self) -> Iterator[None]:

@@ -20,11 +20,15 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Bed:
-    """One rank: where it records spans, and its emulated device if it has one."""
+    """One rank: where it records spans, and its emulated device if it has one.
+
+    ``reduced`` is when the last all-reduce beside compute ended.
+    """
 
     recorder: SpanRecorder
     clock: DeviceClock | None = None
     emulation: Emulation | None = None
+    reduced: float = 0.0
 
     def device_done(self) -> None:
         """Wait for the emulated device, before something else depends on it."""
@@ -63,9 +67,11 @@ class Bed:
         work = dist.all_reduce(tensor, group=group, async_op=True)
 
         def done(future: Any) -> torch.Tensor:
+            self.reduced = now()
             self.recorder.add_at(
-                step, microbatch, "communication", "communication", label, "all_reduce", start, now(), nbytes=nbytes
-            )
+                step, microbatch, "communication", "communication", label, "all_reduce", start, self.reduced,
+                nbytes=nbytes,
+            )  # fmt: skip
             return future.value()[0]
 
         return work.get_future().then(done)
