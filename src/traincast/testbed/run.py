@@ -27,7 +27,7 @@ from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_ru
 from traincast.testbed.launch import Starter, launch
 from traincast.testbed.network import NodeNetwork, loopback, shaped
 from traincast.testbed.recorder import SpanRow
-from traincast.testbed.request import LOOPBACK, RunRequest
+from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
 from traincast.testbed.row import ROW, write_row
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
 from traincast.testbed.setup import RUNTIME, lowered_of
@@ -50,6 +50,46 @@ _MOST_WAITED: Final = 0.1
 _MOST_NOISE: Final = 0.1
 """Spread of the steps, as a share of their mean, up to which they tell anything about a forecast."""
 Progress = Callable[[int, int], None]
+
+
+def run_testbed(
+    model: str,
+    *,
+    ranks: int,
+    strategy: str,
+    global_batch: int,
+    output: str | Path,
+    seq: int | None = None,
+    compute: str = REAL,
+    network: str = LOOPBACK,
+    link: Mapping[int, str] | None = None,
+    slow: Mapping[int, float] | None = None,
+    steps: int = 10,
+    warmup: int = 3,
+    monitor: float | None = None,
+    events: bool = True,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> RunFolder:
+    """Train ``model`` on this machine with ``ranks`` processes, and write a folder with what every rank did.
+
+    This is ``traincast testbed run``. ``compute`` is ``real`` or a device to emulate. ``network`` is ``loopback`` or
+    the rate of every rank's link, such as ``1Gbit`` (needs root); ``link={3: "200Mbit"}`` gives rank 3 another rate,
+    and ``slow={3: 1.5}`` makes it compute 1.5 times slower. ``monitor`` is how often per second devices, networks and
+    processes are sampled. With ``events``, the ranks measure the works of their plan between the steps, and a
+    comparison forecasts the run from them.
+    """
+    check_folder(Path(output))
+    if network == LOOPBACK and link:
+        rank, rate = next(iter(link.items()))
+        raise RequestError(f"link {rank}={rate} on loopback: give the rate of the other links as network")
+    rates = tuple((rank, rate_of(rate, "link")) for rank, rate in (link or {}).items())
+    request = RunRequest(
+        model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
+        network=network, link_rates=rates, slow=tuple((slow or {}).items()), steps=steps, warmup=warmup,
+        threads=threads, monitor_hz=monitor, events=events,
+    )  # fmt: skip
+    return run(request, Path(output), progress=progress)
 
 
 def run(

@@ -104,16 +104,6 @@ class StudyCell:
         """The name of the cell's folder."""
         return re.sub(r"[^A-Za-z0-9=.]+", "-", f"{self.kind} {self.name}").strip("-")
 
-    @property
-    def events_folder(self) -> str:
-        """The name of the folder of events, which all strategies of a model on a network share."""
-        return re.sub(r"[^A-Za-z0-9=.]+", "-", f"{self.model} {self.compute} {self.events_network}").strip("-")
-
-    @property
-    def events_network(self) -> str:
-        """The network on which events are measured: that of the slowest link."""
-        return min([self.network, *(rate for _, rate in self.links)], key=rate_of)
-
 
 def _gpt(kind: Kind, strategy: str, network: str = "500Mbit", **more: object) -> StudyCell:
     model = MODELS["gpt"]

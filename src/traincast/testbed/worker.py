@@ -30,13 +30,14 @@ from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.events_steps import optimizer_of
 from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
+from traincast.strategy.lower import Layout
 from traincast.strategy.mesh import Axis
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
 from traincast.testbed.events import EVENTS_FILE
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
-from traincast.testbed.parallel.model import StageModules, layers_of, parts_of
+from traincast.testbed.parallel.model import StageModules, layers_of, parts_of, tied_weight
 from traincast.testbed.recorder import SpanRecorder
 from traincast.testbed.request import RunRequest
 from traincast.testbed.rounds import EventRounds
@@ -89,13 +90,14 @@ class Worker:
         seconds = SecondsOfOperators(default_cost_model(), own, factor=self.request.factor(self.rank))
         return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
 
-    def _group(self, axis: Axis) -> Any:
-        """The process group of this rank along ``axis``; every rank makes all groups, in the same order."""
+    def _group(self, axis: Axis, *, ends: bool = False) -> Any:
+        """The process group of this rank along ``axis``, or of its first and last rank; every rank makes all groups."""
         mesh = self.lowered.prepared.mesh
         mine = None
         done: set[tuple[int, ...]] = set()
         for rank in range(mesh.num_ranks):
             members = tuple(int(r) for r in mesh.group(rank, axis))
+            members = (members[0], members[-1]) if ends else members
             if members not in done:
                 done.add(members)
                 group = dist.new_group(list(members))
@@ -164,10 +166,30 @@ class Worker:
         first, last = 0 in parts.indices, parts.num_stages - 1 in parts.indices
         target = torch.zeros(self.micro * count)
 
+        tied = self._tied_weights()
+
         def run() -> None:
             schedule.step(*(whole if first else ()), **({"target": target, "losses": []} if last else {}))
+            tied()
 
         return run
+
+    def _tied_weights(self) -> Callable[[], None]:
+        """Adds up the gradients of tied weights between the first and the last stage, which have a copy each."""
+        if not Layout(request=self.lowered.request, prepared=self.lowered.prepared).tied_stages:
+            return lambda: None
+        group = self._group("pp", ends=True)
+        found = [weight for part in self.parts.modules if (weight := tied_weight(part)) is not None]
+        if not found:
+            return lambda: None
+
+        def add_up() -> None:
+            gradient = found[0].grad
+            local = getattr(gradient, "to_local", lambda: gradient)()
+            nbytes = float(local.numel() * local.element_size())
+            self.bed.blocking("pp gradients of tied weights", nbytes, lambda: dist.all_reduce(local, group=group))
+
+        return add_up
 
     def _optimizer(self) -> Callable[[], None]:
         """The update of this rank's parameters."""
