@@ -19,10 +19,21 @@ from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_folder, write_json, write_text, writing
 from traincast.graph.capture import require_torch
+from traincast.graph.load import load_model
 from traincast.profiling.device_counter import FOLDER as DEVICES
 from traincast.profiling.device_counter import counters
+from traincast.profiling.events_request import needed_works
+from traincast.profiling.machine import free_memory
 from traincast.strategy import parse_strategy
-from traincast.testbed.events import EVENTS, EVENTS_FILE, RunEvents, events_of_run, measure_beside, write_events
+from traincast.testbed.events import (
+    EVENTS,
+    EVENTS_FILE,
+    RunEvents,
+    events_of_run,
+    measure_beside,
+    request_of,
+    write_events,
+)
 from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
 from traincast.testbed.launch import Starter, launch
 from traincast.testbed.network import NodeNetwork, loopback, shaped
@@ -32,6 +43,7 @@ from traincast.testbed.row import ROW, write_row
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
 from traincast.testbed.setup import RUNTIME, lowered_of
 from traincast.testbed.trace import write_measured_trace
+from traincast.units import format_bytes
 
 CLUSTER: Final = "cluster.toml"
 _LOOPBACK_RATE: Final = 1.2e9
@@ -41,6 +53,8 @@ _START_S: Final = 120.0
 """Seconds that the ranks may take to start."""
 _SLOWEST_STEP_S: Final = 120.0
 _CLEARLY: Final = 0.5
+_PROCESS_BYTES: Final = 0.5e9
+"""What a process with PyTorch takes before it has a model."""
 _RANKS_PER_CORE: Final = 3
 """More ranks with emulated compute do not wake up in time."""
 _MOST_LOST: Final = 0.03
@@ -105,7 +119,8 @@ def run(
 
     ``start`` starts the process of a rank; by default it is a program of its own. ``traced`` says whether the folder
     gets a trace. ``place`` is where the ranks run beside those of other runs; by default they have their own network.
-    Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
+    Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here, or if
+    memory does not suffice.
     """
     require_torch()
     check_folder(output)
@@ -114,6 +129,7 @@ def run(
         write_text(folder_of_ranks / CLUSTER, cluster_text(request))
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
+        _check_memory(request, folder_of_ranks / CLUSTER, servers=servers)
         measured = (_train_with_servers if servers else _train)(request, folder_of_ranks, _Launching(start, place))
         events = folder_of_ranks / EVENTS
         if request.events and measured.events is not None:
@@ -135,6 +151,37 @@ def run(
             write_folder(output / EVENTS, {file.name: file.read_bytes() for file in events.iterdir()})
         write_json(output / "run.json", folder.to_dict())  # last: a folder with it is complete
     return read_run_folder(output)
+
+
+def _check_memory(request: RunRequest, cluster: Path, *, servers: int) -> None:
+    """Refuse a run that needs more memory than is free."""
+    need, free = memory_of_run(request, cluster, servers=servers), free_memory("cpu")
+    if need > free:
+        told = "" if request.emulated else ", or emulated compute (--compute DEVICE)"
+        raise RequestError(
+            f"{request.model} on {request.ranks} ranks needs about {format_bytes(need)} of memory, but "
+            f"{format_bytes(free)} are free: use a smaller model or batch, fewer ranks{told}"
+        )
+
+
+def memory_of_run(request: RunRequest, cluster: Path, *, servers: int = 0) -> float:
+    """Return roughly the bytes that all processes of a run need.
+
+    Every rank makes the weights of the whole model before it keeps its part; replicas have buckets as large. Emulated
+    operators need no memory. Real ones need what the forecast says and, if events are measured, a second model.
+    """
+    graph = load_model(request.model, seq=request.seq, use_cache=True)
+    weights = 4.0 * graph.num_parameters
+    rank = _PROCESS_BYTES + 2.0 * weights
+    if not request.emulated and not servers:
+        lowered = lowered_of(request, cluster)
+        rank += max(memory.total for memory in lowered.memory)
+        if request.events:
+            from traincast.profiling.events_worker import step_memory
+
+            asked = request_of(replace(request, strategy=lowered.request.strategy.complete_text), cluster)
+            rank += step_memory(needed_works(asked))
+    return (request.ranks + servers) * rank
 
 
 def _write_trace(folder: RunFolder, output: Path) -> None:
