@@ -218,7 +218,8 @@ def study_command(
         print_json(found.to_dict())
         return
     show_study(found)
-    console().print(f"study: {', '.join(str(path) for path in sorted(folder.glob('study*.*')) if path.is_file())}")
+    written = sorted(path for path in folder.glob("study*") if path.suffix != ".journal")
+    console().print(f"study: {', '.join(map(str, written))}")
 
 
 def _list(text: str | None) -> list[str]:

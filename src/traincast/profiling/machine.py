@@ -72,14 +72,9 @@ def free_memory(device: str) -> float:
 
 def _container_room() -> float:
     """Bytes that the control group of a container has left; without a limit, infinitely many."""
-    group = Path("/sys/fs/cgroup")
-    for most, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with suppress(OSError, ValueError):
-            return max(
-                0.0,
-                float((group / most).read_text(encoding="ascii")) - float((group / used).read_text(encoding="ascii")),
-            )
+    old = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"
+    for files in (("memory.max", "memory.current"), old):
+        with suppress(OSError, ValueError):  # a group without a limit says "max"
+            most, used = (float(Path("/sys/fs/cgroup", name).read_text(encoding="ascii")) for name in files)
+            return max(0.0, most - used)
     return math.inf
