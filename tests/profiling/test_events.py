@@ -188,7 +188,5 @@ def test_ranks_that_wait_for_one_another_take_the_steps_of_the_slowest() -> None
 
 def test_steps_that_any_rank_spent_waiting_are_left_out() -> None:
     answers = iter([[0.0, 0.3, 0.01], [10.0, 99.0, 20.0]])
-    times = time_steps(
-        training_step(DEEP, batch=1), needed_works(ONE).operators, slowest=lambda values: next(answers)
-    )
+    times = time_steps(training_step(DEEP, batch=1), needed_works(ONE).operators, slowest=lambda values: next(answers))
     assert times.plain_s == (10.0, 20.0)
