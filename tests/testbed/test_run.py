@@ -140,9 +140,7 @@ def test_both_ends_of_a_pipeline_add_up_the_gradients_of_tied_weights(tmp_path: 
 
 def test_a_run_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("traincast.testbed.run.free_memory", lambda device: 1e9)
-    with pytest.raises(
-        RequestError, match=r"2 ranks needs about .* of memory, but 953\.7 MiB are free: use"
-    ):
+    with pytest.raises(RequestError, match=r"2 ranks needs about .* of memory, but 953\.7 MiB are free: use"):
         run(ASKED, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

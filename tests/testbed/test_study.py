@@ -167,7 +167,8 @@ def test_a_model_of_the_user_gets_steps_as_long_as_those_of_the_study() -> None:
     ours = MODELS["gpt"]
     (same,) = cells_of(models=[ours.spec], strategies=["dp=2"], networks=["1Gbit"])
     assert same.global_batch == ours.global_batch
-    (small,) = cells_of(models=["gpt:layers=2,hidden=64,heads=2"], strategies=["dp=2"], networks=["1Gbit"])
+    spec = "gpt:layers=2,hidden=128,heads=4,vocab=512,seq=64"
+    (small,) = cells_of(models=[spec], strategies=["dp=2"], networks=["1Gbit"])
     assert small.global_batch > ours.global_batch
 
 

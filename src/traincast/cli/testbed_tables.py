@@ -132,9 +132,11 @@ def _show_warnings(warnings: tuple[str, ...]) -> None:
 
 def show_study(study: Study) -> None:
     """Print the cells of a study and its mean errors."""
+    models = {cell.model for cell in study.done}
+    shared = f"{next(iter(models))} · " if len(models) == 1 else ""  # a spec leaves no room for figures
     rows = [
         [
-            cell.name,
+            cell.name.removeprefix(shared),
             format_seconds(cell.measured_s),
             format_seconds(cell.predicted_s),
             signed(cell.batch_error),
@@ -144,7 +146,7 @@ def show_study(study: Study) -> None:
         for cell in study.carried
     ]
     columns = ["cell", "measured", "forecast", "batch error", "activity error", "noise"]
-    print_table("study", columns, rows, right=range(1, len(columns)))
+    print_table(f"study of {next(iter(models))}" if shared else "study", columns, rows, right=range(1, len(columns)))
     for name, summary in study.summaries().items():
         console().print(
             f"{name}: {summary.cells} cells, batch error {percent(summary.batch_error)} on average, worst "
