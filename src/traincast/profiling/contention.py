@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,16 +24,18 @@ def run_queue_delay_s() -> float:
         return 0.0
 
 
-def process_delay_s() -> float:
-    """Return the seconds for which threads of this process could run but waited for a core, added up; 0 if not known.
-
-    A thread that has ended no longer counts.
-    """
-    nanoseconds = 0
+def thread_delays_s() -> dict[str, float]:
+    """Return, for each thread of this process, the seconds for which it could run but waited for a core."""
+    found = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):
-            nanoseconds += int(file.read_text(encoding="ascii").split()[1])
-    return nanoseconds * 1e-9
+            found[file.parent.name] = int(file.read_text(encoding="ascii").split()[1]) * 1e-9
+    return found
+
+
+def longest_delay_s(before: Mapping[str, float]) -> float:
+    """Return how long the thread that waited longest for a core has waited since :func:`thread_delays_s`."""
+    return max((seconds - before.get(thread, 0.0) for thread, seconds in thread_delays_s().items()), default=0.0)
 
 
 def disturbed(shares: Sequence[float]) -> list[bool]:

@@ -86,7 +86,7 @@ class TrainingStep:
             self.optimizer.step()
             self._synchronize()
             end = time.perf_counter()
-            self.waited_s = run_queue_delay_s() - waited
+            self.waited_s = min(run_queue_delay_s() - waited, end - start)
         self.update_s = end - middle
         return end - start
 
@@ -292,7 +292,8 @@ class StepTimer:
 
     def warm_up(self) -> float:
         """Run a few steps that do not count; return the seconds of a plain one."""
-        self._step()  # DistributedDataParallel arranges its buckets, the optimizer its states
+        self._step()  # the optimizer makes its states
+        self._step()  # DistributedDataParallel arranges its buckets anew
         self._step(self.watch)
         return self._step()
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from traincast.collector import without_collector
 from traincast.estimate.events_file import REAL, Row
-from traincast.profiling.contention import process_delay_s
+from traincast.profiling.contention import longest_delay_s, thread_delays_s
 from traincast.profiling.events_network import MessageTimer, call_of, interference
 from traincast.profiling.events_request import EventsRequest, Message, needed_works
 from traincast.profiling.events_worker import OperatorEvents
@@ -92,13 +92,13 @@ class EventRounds:
         A rank that was late goes on being late, as in a step, where each computes as soon as its own part has ended.
         """
         sleep_until(now() + _PAUSE_S)
-        waited = process_delay_s()
+        before = thread_delays_s()
         with without_collector() if call is not None else contextlib.nullcontext():
             start = now()
             if call is not None:
                 call()
             end = now()
-        return start, end, process_delay_s() - waited
+        return start, end, longest_delay_s(before)
 
     def facts(self) -> dict[str, Any]:
         """What this rank measured, for :func:`traincast.testbed.events.write_events`."""

@@ -25,7 +25,7 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
-from traincast.profiling.contention import disturbed, process_delay_s
+from traincast.profiling.contention import disturbed, longest_delay_s, thread_delays_s
 from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.events_steps import optimizer_of
 from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
@@ -61,7 +61,8 @@ class _Targets(ValidTargets):
 class Worker:
     """A rank that is ready to train: :meth:`step` runs one step.
 
-    ``lost_s`` are the seconds by which its host delayed the emulated device in the last step.
+    Of the last step, ``lost_s`` are the seconds by which its host delayed the emulated device, and ``waited_s`` those
+    for which the thread that waited longest could run but waited for a core.
     """
 
     def __init__(self, request: RunRequest, lowered: Lowered, rank: int) -> None:
@@ -69,7 +70,8 @@ class Worker:
         self.strategy = lowered.request.strategy
         mesh = lowered.prepared.mesh
         self.at = {axis: mesh.coordinate(rank, axis) for axis in ("dp", "tp", "pp")}
-        self.lost_s = 0.0
+        self.lost_s = self.waited_s = 0.0
+        self._delays: dict[str, float] = {}
         self.bed = self._bed(lowered.request.cluster)
         self.traceable = traceable_of(request.model, seq=request.seq)
         self.micro = request.global_batch // (self.strategy.dp * self.strategy.num_microbatches)
@@ -221,7 +223,9 @@ class Worker:
         self.bed.device_waited()
         self.bed.recorder.microbatch = -1
         self.optimize()
-        return start, now()
+        end = now()
+        self.waited_s = longest_delay_s(self._delays)
+        return start, end
 
     def _lost_s(self) -> float:
         """Seconds that the host of an emulated device cost: messages left late, or it was late to see the last one."""
@@ -243,6 +247,7 @@ class Worker:
 
     def _at_once(self) -> float:
         """Begin a step without a word to other ranks."""
+        self._delays = thread_delays_s()
         self.bed.device_waited()
         return now()
 
@@ -259,6 +264,7 @@ class Worker:
             dist.all_reduce(left, dist.ReduceOp.MIN)
             if float(left[0]) > lead / 2:
                 break
+        self._delays = thread_delays_s()
         if start + _LATE_S < now():
             raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
         if self.request.emulated:
@@ -304,10 +310,9 @@ def train(worker: Worker, rounds: EventRounds) -> dict[str, Any]:
     if not request.back_to_back:
         rounds.warm_up(times[-1][1] - times[-1][0])
     while wants_another(shares, request):
-        waited = process_delay_s()
         times.append(worker.step(len(times)))
         start, end = times[-1]
-        shares.append((process_delay_s() - waited) / (end - start))
+        shares.append(worker.waited_s / (end - start))
         lost.append(worker.lost_s / (end - start))
         if not request.back_to_back:
             most = torch.tensor([shares[-1], lost[-1]], dtype=torch.float64)
