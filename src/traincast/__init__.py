@@ -1,9 +1,9 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
 Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
-``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``; ``trace`` has one function for each of its verbs. The
-types that they take and return can be imported from here, too; ``dir(traincast)`` lists all of them. Nothing is
-imported before it is used.
+``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``; ``trace`` has one function for each of its verbs, and
+those of the testbed are ``run_testbed``, ``compare_testbed`` and ``study_testbed``. The types that they take and return
+can be imported from here, too; ``dir(traincast)`` lists all of them. Nothing is imported before it is used.
 
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
@@ -57,6 +57,12 @@ if TYPE_CHECKING:
     from traincast.searching.search import search
     from traincast.simulate import Conditions, Timeline
     from traincast.strategy import Request, Runtime, Strategy, load_runtime
+    from traincast.testbed.compare import compare_testbed
+    from traincast.testbed.folder import RunFolder
+    from traincast.testbed.outcome import Comparison as RunComparison
+    from traincast.testbed.run import run_testbed
+    from traincast.testbed.study import Study as RunStudy
+    from traincast.testbed.study import study_testbed
     from traincast.traces.diff import TraceDiff
     from traincast.traces.learn import LearnedEvents
     from traincast.traces.replay import ReplayReport
@@ -90,6 +96,11 @@ _HOMES = {
     "traincast.searching.search": "search",
     "traincast.simulate": "Conditions Timeline",
     "traincast.strategy": "Request Runtime Strategy load_runtime",
+    "traincast.testbed.compare": "compare_testbed",
+    "traincast.testbed.folder": "RunFolder",
+    "traincast.testbed.outcome": "RunComparison",
+    "traincast.testbed.run": "run_testbed",
+    "traincast.testbed.study": "RunStudy study_testbed",
     "traincast.traces.diff": "TraceDiff",
     "traincast.traces.learn": "LearnedEvents",
     "traincast.traces.replay": "ReplayReport",
@@ -102,7 +113,7 @@ _HOMES = {
 }
 """The public names of each module."""
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
-_RENAMED = {"capture": "load_model"}
+_RENAMED = {"RunComparison": "Comparison", "RunStudy": "Study", "capture": "load_model"}
 """Public names that their module calls otherwise."""
 
 __all__ = [
@@ -147,6 +158,9 @@ __all__ = [
     "Request",
     "RequestError",
     "RowValidation",
+    "RunComparison",
+    "RunFolder",
+    "RunStudy",
     "Runtime",
     "Schedule",
     "SharedCluster",
@@ -165,6 +179,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "capture",
+    "compare_testbed",
     "fit",
     "learned_cost_model",
     "load_cluster",
@@ -175,9 +190,11 @@ __all__ = [
     "monitor",
     "predict",
     "profile",
+    "run_testbed",
     "save_graph",
     "schedule",
     "search",
+    "study_testbed",
     "trace",
     "validate",
 ]

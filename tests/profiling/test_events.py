@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from traincast.profiling.contention import quiet
 from traincast.profiling.events import journal_of, measure_events, plan_events
 from traincast.profiling.events_network import trimmed
 from traincast.profiling.events_request import EventsRequest, messages_of, needed_works
-from traincast.profiling.events_steps import OperatorWatch, time_steps, training_step
+from traincast.profiling.events_steps import OperatorWatch, StepTimer, TimedSteps, TrainingStep, training_step
 from traincast.strategy import lower
 
 DEEP = "gpt:layers=4,hidden=16,heads=2,vocab=32,seq=8"
@@ -35,6 +36,13 @@ EMULATED = EventsRequest(
 )
 
 
+def time_steps(step: TrainingStep, wanted: Sequence[Operator], **how: Any) -> TimedSteps:
+    """Three turns of a step."""
+    timer = StepTimer(step, wanted, **how)
+    timer.run(steps=3, seconds=5.0)
+    return timer.result()
+
+
 def counts_of(request: EventsRequest) -> dict[str, float]:
     """How often a step of the plan runs each operator, by key."""
     plan = lower(needed_works(request).request, grain="operator").plan
@@ -47,7 +55,7 @@ def counts_of(request: EventsRequest) -> dict[str, float]:
 
 def test_operators_of_a_plan_add_up_to_the_mean_step() -> None:
     needed = needed_works(ONE)
-    times = time_steps(training_step(DEEP, batch=1), needed.operators, steps=3, seconds=5.0)
+    times = time_steps(training_step(DEEP, batch=1), needed.operators)
     total = sum(times.operators[key][1] * count for key, count in counts_of(ONE).items())
     assert total == pytest.approx(times.mean_s - times.update_s, rel=1e-6)
     assert [op.kind for op in times.missing] == [OpKind.OPTIMIZER]
@@ -70,8 +78,8 @@ def test_whole_operators_that_a_plan_divides_do_not_count_for_others() -> None:
     needed = needed_works(ONE)
     wanted = [op for op in needed.operators if op.name == "native_layer_norm"]
     step = training_step(DEEP, batch=1)
-    some = time_steps(step, wanted, steps=3, seconds=5.0, whole=False)
-    all_of_them = time_steps(step, wanted, steps=3, seconds=5.0)
+    some = time_steps(step, wanted, whole=False)
+    all_of_them = time_steps(step, wanted)
     (_, own), (_, with_others) = (next(iter(times.operators.values())) for times in (some, all_of_them))
     assert 0.0 < own < 0.8 * with_others
 
@@ -173,6 +181,12 @@ def test_ranks_that_wait_for_one_another_take_the_steps_of_the_slowest() -> None
         given.append(seconds)
         return [10.0] * len(seconds)
 
-    times = time_steps(training_step(DEEP, batch=1), needed_works(ONE).operators, steps=3, seconds=5.0, slowest=slowest)
+    times = time_steps(training_step(DEEP, batch=1), needed_works(ONE).operators, slowest=slowest)
     assert times.mean_s == pytest.approx(10.0)
-    assert [len(seconds) for seconds in given] == [3]
+    assert [len(values) for values in given] == [3, 3]  # shares of waiting, then seconds
+
+
+def test_steps_that_any_rank_spent_waiting_are_left_out() -> None:
+    answers = iter([[0.0, 0.3, 0.01], [10.0, 99.0, 20.0]])
+    times = time_steps(training_step(DEEP, batch=1), needed_works(ONE).operators, slowest=lambda values: next(answers))
+    assert times.plain_s == (10.0, 20.0)

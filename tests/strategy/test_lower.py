@@ -243,3 +243,27 @@ def test_detectors_launch_more_for_each_image_and_other_models_do_not() -> None:
 
     assert launches("mask-rcnn-r50-fpn", 2) - launches("mask-rcnn-r50-fpn", 1) == pytest.approx(8000.0)
     assert launches("resnet50", 2) == launches("resnet50", 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "tied", "stages"),
+    [
+        ("pp=4,num_microbatches=4", True, [0, 3]),
+        ("dp=2,pp=2,num_microbatches=4,zero=3", True, [0, 1]),
+        ("pp=4,num_microbatches=4", False, []),
+        ("dp=4", True, []),
+    ],
+)
+def test_the_ends_of_a_pipeline_add_up_the_gradients_of_tied_weights(
+    strategy: str, tied: bool, stages: list[int]
+) -> None:
+    model = f"gpt:layers=4,hidden=64,heads=4,vocab=1000,seq=32,tied={str(tied).lower()}"
+    plan = lower(request_of(strategy, model=model), grain="operator").plan
+    tasks = [task for task in range(plan.num_tasks) if plan.labels[plan.label[task]] == "pp gradients of tied weights"]
+    assert sorted(int(plan.lanes[plan.lane_start[task]]) // NUM_STREAMS for task in tasks) == stages
+    for task in tasks:
+        work = plan.works[plan.cost[task]]
+        assert isinstance(work, Collective)
+        whole = request_of(strategy, model=model).precision.gradient_bytes(1000 * 64)
+        assert (work.kind, work.num_ranks) == ("all_reduce", 2)
+        assert work.nbytes == (whole / 2 if "zero=3" in strategy else whole)

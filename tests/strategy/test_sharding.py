@@ -44,6 +44,14 @@ def test_a_gated_mlp_is_cut_too() -> None:
     assert set(rest.values()) == {Role.COLUMN}
 
 
+def test_an_mlp_as_wide_as_the_vocabulary_is_no_logits() -> None:
+    graph = graph_of("gpt:layers=2,hidden=16,heads=2,vocab=64,seq=8")
+    roles = roles_of("gpt:layers=2,hidden=16,heads=2,vocab=64,seq=8")
+    assert (roles["layers.0.mlp.up"], roles["head"]) == (Role.COLUMN, Role.VOCAB)
+    whole = find_sharding(graph, split_vocabulary=False)
+    assert roles_of(graph.name, whole)["layers.0.mlp.up"] is Role.COLUMN
+
+
 def test_what_lies_between_is_shared_and_what_lies_outside_is_whole() -> None:
     graph = graph_of(GPT)
     by_name = {

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from tests.testbed.runs import Span, write_run
+from traincast import compare_testbed
 from traincast.cli.main import main
 from traincast.cli.testbed_tables import sentence_of
+from traincast.testbed.folder import RunFolder, read_run_folder
 from traincast.testbed.outcome import Disagreement
 from traincast.testbed.request import RunRequest
 from traincast.testbed.study_grid import StudyCell
@@ -39,6 +41,21 @@ def test_compare_shows_errors_with_the_noise_beside_them(capsys: pytest.CaptureF
     assert "rank 1, optimizer: the forecast is busy shorter by" in out
     assert "times from bundles and physics" in out
     assert "warning: no events were given" in out
+
+
+def test_compare_says_that_a_machine_cannot_carry_a_run_and_prints_no_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "run", "dp=2", 2)
+    content = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(content | {"cannot_carry": "steps vary by 30 %"}))
+    code, out, _ = call(capsys, "compare", str(tmp_path / "run"))
+    assert code == 0
+    assert "this machine cannot carry the run: steps vary by 30 %" in " ".join(out.split())
+    assert "batch error" not in out and "worst disagreements" not in out
+    told = compare_testbed(tmp_path / "run").to_dict()
+    assert (told["batch_error"], told["activity_error"]) == (None, None)
+    assert json.loads(call(capsys, "compare", str(tmp_path / "run"), "--json")[1]) == json.loads(json.dumps(told))
 
 
 def test_compare_gives_one_json_document_and_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -104,9 +121,10 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the verb asks of the testbed, which writes the folder of another run."""
     asked: list[dict[str, Any]] = []
 
-    def run(request: RunRequest, output: Path, *, progress: object = None) -> None:
+    def run(request: RunRequest, output: Path, *, progress: object = None) -> RunFolder:
         asked.append(asdict(request))
         write_run(output, "dp=2", 2)
+        return read_run_folder(output)
 
     monkeypatch.setattr("traincast.testbed.run.run", run)
     return asked
@@ -124,7 +142,7 @@ def test_run_asks_for_what_the_options_say(
     assert asked["slow"] == ((1, 1.5), (2, 2.0))
     expected = {
         "model": "gpt2", "ranks": 4, "strategy": "dp=4", "global_batch": 8, "seq": None, "compute": "k80",
-        "network": "1Gbit", "steps": 20, "warmup": 3, "threads": 1,
+        "network": "1Gbit", "steps": 20, "warmup": 3, "threads": 1, "events": True,
     }  # fmt: skip
     assert {name: asked[name] for name in expected} == expected
     assert f"traincast testbed compare {folder}" in " ".join(out.split())
@@ -135,7 +153,15 @@ def test_run_gives_the_run_as_json(
 ) -> None:
     code, out, _ = call(capsys, *RUN, "-o", str(tmp_path / "run"), "--json")
     assert code == 0
-    assert json.loads(out) == json.loads((tmp_path / "run" / "run.json").read_text())
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert {name: value for name, value in json.loads(out).items() if name in told} == told
+
+
+def test_events_are_left_out_if_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, requests: list[dict[str, Any]]
+) -> None:
+    assert call(capsys, *RUN, "--no-events", "-o", str(tmp_path / "run"))[0] == 0
+    assert requests[0]["events"] is False
 
 
 @pytest.mark.parametrize(("words", "hz"), [((), None), (("--monitor",), 50.0), (("--monitor", "100"), 100.0)])
@@ -156,8 +182,8 @@ def test_a_sampler_runs_if_asked_for(
         (("--slow", "1"), "--slow '1': expected RANK=FACTOR, such as 3=1.5"),
         (("--slow", "1=x"), "--slow factor 'x': expected a number above 0"),
         (("--slow", "-1=2"), "--slow '-1=2': expected RANK=FACTOR"),
-        (("--link", "1=1Gbit"), "--link 1=1Gbit on loopback: give --network RATE"),
-        (("--network", "1Gbit", "--link", "1=fast"), "--link 'fast': expected a rate such as 1Gbit"),
+        (("--link", "1=1Gbit"), "link 1=1Gbit on loopback: give the rate of the other links"),
+        (("--network", "1Gbit", "--link", "1=fast"), "link 'fast': expected a rate such as 1Gbit"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(
@@ -178,9 +204,6 @@ def test_study_writes_its_files_and_shows_a_table(
             if cell.strategy == "tp=2":
                 raise RuntimeError("no cores left")
             write_run(folder, cell.strategy, cell.ranks, model=cell.spec, batch=cell.global_batch, runtime="pytorch")
-
-        def measure_events(self, cell: StudyCell, run: Path, events: Path) -> int:
-            return 0
 
     monkeypatch.setattr("traincast.testbed.study.ThisMachine", Pretended)
     spec = "gpt:layers=2,hidden=64,heads=2,vocab=128,seq=32"

@@ -21,7 +21,15 @@ CASES = [
         "dp=2,pp=2,num_microbatches=4",
         4,
         {"runtime": "pytorch"},
-        {"forward", "backward", "optimizer", "dp gradients", "pp send activations", "pp send gradients"},
+        {
+            "forward",
+            "backward",
+            "optimizer",
+            "dp gradients",
+            "pp send activations",
+            "pp send gradients",
+            "pp gradients",
+        },
     ),
     ("dp=2", 2, {"factors": (1.0, 2.0)}, {"forward", "backward", "optimizer", "dp gradients"}),
     ("dp=2,servers=1", 2, {"runtime": "pytorch"}, {"forward", "backward", "optimizer", "push", "pull"}),
@@ -109,7 +117,7 @@ def test_workers_of_asynchronous_servers_are_compared_by_busy_time(tmp_path: Pat
 def test_json_has_the_promised_fields(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "dp=2", 2)
     found = compare(tmp_path / "run").comparison
-    data = json.loads(json.dumps(found.as_dict()))
+    data = json.loads(json.dumps(found.to_dict()))
     assert {"measured_s", "predicted_s", "batch_error", "activity_error", "by_device", "repeat_cv", "worst",
             "warnings"} <= set(data)  # fmt: skip
     assert data["by_device"][0]["classes"][0]["measured"] == asdict(found.by_device[0].classes[0].measured)  # type: ignore[arg-type]

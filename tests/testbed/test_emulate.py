@@ -113,6 +113,21 @@ def test_a_device_that_waited_starts_from_the_present() -> None:
     assert clock.run(SECONDS)[0] >= time.monotonic() - 0.5
 
 
+def test_a_host_that_falls_behind_its_device_makes_messages_late() -> None:
+    clock = DeviceClock()
+    clock.run(0.001)
+    time.sleep(0.02)
+    clock.run(0.001)  # the host comes back long after the device could have begun this
+    clock.finish()
+    clock.resume()
+    assert clock.lost_s() > 0.01
+    clock.run(0.01)
+    clock.finish()
+    time.sleep(0.02)  # waiting for a message is no fault of the host
+    clock.resume()
+    assert clock.lost_s() < 0.01
+
+
 def test_a_recurrent_layer_has_its_samples_in_the_second_dim() -> None:
     bench = Bench()
     with bench.mode:

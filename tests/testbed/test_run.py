@@ -12,11 +12,13 @@ import pytest
 
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError, TraincastError
+from traincast.estimate.events_file import read_rows
 from traincast.graph.load import load_model
 from traincast.testbed.compare import compare
 from traincast.testbed.folder import read_run_folder
 from traincast.testbed.request import RunRequest, rate_of
-from traincast.testbed.run import cluster_text, run
+from traincast.testbed.run import _cannot_carry, _Measured, cluster_text, memory_of_run, run
+from traincast.testbed.worker import counted_steps, wants_another
 
 LAYERS, HIDDEN, SEQ = 2, 64, 32
 MODEL = f"llama:layers={LAYERS},hidden={HIDDEN},heads=4,vocab=128,seq={SEQ}"
@@ -93,6 +95,95 @@ def test_workers_push_to_servers_and_pull(tmp_path: Path) -> None:
     spans = trained(tmp_path / "run", strategy="dp=2,servers=1", steps=4)
     moved = spans.groupby(["rank", "label"]).nbytes.sum()
     assert moved[0, "push"] == moved[1, "push"] == moved[0, "pull"] == moved[2, "update"] > 0.0
+
+
+def test_ranks_measure_the_works_of_their_plan_between_the_steps(tmp_path: Path) -> None:
+    strategy = "dp=2,pp=2,num_microbatches=4,schedule=1f1b"
+    trained(tmp_path / "run", strategy=strategy, ranks=4, events=True)
+    rows = {row["collective"]: row for row in read_rows(tmp_path / "run" / "events") if row["collective"]}
+    assert {(name, row["num_ranks"]) for name, row in rows.items()} == {("all_reduce", 2), ("p2p", 2)}
+    assert rows["p2p"]["nbytes"] == 8.0 * SEQ * HIDDEN * 4.0
+    assert all(row["repeats"] >= 2 for row in rows.values())  # two groups in each of two rounds, at least half of them
+    found = compare(tmp_path / "run").comparison
+    assert found.events == str(tmp_path / "run" / "events")
+    assert found.estimated_by["measured"] == pytest.approx(1.0)
+    assert not any("no events" in warning for warning in found.warnings)
+
+
+def test_events_of_real_compute_have_all_operators(tmp_path: Path) -> None:
+    strategy = "dp=2,micro_batch=2"
+    trained(tmp_path / "run", compute="real", global_batch=4, strategy=strategy, events=True)
+    kinds = {row["kind"] for row in read_rows(tmp_path / "run" / "events")}
+    assert kinds == {"operator", "collective", "launch", "interference"}
+    assert compare(tmp_path / "run").comparison.estimated_by["measured"] == pytest.approx(1.0)
+
+
+def test_servers_have_events_as_well(tmp_path: Path) -> None:
+    trained(tmp_path / "run", strategy="dp=2,servers=1", steps=4, events=True)
+    assert compare(tmp_path / "run").comparison.events == str(tmp_path / "run" / "events")
+
+
+def test_both_ends_of_a_pipeline_add_up_the_gradients_of_tied_weights(tmp_path: Path) -> None:
+    tied = f"gpt:layers={LAYERS},hidden={HIDDEN},heads=4,vocab=128,seq={SEQ}"
+    spans = trained(tmp_path / "run", model=tied, strategy="pp=2,num_microbatches=4,schedule=1f1b")
+    summed = spans[spans.label == "pp gradients of tied weights"]
+    assert summed.groupby("rank").nbytes.sum().to_dict() == {0: 128 * HIDDEN * 4.0, 1: 128 * HIDDEN * 4.0}
+    found = compare(tmp_path / "run").comparison
+    assert not any("is only in" in warning for warning in found.warnings)
+    for device in found.by_device:
+        (tied_class,) = [each for each in device.classes if each.name == "pp gradients"]
+        assert tied_class.predicted is not None
+        optimizer = next(each for each in device.classes if each.name == "optimizer")
+        assert optimizer.predicted is not None
+        assert optimizer.predicted.start_s >= tied_class.predicted.end_s
+
+
+def test_a_run_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traincast.testbed.run.free_memory", lambda device: 1e9)
+    with pytest.raises(RequestError, match=r"2 ranks needs about .* of memory, but 953\.7 MiB are free: use"):
+        run(ASKED, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_memory_of_a_run_grows_with_its_ranks_and_with_what_really_runs(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(cluster_text(ASKED), encoding="utf-8")
+    emulated, real, watched = (
+        memory_of_run(replace(ASKED, **more), file)
+        for more in ({}, {"compute": "real"}, {"compute": "real", "events": True})
+    )
+    assert 2 * 0.5e9 < emulated < real < watched
+
+
+def test_a_disturbed_step_is_repeated() -> None:
+    asked = replace(ASKED, steps=3, warmup=2)
+    assert wants_another([0.0, 0.0], asked)
+    assert not wants_another([0.0, 0.0, 0.01], asked)
+    assert wants_another([0.0, 0.4, 0.01], asked)
+    assert counted_steps([0.0, 0.4, 0.01, 0.0], asked) == [2, 4, 5]
+    assert not wants_another([0.0, 0.4, 0.0, 0.4, 0.0, 0.4], asked)  # twice as many as asked for
+    assert counted_steps([0.2, 0.25, 0.3], asked) == [2, 3, 4]  # ranks that share cores always wait for one another
+    assert counted_steps([0.0, 0.4, 0.01], replace(asked, back_to_back=True)) == [2, 3, 4]
+
+
+MEASURED = _Measured("dp=2", 1.0, [1.0, 1.0, 1.0], [], [], None, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured", "reason"),
+    [
+        ({}, {}, ""),
+        ({"ranks": 8}, {}, "8 ranks on 2 cores: more than 3 for each core"),
+        ({"ranks": 4, "compute": "real"}, {}, "4 threads of 4 ranks on 2 cores: real compute needs a core for each"),
+        ({}, {"lost_share": 0.05}, "hosts delayed their emulated devices by 5.0% of a step, more than 3%"),
+        ({"compute": "real"}, {"waited_share": 0.3}, "ranks waited for a core for 30% of a step"),
+        ({}, {"waited_share": 0.3}, ""),
+        ({}, {"steps_s": [1.0, 1.5, 1.0]}, "steps vary by 25%, more than 10%"),
+    ],
+)
+def test_a_machine_that_cannot_carry_a_run_says_why(changes: Any, measured: Any, reason: str) -> None:
+    found = _cannot_carry(replace(ASKED, **changes), MEASURED._replace(**measured), cores=2)
+    assert found.startswith(reason) and bool(found) == bool(reason)
 
 
 def test_compute_really_runs(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ class Pretended:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
-        self.measured: list[str] = []
 
     def run(self, cell: StudyCell, folder: Path) -> None:
         """Write the folder of a run."""
@@ -47,13 +46,9 @@ class Pretended:
         step = made.report.step_s * 1.1
         content = json.loads((folder / "run.json").read_text())
         content |= {"step_s": step, "steps_s": [step, step]}
+        if "dp=4" in cell.strategy:
+            content |= {"cannot_carry": "too many ranks"}
         (folder / "run.json").write_text(json.dumps(content))
-
-    def measure_events(self, cell: StudyCell, run: Path, events: Path) -> int:
-        """Measure nothing, with two processes."""
-        self.measured.append(cell.name)
-        assert (run / "run.json").exists()
-        return 2
 
 
 def test_cells_are_compared_and_failures_are_named(tmp_path: Path) -> None:
@@ -69,10 +64,10 @@ def test_cells_are_compared_and_failures_are_named(tmp_path: Path) -> None:
         assert one.batch_error == pytest.approx(1 / 1.1 - 1)
         assert one.job_error == pytest.approx(1 / 1.1 - 1)
         assert 0.01 < one.activity_error < 0.1
-        assert one.events_processes == 2
+        assert one.is_beyond_noise
     assert len(said) == 4 and said[1].endswith("failed: tensor parallelism is not for today")
     summary = found.summaries()["emulated"]
-    assert (summary.cells, summary.repeat_cv) == (2, 0.0)
+    assert (summary.cells, summary.noise, summary.beyond_noise) == (2, 0.0, 2)
     assert summary.batch_error == pytest.approx(1 - 1 / 1.1)
 
 
@@ -81,8 +76,19 @@ def test_a_study_resumes_without_running_what_it_has(tmp_path: Path) -> None:
     study(cells[:1], tmp_path / "study", runner=Pretended())
     second = Pretended()
     found = study(cells, tmp_path / "study", runner=second)
-    assert second.ran == second.measured == [cells[1].name]
+    assert second.ran == [cells[1].name]
     assert [one.name for one in found.done] == [one.name for one in cells]
+
+
+def test_cells_that_the_machine_cannot_carry_are_named_and_do_not_count(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = study([cell("dp=2"), cell("dp=4")], tmp_path / "study", runner=Pretended(), say=said.append)
+    assert [one.strategy for one in found.carried] == ["dp=2"]
+    assert found.summaries()["emulated"].cells == 1
+    assert said[1].endswith("this machine cannot carry it: too many ranks")
+    told = found.to_dict()["cells"][1]
+    assert (told["cannot_carry"], told["batch_error"], told["job_error"]) == ("too many ranks", None, None)
+    assert "## Not carried by this machine" in markdown(found)
 
 
 def test_a_cell_with_other_settings_runs_again(tmp_path: Path) -> None:
@@ -157,12 +163,13 @@ def test_choices_narrow_the_grid() -> None:
         cells_of(networks=["fast"])
 
 
-def test_strategies_of_a_model_share_their_events() -> None:
-    cells = cells_of(models=["llama"], networks=["1Gbit"])
-    assert len({one.events_folder for one in cells}) == 1
-    slow_link = next(one for one in SINGLE if one.links)
-    assert slow_link.events_network == "200Mbit"
-    assert MODELS["gpt"].spec == slow_link.spec
+def test_a_model_of_the_user_gets_steps_as_long_as_those_of_the_study() -> None:
+    ours = MODELS["gpt"]
+    (same,) = cells_of(models=[ours.spec], strategies=["dp=2"], networks=["1Gbit"])
+    assert same.global_batch == ours.global_batch
+    spec = "gpt:layers=2,hidden=128,heads=4,vocab=512,seq=64"
+    (small,) = cells_of(models=[spec], strategies=["dp=2"], networks=["1Gbit"])
+    assert small.global_batch > ours.global_batch
 
 
 @pytest.mark.parametrize(("text", "rate"), [("1Gbit", 125e6), ("200Mbit", 25e6), ("1.5 gbit", 187.5e6), ("8bit", 1.0)])

@@ -11,7 +11,7 @@ from traincast.cli import options
 from traincast.cli.output import console, print_json, progress_bar
 from traincast.cli.testbed_tables import show_comparison, show_run, show_study
 from traincast.errors import RequestError
-from traincast.files import check_folder, check_outputs
+from traincast.files import check_folder
 
 _RANKS: Final = "Number of ranks."
 
@@ -92,8 +92,14 @@ def testbed() -> None:
     metavar="[HZ]",
     help="Sample devices, networks and processes of all ranks HZ times a second, from 10 to 100; 50 if HZ is left out.",
 )
+@click.option(
+    "--events/--no-events",
+    default=True,
+    show_default=True,
+    help="Measure the works of the plan between the steps, for the forecast of `testbed compare`.",
+)
 @options.threads()
-@options.output("a folder with the run: its step times, spans, trace and cluster file.")
+@options.output("a folder with the run: its step times, spans, events, trace and cluster file.")
 @options.json()
 def run_command(
     model: str,
@@ -108,33 +114,25 @@ def run_command(
     steps: int,
     warmup: int,
     monitor_hz: float | None,
+    events: bool,
     threads: int,
     output: str,
     as_json: bool,
 ) -> None:
     """Train MODEL on this machine with N processes, and record every span of every rank."""
     check_folder(Path(output))
-    rates = tuple(_pair(text, "--link", "RANK=RATE, such as 3=200Mbit") for text in links)
-    factors = tuple(_pair(text, "--slow", "RANK=FACTOR, such as 3=1.5") for text in slow)
-    if network == "loopback" and rates:
-        raise RequestError(f"--link {links[0]} on loopback: give --network RATE for the other ranks")
-    from traincast.testbed.request import RunRequest, rate_of
-
-    request = RunRequest(
-        model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
-        network=network, link_rates=tuple((rank, rate_of(text, "--link")) for rank, text in rates),
-        slow=tuple((rank, _factor(text)) for rank, text in factors), steps=steps, warmup=warmup, threads=threads,
-        monitor_hz=monitor_hz,
-    )  # fmt: skip
-    from traincast.testbed.run import run
+    rates = dict(_pair(text, "--link", "RANK=RATE, such as 3=200Mbit") for text in links)
+    factors = dict(_pair(text, "--slow", "RANK=FACTOR, such as 3=1.5") for text in slow)
+    from traincast.testbed.run import run_testbed
 
     with progress_bar("steps") as progress:
-        run(request, Path(output), progress=progress)
-    from traincast.testbed.folder import read_run_folder
-
-    done = read_run_folder(Path(output))
+        done = run_testbed(
+            model, ranks=ranks, strategy=strategy, global_batch=global_batch, output=output, seq=seq, compute=compute,
+            network=network, link=rates, slow={rank: _factor(text) for rank, text in factors.items()}, steps=steps,
+            warmup=warmup, monitor=monitor_hz, events=events, threads=threads, progress=progress,
+        )  # fmt: skip
     if as_json:
-        print_json(done.as_dict())
+        print_json(done.to_dict())
         return
     show_run(done)
     console().print(f"run: {output}")
@@ -166,28 +164,19 @@ def _factor(text: str) -> float:
     "--events",
     metavar="FOLDER",
     help="Use the times measured by `traincast profile events`; estimate only what FOLDER does not have. If omitted, "
-    "RUN/events is used if it exists.",
+    "the events that the run measured are used.",
 )
 @options.html()
 @options.json()
 def compare_command(run: str, events: str | None, html: str | None, as_json: bool) -> None:
     """Forecast the run in the folder RUN, and compare step time and activities device by device."""
-    from traincast.testbed.compare import compare
+    from traincast.testbed.compare import compare_testbed
 
-    if html is not None:
-        inputs = {name: Path(run) / name for name in ("run.json", "spans.parquet", "cluster.toml")}
-        check_outputs({"--html": Path(html)}, inputs=inputs)
-    if events is not None and not Path(events).is_dir():
-        raise RequestError(f"--events {events}: there is no such folder; `traincast profile events -o` writes one")
-    found = compare(Path(run), events=None if events is None else Path(events))
-    if html is not None:
-        from traincast.testbed.page import write_comparison
-
-        write_comparison(found, Path(html))
+    found = compare_testbed(run, events=events, html=html)
     if as_json:
-        print_json(found.comparison.as_dict())
+        print_json(found.to_dict())
         return
-    show_comparison(found.comparison)
+    show_comparison(found)
     if html is not None:
         console().print(f"page: {html}")
 
@@ -209,29 +198,28 @@ def study_command(
     output: str | None,
     as_json: bool,
 ) -> None:
-    """Run models, strategies and networks on the testbed, forecast each from events of two ranks, and compare."""
-    from traincast.testbed.study import study
-    from traincast.testbed.study_grid import cells_of
-    from traincast.testbed.study_output import write_study
+    """Run models, strategies and networks on the testbed, forecast each from the events of its run, and compare."""
+    from traincast.testbed.study import study_testbed
 
-    cells = cells_of(
-        models=[models] if models and ":" in models else _list(models),
-        strategies=(strategies or "").split(),
-        networks=_list(rates),
-        ranks=ranks,
-        quick=quick,
-    )
     folder = Path(output or "testbed-study")
-    check_folder(folder)
     with progress_bar("cells") as progress:
         quiet = as_json or progress is not None
-        found = study(cells, folder, progress=progress, say=None if quiet else lambda line: click.echo(line, err=True))
-    paths = write_study(found, folder)
+        found = study_testbed(
+            quick=quick,
+            models=[models] if models and ":" in models else _list(models),
+            strategies=(strategies or "").split(),
+            rates=_list(rates),
+            ranks=ranks,
+            output=folder,
+            progress=progress,
+            say=None if quiet else lambda line: click.echo(line, err=True),
+        )
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.to_dict())
         return
     show_study(found)
-    console().print(f"study: {', '.join(str(path) for path in paths)}")
+    written = sorted(path for path in folder.glob("study*") if path.suffix != ".journal")
+    console().print(f"study: {', '.join(map(str, written))}")
 
 
 def _list(text: str | None) -> list[str]:

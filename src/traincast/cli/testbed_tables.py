@@ -34,6 +34,10 @@ def show_run(run: RunFolder) -> None:
     out.print(
         f"step {format_seconds(run.step_s)}: mean of {len(run.steps_s)} steps, which vary by {percent(run.repeat_cv)}"
     )
+    if run.disturbed_steps:
+        out.print(f"{run.disturbed_steps} more steps were disturbed by other processes and do not count")
+    if run.cannot_carry:
+        out.print(f"[yellow]this machine cannot carry it:[/yellow] {plain(run.cannot_carry)}", highlight=False)
     _show_warnings(run.warnings)
 
 
@@ -43,12 +47,20 @@ def show_comparison(found: Comparison) -> None:
     out.print(
         f"[bold]{plain(found.model)}[/bold] · {plain(found.strategy)} · {found.num_ranks} ranks · {_where(found)}"
     )
+    errors = [
+        ["batch error", signed(found.batch_error), f"noise of the machine: {percent(found.noise)}"],
+        ["activity error", percent(found.activity_error), f"noise of the machine: {percent(found.activity_noise)}"],
+    ]
     rows = [
         ["step measured", format_seconds(found.measured_s), f"mean of {found.num_steps} steps"],
         ["step forecast", format_seconds(found.predicted_s), _times_from(found)],
-        ["batch error", signed(found.batch_error), f"noise of the machine: {percent(found.repeat_cv)}"],
-        ["activity error", percent(found.activity_error), f"noise of the machine: {percent(found.activity_noise)}"],
+        *([] if found.cannot_carry else errors),
     ]
+    if found.cannot_carry:
+        _show_figures(rows)
+        out.print(f"[yellow]this machine cannot carry the run:[/yellow] {plain(found.cannot_carry)}", highlight=False)
+        _show_warnings(found.warnings)
+        return
     if found.span_shift is not None:
         rows.append(["shift of single spans", percent(found.span_shift), "start and end, matched by order"])
     _show_figures(rows)
@@ -120,26 +132,32 @@ def _show_warnings(warnings: tuple[str, ...]) -> None:
 
 def show_study(study: Study) -> None:
     """Print the cells of a study and its mean errors."""
+    models = {cell.model for cell in study.done}
+    shared = f"{next(iter(models))} · " if len(models) == 1 else ""  # a spec leaves no room for figures
     rows = [
         [
-            cell.name,
+            cell.name.removeprefix(shared),
             format_seconds(cell.measured_s),
             format_seconds(cell.predicted_s),
             signed(cell.batch_error),
             percent(cell.activity_error),
-            percent(cell.repeat_cv),
+            percent(cell.noise),
         ]
-        for cell in study.done
+        for cell in study.carried
     ]
     columns = ["cell", "measured", "forecast", "batch error", "activity error", "noise"]
-    print_table("study", columns, rows, right=range(1, len(columns)))
+    print_table(f"study of {next(iter(models))}" if shared else "study", columns, rows, right=range(1, len(columns)))
     for name, summary in study.summaries().items():
         console().print(
             f"{name}: {summary.cells} cells, batch error {percent(summary.batch_error)} on average, worst "
             f"{percent(summary.worst_batch_error)}; activity error {percent(summary.activity_error)}; "
-            f"noise {percent(summary.repeat_cv)}",
+            f"noise {percent(summary.noise)}; {summary.beyond_noise} beyond twice their noise",
             highlight=False,
         )
+    for one in study.done:
+        if one.cannot_carry:
+            out = f"[yellow]not carried by this machine:[/yellow] {plain(one.name)}: {plain(one.cannot_carry)}"
+            console().print(out, highlight=False)
     for cell, reason in study.failed.items():
         console().print(f"[yellow]failed:[/yellow] {plain(cell)}: {plain(reason)}", highlight=False)
     _show_warnings(study.warnings)

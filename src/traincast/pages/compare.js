@@ -10,7 +10,7 @@ export function compare(root, { comparison: found, slow, timeline: line }) {
       ["steps", whole(found.num_steps)], ["events", found.events || "none"]],
   });
   numbers(tiles(root), found);
-  warnings(root, found.warnings);
+  warnings(root, found.cannot_carry ? ["This machine cannot carry the run: " + found.cannot_carry, ...found.warnings] : found.warnings);
   timeline(card(root, "The run and its forecast", hint(line)), line, { conditions: { slow } });
   disagreements(card(root, "Worst disagreements", "As shares of the measured step."), found);
   activities(card(root, "Activity error by device", "Start, end and busy time of each class of spans: forecast minus measured, as a share of the measured step. The noise is the error of one measured step against the mean of all."), found);
@@ -18,10 +18,10 @@ export function compare(root, { comparison: found, slow, timeline: line }) {
 }
 
 function numbers(parent, found) {
-  const error = size(found.batch_error);
   tile(parent, "Measured step", secondsParts(found.measured_s), "mean of " + whole(found.num_steps) + " steps, which vary by " + percent(found.repeat_cv));
   tile(parent, "Forecast step", secondsParts(found.predicted_s), found.events ? percent(found.estimated_by.measured || 0) + " of the device time from events" : "times from bundles and physics");
-  tile(parent, "Batch error", error.split(" "), "noise of the machine: " + percent(found.repeat_cv));
+  if (found.cannot_carry) return;
+  tile(parent, "Batch error", size(found.batch_error).split(" "), "noise of the machine: " + percent(found.noise));
   tile(parent, "Activity error", percent(found.activity_error).split(" "), "noise of the machine: " + percent(found.activity_noise));
   if (found.span_shift !== null) tile(parent, "Shift of single spans", percent(found.span_shift).split(" "), "start and end, matched by order");
 }

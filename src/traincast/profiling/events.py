@@ -8,16 +8,19 @@ was killed resumes; when all is done, it writes the folder in one step.
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from traincast.errors import RequestError
-from traincast.estimate.events_file import CARD, REAL, Row, read_card, read_rows
-from traincast.estimate.events_keys import collective_key, operator_key, update_key
+from traincast.estimate import learned_cost_model
+from traincast.estimate.events import BESIDE_TRAFFIC
+from traincast.estimate.events_file import CARD, REAL, EventsCard, Row, read_card, read_rows, row_of
+from traincast.estimate.events_keys import P2P, collective_key, operator_key, update_key
 from traincast.graph import Operator, OpKind
 from traincast.graph.capture import require_torch
 from traincast.profiling.collectives import is_launched
@@ -30,9 +33,12 @@ from traincast.profiling.events_request import (
     needed_works,
 )
 from traincast.profiling.launch import run_locally
+from traincast.profiling.machine import device_name
 
 _MODEL_S: Final = 20.0
 """Seconds that the steps of one model may take."""
+_NINETY: Final = 1.645
+"""Standard errors from the mean to either end of a 90 % interval."""
 
 
 class Launcher(Protocol):
@@ -148,6 +154,72 @@ def operator_wanted(op: Operator, compute: str) -> str:
 def key_of_message(message: Message) -> str:
     """Return the key of the row of ``message``."""
     return collective_key(message.collective, message.nbytes, message.num_ranks, message.num_nodes)
+
+
+def row_of_message(message: Message, mean_s: float, *, error: float, repeats: int) -> Row:
+    """Return the row of ``message`` whose mean of ``repeats`` runs has the standard error ``error``."""
+    return row_of(
+        "transfer" if message.collective == P2P else "collective",
+        key_of_message(message),
+        mean_s=mean_s,
+        low_s=max(0.1 * mean_s, mean_s - _NINETY * error),
+        high_s=mean_s + _NINETY * error,
+        repeats=repeats,
+        nbytes=message.nbytes,
+        num_ranks=message.num_ranks,
+        num_nodes=message.num_nodes,
+        collective=message.collective,
+    )
+
+
+def row_of_operator(
+    key: str, op: Operator, times: tuple[float, float, float], *, repeats: int, processes: int, model: str
+) -> Row:
+    """Return the row of an operator; ``times`` are its mean and the ends of its interval."""
+    seconds, low, high = times
+    return row_of(
+        "operator", key, mean_s=seconds, low_s=low, high_s=high, repeats=repeats, num_ranks=processes,
+        dtype=op.dtype.value, model=model,
+    )  # fmt: skip
+
+
+def emulated_rows(needed: NeededWorks, *, processes: int, model: str) -> list[Row]:
+    """Return the rows of operators that an emulated device runs: their estimated times, which it takes exactly."""
+    estimator = replace(learned_cost_model(), framework=needed.request.runtime.kernels)
+    found = estimator.estimate(needed.operators, needed.request.cluster)
+    rows: dict[str, Row] = {}
+    for op, seconds in zip(needed.operators, found.seconds.tolist(), strict=True):
+        key = operator_key(op)
+        row = row_of_operator(key, op, (seconds, seconds, seconds), repeats=0, processes=processes, model=model)
+        rows[key] = {**row, "source": "emulated"}
+    return list(rows.values())
+
+
+def emulated_interference() -> Row:
+    """Return the row that says that compute which sleeps is not slowed down by traffic."""
+    row = row_of("interference", BESIDE_TRAFFIC, mean_s=0.0, low_s=0.0, high_s=0.0, repeats=0)
+    return {**row, "source": "emulated"}
+
+
+def card_of(request: EventsRequest, needed: NeededWorks, *, statistic: str, cost: dict[str, float]) -> EventsCard:
+    """Return the card of the events of ``request``, measured on this machine."""
+    import torch
+
+    cluster, backend = needed.request.cluster, backend_of(needed.request.cluster, request.compute)
+    return EventsCard(
+        device=cluster.device.name,
+        machine=device_name("cuda" if backend == "nccl" else "cpu", threads=request.threads),
+        backend="nccl" if backend == "nccl" else "gloo",
+        threads=request.threads,
+        compute=request.compute,
+        network=request.network,
+        precision=request.precision,
+        torch=str(torch.__version__),
+        host=platform.node() or "local",
+        statistic=statistic,
+        link_bandwidth=cluster.inter_node.bandwidth,
+        cost=cost,
+    )
 
 
 def _duration(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,8 +20,9 @@ import torch.distributed as dist
 from traincast.collector import without_collector
 from traincast.estimate.events import BESIDE_TRAFFIC
 from traincast.estimate.events_file import Row, row_of
-from traincast.estimate.events_keys import P2P, collective_key, text_of
+from traincast.estimate.events_keys import P2P, text_of
 from traincast.profiling.collective_cases import ELEMENT_BYTES, elements_of
+from traincast.profiling.events import key_of_message, row_of_message
 from traincast.profiling.events_request import Message
 
 STATISTIC: Final = "mean of the middle 60 % of the repeats; interval: 1.64 standard errors of that mean"
@@ -28,7 +30,6 @@ _WARMUP: Final = 2
 _LEAST: Final = 5
 _SECONDS: Final = 1.0
 """Seconds that the repeats of one message may take."""
-_NINETY: Final = 1.645
 _BUSY_S: Final = 0.25
 
 
@@ -56,23 +57,11 @@ class MessageTimer:
         once = self._samples(run, _WARMUP)[-1]
         count = max(_LEAST, min(self._repeats, int(_SECONDS / max(self.agreed(once, group), 1e-6))))
         share = 0.5 if message.collective == P2P else 1.0  # there and back is two messages
-        samples = np.array(self._samples(run, count)) * share
-        mean, error = trimmed(samples)
+        mean, error = trimmed(np.array(self._samples(run, count)) * share)
         mean, error = self.agreed(mean, group), self.agreed(error, group)
         if self.rank:
             return None
-        return row_of(
-            "transfer" if message.collective == P2P else "collective",
-            collective_key(message.collective, message.nbytes, message.num_ranks, message.num_nodes),
-            mean_s=mean,
-            low_s=max(0.1 * mean, mean - _NINETY * error),
-            high_s=mean + _NINETY * error,
-            repeats=count,
-            nbytes=message.nbytes,
-            num_ranks=message.num_ranks,
-            num_nodes=message.num_nodes,
-            collective=message.collective,
-        )
+        return row_of_message(message, mean, error=error, repeats=count)
 
     def agreed(self, value: float, group: Any = None) -> float:
         """Return the mean of ``value`` over the ranks of ``group``: the same number on each."""
@@ -147,6 +136,20 @@ class MessageTimer:
         ]  # fmt: skip
 
 
+def interference(timer: MessageTimer, messages: Sequence[Message], timed: Mapping[str, Row] | None = None) -> list[Row]:
+    """Time compute beside an all-reduce as large as the largest collective of ``messages``; return rows on rank 0.
+
+    If ``timed`` is given, ``messages`` have been timed, and rank 0 has their rows there. Every rank must call this.
+    """
+    sent = [message for message in messages if message.collective != P2P]
+    if not sent:
+        return []
+    alone = replace(max(sent, key=lambda m: m.nbytes), collective="all_reduce")
+    row = timer.time(alone) if timed is None or alone not in sent else timed.get(key_of_message(alone))
+    seconds = timer.agreed(row["mean_s"] if row else 0.0) * timer.size  # only rank 0 knows it
+    return timer.beside(alone, seconds)
+
+
 def trimmed(samples: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
     """Return the mean of the middle 60 % of ``samples``, and the standard error of that mean.
 
@@ -160,8 +163,11 @@ def trimmed(samples: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) ->
     return float(middle.mean()), error
 
 
-def call_of(message: Message, group: Any, device: str) -> Callable[[], object]:
-    """Return a function that runs ``message`` once on this rank's buffers."""
+def call_of(message: Message, group: Any, device: str, *, pair: tuple[int, int] = (0, 1)) -> Callable[[], object]:
+    """Return a function that runs ``message`` once on this rank's buffers.
+
+    A message from one rank to another goes there and back between the ranks of ``pair``.
+    """
     n = message.num_ranks
     elements = elements_of(message.collective, int(message.nbytes), n)
     data = torch.zeros(elements, device=device)
@@ -178,22 +184,22 @@ def call_of(message: Message, group: Any, device: str) -> Callable[[], object]:
             received = torch.empty(elements, device=device)
             return lambda: dist.all_to_all_single(received, data, group=group)
         case "broadcast":
-            return lambda: dist.broadcast(data, src=0, group=group)
+            return lambda: dist.broadcast(data, src=pair[0], group=group)
         case _:
-            return _there_and_back(torch.zeros(max(1, int(message.nbytes) // ELEMENT_BYTES), device=device))
+            return _there_and_back(torch.zeros(max(1, int(message.nbytes) // ELEMENT_BYTES), device=device), *pair)
 
 
-def _there_and_back(data: torch.Tensor) -> Callable[[], object]:
-    if dist.get_rank() == 0:
+def _there_and_back(data: torch.Tensor, first: int, second: int) -> Callable[[], object]:
+    if dist.get_rank() == first:
 
         def run() -> None:
-            dist.send(data, 1)
-            dist.recv(data, 1)
+            dist.send(data, second)
+            dist.recv(data, second)
 
     else:
 
         def run() -> None:
-            dist.recv(data, 0)
-            dist.send(data, 0)
+            dist.recv(data, first)
+            dist.send(data, first)
 
     return run

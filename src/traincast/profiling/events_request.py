@@ -145,11 +145,11 @@ def backend_of(cluster: Cluster, compute: str) -> str:
     return "gloo" if cluster.device.architecture == PROCESSOR or compute != REAL else "nccl"
 
 
-def messages_of(needed: NeededWorks, *, world: int) -> list[Message]:
+def messages_of(needed: NeededWorks, *, world: int, ladder: bool = True) -> list[Message]:
     """Return the collectives and messages to measure with ``world`` processes, each kind from small to large.
 
     A group that is larger than ``world`` is measured among ``world`` ranks, or among two if that does not divide it.
-    Around the sizes of the plan, a few more make the curve.
+    Around the sizes of the plan, a ``ladder`` of a few more makes the curve.
     """
     if world < 2 and needed.communicates:
         raise RequestError(
@@ -167,16 +167,22 @@ def messages_of(needed: NeededWorks, *, world: int) -> list[Message]:
     return [
         Message(collective=kind, nbytes=size, num_ranks=n, num_nodes=nodes)
         for (kind, n, nodes), sizes in wanted.items()
-        for size in _with_ladder(sizes)
+        for size in (_with_ladder(sizes) if ladder else _thinned(sizes))
     ]
+
+
+def _thinned(sizes: set[float]) -> list[float]:
+    """Return at most 16 of ``sizes``, from small to large."""
+    exact = sorted({whole(size) for size in sizes})
+    if len(exact) > _MOST_SIZES:
+        step = (len(exact) - 1) / (_MOST_SIZES - 1)
+        exact = [exact[round(i * step)] for i in range(_MOST_SIZES)]
+    return exact
 
 
 def _with_ladder(sizes: set[float]) -> list[float]:
     """Return at most 16 of ``sizes``, and a ladder by factors of 4 from a quarter of the least to the largest."""
-    exact = sorted(whole(size) for size in sizes)
-    if len(exact) > _MOST_SIZES:
-        step = (len(exact) - 1) / (_MOST_SIZES - 1)
-        exact = [exact[round(i * step)] for i in range(_MOST_SIZES)]
+    exact = _thinned(sizes)
     found = set(exact)
     rung = max(_SMALLEST, exact[0] / _LADDER)
     while rung < exact[-1]:

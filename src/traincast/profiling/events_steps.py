@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,7 +29,7 @@ from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.repeats import Repeat, folded
 from traincast.graph.zoo import Traceable
-from traincast.profiling.contention import quiet, run_queue_delay_s
+from traincast.profiling.contention import disturbed, quiet, run_queue_delay_s
 from traincast.profiling.in_model import (
     HALF,
     CannotRunModelError,
@@ -86,7 +86,7 @@ class TrainingStep:
             self.optimizer.step()
             self._synchronize()
             end = time.perf_counter()
-            self.waited_s = run_queue_delay_s() - waited
+            self.waited_s = min(run_queue_delay_s() - waited, end - start)
         self.update_s = end - middle
         return end - start
 
@@ -257,60 +257,78 @@ class TimedSteps:
         return sum(self.plain_s) / len(self.plain_s)
 
 
-def time_steps(
-    step: TrainingStep,
-    wanted: Sequence[Operator],
-    *,
-    steps: int,
-    seconds: float,
-    ready: Callable[[int], int] = lambda count: count,
-    slowest: Callable[[list[float]], list[float]] | None = None,
-    whole: bool = True,
-) -> TimedSteps:
-    """Run ``step`` up to ``steps`` times, plain and watched in turns, for about ``seconds``, but at least three times.
+Slowest: TypeAlias = Callable[[list[float]], list[float]]
+"""Turns a value of each of this rank's steps into the greatest of all ranks, step by step."""
 
-    ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. ``ready`` is
-    called before the timed steps with their number, and returns the number that all ranks agreed on. If ranks wait for
-    one another in every step, ``slowest`` turns the seconds of this rank's steps into those of the slowest rank, step
-    by step, and no step is left out.
-    If the plan does not run the ``whole`` operators of the model but shares of some, the time of those is left out.
+
+class StepTimer:
+    """Times plain and watched steps in turns, and divides the mean plain step among the operators.
+
+    ``wanted`` are the operators of the plan. Steps in which other processes took the core are left out. If ranks wait
+    for one another in every step, ``slowest`` makes the steps of this rank those of the slowest rank. If the plan does
+    not run the ``whole`` operators of the model but shares of some, the time of those is left out.
     """
-    watch = OperatorWatch(step.repeats, step.module, cuda=step.inputs[0].is_cuda)
-    step()  # DistributedDataParallel arranges its buckets, the optimizer its states
-    step(watch)
-    once = step()
-    count = ready(max(_LEAST_STEPS, min(steps, int(seconds / (2.2 * once)))))
-    step(watch)
-    plain: list[tuple[float, float]] = []
-    watched: list[tuple[float, float]] = []
-    taken: list[list[float]] = []
-    updates: list[float] = []
-    for number in range(2 * count):
-        taken_s = step(watch if number % 2 else None)
-        if not number % 2:
-            plain.append((taken_s, step.waited_s))
-            updates.append(step.update_s)
-        elif len(watch.starts) == len(watch.operators) + 1:
-            watched.append((taken_s, step.waited_s))
-            taken.append(watch.starts)
-    if not taken:
-        raise CannotRunModelError("it runs other operators in every step")
-    if slowest is None:
-        kept = quiet_indices(plain)
-        counted = [plain[i][0] - plain[i][1] for i in kept]
-        updated = [updates[i] * (1.0 - plain[i][1] / plain[i][0]) for i in kept]
-    else:  # ranks wait for the slowest of them, and share cores with their own communication: all steps count
-        counted = slowest([seconds for seconds, _ in plain])
-        updated = updates
-    return _composed(
-        watch,
-        {operator_key(op): op for op in wanted},
-        counted,
-        [_on_core(taken[i], *watched[i]) for i in quiet_indices(watched)],
-        update_s=sum(updated) / len(updated),
-        parameter_bytes=step.parameter_bytes,
-        whole=whole,
-    )
+
+    def __init__(
+        self, step: TrainingStep, wanted: Sequence[Operator], *, slowest: Slowest | None = None, whole: bool = True
+    ) -> None:
+        self.watch = OperatorWatch(step.repeats, step.module, cuda=step.inputs[0].is_cuda)
+        self._step, self._slowest, self._whole = step, slowest, whole
+        self._known = {operator_key(op): op for op in wanted}
+        self._plain: list[tuple[float, float]] = []
+        self._watched: list[tuple[float, float]] = []
+        self._starts: list[list[float]] = []
+        self._updates: list[float] = []
+
+    def run(self, *, steps: int, seconds: float, ready: Callable[[int], int] = lambda count: count) -> None:
+        """Take up to ``steps`` turns for about ``seconds``, but at least three.
+
+        ``ready`` is called before them with their number, and returns the number that all ranks agreed on.
+        """
+        count = ready(max(_LEAST_STEPS, min(steps, int(seconds / (2.2 * self.warm_up())))))
+        self._step(self.watch)
+        for _ in range(count):
+            self.turn()
+
+    def warm_up(self) -> float:
+        """Run a few steps that do not count; return the seconds of a plain one."""
+        self._step()  # the optimizer makes its states
+        self._step()  # DistributedDataParallel arranges its buckets anew
+        self._step(self.watch)
+        return self._step()
+
+    def turn(self) -> None:
+        """Run a plain step, then a watched one."""
+        self._plain.append((self._step(), self._step.waited_s))
+        self._updates.append(self._step.update_s)
+        taken_s = self._step(self.watch)
+        if len(self.watch.starts) == len(self.watch.operators) + 1:
+            self._watched.append((taken_s, self._step.waited_s))
+            self._starts.append(self.watch.starts)
+
+    def result(self) -> TimedSteps:
+        """Return what the steps took; every rank must ask."""
+        if not self._starts:
+            raise CannotRunModelError("it runs other operators in every step")
+        plain, updates = self._plain, self._updates
+        if self._slowest is None:
+            kept = quiet_indices(plain)
+            counted = [plain[i][0] - plain[i][1] for i in kept]
+            updated = [updates[i] * (1.0 - plain[i][1] / plain[i][0]) for i in kept]
+        else:  # ranks wait for the slowest of them, and share cores with their own communication: waits count
+            noisy = disturbed(self._slowest([waited / seconds for seconds, waited in plain]))
+            taken = self._slowest([seconds for seconds, _ in plain])
+            counted = [seconds for seconds, out in zip(taken, noisy, strict=True) if not out]
+            updated = [seconds for seconds, out in zip(updates, noisy, strict=True) if not out]
+        return _composed(
+            self.watch,
+            self._known,
+            counted,
+            [_on_core(self._starts[i], *self._watched[i]) for i in quiet_indices(self._watched)],
+            update_s=sum(updated) / len(updated),
+            parameter_bytes=self._step.parameter_bytes,
+            whole=self._whole,
+        )
 
 
 def _on_core(starts: Sequence[float], whole: float, waited: float) -> list[float]:

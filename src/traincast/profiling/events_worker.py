@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -15,26 +13,28 @@ import torch
 import torch.distributed as dist
 
 from traincast import files
-from traincast.estimate import learned_cost_model
-from traincast.estimate.events import BESIDE_TRAFFIC, PURPOSES
+from traincast.estimate.events import PURPOSES
 from traincast.estimate.events_file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
-from traincast.estimate.events_keys import operator_key, text_of, update_key
+from traincast.estimate.events_keys import P2P, operator_key, text_of, update_key
 from traincast.graph import Operator, OpKind
 from traincast.journal import Journal
 from traincast.profiling.events import (
     EventsPlan,
     EventsProfile,
+    card_of,
+    emulated_interference,
+    emulated_rows,
     journal_of,
-    key_of_message,
     plan_of,
+    row_of_operator,
     rows_of,
 )
-from traincast.profiling.events_network import STATISTIC, MessageTimer
+from traincast.profiling.events_network import STATISTIC, MessageTimer, interference
 from traincast.profiling.events_replay import replay
-from traincast.profiling.events_request import EventsRequest, Message, backend_of, needed_works
-from traincast.profiling.events_steps import TimedSteps, time_steps, training_step
+from traincast.profiling.events_request import EventsRequest, Message, NeededWorks, backend_of, needed_works
+from traincast.profiling.events_steps import StepTimer, TimedSteps, training_step
 from traincast.profiling.in_model import STATES, CannotRunModelError
-from traincast.profiling.machine import device_name, free_memory
+from traincast.profiling.machine import free_memory
 from traincast.profiling.silent_replica import silent_replica
 
 _WAIT: Final = timedelta(minutes=30)
@@ -125,38 +125,96 @@ class EventsWorker:
                 keep(row["key"], [row])
         if plan["interference"] and plan["messages"]:
             self.say("compute beside collectives")
-            keep("interference", self._interference(timer, plan["messages"], done))
+            keep("interference", self._interference(timer, [Message(**fields) for fields in plan["messages"]], done))
 
-    def _interference(self, timer: MessageTimer, messages: Sequence[dict[str, Any]], done: dict[str, Row]) -> list[Row]:
-        sent = [Message(**fields) for fields in messages if fields["collective"] != "p2p"]
-        if not sent:
-            return []
-        largest = max(sent, key=lambda m: m.nbytes)
-        if self.request.compute != REAL:  # compute that sleeps is not slowed down
-            zero = row_of("interference", BESIDE_TRAFFIC, mean_s=0.0, low_s=0.0, high_s=0.0, repeats=0)
-            return [replace_source(zero, "emulated")]
-        alone = Message(
-            collective="all_reduce",
-            nbytes=largest.nbytes,
-            num_ranks=largest.num_ranks,
-            num_nodes=largest.num_nodes,
-        )
-        row = done.get(key_of_message(alone)) if alone in sent else timer.time(alone)  # every rank decides alike
-        seconds = timer.agreed(row["mean_s"] if row else 0.0) * timer.size  # only rank 0 knows it
-        return timer.beside(alone, seconds)
+    def _interference(self, timer: MessageTimer, messages: Sequence[Message], done: Mapping[str, Row]) -> list[Row]:
+        if self.request.compute != REAL:
+            return [emulated_interference()] if any(m.collective != P2P for m in messages) else []
+        return interference(timer, messages, done)
 
     def _operators(self) -> list[Row]:
         if self.request.compute != REAL:
-            return self._emulated()
-        times = self._in_model()
-        if times is None:
-            rest: Sequence[Operator] = self.needed.operators
-            rows = []
-        else:
-            rows = self._rows_of_steps(times)
-            rest = [op for op in times.missing if op.kind is not OpKind.OPTIMIZER]
+            return emulated_rows(self.needed, processes=self.together, model=self.request.model)
+        operators = OperatorEvents(self.request, self.needed, device=self.device, processes=self.together)
+        operators.run(steps=self.request.steps, seconds=_MODEL_S)
+        rows = operators.rows()
+        self.warnings += operators.warnings
+        return rows
+
+    def _card(self, seconds: float) -> EventsCard:
+        cost = {"seconds": 0.0, "process_seconds": 0.0}
+        if (self.output / CARD).exists():
+            cost |= read_card(self.output).cost
+        cost["seconds"] += seconds
+        cost["process_seconds"] += seconds * self.size
+        return card_of(
+            self.request, self.needed, statistic=f"operators: mean of whole steps; messages: {STATISTIC}", cost=cost
+        )
+
+
+class OperatorEvents:
+    """Times the operators of a plan on this processor: in steps of the whole model where it can run, else one by one.
+
+    All ``processes`` measure at the same time, and do the same. ``warnings`` has what could not be measured.
+    """
+
+    def __init__(self, request: EventsRequest, needed: NeededWorks, *, device: str, processes: int) -> None:
+        self._request, self._needed = request, needed
+        self._device, self._processes = device, processes
+        self.warnings: list[str] = []
+        self._timer = self._prepared()
+
+    def _prepared(self) -> StepTimer | None:
+        """The model with its weights, or ``None`` if it cannot run here."""
+        try:
+            step = training_step(
+                self._request.model,
+                batch=self._needed.micro_batch,
+                seq=self._request.seq,
+                precision=self._request.precision,
+                device=self._device,
+                fold=self._folds(),
+            )
+        except CannotRunModelError as error:
+            self._cannot_run(error)
+            return None
+        waits = self._processes > 1 and self._needed.replicated
+        if waits:
+            step.module = silent_replica(step.module)
+        slowest = self._slowest if waits else None
+        return StepTimer(step, self._needed.operators, slowest=slowest, whole=self._needed.whole)
+
+    def _cannot_run(self, error: CannotRunModelError) -> None:
+        self.warnings.append(f"{self._request.model} cannot run here ({error}): its operators are timed one by one")
+
+    def run(self, *, steps: int, seconds: float) -> None:
+        """Run up to ``steps`` steps, plain and watched in turns, for about ``seconds``, but at least three."""
+        if self._timer is not None:
+            self._timer.run(steps=steps, seconds=seconds, ready=self._agree)
+
+    def warm_up(self) -> None:
+        """Run the steps that do not count, before the first :meth:`turn`."""
+        if self._timer is not None:
+            self._timer.warm_up()
+
+    def turn(self) -> None:
+        """Run one plain step and one watched."""
+        if self._timer is not None:
+            self._timer.turn()
+
+    def rows(self) -> list[Row]:
+        """Return the rows of all operators; those that no step of the model ran are timed now."""
+        rows: list[Row] = []
+        rest: Sequence[Operator] = self._needed.operators
+        try:
+            if self._timer is not None:
+                times = self._timer.result()
+                rows = self._rows_of_steps(times)
+                rest = [op for op in times.missing if op.kind is not OpKind.OPTIMIZER]
+        except CannotRunModelError as error:
+            self._cannot_run(error)
         if rest:
-            replayed, failed = replay(rest, device=self.device, steps=self.request.steps)
+            replayed, failed = replay(rest, device=self._device, steps=self._request.steps)
             rows += [self._row(operator_key(op), op, (mean, low, high), n) for op, mean, low, high, n in replayed]
             self.warnings += failed
         rows += [
@@ -165,51 +223,21 @@ class EventsWorker:
         ]  # fmt: skip
         return rows
 
-    def _in_model(self) -> TimedSteps | None:
-        """Run the model and return the times of its operators, or ``None`` if it cannot run here."""
-        try:
-            step = training_step(
-                self.request.model,
-                batch=self.needed.micro_batch,
-                seq=self.request.seq,
-                precision=self.request.precision,
-                device=self.device,
-                fold=self._folds(),
-            )
-            if self.size > 1 and self.needed.replicated:
-                step.module = silent_replica(step.module)
-            return time_steps(
-                step,
-                self.needed.operators,
-                steps=self.request.steps,
-                seconds=_MODEL_S,
-                ready=self._agree,
-                slowest=self._slowest if self.size > 1 and self.needed.replicated else None,
-                whole=self.needed.whole,
-            )
-        except CannotRunModelError as error:
-            self.warnings.append(f"{self.request.model} cannot run here ({error}): its operators are timed one by one")
-            return None
-
     def _folds(self) -> bool:
         """Whether runs of equal layers must be cut to two, because the whole model needs too much memory or time."""
-        graph, batch = self.needed.graph, self.needed.micro_batch
-        states = STATES.get(next((op.name for op, _ in graph if op.kind is OpKind.OPTIMIZER), ""), 2)
-        kept = sum(t.nbytes for op, count in graph for t in op.with_batch(batch).saved * count)
-        need = 1.2 * (4.0 * graph.num_parameters * (2 + states) + kept)
-        flops = batch * sum(op.flops * count for op, count in graph)
-        slow = self.device == "cpu" and flops / (_FAST * self.request.threads) > _SLOW_STEP_S
-        return slow or need * self.together > _MEMORY_SHARE * free_memory(self.device)
+        flops = self._needed.micro_batch * sum(op.flops * count for op, count in self._needed.graph)
+        slow = self._device == "cpu" and flops / (_FAST * self._request.threads) > _SLOW_STEP_S
+        return slow or step_memory(self._needed) * self._processes > _MEMORY_SHARE * free_memory(self._device)
 
     def _agree(self, count: int) -> int:
         """Return the least ``count`` of all ranks; all ranks continue at the same time."""
-        told = torch.tensor([count], device=self.device)
+        told = torch.tensor([count], device=self._device)
         dist.all_reduce(told, op=dist.ReduceOp.MIN)
         return int(told.item())
 
-    def _slowest(self, seconds: list[float]) -> list[float]:
+    def _slowest(self, values: list[float]) -> list[float]:
         """Return the greatest of all ranks, step by step."""
-        told = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        told = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         found: list[float] = told.tolist()
         return found
@@ -226,48 +254,15 @@ class EventsWorker:
         return rows
 
     def _row(self, key: str, op: Operator, times: tuple[float, float, float], repeats: int) -> Row:
-        """Return the row of an operator; ``times`` are its mean and the ends of its interval."""
-        seconds, low, high = times
-        return row_of(
-            "operator", key, mean_s=seconds, low_s=low, high_s=high, repeats=repeats, num_ranks=self.together,
-            dtype=op.dtype.value, model=self.request.model,
-        )  # fmt: skip
-
-    def _emulated(self) -> list[Row]:
-        """The estimated times of the operators on the device of the cluster."""
-        model = replace(learned_cost_model(), framework=self.needed.request.runtime.kernels)
-        found = model.estimate(self.needed.operators, self.needed.request.cluster)
-        rows: dict[str, Row] = {}
-        for op, seconds in zip(self.needed.operators, found.seconds.tolist(), strict=True):
-            key = operator_key(op)  # an emulated device takes exactly these times
-            rows[key] = replace_source(self._row(key, op, (seconds, seconds, seconds), 0), "emulated")
-        return list(rows.values())
-
-    def _card(self, seconds: float) -> EventsCard:
-        cost = {"seconds": 0.0, "process_seconds": 0.0}
-        if (self.output / CARD).exists():
-            cost |= read_card(self.output).cost
-        cost["seconds"] += seconds
-        cost["process_seconds"] += seconds * self.size
-        return EventsCard(
-            device=self.needed.request.cluster.device.name,
-            machine=device_name(self.device, threads=self.request.threads),
-            backend="nccl" if self.backend == "nccl" else "gloo",
-            threads=self.request.threads,
-            compute=self.request.compute,
-            network=self.request.network,
-            precision=self.request.precision,
-            torch=str(torch.__version__),
-            host=platform.node() or "local",
-            statistic=f"operators: mean of whole steps; messages: {STATISTIC}",
-            link_bandwidth=self.needed.request.cluster.inter_node.bandwidth,
-            cost=cost,
-        )
+        return row_of_operator(key, op, times, repeats=repeats, processes=self._processes, model=self._request.model)
 
 
-def replace_source(row: Row, source: str) -> Row:
-    """Return ``row`` with another source."""
-    return {**row, "source": source}
+def step_memory(needed: NeededWorks) -> float:
+    """Return roughly the bytes that a training step of the whole model takes on one processor, with its optimizer."""
+    graph, batch = needed.graph, needed.micro_batch
+    states = STATES.get(next((op.name for op, _ in graph if op.kind is OpKind.OPTIMIZER), ""), 2)
+    kept = sum(t.nbytes for op, count in graph for t in op.with_batch(batch).saved * count)
+    return 1.2 * (4.0 * graph.num_parameters * (2 + states) + kept)
 
 
 def _as_json(plan: EventsPlan) -> dict[str, Any]:

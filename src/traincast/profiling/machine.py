@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -65,4 +67,14 @@ def free_memory(device: str) -> float:
     except OSError:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.M)
-    return float(found.group(1)) * 1024 if found else 0.0
+    return min(float(found.group(1)) * 1024 if found else 0.0, _container_room())
+
+
+def _container_room() -> float:
+    """Bytes that the control group of a container has left; without a limit, infinitely many."""
+    old = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"
+    for files in (("memory.max", "memory.current"), old):
+        with suppress(OSError, ValueError):  # a group without a limit says "max"
+            most, used = (float(Path("/sys/fs/cgroup", name).read_text(encoding="ascii")) for name in files)
+            return max(0.0, most - used)
+    return math.inf

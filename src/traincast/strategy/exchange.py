@@ -121,6 +121,25 @@ class Exchange:
             )
         ]
 
+    def between_ends(self, tied: float) -> list[Item]:
+        """Sums the gradients of ``tied`` weights, of which the first and the last stage of a pipeline have a copy each.
+
+        Megatron-LM, DeepSpeed and users of ``torch.distributed.pipelining`` do so by an all-reduce of two ranks after
+        the gradients of replicas have been summed.
+        """
+        mesh = self.mesh
+        far = mesh.node_of(mesh.rank(pp=0)) != mesh.node_of(mesh.rank(pp=mesh.pp - 1))
+        per_node = mesh.devices_per_node // mesh.domain_nodes
+        nbytes = self.precision.gradient_bytes(tied / (mesh.shard if self.strategy.zero == 3 else 1))
+        work = Collective(
+            kind="all_reduce",
+            nbytes=nbytes,
+            num_ranks=2,
+            num_nodes=2 if far else 1,
+            sharing=min(per_node, mesh.num_ranks // mesh.pp) if far else 1,
+        )
+        return [self._item(work, "pp gradients of tied weights", Group.RANK)]
+
     def _item(self, work: Collective, label: str, group: Group) -> Item:
         return Item(work=work, launches=Launch(collectives=self.runtime.collective_launches), label=label, group=group)
 

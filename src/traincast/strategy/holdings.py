@@ -54,7 +54,8 @@ class Holdings:
 
     ``dense`` and ``experts`` are numbers of trained parameters, outside and inside expert regions; ``frozen`` and
     ``frozen_experts`` are the frozen ones in the same way. ``fixed`` are buffers and shared frozen parameters. The
-    largest trained parameter has ``largest`` elements.
+    largest trained parameter has ``largest`` elements. ``tied`` of the trained parameters are a copy of those of
+    another block.
     """
 
     dense: float
@@ -63,6 +64,7 @@ class Holdings:
     frozen_experts: Frozen
     fixed: tuple[Fixed, ...]
     largest: float = 0.0
+    tied: float = 0.0
 
     @property
     def frozen_parameters(self) -> float:
@@ -79,7 +81,7 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
     """What one rank holds of ``block``; ``regions`` are its experts that are divided among ranks."""
     strategy, graph = builder.strategy, builder.graph
     share = share_of(builder, block, regions=regions)
-    trained, frozen, fixed, largest = [0.0, 0.0], [Frozen(), Frozen()], [], 0.0
+    trained, frozen, fixed, largest, tied = [0.0, 0.0], [Frozen(), Frozen()], [], 0.0, 0.0
     for i in block.optimizer:
         op = graph.operators[i]
         numel, of_experts = share(op.parameters[0], op.scope)
@@ -104,6 +106,7 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
                 frozen[0] = _more(builder, frozen[0], spec, spec.numel / ranks)
             else:
                 trained[0] += spec.numel / ranks
+                tied += spec.numel / ranks
                 largest = max(largest, spec.numel / ranks)
     return Holdings(
         dense=trained[0],
@@ -112,6 +115,7 @@ def holdings_of(builder: ProgramBuilder, block: Block, *, regions: Sequence[Regi
         frozen_experts=frozen[1],
         fixed=tuple(fixed),
         largest=largest,
+        tied=tied,
     )
 
 

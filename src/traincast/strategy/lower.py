@@ -112,6 +112,9 @@ class Layout:
         count, ends = len(table.slot), np.array(list(finishing.values()), dtype=np.int64)
         stages = np.array(list(finishing), dtype=np.int64)
         joins = [(count + n, place) for n, stage in enumerate(finishing) for place in table.last[stage]]
+        tied = [stage for stage in finishing if stage in self.tied_stages]
+        ending = {stage: count + n for n, stage in enumerate(finishing)}
+        joins += [(ending[a], place) for a in tied for b in tied if a != b for place in table.last[b]]
         return PlacedTemplates(
             template=np.concatenate([np.where(table.sends, message[table.slot], runs[table.slot]), ends]),
             row=np.concatenate([slots.stage[table.slot], stages]),
@@ -339,6 +342,8 @@ class Layout:
             items += exchange.copies_last(dense)
         if not self.syncs_always:
             items += exchange.squeeze(dense + experts, back=True)
+        if stage in self.tied_stages:
+            items += exchange.between_ends(self._tied)
         if len(self.prepared.slots.routes) > 1:
             owned = exchange.owned(dense, experts)
             items += exchange.between_copies(self.prepared.precision.gradient_bytes(owned), stage)
@@ -346,6 +351,20 @@ class Layout:
             items += self._update(programs, dense, experts)
             items += self._between_steps()
         return [WorkRun(parts=[tuple(items)])] if items else []
+
+    @property
+    def tied_stages(self) -> tuple[int, ...]:
+        """The first and the last stage, if each has a copy of tied weights whose gradients they must add up.
+
+        Pipelines that run both ways, or whose last piece is on the first stage, have all copies on one stage.
+        """
+        routes = self.prepared.slots.routes
+        (first, _), (last, _) = routes[0][0], routes[0][-1]
+        return (first, last) if self._tied and len(routes) == 1 and first != last else ()
+
+    @property
+    def _tied(self) -> float:
+        return sum(self.prepared.programs[b].tied_parameters for b in self.prepared.pieces[-1].blocks)
 
     def _between_steps(self) -> list[Item]:
         """The host's work for which the device waits at the end of a step; longer if other ranks use the same host."""

@@ -63,9 +63,10 @@ class BlockProgram:
     """The works and the memory of one rank in one block, for one microbatch.
 
     The rank trains ``num_parameters`` parameters, of which ``expert_parameters`` belong to experts; the largest one has
-    ``largest_parameter`` elements. ``frozen`` and ``frozen_experts`` are the parameters that it holds without training
-    them. ``fixed`` are its buffers, and frozen parameters that it holds once for several blocks. ``footprint`` is the
-    memory of its passes. ``boundary_bytes`` bytes go to the next block.
+    ``largest_parameter`` elements, and ``tied_parameters`` are a copy of another block's. ``frozen`` and
+    ``frozen_experts`` are the parameters that it holds without training them. ``fixed`` are its buffers, and frozen
+    parameters that it holds once for several blocks. ``footprint`` is the memory of its passes. ``boundary_bytes``
+    bytes go to the next block.
     """
 
     scope: str
@@ -76,6 +77,7 @@ class BlockProgram:
     num_parameters: float
     expert_parameters: float
     largest_parameter: float
+    tied_parameters: float
     frozen: Frozen
     frozen_experts: Frozen
     fixed: tuple[Fixed, ...]

@@ -156,6 +156,7 @@ class ProgramBuilder:
             num_parameters=parameters,
             expert_parameters=holdings.experts,
             largest_parameter=holdings.largest,
+            tied_parameters=holdings.tied,
             frozen=holdings.frozen,
             frozen_experts=holdings.frozen_experts,
             fixed=holdings.fixed,

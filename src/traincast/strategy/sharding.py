@@ -75,6 +75,7 @@ def find_sharding(
     roles = [Role.WHOLE] * len(graph.operators)
     fresh: dict[int, set[int]] = {}  # operator -> linear layers whose sharded output its output is
     columns: set[int] = set()
+    led: set[int] = set()  # columns that lead to a row: whatever their width, they are no logits
     rows: set[int] = set()
     bases: dict[str, int] = {}  # module -> its linear layer, which adapters follow
     second: dict[int, int] = {}  # second product of an adapter -> its linear layer
@@ -96,6 +97,7 @@ def find_sharding(
             if given.get(i) is Role.ROW or (reached and given.get(i) is None and _last_dim_flows(op)):
                 rows.add(i)
                 columns |= reached
+                led |= reached
             elif given.get(i) is not Role.WHOLE:
                 fresh[i] = {i}
                 if given.get(i) is Role.COLUMN:
@@ -113,7 +115,8 @@ def find_sharding(
     for i, sources in fresh.items():
         if graph.operators[i].kind not in LINEAR and sources <= columns:
             roles[i] = Role.INSIDE
-    vocabulary = _vocabulary(graph, forward, given)
+    inside = rows | led | {i for i, role in enumerate(roles) if role is Role.INSIDE}
+    vocabulary = _vocabulary(graph, [i for i in forward if i not in inside], given)
     for i in vocabulary:
         roles[i] = Role.VOCAB if split_vocabulary else Role.WHOLE
     _backward(graph, roles)

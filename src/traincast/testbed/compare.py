@@ -9,19 +9,19 @@ from typing import Final
 import numpy as np
 
 from traincast.cluster import load_cluster
-from traincast.errors import FileFormatError
+from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import CostModel
+from traincast.files import check_outputs
 from traincast.forecast import Forecast, default_cost_model, predict
 from traincast.simulate import Conditions
 from traincast.simulate.servers import measure
 from traincast.strategy import load_runtime
 from traincast.testbed.activity import ActivitySpans, activities, predicted_spans
 from traincast.testbed.cutting import aligned, blocking_classes, groups_of, without_waiting
+from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import RunFolder, measured_spans, read_run_folder, read_spans
 from traincast.testbed.outcome import ClassActivity, Comparison, DeviceActivity
 
-EVENTS: Final = "events"
-"""The folder within a run that has its events, if they were measured."""
 _SAME_FACTOR: Final = 1e-9
 
 
@@ -34,6 +34,26 @@ class Compared:
     measured: ActivitySpans
     predicted: ActivitySpans
     forecast: Forecast
+
+
+def compare_testbed(run: str | Path, *, events: str | Path | None = None, html: str | Path | None = None) -> Comparison:
+    """Forecast the run in the folder ``run``, and compare step time and activities device by device.
+
+    This is ``traincast testbed compare``. ``events`` is a folder that ``profile events`` wrote; if omitted, the events
+    that the run measured are used. ``html`` is where a page with both timelines is written.
+    """
+    folder = Path(run)
+    if html is not None:
+        inputs = {name: folder / name for name in ("run.json", "spans.parquet", "cluster.toml")}
+        check_outputs({"html": Path(html)}, inputs=inputs)
+    if events is not None and not Path(events).is_dir():
+        raise RequestError(f"events {events}: there is no such folder; `traincast profile events -o` writes one")
+    found = compare(folder, events=None if events is None else Path(events))
+    if html is not None:
+        from traincast.testbed.page import write_comparison
+
+        write_comparison(found, Path(html))
+    return found.comparison
 
 
 def compare(run: Path, *, events: Path | None = None) -> Compared:
@@ -78,6 +98,8 @@ def compare(run: Path, *, events: Path | None = None) -> Compared:
         predicted_s=forecast.report.step_s,
         num_steps=len(record.steps_s),
         repeat_cv=record.repeat_cv,
+        lost_share=record.lost_share,
+        cannot_carry=record.cannot_carry,
         by_device=devices,
         events=None if chosen is None else str(chosen),
         estimated_by=dict(forecast.report.estimated_by),

@@ -43,12 +43,14 @@ class DeviceClock:
     """The time at which an emulated device has finished everything it was given.
 
     Operators follow one another without a gap, however long the host takes between them: the host of a real
-    accelerator runs ahead of it. After a wait for other ranks the device starts again from the present.
+    accelerator runs ahead of it. After a wait for other ranks the device starts again from the present. If the host
+    has fallen behind the device when that wait begins, messages leave late. :meth:`lost_s` tells by how much.
     """
 
     def __init__(self, counter: DeviceCounter | None = None) -> None:
         self.free = now()
         self._counter = counter
+        self._behind_s = self._late_s = self._lost_s = self._most_s = 0.0
 
     def run(self, seconds: float, *, nbytes: float = 0.0) -> tuple[float, float]:
         """Occupy the device; returns start and end, and comes back when the device is done or nearly so.
@@ -59,17 +61,28 @@ class DeviceClock:
         self.free = start + seconds
         if self._counter is not None:
             self._counter.add(start, self.free, nbytes)
-        if self.free - now() > _LEAST_SLEEP_S:
+        self._behind_s = now() - self.free
+        if self._behind_s < -_LEAST_SLEEP_S:
             sleep_until(self.free)
         return start, self.free
 
     def finish(self) -> None:
-        """Wait until the device is done."""
+        """Wait until the device is done: something else, such as a message, depends on it."""
+        self._late_s = max(0.0, self._behind_s)
+        self._most_s = max(self._most_s, self._late_s)
         sleep_until(self.free)
 
     def resume(self) -> None:
         """Start from now: the process has waited for something that the device does not do."""
+        self._lost_s += self._late_s
+        self._behind_s = self._late_s = 0.0
         self.free = max(self.free, now())
+
+    def lost_s(self) -> float:
+        """Seconds by which the host made messages late since the last call: in turn, or the latest of those beside."""
+        lost = max(self._lost_s + max(0.0, self._behind_s), self._most_s)
+        self._behind_s = self._late_s = self._lost_s = self._most_s = 0.0
+        return lost
 
 
 class SecondsOfOperators:

@@ -48,6 +48,10 @@ class RunFolder:
     A run with a sampler (``monitor_hz``) has ``windows_s``: start and end of every counted step on the clock of its
     readings, or of all of them together if steps follow one another without a gap. ``sampler_cpu_share`` is the
     share of a core that sampling took.
+
+    ``waited_share`` and ``lost_share`` are means over the steps, of the worst rank in each: for which share of it
+    threads waited for a core, and by which share a host delayed its emulated device. ``disturbed_steps`` ran and were
+    left out. ``cannot_carry`` says why this machine could not carry the run, if it could not.
     """
 
     model: Text
@@ -70,8 +74,12 @@ class RunFolder:
     windows_s: tuple[tuple[float, float], ...] = ()
     sampler_cpu_share: float | None = None
     warnings: tuple[str, ...] = ()
+    waited_share: Annotated[float, Meta(ge=0.0)] = 0.0
+    lost_share: Annotated[float, Meta(ge=0.0)] = 0.0
+    disturbed_steps: Annotated[int, Meta(ge=0)] = 0
+    cannot_carry: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the description as JSON shows it; a run without a sampler says nothing of one."""
         told = {"format": FORMAT, **asdict(self)}
         if self.monitor_hz is None:

@@ -141,8 +141,9 @@ class Disagreement:
 class Comparison:
     """A run and its forecast side by side.
 
-    ``repeat_cv`` is the spread of the measured steps relative to their mean: the machine's own noise.
-    ``measured_share`` is the share of device time in the forecast that measured events decided.
+    ``repeat_cv`` is the spread of the measured steps relative to their mean, ``lost_share`` the share of a step that
+    hosts cost their emulated devices. ``cannot_carry`` says why this machine could not carry the run, if it could not:
+    then errors say nothing about the forecast.
     """
 
     model: str
@@ -158,6 +159,13 @@ class Comparison:
     events: str | None = None
     estimated_by: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    lost_share: float = 0.0
+    cannot_carry: str = ""
+
+    @property
+    def noise(self) -> float:
+        """The machine's own noise, relative to the measured step: the spread of the steps, and what hosts cost."""
+        return self.repeat_cv + self.lost_share
 
     @property
     def batch_error(self) -> float:
@@ -199,8 +207,9 @@ class Comparison:
         ]
         return tuple(sorted(found, key=lambda one: -abs(one.error))[:_MOST_WORST])
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON shows it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON shows it; errors are ``None`` if the machine could not carry the run."""
+        carried = not self.cannot_carry
         return {
             "model": self.model,
             "strategy": self.strategy,
@@ -212,9 +221,12 @@ class Comparison:
             "num_steps": self.num_steps,
             "measured_s": self.measured_s,
             "predicted_s": self.predicted_s,
-            "batch_error": self.batch_error,
+            "cannot_carry": self.cannot_carry,
+            "batch_error": self.batch_error if carried else None,
+            "noise": self.noise,
             "repeat_cv": self.repeat_cv,
-            "activity_error": self.activity_error,
+            "lost_share": self.lost_share,
+            "activity_error": self.activity_error if carried else None,
             "activity_noise": self.activity_noise,
             "span_shift": self.span_shift,
             "by_device": [device.as_dict() for device in self.by_device],

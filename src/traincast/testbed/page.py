@@ -33,7 +33,7 @@ def page_data(compared: Compared) -> dict[str, Any]:
     slow = [
         {"rank": place.rank, "factor": place.factor} for place in compared.run.ranks if abs(place.factor - 1.0) > 1e-9
     ]
-    return {"comparison": compared.comparison.as_dict(), "slow": slow, "timeline": _timeline_data(compared)}
+    return {"comparison": compared.comparison.to_dict(), "slow": slow, "timeline": _timeline_data(compared)}
 
 
 def shown_step(spans: ActivitySpans, seconds: tuple[float, ...]) -> tuple[int, float]:

@@ -20,10 +20,10 @@ class SpanRow(NamedTuple):
     nbytes: float
     peer: int
 
-    def columns(self, rank: int, *, start: float, warmup: int) -> list[Any]:
-        """The row of a run's table of spans: times since ``start``, steps counted after ``warmup``."""
+    def columns(self, rank: int, *, step: int, start: float) -> list[Any]:
+        """The row of a run's table of spans: those of counted step ``step``, with times since its ``start``."""
         return [
-            rank, self.step - warmup, self.microbatch, self.stream, self.category, self.label, self.name,
+            rank, step, self.microbatch, self.stream, self.category, self.label, self.name,
             self.start_s - start, self.end_s - start, self.nbytes,
         ]  # fmt: skip
 

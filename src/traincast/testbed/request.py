@@ -43,7 +43,8 @@ class RunRequest:
     ``warmup`` steps come before the ``steps`` that count. ``threads`` are those of each process. ``monitor_hz`` is how
     often a sampler reads devices, networks and processes in a second; without it, none does. With ``back_to_back``,
     a rank begins its next step when it has done the last, as in real training; otherwise all ranks first agree on a
-    common start, so that steps are measured one by one.
+    common start, so that steps are measured one by one. With ``events``, ranks also measure the works of their plan
+    between the steps.
     """
 
     model: str
@@ -60,6 +61,7 @@ class RunRequest:
     threads: int = 1
     monitor_hz: float | None = None
     back_to_back: bool = False
+    events: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -75,6 +77,8 @@ class RunRequest:
             raise RequestError(
                 f"{self.monitor_hz:g} readings per second: expected {LEAST_HZ:g} to {MOST_HZ:g} (--monitor HZ)"
             )
+        if self.events and self.back_to_back:
+            raise RequestError("events between steps that follow one another at once: measure them apart")
         for what, pairs in (("link rate", self.link_rates), ("slow factor", self.slow)):
             for rank, value in pairs:
                 if not 0 <= rank < self.ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -16,20 +17,33 @@ from typing import Any, Final, NamedTuple
 
 from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
-from traincast.files import check_folder, make_folder, write_json, write_text, writing
+from traincast.files import check_folder, make_folder, write_folder, write_json, write_text, writing
 from traincast.graph.capture import require_torch
+from traincast.graph.load import load_model
 from traincast.profiling.device_counter import FOLDER as DEVICES
 from traincast.profiling.device_counter import counters
+from traincast.profiling.events_request import needed_works
+from traincast.profiling.machine import free_memory
 from traincast.strategy import parse_strategy
+from traincast.testbed.events import (
+    EVENTS,
+    EVENTS_FILE,
+    RunEvents,
+    events_of_run,
+    measure_beside,
+    request_of,
+    write_events,
+)
 from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
 from traincast.testbed.launch import Starter, launch
 from traincast.testbed.network import NodeNetwork, loopback, shaped
 from traincast.testbed.recorder import SpanRow
-from traincast.testbed.request import LOOPBACK, RunRequest
+from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
 from traincast.testbed.row import ROW, write_row
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
 from traincast.testbed.setup import RUNTIME, lowered_of
 from traincast.testbed.trace import write_measured_trace
+from traincast.units import format_bytes
 
 CLUSTER: Final = "cluster.toml"
 _LOOPBACK_RATE: Final = 1.2e9
@@ -39,9 +53,57 @@ _START_S: Final = 120.0
 """Seconds that the ranks may take to start."""
 _SLOWEST_STEP_S: Final = 120.0
 _CLEARLY: Final = 0.5
-_BEHIND: Final = 0.01
-"""Share of a step by which a host may lag behind its emulated device without a warning."""
+_PROCESS_BYTES: Final = 0.5e9
+"""What a process with PyTorch takes before it has a model."""
+_RANKS_PER_CORE: Final = 3
+"""More ranks with emulated compute do not wake up in time."""
+_MOST_LOST: Final = 0.03
+"""Share of a step by which hosts may delay their emulated devices."""
+_MOST_WAITED: Final = 0.1
+"""Share of a step for which a rank with real compute may wait for a core."""
+_MOST_NOISE: Final = 0.1
+"""Spread of the steps, as a share of their mean, up to which they tell anything about a forecast."""
 Progress = Callable[[int, int], None]
+
+
+def run_testbed(
+    model: str,
+    *,
+    ranks: int,
+    strategy: str,
+    global_batch: int,
+    output: str | Path,
+    seq: int | None = None,
+    compute: str = REAL,
+    network: str = LOOPBACK,
+    link: Mapping[int, str] | None = None,
+    slow: Mapping[int, float] | None = None,
+    steps: int = 10,
+    warmup: int = 3,
+    monitor: float | None = None,
+    events: bool = True,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> RunFolder:
+    """Train ``model`` on this machine with ``ranks`` processes, and write a folder with what every rank did.
+
+    This is ``traincast testbed run``. ``compute`` is ``real`` or a device to emulate. ``network`` is ``loopback`` or
+    the rate of every rank's link, such as ``1Gbit`` (needs root); ``link={3: "200Mbit"}`` gives rank 3 another rate,
+    and ``slow={3: 1.5}`` makes it compute 1.5 times slower. ``monitor`` is how often per second devices, networks and
+    processes are sampled. With ``events``, the ranks measure the works of their plan between the steps, and a
+    comparison forecasts the run from them.
+    """
+    check_folder(Path(output))
+    if network == LOOPBACK and link:
+        rank, rate = next(iter(link.items()))
+        raise RequestError(f"link {rank}={rate} on loopback: give the rate of the other links as network")
+    rates = tuple((rank, rate_of(rate, "link")) for rank, rate in (link or {}).items())
+    request = RunRequest(
+        model=model, ranks=ranks, strategy=strategy, global_batch=global_batch, seq=seq, compute=compute,
+        network=network, link_rates=rates, slow=tuple((slow or {}).items()), steps=steps, warmup=warmup,
+        threads=threads, monitor_hz=monitor, events=events,
+    )  # fmt: skip
+    return run(request, Path(output), progress=progress)
 
 
 def run(
@@ -57,7 +119,8 @@ def run(
 
     ``start`` starts the process of a rank; by default it is a program of its own. ``traced`` says whether the folder
     gets a trace. ``place`` is where the ranks run beside those of other runs; by default they have their own network.
-    Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here.
+    Raises ``RequestError`` before anything runs if the model, the strategy or the network cannot be run here, or if
+    memory does not suffice.
     """
     require_torch()
     check_folder(output)
@@ -66,7 +129,13 @@ def run(
         write_text(folder_of_ranks / CLUSTER, cluster_text(request))
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         servers = parse_strategy(request.strategy, global_batch=request.global_batch).servers
+        _check_memory(request, folder_of_ranks / CLUSTER, servers=servers)
         measured = (_train_with_servers if servers else _train)(request, folder_of_ranks, _Launching(start, place))
+        events = folder_of_ranks / EVENTS
+        if request.events and measured.events is not None:
+            write_events(measured.events, measured.facts, events, rates=rates_of(request))
+        elif request.events:
+            measure_beside(request, folder_of_ranks / CLUSTER, events)
         if progress is not None:
             progress(request.steps, request.steps)
         folder = _described(request, measured, started=started)
@@ -78,8 +147,41 @@ def run(
         write_row(folder, output / ROW)
         if traced:
             _write_trace(folder, output)
-        write_json(output / "run.json", folder.as_dict())  # last: a folder with it is complete
+        if request.events:
+            write_folder(output / EVENTS, {file.name: file.read_bytes() for file in events.iterdir()})
+        write_json(output / "run.json", folder.to_dict())  # last: a folder with it is complete
     return read_run_folder(output)
+
+
+def _check_memory(request: RunRequest, cluster: Path, *, servers: int) -> None:
+    """Refuse a run that needs more memory than is free."""
+    need, free = memory_of_run(request, cluster, servers=servers), free_memory("cpu")
+    if need > free:
+        told = "" if request.emulated else ", or emulated compute (--compute DEVICE)"
+        raise RequestError(
+            f"{request.model} on {request.ranks} ranks needs about {format_bytes(need)} of memory, but "
+            f"{format_bytes(free)} are free: use a smaller model or batch, fewer ranks{told}"
+        )
+
+
+def memory_of_run(request: RunRequest, cluster: Path, *, servers: int = 0) -> float:
+    """Return roughly the bytes that all processes of a run need.
+
+    Every rank makes the weights of the whole model before it keeps its part; replicas have buckets as large. Emulated
+    operators need no memory. Real ones need what the forecast says and, if events are measured, a second model.
+    """
+    graph = load_model(request.model, seq=request.seq, use_cache=True)
+    weights = 4.0 * graph.num_parameters
+    rank = _PROCESS_BYTES + 2.0 * weights
+    if not request.emulated and not servers:
+        lowered = lowered_of(request, cluster)
+        rank += max(memory.total for memory in lowered.memory)
+        if request.events:
+            from traincast.profiling.events_worker import step_memory
+
+            asked = request_of(replace(request, strategy=lowered.request.strategy.complete_text), cluster)
+            rank += step_memory(needed_works(asked))
+    return (request.ranks + servers) * rank
 
 
 def _write_trace(folder: RunFolder, output: Path) -> None:
@@ -90,7 +192,7 @@ def _write_trace(folder: RunFolder, output: Path) -> None:
 class _Measured(NamedTuple):
     """What the processes of a run measured; ``rows`` are those of its table of spans.
 
-    ``windows`` are the times in which steps ran without a gap.
+    ``windows`` are the times in which steps ran without a gap. ``facts`` are what each rank measured of ``events``.
     """
 
     strategy: str
@@ -100,6 +202,11 @@ class _Measured(NamedTuple):
     windows: list[tuple[float, float]]
     sampler: RankSampler | None
     warnings: list[str]
+    waited_share: float = 0.0
+    lost_share: float = 0.0
+    disturbed_steps: int = 0
+    events: RunEvents | None = None
+    facts: Sequence[Mapping[str, Any]] = ()
 
 
 class SharedPlace(NamedTuple):
@@ -119,26 +226,39 @@ class _Launching(NamedTuple):
 
 def _train(request: RunRequest, place: Path, launching: _Launching) -> _Measured:
     """Train with one process for each rank; ``place`` is a folder for what they write."""
-    strategy = lowered_of(request, place / CLUSTER).request.strategy.complete_text
-    sampler, warnings = _launched(
-        "worker", replace(request, strategy=strategy), place, nodes=range(request.ranks), launching=launching
-    )
+    request = replace(request, strategy=lowered_of(request, place / CLUSTER).request.strategy.complete_text)
+    events = events_of_run(request, place / CLUSTER) if request.events else None
+    if events is not None:
+        write_text(place / EVENTS_FILE, events.to_json())
+    sampler, warnings = _launched("worker", request, place, nodes=range(request.ranks), launching=launching)
     ranks = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(request.ranks)]
-    ends = [max(rank["times"][step][1] for rank in ranks) for step in range(request.warmup + request.steps)]
-    starts = ends[:-1] if request.back_to_back else [start for start, _ in ranks[0]["times"]][1:]
-    windows = list(zip(starts, ends[1:], strict=True))[request.warmup - 1 :]
+    first = ranks[0]  # all ranks have agreed on what follows
+    ends = [max(rank["times"][step][1] for rank in ranks) for step in range(len(first["times"]))]
+    starts = [0.0, *ends[:-1]] if request.back_to_back else [start for start, _ in first["times"]]
+    windows = [(starts[step], ends[step]) for step in first["counted"]]
     seconds = [end - begin for begin, end in windows]
-    mean = statistics.fmean(seconds)
     ran = sorted({name for rank in ranks for name in rank["ran"]})
     if ran:
         warnings.append(f"{', '.join(ran)} really ran: the testbed cannot emulate them")
-    behind = max(rank["behind_s"] for rank in ranks) / mean
-    if behind > _BEHIND:
-        warnings.append(
-            f"processes were {behind:.1%} of a step behind their emulated devices: this machine is too slow or busy "
-            "for steps that short; use a larger batch or a slower device"
-        )
-    return _Measured(strategy, mean, seconds, _rows(ranks, request.warmup), _joined(windows), sampler, warnings)
+    warnings += [warning for rank in ranks[:1] for warning in rank["events"]["warnings"]]
+
+    def mean(name: str) -> float:
+        return statistics.fmean(max(rank[name][step - request.warmup] for rank in ranks) for step in first["counted"])
+
+    return _Measured(
+        strategy=request.strategy,
+        step_s=statistics.fmean(seconds),
+        steps_s=seconds,
+        rows=_rows(ranks, first["counted"]),
+        windows=_joined(windows),
+        sampler=sampler,
+        warnings=warnings,
+        waited_share=mean("waited"),
+        lost_share=mean("lost"),
+        disturbed_steps=len(first["waited"]) - len(seconds),
+        events=events,
+        facts=[rank["events"] for rank in ranks],
+    )
 
 
 def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -245,6 +365,36 @@ def cluster_text(request: RunRequest) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _cannot_carry(request: RunRequest, measured: _Measured, *, cores: int) -> str:
+    """Why the steps of a run say nothing about a forecast: this machine could not carry it. Empty if it could."""
+    seconds = measured.steps_s
+    noise = statistics.stdev(seconds) / statistics.fmean(seconds) if len(seconds) > 1 else 0.0
+    threads = request.ranks * request.threads
+    if request.emulated and request.ranks > _RANKS_PER_CORE * cores:
+        return (
+            f"{request.ranks} ranks on {cores} cores: more than {_RANKS_PER_CORE} for each core do not wake up in "
+            f"time; use at most {_RANKS_PER_CORE * cores} ranks"
+        )
+    if not request.emulated and threads > cores:
+        return (
+            f"{threads} threads of {request.ranks} ranks on {cores} cores: real compute needs a core for each; "
+            "use fewer ranks, or emulated compute (--compute DEVICE)"
+        )
+    if measured.lost_share > _MOST_LOST:
+        return (
+            f"hosts delayed their emulated devices by {measured.lost_share:.1%} of a step, more than {_MOST_LOST:.0%}: "
+            "use a larger batch or a slower device"
+        )
+    if not request.emulated and measured.waited_share > _MOST_WAITED:
+        return (
+            f"ranks waited for a core for {measured.waited_share:.0%} of a step, more than {_MOST_WAITED:.0%}: "
+            "run it when other programs leave the cores alone"
+        )
+    if noise > _MOST_NOISE:
+        return f"steps vary by {noise:.0%}, more than {_MOST_NOISE:.0%}: run it again on a quiet machine"
+    return ""
+
+
 def _described(request: RunRequest, measured: _Measured, *, started: str) -> RunFolder:
     import torch
 
@@ -280,29 +430,34 @@ def _described(request: RunRequest, measured: _Measured, *, started: str) -> Run
         windows_s=() if sampler is None else tuple(measured.windows),
         sampler_cpu_share=None if sampler is None else sampler.sampler_s / sampler.sampled_s,
         warnings=tuple(measured.warnings),
+        waited_share=measured.waited_share,
+        lost_share=measured.lost_share,
+        disturbed_steps=measured.disturbed_steps,
+        cannot_carry=_cannot_carry(request, measured, cores=len(os.sched_getaffinity(0))),
     )
 
 
-def _rows(ranks: Sequence[Mapping[str, Any]], warmup: int) -> list[list[Any]]:
-    """The spans of all ranks as rows, with times since the common start of their step."""
+def _rows(ranks: Sequence[Mapping[str, Any]], counted: Sequence[int]) -> list[list[Any]]:
+    """The spans of all ranks as rows; steps are numbered as counted, and times are since the common start of a step."""
     rows: list[list[Any]] = []
     messages: defaultdict[tuple[int, int, int], dict[str, list[SpanRow]]] = defaultdict(
         lambda: {"send": [], "receive": []}
     )
-    starts = [time[0] for time in ranks[0]["times"]]
+    starts = [start for start, _ in ranks[0]["times"]]
+    number_of = {step: number for number, step in enumerate(counted)}
     for rank in ranks:
         number = rank["rank"]
         for values in rank["rows"]:
             row = SpanRow(*values)
             if row.category != "message":
-                rows.append(row.columns(number, start=starts[row.step], warmup=warmup))
+                rows.append(row.columns(number, step=number_of[row.step], start=starts[row.step]))
                 continue
             pair = (number, row.peer) if row.name == "send" else (row.peer, number)
             messages[row.step, *pair][row.name].append(row)
     moved = {pair: _messages(sides["send"], sides["receive"]) for pair, sides in messages.items()}
     for (step, sender, receiver), sent in moved.items():
         back = moved.get((step, receiver, sender), [])
-        rows += [_after_others(row, back).columns(sender, start=starts[step], warmup=warmup) for row in sent]
+        rows += [_after_others(row, back).columns(sender, step=number_of[step], start=starts[step]) for row in sent]
     return rows
 
 

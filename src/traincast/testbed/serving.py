@@ -109,7 +109,7 @@ def served(job: ServerJob, spans: Sequence[ServerSpan], *, warmup: int) -> tuple
     names = [f"block {number}" for number in range(len(job.pieces))]
     counted = [span for span in spans if span.step >= warmup]
     rows = [
-        row.columns(rank, start=starts[row.step], warmup=warmup)
+        row.columns(rank, step=row.step - warmup, start=starts[row.step])
         for rank, row in rows_of(job.setup, counted, names)
         if row.category == "optimizer" or rank < job.setup.workers
     ]

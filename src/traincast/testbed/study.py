@@ -1,12 +1,11 @@
-"""``traincast testbed study``: runs a grid of cells, forecasts each from events of two ranks, and compares the two.
+"""``traincast testbed study``: runs a grid of cells, forecasts each from the events of its run, and compares the two.
 
-Runs and events are measurements: they are kept in the study's folder, and a later study in the same folder uses them.
-Forecasts and comparisons are made anew every time. A cell that fails is named, and the others go on.
+Runs and their events are measurements: they are kept in the study's folder, and a later study in the same folder uses
+them. Forecasts and comparisons are made anew every time. A cell that fails is named, and the others go on.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,34 +13,62 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from traincast.errors import TraincastError
-from traincast.files import make_folder
+from traincast.estimate.events_file import read_card
+from traincast.files import check_folder, make_folder
 from traincast.journal import Journal
 from traincast.testbed.compare import compare
+from traincast.testbed.events import EVENTS
 from traincast.testbed.folder import read_run_folder
-from traincast.testbed.request import REAL, rate_of
-from traincast.testbed.study_grid import StudyCell
+from traincast.testbed.request import rate_of
+from traincast.testbed.study_grid import StudyCell, cells_of
 
 _JOURNAL: Final = "study.journal"
 _WARMUP: Final = 3
 Progress = Callable[[int, int], None]
 
 
+def study_testbed(
+    *,
+    quick: bool = False,
+    models: Sequence[str] = (),
+    strategies: Sequence[str] = (),
+    rates: Sequence[str] = (),
+    ranks: int | None = None,
+    output: str | Path = "testbed-study",
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Study:
+    """Run models, strategies and networks on this machine, forecast each from the events of its run, and compare.
+
+    This is ``traincast testbed study``. Without choices, the whole grid of the study runs; ``quick`` runs five
+    strategies of one model on one network. ``models`` are names of the study's models or specs, ``rates`` those of all
+    links, such as ``200Mbit``. The folder ``output`` gets runs, tables and plots; a study in the same folder resumes.
+    ``say`` is told about every finished or failed cell.
+    """
+    from traincast.testbed.study_output import write_study
+
+    cells = cells_of(models=models, strategies=strategies, networks=rates, ranks=ranks, quick=quick)
+    folder = Path(output)
+    check_folder(folder)
+    found = study(cells, folder, progress=progress, say=say)
+    write_study(found, folder)
+    return found
+
+
 class CellRunner(Protocol):
     """Measures a cell; the study calls it for cells that its folder does not have."""
 
     def run(self, cell: StudyCell, folder: Path) -> None:
-        """Train the cell, and write the folder of the run."""
-
-    def measure_events(self, cell: StudyCell, run: Path, events: Path) -> int:
-        """Measure the works of the cell that the folder ``events`` lacks; return the number of processes used."""
+        """Train the cell, and write the folder of the run with its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOutcome:
     """What a cell measured and what was forecast; errors as in :class:`traincast.testbed.outcome.Comparison`.
 
-    ``run_s`` and ``events_s`` are the seconds that the run and the measuring of its events took, with as many
-    processes as ``ranks`` and ``events_processes``.
+    ``noise`` is that of the machine. ``run_s`` and ``events_s`` are the seconds that the run and the measuring of its
+    events took, with as many processes as ``ranks`` and ``events_processes``. If the machine could not carry the cell,
+    ``cannot_carry`` says why.
     """
 
     name: str
@@ -55,7 +82,7 @@ class CellOutcome:
     measured_s: float
     predicted_s: float
     batch_error: float
-    repeat_cv: float
+    noise: float
     activity_error: float
     activity_noise: float
     span_shift: float | None
@@ -64,6 +91,7 @@ class CellOutcome:
     run_s: float
     events_s: float
     events_processes: int
+    cannot_carry: str = ""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -71,17 +99,33 @@ class CellOutcome:
         """The signed error of the time of all counted steps."""
         return self.job_predicted_s / self.job_measured_s - 1.0
 
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the batch error is larger than twice the noise."""
+        return abs(self.batch_error) > 2.0 * self.noise
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell as JSON shows it; errors are ``None`` if the machine could not carry it."""
+        told = {**asdict(self), "job_error": self.job_error}
+        if self.cannot_carry:
+            told |= dict.fromkeys(("batch_error", "activity_error", "span_shift", "job_error"))
+        return told
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """Mean figures of the cells of one kind; ``worst_batch_error`` is the largest absolute one."""
+    """Mean figures of the cells of one kind; ``worst_batch_error`` is the largest absolute one.
+
+    ``beyond_noise`` is the number of cells whose batch error is larger than twice their noise.
+    """
 
     cells: int
     batch_error: float
     worst_batch_error: float
     activity_error: float
     activity_noise: float
-    repeat_cv: float
+    noise: float
+    beyond_noise: int
     job_error: float
 
 
@@ -103,20 +147,28 @@ class StudyCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The outcome of a study: cells that were compared, and for those that failed the reason."""
+    """The outcome of a study: cells that were compared, and for those that failed the reason.
+
+    Figures are of the cells that the machine could carry.
+    """
 
     done: tuple[CellOutcome, ...]
     failed: dict[str, str]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def carried(self) -> tuple[CellOutcome, ...]:
+        """The cells that the machine could carry."""
+        return tuple(cell for cell in self.done if not cell.cannot_carry)
+
     def summaries(self) -> dict[str, StudySummary]:
         """Return the mean figures of each kind of cells."""
-        kinds = dict.fromkeys(cell.kind for cell in self.done)
-        return {kind: summary_of([cell for cell in self.done if cell.kind == kind]) for kind in kinds}
+        kinds = dict.fromkeys(cell.kind for cell in self.carried)
+        return {kind: summary_of([cell for cell in self.carried if cell.kind == kind]) for kind in kinds}
 
     def costs(self) -> tuple[StudyCost, ...]:
         """Return the cost of events for each model and network of the grid."""
-        grid = [cell for cell in self.done if cell.kind == "emulated"]
+        grid = [cell for cell in self.carried if cell.kind == "emulated"]
         found = []
         for model, network in dict.fromkeys((cell.model, cell.network) for cell in grid):
             cells = [cell for cell in grid if (cell.model, cell.network) == (model, network)]
@@ -131,10 +183,10 @@ class Study:
             )
         return tuple(found)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the study as JSON shows it."""
         return {
-            "cells": [{**asdict(cell), "job_error": cell.job_error} for cell in self.done],
+            "cells": [cell.to_dict() for cell in self.done],
             "summary": {kind: asdict(summary) for kind, summary in self.summaries().items()},
             "costs": [{**asdict(cost), "share": cost.share} for cost in self.costs()],
             "failed": self.failed,
@@ -154,7 +206,8 @@ def summary_of(cells: Sequence[CellOutcome]) -> StudySummary:
         worst_batch_error=max(abs(cell.batch_error) for cell in cells),
         activity_error=mean([cell.activity_error for cell in cells]),
         activity_noise=mean([cell.activity_noise for cell in cells]),
-        repeat_cv=mean([cell.repeat_cv for cell in cells]),
+        noise=mean([cell.noise for cell in cells]),
+        beyond_noise=sum(cell.is_beyond_noise for cell in cells),
         job_error=mean([abs(cell.job_error) for cell in cells]),
     )
 
@@ -178,7 +231,9 @@ def study(
                 progress(number, len(cells))
             try:
                 done.append(_cell(cell, output, journal, chosen))
+                reason = done[-1].cannot_carry
                 line = f"{done[-1].batch_error:+.1%} of {done[-1].measured_s:.3f} s"
+                line = f"this machine cannot carry it: {reason}" if reason else line
             except Exception as error:  # one cell must not stop the others
                 kind = "" if isinstance(error, TraincastError) else f"{type(error).__name__}: "
                 failed[cell.name] = kind + " ".join(str(error).split())
@@ -192,21 +247,18 @@ def study(
 
 
 def _cell(cell: StudyCell, output: Path, journal: Journal, runner: CellRunner) -> CellOutcome:
-    """Run a cell unless the journal has it, measure the events that are missing, and compare."""
+    """Run a cell unless the journal has it, and compare."""
     run = output / "runs" / cell.folder
-    events = output / "events" / cell.events_folder
-    for folder in (run.parent, events.parent):
-        make_folder(folder)
-    key = repr(cell)
-    if not (run / "run.json").exists() or f"run {key}" not in journal.parts:
-        seconds = _timed(lambda: runner.run(cell, run))[0]
-        journal.keep(f"run {key}", seconds)
-    if f"events {key}" not in journal.parts:
-        seconds, processes = _timed(lambda: runner.measure_events(cell, run, events))
-        journal.keep(f"events {key}", [seconds if processes else 0.0, processes])
-    events_s, processes = journal.parts[f"events {key}"]
+    make_folder(run.parent)
+    key = f"run with events {cell!r}"
+    if not (run / "run.json").exists() or key not in journal.parts:
+        start = time.monotonic()
+        runner.run(cell, run)
+        journal.keep(key, time.monotonic() - start)
     record = read_run_folder(run)
-    found = compare(run, events=events if events.is_dir() else None).comparison
+    found = compare(run).comparison
+    cost = read_card(run / EVENTS).cost if found.events else {"seconds": 0.0, "process_seconds": 0.0}
+    processes = round(cost["process_seconds"] / cost["seconds"]) if cost["seconds"] else 0
     total = sum(record.steps_s)
     return CellOutcome(
         name=cell.name,
@@ -220,30 +272,25 @@ def _cell(cell: StudyCell, output: Path, journal: Journal, runner: CellRunner) -
         measured_s=found.measured_s,
         predicted_s=found.predicted_s,
         batch_error=found.batch_error,
-        repeat_cv=found.repeat_cv,
+        noise=found.noise,
         activity_error=found.activity_error,
         activity_noise=found.activity_noise,
         span_shift=found.span_shift,
         job_measured_s=total,
         job_predicted_s=found.predicted_s * len(record.steps_s),
-        run_s=float(journal.parts[f"run {key}"]),
-        events_s=float(events_s),
-        events_processes=int(processes),
+        run_s=float(journal.parts[key]) - cost["seconds"],
+        events_s=cost["seconds"],
+        events_processes=processes,
+        cannot_carry=found.cannot_carry,
         warnings=found.warnings,
     )
 
 
-def _timed(act: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.monotonic()
-    result = act()
-    return time.monotonic() - start, result
-
-
 class ThisMachine:
-    """Measures cells on this machine: runs with as many ranks as their strategy has, events with two ranks."""
+    """Measures cells on this machine."""
 
     def run(self, cell: StudyCell, folder: Path) -> None:
-        """Train the cell, and write the folder of the run."""
+        """Train the cell, and write the folder of the run with its events."""
         from traincast.testbed.request import RunRequest
         from traincast.testbed.run import run
 
@@ -258,45 +305,6 @@ class ThisMachine:
             slow=cell.slow,
             steps=cell.steps,
             warmup=_WARMUP,
+            events=True,
         )
         run(request, folder)
-
-    def measure_events(self, cell: StudyCell, run: Path, events: Path) -> int:
-        """Measure the works of the cell that the folder ``events`` lacks; return the number of processes used."""
-        from traincast.profiling.events import measure_events
-        from traincast.profiling.events_request import EventsRequest
-
-        record = read_run_folder(run)
-        request = EventsRequest(
-            model=cell.spec,
-            cluster=str(run / record.cluster),
-            strategy=cell.strategy,
-            global_batch=cell.global_batch,
-            precision=record.precision,
-            runtime=record.runtime,
-            compute=cell.compute,
-            network=cell.events_network,
-        )
-        launcher = _Launcher(rate_of(cell.events_network), emulated=cell.compute != REAL)
-        return measure_events(request, events, launcher=launcher).processes
-
-
-@dataclass(frozen=True, slots=True)
-class _Launcher:
-    """Starts processes that measure events, each on a node of its own with links of ``rate`` bytes per second.
-
-    They run as those of the run do: before all others if compute is emulated.
-    """
-
-    rate: float
-    emulated: bool
-
-    def __call__(self, arguments: Sequence[str], *, ranks: int) -> int:
-        """Return 0; raises if a process fails."""
-        from traincast.testbed.launch import launch
-        from traincast.testbed.network import loopback, shaped
-
-        words = [sys.executable, "-m", "traincast", *arguments]
-        with loopback(ranks) if self.rate == float("inf") else shaped([self.rate] * ranks) as network:
-            launch([words] * ranks, network, urgent=self.emulated)
-        return 0

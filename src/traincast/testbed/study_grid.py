@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from traincast.errors import RequestError, UnknownNameError
+from traincast.graph.load import load_model
 from traincast.strategy import parse_strategy
 from traincast.testbed.request import rate_of
 
@@ -18,6 +20,8 @@ DEVICE: Final = "k80"
 NETWORKS: Final = ("200Mbit", "500Mbit", "1Gbit", "2Gbit")
 STEPS: Final = 6
 JOB_STEPS: Final = 200
+_LEAST_SAMPLES: Final = 16
+_MOST_SAMPLES: Final = 4096
 REAL_STEPS: Final = 40
 """Real compute repeats far worse than emulated compute."""
 
@@ -104,16 +108,6 @@ class StudyCell:
         """The name of the cell's folder."""
         return re.sub(r"[^A-Za-z0-9=.]+", "-", f"{self.kind} {self.name}").strip("-")
 
-    @property
-    def events_folder(self) -> str:
-        """The name of the folder of events, which all strategies of a model on a network share."""
-        return re.sub(r"[^A-Za-z0-9=.]+", "-", f"{self.model} {self.compute} {self.events_network}").strip("-")
-
-    @property
-    def events_network(self) -> str:
-        """The network on which events are measured: that of the slowest link."""
-        return min([self.network, *(rate for _, rate in self.links)], key=rate_of)
-
 
 def _gpt(kind: Kind, strategy: str, network: str = "500Mbit", **more: object) -> StudyCell:
     model = MODELS["gpt"]
@@ -185,9 +179,20 @@ def cells_of(
     return found
 
 
+def _batch_of(spec: str) -> int:
+    """The samples of a step of a user's model: as much compute as in steps of the study, so that hosts keep up."""
+
+    def flops(model: str) -> float:
+        return sum(op.flops * count for op, count in load_model(model, use_cache=True))
+
+    ours = MODELS["gpt"]
+    samples = ours.global_batch * flops(ours.spec) / flops(spec)
+    return int(min(_MOST_SAMPLES, max(_LEAST_SAMPLES, 2.0 ** round(math.log2(samples)))))
+
+
 def _model(name: str) -> StudyModel:
     if name in MODELS:
         return MODELS[name]
     if ":" in name:
-        return StudyModel(spec=name, global_batch=32, strategies=MODELS["gpt"].strategies)
+        return StudyModel(spec=name, global_batch=_batch_of(name), strategies=MODELS["gpt"].strategies)
     raise UnknownNameError("model of the study", name, MODELS, hint="or give a spec such as gpt:layers=4,hidden=128")

@@ -24,18 +24,18 @@ _KINDS: Final = {
 def write_study(study: Study, folder: Path) -> list[Path]:
     """Write the files of a study into ``folder``; return their paths."""
     files = {
-        "study.json": json.dumps(finite(study.as_dict()), indent=1, ensure_ascii=False) + "\n",
+        "study.json": json.dumps(finite(study.to_dict()), indent=1, ensure_ascii=False) + "\n",
         "study.md": markdown(study),
         "study-steps.svg": scatter(
             "Step time: forecast against measured",
             {
-                _KINDS[kind]: [(c.measured_s, c.predicted_s) for c in study.done if c.kind == kind]
+                _KINDS[kind]: [(c.measured_s, c.predicted_s) for c in study.carried if c.kind == kind]
                 for kind in study.summaries()
             },
         ),
         "study-errors.svg": bars(
             "Errors of each cell",
-            [(c.name, {"batch": abs(c.batch_error), "activity": c.activity_error}, c.repeat_cv) for c in study.done],
+            [(c.name, {"batch": abs(c.batch_error), "activity": c.activity_error}, c.noise) for c in study.carried],
         ),
     }
     for name, text in files.items():
@@ -47,9 +47,12 @@ def markdown(study: Study) -> str:
     """Return the tables of a study as Markdown: summary, cost of events, all cells, and failures."""
     parts = ["# Study of the testbed", "", *_summary(study), "", *_costs(study)]
     for kind, title in _KINDS.items():
-        cells = [cell for cell in study.done if cell.kind == kind]
+        cells = [cell for cell in study.carried if cell.kind == kind]
         if cells:
             parts += ["", f"## {title}", "", *_cells(cells)]
+    unable = [f"- {cell.name}: {cell.cannot_carry}" for cell in study.done if cell.cannot_carry]
+    if unable:
+        parts += ["", "## Not carried by this machine", "", *unable]
     if study.failed:
         parts += ["", "## Failed", "", *(f"- {name}: {reason}" for name, reason in study.failed.items())]
     return "\n".join([*parts, ""])
@@ -59,13 +62,13 @@ def _summary(study: Study) -> list[str]:
     rows = [
         (
             _KINDS[kind], str(found.cells), _percent(found.batch_error), _percent(found.worst_batch_error),
-            _percent(found.activity_error), _percent(found.job_error), _percent(found.repeat_cv),
+            str(found.beyond_noise), _percent(found.activity_error), _percent(found.job_error), _percent(found.noise),
             _percent(found.activity_noise),
         )
         for kind, found in study.summaries().items()
     ]  # fmt: skip
-    columns = ("cells of", "cells", "batch error, mean", "worst", "activity error", "job time", "noise of steps",
-               "noise of activities")  # fmt: skip
+    columns = ("cells of", "cells", "batch error, mean", "worst", "beyond twice the noise", "activity error",
+               "job time", "noise", "noise of activities")  # fmt: skip
     return table(columns, rows)
 
 
@@ -86,7 +89,7 @@ def _cells(cells: list[CellOutcome]) -> list[str]:
         (
             cell.name, str(cell.ranks), format_seconds(cell.measured_s), format_seconds(cell.predicted_s),
             f"{cell.batch_error:+.1%}".replace("%", " %").replace("-", "−"), _percent(cell.activity_error),
-            _percent(cell.span_shift), _percent(cell.repeat_cv),
+            _percent(cell.span_shift), _percent(cell.noise),
         )
         for cell in cells
     ]  # fmt: skip

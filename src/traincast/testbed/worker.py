@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -25,24 +25,30 @@ from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.capture import sum_of
 from traincast.graph.recorder import gpu_kernels
 from traincast.graph.zoo import Traceable
+from traincast.profiling.contention import disturbed, longest_delay_s, thread_delays_s
 from traincast.profiling.device_counter import DeviceCounter
 from traincast.profiling.events_steps import optimizer_of
 from traincast.profiling.in_model import STATES, ValidTargets, inputs_of, materialize, traceable_of
 from traincast.strategy import Lowered
+from traincast.strategy.lower import Layout
 from traincast.strategy.mesh import Axis
 from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.emulate import DeviceClock, Emulation, SecondsOfOperators
+from traincast.testbed.events import EVENTS_FILE
 from traincast.testbed.parallel import data, tensor
 from traincast.testbed.parallel.bed import Bed
-from traincast.testbed.parallel.model import StageModules, layers_of, parts_of
+from traincast.testbed.parallel.model import StageModules, layers_of, parts_of, tied_weight
 from traincast.testbed.recorder import SpanRecorder
 from traincast.testbed.request import RunRequest
+from traincast.testbed.rounds import EventRounds
 from traincast.testbed.setup import lowered_of
 
 _LEADS_S: Final = (0.05, 0.25, 1.0)
 """All ranks start a step this long after they have agreed on it; the next of these if one has less than half left."""
 _LATE_S: Final = 0.005
 """A rank may be this late for it."""
+_MOST_STEPS: Final = 2
+"""At most so many times the steps that were asked for run, if other processes disturb some."""
 
 
 class _Targets(ValidTargets):
@@ -53,14 +59,19 @@ class _Targets(ValidTargets):
 
 
 class Worker:
-    """A rank that is ready to train: :meth:`step` runs one step."""
+    """A rank that is ready to train: :meth:`step` runs one step.
+
+    Of the last step, ``lost_s`` are the seconds by which its host delayed the emulated device, and ``waited_s`` those
+    for which the thread that waited longest could run but waited for a core.
+    """
 
     def __init__(self, request: RunRequest, lowered: Lowered, rank: int) -> None:
         self.request, self.lowered, self.rank = request, lowered, rank
         self.strategy = lowered.request.strategy
         mesh = lowered.prepared.mesh
         self.at = {axis: mesh.coordinate(rank, axis) for axis in ("dp", "tp", "pp")}
-        self.behind_s = 0.0
+        self.lost_s = self.waited_s = 0.0
+        self._delays: dict[str, float] = {}
         self.bed = self._bed(lowered.request.cluster)
         self.traceable = traceable_of(request.model, seq=request.seq)
         self.micro = request.global_batch // (self.strategy.dp * self.strategy.num_microbatches)
@@ -81,13 +92,14 @@ class Worker:
         seconds = SecondsOfOperators(default_cost_model(), own, factor=self.request.factor(self.rank))
         return Bed(recorder=recorder, clock=clock, emulation=Emulation(seconds, clock, recorder))
 
-    def _group(self, axis: Axis) -> Any:
-        """The process group of this rank along ``axis``; every rank makes all groups, in the same order."""
+    def _group(self, axis: Axis, *, ends: bool = False) -> Any:
+        """The process group of this rank along ``axis``, or of its first and last rank; every rank makes all groups."""
         mesh = self.lowered.prepared.mesh
         mine = None
         done: set[tuple[int, ...]] = set()
         for rank in range(mesh.num_ranks):
             members = tuple(int(r) for r in mesh.group(rank, axis))
+            members = (members[0], members[-1]) if ends else members
             if members not in done:
                 done.add(members)
                 group = dist.new_group(list(members))
@@ -156,10 +168,30 @@ class Worker:
         first, last = 0 in parts.indices, parts.num_stages - 1 in parts.indices
         target = torch.zeros(self.micro * count)
 
+        tied = self._tied_weights()
+
         def run() -> None:
             schedule.step(*(whole if first else ()), **({"target": target, "losses": []} if last else {}))
+            tied()
 
         return run
+
+    def _tied_weights(self) -> Callable[[], None]:
+        """Adds up the gradients of tied weights between the first and the last stage, which have a copy each."""
+        if not Layout(request=self.lowered.request, prepared=self.lowered.prepared).tied_stages:
+            return lambda: None
+        group = self._group("pp", ends=True)
+        found = [weight for part in self.parts.modules if (weight := tied_weight(part)) is not None]
+        if not found:
+            return lambda: None
+
+        def add_up() -> None:
+            gradient = found[0].grad
+            local = getattr(gradient, "to_local", lambda: gradient)()
+            nbytes = float(local.numel() * local.element_size())
+            self.bed.blocking("pp gradients of tied weights", nbytes, lambda: dist.all_reduce(local, group=group))
+
+        return add_up
 
     def _optimizer(self) -> Callable[[], None]:
         """The update of this rank's parameters."""
@@ -187,14 +219,21 @@ class Worker:
         with self._mode():
             self.run()
         self.bed.device_done()
-        if self.bed.clock is not None and number >= self.request.warmup:
-            alone = now() - self.bed.clock.free if self.strategy.dp == 1 else 0.0
-            self.behind_s = max(self.behind_s, self.bed.behind_s, alone)
-        self.bed.behind_s = 0.0
+        self.lost_s = self._lost_s()
         self.bed.device_waited()
         self.bed.recorder.microbatch = -1
         self.optimize()
-        return start, now()
+        end = now()
+        self.waited_s = longest_delay_s(self._delays)
+        return start, end
+
+    def _lost_s(self) -> float:
+        """Seconds that the host of an emulated device cost: messages left late, or it was late to see the last one."""
+        clock = self.bed.clock
+        if clock is None:
+            return 0.0
+        reduces = self.strategy.dp > 1 and not self.strategy.zero and self.strategy.pp == 1
+        return clock.lost_s() + (max(0.0, now() - max(self.bed.reduced, clock.free)) if reduces else 0.0)
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
@@ -208,6 +247,7 @@ class Worker:
 
     def _at_once(self) -> float:
         """Begin a step without a word to other ranks."""
+        self._delays = thread_delays_s()
         self.bed.device_waited()
         return now()
 
@@ -224,6 +264,7 @@ class Worker:
             dist.all_reduce(left, dist.ReduceOp.MIN)
             if float(left[0]) > lead / 2:
                 break
+        self._delays = thread_delays_s()
         if start + _LATE_S < now():
             raise RequestError(f"rank {self.rank} is {now() - start:.3f} s late for a step: the machine is too busy")
         if self.request.emulated:
@@ -256,18 +297,61 @@ def update_of(optimizer: str, parameters: int) -> Operator:
     )
 
 
+def train(worker: Worker, rounds: EventRounds) -> dict[str, Any]:
+    """Run the steps of a request, with a round of events after each; return when they ran and which of them count.
+
+    A step that other processes disturbed does not count: another takes its place, as long as there are at most twice
+    as many as asked for. Steps without a common start follow one another, and all of them count.
+    """
+    request = worker.request
+    times = [worker.step(number) for number in range(request.warmup)]
+    shares: list[float] = []
+    lost: list[float] = []
+    if not request.back_to_back:
+        rounds.warm_up(times[-1][1] - times[-1][0])
+    while wants_another(shares, request):
+        times.append(worker.step(len(times)))
+        start, end = times[-1]
+        shares.append(worker.waited_s / (end - start))
+        lost.append(worker.lost_s / (end - start))
+        if not request.back_to_back:
+            most = torch.tensor([shares[-1], lost[-1]], dtype=torch.float64)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            shares[-1], lost[-1] = most.tolist()
+            rounds.round()
+    return {"times": times, "waited": shares, "lost": lost, "counted": counted_steps(shares, request)}
+
+
+def wants_another(shares: Sequence[float], request: RunRequest) -> bool:
+    """Whether more steps must run, after those that waited for a core for these ``shares`` of their time."""
+    if request.back_to_back:
+        return len(shares) < request.steps
+    return len(counted_steps(shares, request)) < request.steps and len(shares) < _MOST_STEPS * request.steps
+
+
+def counted_steps(shares: Sequence[float], request: RunRequest) -> list[int]:
+    """The numbers of the steps that count; steps before the first of ``shares`` warm up."""
+    noisy = [False] * len(shares) if request.back_to_back else disturbed(shares)
+    quiet = [request.warmup + number for number, out in enumerate(noisy) if not out]
+    return quiet[: request.steps]
+
+
 def main(request_path: str, output: str) -> None:
     """Train the steps of a request as the rank that the environment names."""
+    place = Path(output)
     request = RunRequest.from_json(Path(request_path).read_text(encoding="utf-8"))
+    events = json.loads((place / EVENTS_FILE).read_text(encoding="utf-8")) if request.events else None
     torch.set_num_threads(request.threads)
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
-    worker = Worker(request, lowered_of(request, Path(output) / "cluster.toml"), rank)
-    times = [worker.step(number) for number in range(request.warmup + request.steps)]
-    rows = [row for row in worker.bed.recorder.rows if row.step >= request.warmup]
-    late = worker.bed.emulation.ran if worker.bed.emulation is not None else set()
-    facts = {"rank": rank, "times": times, "rows": rows, "ran": sorted(late), "behind_s": worker.behind_s}
-    (Path(output) / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
+    worker = Worker(request, lowered_of(request, place / "cluster.toml"), rank)
+    rounds = EventRounds(events, rank=rank, ranks=request.ranks)
+    trained = train(worker, rounds)
+    counted = set(trained["counted"])
+    rows = [row for row in worker.bed.recorder.rows if row.step in counted]
+    ran = worker.bed.emulation.ran if worker.bed.emulation is not None else set()
+    facts = {"rank": rank, **trained, "rows": rows, "ran": sorted(ran), "events": rounds.facts()}
+    (place / f"rank{rank}.json").write_text(json.dumps(facts), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

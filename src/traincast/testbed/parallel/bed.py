@@ -22,14 +22,13 @@ _T = TypeVar("_T")
 class Bed:
     """One rank: where it records spans, and its emulated device if it has one.
 
-    ``behind_s`` is the longest time since a step began by which the host was behind that device when gradients were
-    ready.
+    ``reduced`` is when the last all-reduce beside compute ended.
     """
 
     recorder: SpanRecorder
     clock: DeviceClock | None = None
     emulation: Emulation | None = None
-    behind_s: float = 0.0
+    reduced: float = 0.0
 
     def device_done(self) -> None:
         """Wait for the emulated device, before something else depends on it."""
@@ -62,17 +61,17 @@ class Bed:
 
     def asynchronous(self, label: str, tensor: torch.Tensor, group: Any) -> torch.futures.Future[torch.Tensor]:
         """All-reduce ``tensor`` while compute goes on; the span ends when the result is there."""
-        if self.clock is not None:
-            self.behind_s = max(self.behind_s, now() - self.clock.free)
         self.device_done()
         start, nbytes = now(), float(tensor.numel() * tensor.element_size())
         step, microbatch = self.recorder.step, self.recorder.microbatch
         work = dist.all_reduce(tensor, group=group, async_op=True)
 
         def done(future: Any) -> torch.Tensor:
+            self.reduced = now()
             self.recorder.add_at(
-                step, microbatch, "communication", "communication", label, "all_reduce", start, now(), nbytes=nbytes
-            )
+                step, microbatch, "communication", "communication", label, "all_reduce", start, self.reduced,
+                nbytes=nbytes,
+            )  # fmt: skip
             return future.value()[0]
 
         return work.get_future().then(done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +15,48 @@ from traincast.graph.zoo.stack import Transformer
 from traincast.strategy import Lowered
 
 
-class ChainPart(nn.Module):  # type: ignore[misc]
-    """Consecutive parts of a transformer: perhaps its embedding, some layers, perhaps its head."""
+class TiedTable(nn.Module):  # type: ignore[misc]
+    """A copy of the token table of an embedding, for a head that shares its weights and is on another stage."""
 
-    def __init__(self, embedding: nn.Module | None, layers: Sequence[nn.Module], head: nn.Module | None) -> None:
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.tokens = copy.deepcopy(embedding.tokens)
+
+
+class ChainPart(nn.Module):  # type: ignore[misc]
+    """Consecutive parts of a transformer: perhaps its embedding, some layers, perhaps its head.
+
+    ``table`` is the copy that a head with tied weights uses in the place of the embedding.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Module | None,
+        layers: Sequence[nn.Module],
+        head: nn.Module | None,
+        table: TiedTable | None = None,
+    ) -> None:
         super().__init__()
         self.embedding = embedding
         self.layers = nn.ModuleList(layers)
         self.head = head
+        self.table = table
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """The activations after the last part."""
         x = self.embedding(*inputs) if self.embedding is not None else inputs[0]
         for layer in self.layers:
             x = layer(x)
-        return x if self.head is None else self.head(x, self.embedding)
+        return x if self.head is None else self.head(x, self.table or self.embedding)
+
+
+def tied_weight(part: nn.Module) -> nn.Parameter | None:
+    """The weight of ``part`` of which another stage has a copy: the token table of a tied embedding or head."""
+    inner = getattr(part, "module", part)  # DDP wraps a part
+    for table in (inner.table, inner.embedding):
+        if table is not None:
+            return table.tokens.weight
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +79,11 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 def blocks_of(module: nn.Module) -> list[nn.Module]:
     """A transformer as a chain of blocks: its embedding, each of its layers, its head."""
     _check_chain(module, "parameter servers with real compute need")
+    if _is_tied(module):
+        raise RequestError(
+            "parameter servers with real compute need a head that shares no weights with the embedding: choose a "
+            "model with tied=false"
+        )
     layers = [ChainPart(None, [layer], None) for layer in module.layers]
     return [ChainPart(module.embedding, [], None), *layers, ChainPart(None, [], module.head)]
 
@@ -58,8 +91,13 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 def _check_chain(module: nn.Module, what: str) -> None:
     if not isinstance(module, Transformer):
         raise RequestError(f"{what} a transformer of the zoo: choose one, or use dp alone")
-    if getattr(module.head, "logits", True) is None or module.config.head == "mlm":
-        raise RequestError(f"{what} a head that shares no weights with the embedding: choose a model with tied=false")
+    if len(module.further):
+        raise RequestError(f"{what} a model that predicts one token: choose mtp=0")
+
+
+def _is_tied(module: Transformer) -> bool:
+    """Whether the head multiplies by the embedding's own table."""
+    return getattr(module.head, "logits", True) is None or module.config.head == "mlm"
 
 
 def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> StageModules:
@@ -82,6 +120,7 @@ def parts_of(module: nn.Module, lowered: Lowered, stage: int) -> StageModules:
                     module.embedding if first else None,
                     list(module.layers)[at : at + count],
                     module.head if last else None,
+                    TiedTable(module.embedding) if last and _is_tied(module) else None,
                 )
             )
             indices.append(number)
