@@ -38,6 +38,26 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
+def test_a_chosen_strategy_says_that_it_was_not_searched_and_what_a_search_could_gain() -> None:
+    place: dict[str, Any] = {"cluster": devices(4), "global_batch": 16}
+    report = predict(graph_of(GPT), **place).report
+    assert report.choice is not None
+    assert report.fits and report.choice.fits and report.choice.timed > 1
+    assert report.choice.most_gain == pytest.approx(report.as_dict()["choice"]["most_gain"])
+    assert report.as_dict()["choice"]["searched"] is False
+    assert str(report.choice).startswith(
+        f"the fastest of {report.choice.timed} that fit, not searched; a search could "
+    )
+    assert 0.0 < (report.choice.most_gain or 0.0) <= 1.0 - report.floor_s / report.step_s
+    assert predict(graph_of(GPT), strategy=report.strategy, **place).report.choice is None
+
+
+def test_a_stated_strategy_that_no_small_change_makes_fit_gets_another_that_fits() -> None:
+    report = predict("llama3-70b", cluster="dgx-a100:2", global_batch=16, strategy="dp=16").report
+    (said,) = (warning for warning in report.warnings if warning.startswith("does not fit"))
+    assert "fits with dp=16,zero=3,recompute=full,offload=optimizer" in said
+
+
 @pytest.mark.parametrize("strategy", ["dp=4,micro_batch=2", "pp=4,micro_batch=2", "dp=4,servers=2,micro_batch=2"])
 def test_a_forecast_prepares_and_reports_once(strategy: str, counts: dict[str, int]) -> None:
     made = predicted(strategy, steps=1000)

@@ -147,7 +147,9 @@ def all_members(problem: Problem) -> Iterator[tuple[Strategy, float, float]]:
     bulk = bulk_of(problem)
     for family in all_families(problem):
         found = evaluated(bulk, family)
-        for batch in found.batches if found else ():
+        if found is None:
+            continue
+        for batch in found.batches:
             for sharing, seconds, memory in zip(found.sharings, batch.seconds, batch.memory, strict=True):
                 if np.isfinite(seconds):
                     yield found.strategy(batch, sharing), float(seconds), float(memory)
