@@ -84,7 +84,7 @@ docs: $(DOCS)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
-# The captured models that ship with the package, made anew (seven minutes): after any change of src/traincast/graph.
+# The captured models that ship with the package, made anew (seven minutes): after a change of the code that captures (CAPTURING in src/traincast/graph/cache.py) or of the zoo.
 graphs: $(STAMP)
 	$(BIN)/python -m benchmarks.graphs
 

@@ -1,5 +1,7 @@
 """Rewrites the outputs shown in the documents: every ``console`` fence holds a command and its output.
 
+Numbers of things in the catalog stand between ``<!-- count:NAME -->`` and ``<!-- -->``, and are rewritten as well.
+
 python -m benchmarks.outputs [--check] [FILE...]
 
 With ``--check`` nothing is written. Fences whose command prints something else today are listed, and the exit code is 1
@@ -23,6 +25,32 @@ FENCE: Final = re.compile(r"^```console\n\$ (?P<command>[^\n]*(?:\\\n[^\n]*)*)\n
 SPEED: Final = re.compile(r"^[\d.,]+ \w+, [\d.,]+( [kM])? strategies per CPU second", re.M)
 """The line in which a search reports its speed, which depends on the machine."""
 
+COUNT: Final = re.compile(r"<!-- count:(?P<name>[a-z-]+) -->(?P<shown>[^<]*)<!-- -->")
+"""A number of things in the catalog, in the text of a document."""
+
+
+def counts() -> dict[str, int]:
+    """Return how many things of each kind there are, by the names that documents use."""
+    from traincast.cluster import cluster_names, device_names, load_cluster, node_names
+    from traincast.graph import zoo
+    from traincast.scheduling.placement import PLACEMENTS
+    from traincast.scheduling.policies import POLICIES
+    from traincast.strategy import runtime_names
+    from traincast.strategy.schedules import SCHEDULES
+
+    fitted = [name for name in cluster_names() if load_cluster(name).calibration is not None]
+    return {
+        "models": len(zoo.names()),
+        "names": len({*zoo.known_names()} - {*zoo.names()}),
+        "devices": len(device_names()),
+        "machines": len(node_names()) + len(cluster_names()) - len(fitted),
+        "fitted": len(fitted),
+        "runtimes": len(runtime_names()),
+        "schedules": len(SCHEDULES),
+        "policies": len(POLICIES),
+        "placements": len(PLACEMENTS),
+    }
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Rewrite or check the outputs in the given files; by default, in README.md and docs/."""
@@ -35,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1 if stale else 0)
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        fresh = FENCE.sub(_with_output, text)
+        fresh = with_counts(FENCE.sub(_with_output, text))
         if fresh != text:
             path.write_text(fresh, encoding="utf-8")
         print(f"{'rewritten' if fresh != text else 'unchanged'}: {path}")
@@ -48,6 +76,12 @@ def stale_outputs(path: Path) -> list[str]:
         wrong = difference(match["output"], output_of(match["command"]))
         found += [f"{path}: `{match['command']}`: {wrong}"] if wrong else []
     return found
+
+
+def with_counts(text: str) -> str:
+    """Return the text of a document with the counts of today."""
+    found = counts() if COUNT.search(text) else {}
+    return COUNT.sub(lambda match: f"<!-- count:{match['name']} -->{found[match['name']]}<!-- -->", text)
 
 
 def difference(shown: str, printed: str) -> str:

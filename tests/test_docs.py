@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 from benchmarks.markers import rewrite
-from benchmarks.outputs import FENCE, difference
+from benchmarks.outputs import FENCE, difference, with_counts
 
 import traincast
 from tests.documents import ANY_FENCE, PAGE_NAMES, ROOT, fences, text_of
@@ -243,6 +243,19 @@ def test_an_output_that_is_not_of_today_is_found() -> None:
     assert not difference(f"step 3 ms\n{speed}\n", f"step 3 ms  \n{speed.replace('10.2', '9.9')}")
     assert difference("step 3 ms", "step 4 ms") == "the document shows 'step 3 ms', the command prints 'step 4 ms'"
     assert difference("one", "one\ntwo") == "the document shows 'nothing', the command prints 'two'"
+
+
+def test_counts_in_the_documents_are_those_of_the_catalog() -> None:
+    shown = {name: text_of(name) for name in PAGE_NAMES if "<!-- count:" in text_of(name)}
+    assert len(shown) >= 2
+    for name, text in shown.items():
+        assert with_counts(text) == text, f"{name}: run python -m benchmarks.outputs"
+
+
+def test_a_count_that_is_not_of_today_is_rewritten() -> None:
+    assert (
+        with_counts("a <!-- count:schedules -->0<!-- --> b") == f"a <!-- count:schedules -->{len(SCHEDULES)}<!-- --> b"
+    )
 
 
 def test_every_console_fence_shows_an_output() -> None:

@@ -47,12 +47,6 @@ def test_a_forecast_prepares_and_reports_once(strategy: str, counts: dict[str, i
     assert counts == {"prepared": 1, "reports": 1}
 
 
-def test_a_forecast_shows_its_headline_and_not_its_parts() -> None:
-    shown = repr(predicted("dp=4,micro_batch=2"))
-    assert shown.startswith("Forecast(") and "dp=4" in shown and "step" in shown
-    assert len(shown) < 200
-
-
 def test_a_lowered_request_carries_what_it_was_made_from() -> None:
     request = request_of("pp=2,num_microbatches=4", model=LLAMA)
     found = lower(request)

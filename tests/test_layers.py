@@ -15,7 +15,7 @@ ROOT = Path(traincast.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"units", "tables", "imports", "files", "compiled", "collector", "schema", "processes"},
+    {"brief", "units", "tables", "imports", "files", "compiled", "collector", "schema", "processes"},
     {"engines", "journal", "pages"},
     {"graph", "cluster"},
     {"work"},

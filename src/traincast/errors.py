@@ -68,6 +68,13 @@ class UnknownNameError(RequestError):
         super().__init__(f"unknown {what} {name!r}: {nearest(name, choices)}{tail}")
 
 
+def expect(what: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Raise :class:`RequestError` if ``value`` is of none of ``kinds``; True and False are not whole numbers here."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise RequestError(f"{what} is {value!r:.80}: expected {wanted}")
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Returns "did you mean …" with the choices most like ``name``, or "known are …" with a dozen if none is."""
     known = sorted(choices)

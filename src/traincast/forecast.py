@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from traincast.brief import Brief, BriefTable
 from traincast.cluster import Cluster, assumed_nodes, load_cluster
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 from traincast.estimate import CostModel, Estimates, EventsCostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
-from traincast.graph import OperatorGraph
+from traincast.graph import Operator, OperatorGraph, Phase
 from traincast.graph.finetune import FineTuning, fine_tuned, parse_fine_tuning
 from traincast.graph.load import load_model
 from traincast.graph.optimizers import with_optimizer
@@ -24,7 +26,7 @@ from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.advice import advice_of
 from traincast.report.by_rank import estimates_by_rank
 from traincast.report.job import job_of_steps, steps_of
-from traincast.report.report import BundleUse
+from traincast.report.report import BundleUse, UnsearchedChoice
 from traincast.simulate import Conditions, Timeline, expand, simulate, under
 from traincast.simulate.server_job import run_job
 from traincast.simulate.server_timeline import ServerJob
@@ -34,22 +36,28 @@ from traincast.strategy import (
     Runtime,
     Strategy,
     choose_micro_batch,
-    choose_strategy,
     load_precision,
     load_runtime,
     lower,
     parse_strategy,
 )
-from traincast.strategy.choose import usual_precision, usual_runtime
+from traincast.strategy.choose import (
+    Choice,
+    assumed_runtime,
+    choose,
+    remedy_of,
+    usual_micro_batch,
+    usual_precision,
+    usual_runtime,
+)
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan_builder import Grain
-from traincast.strategy.prepare import for_workers, memory_in_detail, need_only
-from traincast.strategy.releases import assumed_release, settled
-from traincast.strategy.remedy import Remedy, find_remedy
+from traincast.strategy.prepare import for_workers, memory_in_detail
+from traincast.strategy.releases import settled
+from traincast.strategy.remedy import Change, Remedy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import plain
-from traincast.units import format_seconds
 from traincast.work import Work
 
 if TYPE_CHECKING:
@@ -62,8 +70,8 @@ _MOST_WORKERS: Final = 64
 """Greatest number of workers in the default timeline of a run with parameter servers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Forecast(Brief):
     """A report with its origin: the request, its plan, the estimates and the timeline."""
 
     report: Report
@@ -74,10 +82,9 @@ class Forecast:
     cost_model: CostModel
     servers: ServerJob | None = None
 
-    def __repr__(self) -> str:
-        """The headline alone: the parts of a forecast hold megabytes."""
-        said = self.report
-        return f"Forecast({said.model} on {said.cluster}, {said.strategy}: step {format_seconds(said.step_s)})"
+    def brief(self) -> BriefTable:
+        """Return that of the report: the other parts hold megabytes."""
+        return self.report.brief()
 
     def detailed(self, *, all_ranks: bool = False, bound: Literal["low", "seconds", "high"] = "seconds") -> Timeline:
         """Return the timeline operator by operator: of one rank per stage, or of all ranks if asked or if they differ.
@@ -122,13 +129,20 @@ def predict(
     ``model`` is a name as on the command line, a graph, or a live module with ``example_inputs`` (a tensor, or a tuple
     of tensors, whose first dim is the batch).
 
-    Without ``strategy``, one that fits in memory is chosen. A strategy without a micro batch gets the largest that
+    Without ``strategy``, the fastest of a few that fit in memory is chosen, without a search; ``choice`` of the report
+    says how much a search could gain. A strategy without a micro batch gets the largest that
     fits. A bundle of ``cost_model`` that covers no work of the step is refused; the report has the share that each
     covers. ``precision`` defaults to bf16 for sequence models and to amp for others, if the device supports it.
 
     ``lora``, ``freeze`` and ``quantize`` describe fine-tuning (:func:`traincast.graph.finetune.parse_fine_tuning`).
     ``optimizer`` is a name, True for the model's own optimizer, or False for a step without an update.
     """
+    for rule in shard_rules:
+        wanted = "pairs of a pattern and column, row or replicate"
+        expect("shard_rules", shard_rules if isinstance(rule, str) else rule, tuple, wanted)
+    expect("cost_model", cost_model, (CostModel, type(None)), "a CostModel")
+    expect("conditions", conditions, (Conditions, type(None)), "Conditions")
+    expect("job", job, (JobSettings, type(None)), "JobSettings")
     request = make_request(
         model,
         example_inputs,
@@ -142,6 +156,10 @@ def predict(
         use_cache=use_cache,
         hosts=True,
     )
+    choice = None
+    if strategy is None:
+        choice = _choice(request, cost_model, shard_rules)
+        strategy = choice.strategy
     request = replace(request, strategy=_strategy(strategy, request, shard_rules))
     result = forecast(
         request,
@@ -153,8 +171,12 @@ def predict(
     )
     used = [use.path for use in result.report.bundles if use.covered > 0.0]
     check_used(cost_model, used, result.lowered.plan.works, [request.cluster])
-    said = [*assumed_release(runtime, request.runtime), *assumed_nodes(request.cluster)]
-    return replace(result, report=replace(result.report, warnings=(*result.report.warnings, *said))) if said else result
+    assumed = (*assumed_runtime(runtime, request), *assumed_nodes(request.cluster))
+    if not assumed and choice is None:
+        return result
+    unsearched = _unsearched(choice, result) if choice else None
+    said = (*result.report.warnings, *assumed)
+    return replace(result, report=replace(result.report, warnings=said, choice=unsearched))
 
 
 def make_request(
@@ -175,8 +197,13 @@ def make_request(
 
     With ``hosts``, the cluster may have nodes without accelerators, on which parameter servers can run.
     """
-    if not isinstance(global_batch, int) or not 1 <= global_batch <= _MAX_BATCH:
-        raise RequestError(f"global batch {global_batch}: expected a whole number from 1 to {_MAX_BATCH}")
+    wanted = f"a whole number from 1 to {_MAX_BATCH}"
+    expect("global batch", global_batch, int, wanted)
+    if not 1 <= global_batch <= _MAX_BATCH:
+        raise RequestError(f"global batch {global_batch}: expected {wanted}")
+    expect("cluster", cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
+    expect("seq", seq, (int, type(None)), "a whole number of tokens")
+    expect("optimizer", optimizer, (bool, str), "True, False or a name such as adamw")
     place = load_cluster(cluster, hosts=hosts) if isinstance(cluster, str) else cluster
     graph = (
         model if isinstance(model, OperatorGraph) else load_model(model, example_inputs, seq=seq, use_cache=use_cache)
@@ -301,24 +328,65 @@ def forecast(
     )
 
 
-def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
-    """Return the change of one or two settings that makes the strategy fit with the shortest step."""
-    request = lowered.request
+def _seconds_of(request: Request, model: CostModel) -> Callable[[Strategy], float]:
+    """Return a function that returns the step time of ``request`` with another strategy, without a report."""
 
     def seconds(strategy: Strategy) -> float:
-        if lowered.variants is not None:
+        if request.cluster.parts or strategy.shares:
             return forecast(replace(request, strategy=strategy), cost_model=model).report.step_s
         plan = lower(replace(request, strategy=strategy)).plan
         return simulate(plan, _estimate(model, plan.works, request.cluster).seconds).step_s
 
-    return find_remedy(
-        request.strategy,
-        lowered.need,
-        global_batch=request.global_batch,
-        need=lambda strategy: need_only(replace(request, strategy=strategy)),
-        seconds=seconds,
-        most_tensor=min(8, request.cluster.domain_devices),
-    )
+    return seconds
+
+
+def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
+    """Return the change of one or two settings that makes the strategy fit with the shortest step.
+
+    If there is none, it is the strategy that Traincast would choose, if that fits.
+    """
+    request, seconds = lowered.request, _seconds_of(lowered.request, model)
+    found = remedy_of(request, lowered.need, seconds=seconds)
+    if found.change is not None or request.strategy.servers:
+        return found
+    other = choose(request)
+    if not other.need.fits:
+        return found
+    strategy = replace(other.strategy, shard_rules=request.strategy.shard_rules)
+    change = Change(description=str(strategy), strategy=strategy)
+    return replace(found, change=change, changed=other.need, step_s=seconds(strategy))
+
+
+def _choice(request: Request, cost_model: CostModel | None, shard: tuple[tuple[str, str], ...]) -> Choice:
+    """Return a strategy that fits if any does: the fastest of a few that fit, where all ranks do the same."""
+    alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.servers)
+    timed = alike and not isinstance(cost_model, EventsCostModel)
+    found = choose(request, seconds=_seconds_of(request, _model_for(request, cost_model)) if timed else None)
+    return replace(found, strategy=replace(found.strategy, shard_rules=shard))
+
+
+def _unsearched(choice: Choice, result: Forecast) -> UnsearchedChoice:
+    """Return how the strategy of ``result`` was chosen, and about the most that a search could gain.
+
+    A step takes at least its computation: that of the strategy or, if it is shorter, that of whole microbatches on
+    single devices, which recompute nothing and wait for nobody, and of an update that all devices share.
+    """
+    request, report = result.request, result.report
+    if request.strategy.servers or request.cluster.parts:
+        return UnsearchedChoice(fits=choice.need.fits, timed=choice.timed)
+    size = usual_micro_batch(request, math.ceil(request.global_batch / request.cluster.num_devices))
+    alone = replace(request.cluster, num_nodes=1, devices_per_node=1, domain_nodes=1)
+    plan = lower(replace(request, cluster=alone, strategy=Strategy(), global_batch=size)).plan
+    seconds = _estimate(result.cost_model, plan.works, request.cluster).seconds
+    batches = request.global_batch / size
+    repeats = [
+        0.0 if not isinstance(work, Operator) else 1.0 if work.phase is Phase.OPTIMIZER else batches
+        for work in plan.works
+    ]
+    shared_s = float((seconds * plan.work_counts() * repeats).sum()) / request.cluster.num_devices
+    least_s = min(report.compute_s + report.optimizer_s, shared_s)
+    gain = max(0.0, 1.0 - least_s / report.step_s)
+    return UnsearchedChoice(fits=choice.need.fits, timed=choice.timed, most_gain=gain)
 
 
 def _simulate_ranks(
@@ -377,11 +445,9 @@ def _simulate_servers(
     )
 
 
-def _strategy(strategy: str | Strategy | None, request: Request, shard: tuple[tuple[str, str], ...]) -> Strategy:
+def _strategy(strategy: str | Strategy, request: Request, shard: tuple[tuple[str, str], ...]) -> Strategy:
     if isinstance(strategy, Strategy):
         return replace(strategy, shard_rules=shard) if shard else strategy
-    if strategy is None:
-        return replace(choose_strategy(request), shard_rules=shard)
     parsed = replace(parse_strategy(strategy, global_batch=request.global_batch), shard_rules=shard)
     if says_micro_batch(strategy):
         return parsed

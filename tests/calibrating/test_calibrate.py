@@ -60,3 +60,11 @@ def test_a_wrong_output_or_cluster_is_refused_before_anything_is_read(
     with pytest.raises(RequestError, match=said):
         calibrate("runs.toml", cluster=cluster, output=output)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base.toml", "runs.toml"]
+
+
+def test_a_device_is_calibrated_as_the_whole_node_that_it_is_usually_in(tmp_path: Path) -> None:
+    """Rows say how many devices they used: eight of a node do not become eight nodes of one device."""
+    result = calibrate(table(tmp_path, *ROWS), cluster="a100-sxm4-80gb", curve=())
+    assert result.base == load_cluster("a100-sxm4-80gb:1")
+    result.save(tmp_path / "mine.toml")
+    assert load_cluster(str(tmp_path / "mine.toml")).devices_per_node == 8

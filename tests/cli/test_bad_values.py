@@ -161,7 +161,7 @@ VALUES: list[tuple[list[str], str, tuple[str, ...]]] = [
     (SCHEDULE, "--oversize", ("", "keep")),
     (SCHEDULE, "--load", ("", "0", "-1", "nan", "inf", "fast", "1,x")),
     (SCHEDULE, "--mtbf", ("", "30d", "node=", "node=-1d", "node=soon", "planet=3d", "node=nan")),
-    (SCHEDULE, "--checkpoint-interval", TIME),
+    (SCHEDULE, "--checkpoint-interval", (*TIME, "0")),
     (SCHEDULE, "--checkpoint-cost", ("", "-1s", "soon", "1s+", "1s+x/gpu", "1s/device", "nan")),
     (SCHEDULE, "--restore-cost", ("", "-1s", "soon", "1s+")),
     (SCHEDULE, "--restart-cost", ("", "-1s", "soon")),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.test_exporting import run
 from tests.conftest import GPT
+from tests.searching.problems import MOE
 from traincast import predict, search
 
 PLACE = ("--cluster", "dgx-a100:1", "--global-batch", "16")
@@ -28,6 +29,27 @@ def test_options_and_arguments_mean_the_same(capsys: pytest.CaptureFixture[str])
     assert told["step_s"] == report.step_s
     assert told["num_trainable_parameters"] == 4 * 8 * 8 * 256
     assert told["memory"] == report.memory.as_dict()
+
+
+def test_fine_tuning_runs_with_a_trainer_unless_a_runtime_is_stated_and_that_is_said() -> None:
+    def told(**said: str) -> tuple[str, tuple[str, ...]]:
+        report = predict(GPT, cluster="dgx-a100:1x1", global_batch=4, strategy="dp=1", **said).report  # type: ignore[arg-type]
+        return report.runtime, tuple(w for w in report.warnings if "runtime" in w)
+
+    runtime, (warning,) = told(lora="rank=8")
+    assert runtime == "hf-trainer"
+    assert "fine-tuning is taken to run with hf-trainer; else give --runtime NAME" in warning
+    assert told(lora="rank=8", runtime="megatron") == ("megatron", ())
+    assert told() == ("megatron", ())
+
+
+def test_a_model_with_experts_runs_with_a_runtime_that_overlaps_and_that_is_said() -> None:
+    report = predict(MOE, cluster="dgx-a100:1x2", global_batch=4, strategy="dp=2,ep=2").report
+    assert report.runtime == "megatron-bridge"
+    said = "a model with experts is taken to run with megatron-bridge of release 26.06; else give --runtime NAME"
+    assert any(said in warning for warning in report.warnings)
+    found = search(MOE, cluster="dgx-a100:1x2", global_batch=4, constraint="pp=1,tp=1,cp=1,recompute=none")
+    assert any(said in warning for warning in found.warnings)
 
 
 def test_a_search_repeats_the_options_for_predict(capsys: pytest.CaptureFixture[str]) -> None:

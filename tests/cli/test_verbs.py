@@ -146,6 +146,19 @@ def test_a_captured_graph_forecasts_like_its_model(capsys: pytest.CaptureFixture
     assert from_file["step_s"] == run_json(capsys, *PREDICT)["step_s"]
 
 
+def test_every_cluster_has_one_line_of_120_columns_machines_before_fitted_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = run(capsys, "clusters").splitlines()
+    known = [cluster["name"] for cluster in run_json(capsys, "clusters")]
+    named = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in known]
+    assert max(map(len, lines)) <= 120
+    assert sorted(named) == sorted(known)
+    heads = [n for n, line in enumerate(lines) if line.strip().endswith(("machines", "fitted to published runs"))]
+    assert len(heads) == 2 and "machines" in lines[heads[0]]
+    assert named.index("dgx-h100") < named.index("a100-sxm4-40gb-fsdp-llm-foundry")
+
+
 @pytest.mark.parametrize("verb", ["models", "clusters", "devices", "runtimes"])
 def test_a_catalog_lists_and_shows_what_is_known(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     listed = run_json(capsys, verb)
@@ -220,3 +233,20 @@ def test_the_parts_of_a_mixed_cluster_are_shown(capsys: pytest.CaptureFixture[st
         (1, "a100-sxm4-80gb"),
         (2, "v100-sxm2-16gb"),
     ]
+
+
+def test_five_warnings_are_printed_and_explain_prints_all(capsys: pytest.CaptureFixture[str]) -> None:
+    from traincast.cli.output import print_warnings
+
+    many = [f"reason [{n}]" for n in range(8)]
+    print_warnings(many, explain=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("warning")] == [f"warning: reason [{n}]" for n in range(5)]
+    assert shown[-1] == "3 less important warnings: --explain shows them"
+    print_warnings(many, explain=True)
+    assert capsys.readouterr().out.splitlines() == [f"warning: reason [{n}]" for n in range(8)]
+
+
+def test_that_a_step_does_not_fit_is_the_first_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("llama3-70b", "--cluster", "dgx-h100:1x8", "--strategy", "dp=8", "--global-batch", "8")
+    assert run_json(capsys, "predict", *asked)["warnings"][0].startswith("does not fit")

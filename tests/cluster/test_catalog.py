@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from traincast.cluster import assumed_nodes, device_names, load_cluster, load_device
-from traincast.errors import FileFormatError, RequestError
+from traincast.errors import FileFormatError, RequestError, UnknownNameError
 
 DATASHEET: list[tuple[str, str, float]] = [
     ("v100-sxm2-16gb", "fp16", 125e12),
@@ -97,8 +97,34 @@ def test_a_device_stands_for_the_node_that_it_is_usually_in_and_that_is_said(nam
     )
     assert cluster.calibration is None
     (said,) = assumed_nodes(cluster)
-    assert said.startswith(f"{name} names no node: assumed one like ")
-    assert ", with 1 device, " in said
+    assert said.startswith(f"{name} names no node: assumed 2 nodes like ")
+    assert ", with 1 device each, " in said
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_bare_device_is_one_device_and_that_is_said(name: str) -> None:
+    cluster = load_cluster(name, hosts=True)
+    assert (cluster.num_devices, cluster) == (1, load_cluster(f"{name}:1x1", hosts=True))
+    (said,) = assumed_nodes(cluster)
+    assert said.startswith(f"{name} is one device, assumed in a node like ")
+
+
+def test_a_device_with_nodes_has_whole_nodes_and_one_among_other_nodes_is_one() -> None:
+    whole = load_cluster("rtx-4090:2")
+    assert (whole.num_nodes, whole.devices_per_node) == (2, 8)
+    assert ": assumed 2 nodes like pcie-l40s, with 8 devices each, " in assumed_nodes(whole)[0]
+    assert load_cluster("rtx-4090", whole_nodes=True) == whole.with_nodes(1)
+    assert [part.num_devices for part in load_cluster("rtx-4090+rtx-4090:1x2+dgx-a100:2").parts] == [1, 2, 16]
+
+
+def test_more_devices_than_the_usual_node_has_are_refused_with_its_name() -> None:
+    with pytest.raises(RequestError, match="pcie-l40s, the usual node of rtx-4090, has 8; ask for more nodes"):
+        load_cluster("rtx-4090:1x9")
+
+
+def test_a_name_like_that_of_a_device_is_answered_with_devices() -> None:
+    with pytest.raises(UnknownNameError, match=r"did you mean .*rtx-4090"):
+        load_cluster("rtx4090")
 
 
 def test_the_usual_node_of_a_4090_is_a_pcie_server() -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.conftest import CNN, GPT, graph_of
 from traincast.cluster import (
     Cluster,
     Device,
@@ -18,6 +19,9 @@ from traincast.cluster import (
     node_names,
 )
 from traincast.cluster.catalog import DATA, device_table
+from traincast.strategy import load_precision
+from traincast.strategy.choose import usual_precision
+from traincast.validating.operators import one_device
 
 ARCHITECTURES = (
     "kepler maxwell pascal volta turing ampere ada hopper blackwell blackwell-ultra "
@@ -26,6 +30,10 @@ ARCHITECTURES = (
 ARRAYS = ("tpu", "neuron", "gaudi")
 """Architectures with a few large matrix units instead of many small cores."""
 NARROWING = ("fp32", "tf32", "fp16", "fp8", "nvfp4")
+BITS = {
+    "fp64": (11, 52), "fp32": (8, 23), "tf32": (8, 10), "fp16": (5, 10), "bf16": (8, 7), "fp8": (5, 3), "nvfp4": (2, 1),
+}  # fmt: skip
+"""Bits of exponent and fraction; of fp8 the larger of its two encodings."""
 
 
 def check_device(device: Device) -> None:
@@ -113,3 +121,24 @@ def test_names_are_lower_case_and_do_not_clash() -> None:
     assert len(names) == len(set(names))
     assert all(name == name.lower() for name in [*names, *device_names()])
     assert {path.suffix for path in DATA.glob("*/*")} == {".toml"}
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_format_that_a_device_lacks_is_computed_in_one_that_holds_all_its_numbers(name: str) -> None:
+    device = load_device(name)
+    for dtype, bits in BITS.items():
+        used = device.computes_in(dtype)
+        assert device.supports(dtype) == (used == dtype) or dtype == "fp64"
+        assert all(own <= wide for own, wide in zip(bits, BITS[used], strict=True)), (dtype, used)
+        assert device.peak(dtype) == device.peak_flops.get(used, device.peak_flops["fp32"] / 64)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_the_default_precision_is_one_that_the_device_has(name: str) -> None:
+    """Where there are matrix units for 16 bits, they are used: fp16 on V100, whose bf16 is as slow as fp32."""
+    device = load_device(name)
+    for model in (GPT, CNN):
+        chosen = load_precision(usual_precision(graph_of(model), one_device(device)))
+        assert device.supports(chosen.linear.value) and device.supports(chosen.products.value)
+        if device.supports("fp16"):
+            assert device.peak(chosen.products.value) > device.peak("fp32")

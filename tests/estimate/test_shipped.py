@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from traincast.cluster import load_device
+from traincast.cluster import load_cluster, load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
 from traincast.estimate.cells import ANY
+from traincast.estimate.families import Rates
+from traincast.estimate.features import shapes_of
 from traincast.estimate.learned import BARE
+from traincast.estimate.protocol import SOURCES, CostModel
 from traincast.forecast import predict
-from traincast.graph import Operator, OpKind
+from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy import lower
+from traincast.validating.operators import one_device
 
 MEASURED = (
     "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300", "l40s", "rtx-pro-6000",
@@ -75,6 +81,95 @@ def test_convolutional_networks_in_full_precision_are_learned(model: str, cluste
         model, cluster=cluster, strategy="dp=1", global_batch=64, precision="fp32", runtime=runtime, use_cache=True
     ).report.estimated_by
     assert found["learned"] > 0.8
+
+
+def convolution(window: int = 3, *, stride: int = 1) -> Operator:
+    x, w, y = (16, 64, 56, 56), (64, 64, window, window), (16, 64, 56 // stride, 56 // stride)
+    tensors = [TensorSpec(shape, DType.FP32) for shape in (x, w, y)]
+    return Operator(
+        name="convolution", kind=OpKind.CONV, phase=Phase.FORWARD, inputs=tuple(tensors[:2]), outputs=(tensors[2],),
+        attributes={"stride": stride},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "cell"),
+    [
+        ("TensorFlow 1.13", "v100-sxm2-16gb", "conv/tensorflow/fp32/v100-sxm2-16gb"),
+        ("PyTorch", "v100-pcie-32gb", "conv/pytorch/fp32/v100-pcie-32gb"),
+        ("", "v100-pcie-32gb", "conv/bare/any/any"),
+        ("bare", "v100-pcie-32gb", "conv/bare/any/any"),
+        ("Megatron/TE", "v100-pcie-32gb", "conv/bare/any/any"),
+        ("cuDNN/MIOpen/MKL", "v100-sxm2-16gb", "conv/bare/any/any"),
+    ],
+)
+def test_convolutions_come_from_the_wanted_setting_and_else_from_bare_kernels(
+    framework: str, device: str, cell: str
+) -> None:
+    """Layers of TensorFlow take three times as long as their kernels: one must not stand for the other."""
+    model, place = replace(learned_cost_model(), framework=framework), load_device(device)
+    shapes, rates = shapes_of("conv", [convolution()]), Rates.of(place, "fp32")
+    chosen = model.bundles[0].cell(cell)
+    expected = chosen.estimate(shapes, rates, framework=framework, dtype="fp32", device=place)
+    np.testing.assert_allclose(model.estimate([convolution()], one_device(place)).seconds, expected.seconds)
+
+
+def test_windows_that_a_layer_was_not_measured_with_are_left_to_physics() -> None:
+    """All measured convolutions of PyTorch have windows of 3 × 3 and stride 1, which run faster than products do."""
+    operators = [convolution(3), convolution(1), convolution(7), convolution(3, stride=2)]
+    found = learned_cost_model().estimate(operators, one_device(load_device("a100-pcie-80gb")))
+    assert [SOURCES[i] for i in found.source] == ["learned", "analytical", "analytical", "analytical"]
+
+
+def test_a_runtime_whose_convolutions_nobody_measured_does_not_take_those_of_tensorflow() -> None:
+    model, place = learned_cost_model(), one_device(load_device("h100-sxm5-80gb"))
+    found = replace(model, framework="Megatron/TE").estimate([convolution()], place)
+    np.testing.assert_array_equal(found.seconds, AnalyticalCostModel().estimate([convolution()], place).seconds)
+    layers = replace(model, framework="TensorFlow 1.13").estimate([convolution()], place)
+    assert SOURCES[layers.source[0]] == "learned"
+
+
+@pytest.mark.parametrize("model", [AnalyticalCostModel(), learned_cost_model()], ids=["physics", "learned"])
+@pytest.mark.parametrize(
+    ("device", "stated", "used"),
+    [
+        ("v100-pcie-32gb", "bf16", "fp32"),  # with cells of its own in fp32
+        ("v100-sxm2-16gb", "bf16", "fp32"),  # estimated from other devices
+        ("t4", "bf16", "fp32"),
+        ("p100-pcie-16gb", "fp8", "fp32"),
+        ("rtx-2080-ti", "bf16", "fp32"),
+        ("gtx-1080-ti", "fp16", "fp32"),
+        ("a100-sxm4-80gb", "fp8", "bf16"),
+        ("h100-sxm5-80gb", "nvfp4", "fp8"),
+        ("mi100", "tf32", "fp32"),
+    ],
+)
+def test_products_in_a_format_that_the_device_lacks_take_the_time_of_the_wider_one(
+    model: CostModel, device: str, stated: str, used: str
+) -> None:
+    def product(dtype: DType) -> Operator:
+        a, b, out = (TensorSpec(shape, dtype) for shape in ((4096, 2048), (2048, 1536), (4096, 1536)))
+        return Operator(name="mm", kind=OpKind.GEMM, phase=Phase.FORWARD, inputs=(a, b), outputs=(out,))
+
+    place = one_device(load_device(device))
+    found = model.estimate([product(DType(name)) for name in (stated, used)], place)
+    assert 0.9 * found.seconds[1] <= found.seconds[0] <= found.seconds[1]  # fewer bytes are read
+
+
+@pytest.mark.parametrize("cluster", ["dgx-1-v100:1x1", "pcie-t4:1x1"])
+def test_bf16_on_a_device_without_it_is_as_slow_as_fp32_and_takes_the_memory_of_bf16(cluster: str) -> None:
+    narrow, wide, half, elsewhere = (
+        predict(
+            "bert:layers=2,hidden=256,heads=4,vocab=1000,seq=128", cluster=place, global_batch=64, strategy="dp=1",
+            runtime="pytorch", precision=precision,
+        ).report
+        for place, precision in ((cluster, "bf16"), (cluster, "fp32"), (cluster, "fp16"), ("dgx-a100:1x1", "bf16"))
+    )  # fmt: skip
+    assert 0.75 * wide.step_s < narrow.step_s <= wide.step_s
+    assert half.step_s < 0.75 * narrow.step_s
+    assert narrow.memory == pytest.approx(elsewhere.memory)
+    name = load_cluster(cluster).device.name
+    assert f"{name} has no bf16: its products run at the rate of fp32; fp16 has a rate of its own" in narrow.warnings
 
 
 def test_a_device_that_was_not_measured_is_learned_from_others_and_says_so() -> None:

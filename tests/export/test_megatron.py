@@ -10,7 +10,10 @@ from tests.conftest import GPT, LLAMA, graph_of, request_of
 from tests.export.reading import read_command
 from traincast.errors import StrategyError
 from traincast.export import export
-from traincast.export.megatron import layout
+from traincast.export.megatron import _model as megatron_flags
+from traincast.export.megatron import _vocabulary, layout
+from traincast.export.shape import _settings, decoder_from
+from traincast.graph.zoo import card
 from traincast.strategy import Request
 
 
@@ -30,6 +33,8 @@ def test_a_command_in_full() -> None:
         f"# {LLAMA} on 8 devices of dgx-a100, for Megatron-LM core_v0.16.1 (pretrain_gpt.py)\n"
         "# strategy dp=2,tp=2,pp=2,num_microbatches=4,schedule=1f1b,zero=1,sequence_parallel; global batch 16, "
         "precision bf16\n"
+        "# base of rotary positions and epsilon of norms not known: the default is used; add --rotary-base, "
+        "--norm-epsilon\n"
         "export CUDA_DEVICE_MAX_CONNECTIONS=1  # required by tensor and context parallelism before Blackwell\n"
         "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py \\\n"
         "    --num-layers 4 \\\n"
@@ -38,7 +43,6 @@ def test_a_command_in_full() -> None:
         "    --num-attention-heads 8 \\\n"
         "    --seq-length 128 \\\n"
         "    --max-position-embeddings 128 \\\n"
-        "    --vocab-size 1000 \\\n"
         "    --group-query-attention \\\n"
         "    --num-query-groups 4 \\\n"
         "    --untie-embeddings-and-output-weights \\\n"
@@ -48,6 +52,8 @@ def test_a_command_in_full() -> None:
         "    --disable-bias-linear \\\n"
         "    --attention-dropout 0.0 \\\n"
         "    --hidden-dropout 0.0 \\\n"
+        "    --vocab-size 1000 \\\n"
+        "    --make-vocab-size-divisible-by 4 \\\n"
         "    --tensor-model-parallel-size 2 \\\n"
         "    --pipeline-model-parallel-size 2 \\\n"
         "    --context-parallel-size 1 \\\n"
@@ -60,6 +66,44 @@ def test_a_command_in_full() -> None:
         "    --overlap-param-gather \\\n"
         '    "$@"\n'
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        ("llama3-8b", {"--rotary-base": "500000", "--norm-epsilon": "1e-05"}),
+        ("llama-3.1-8b", {"--rotary-base": "500000", "--use-rope-scaling": "", "--rope-scaling-factor": "8"}),
+        ("qwen2.5-7b", {"--rotary-base": "1000000", "--norm-epsilon": "1e-06", "--add-qkv-bias": ""}),
+        ("qwen3-4b", {"--rotary-base": "1000000", "--kv-channels": "128", "--qk-layernorm": ""}),
+        (
+            "nemotron-4-15b",
+            {"--rotary-base": "10000", "--squared-relu": "", "--untie-embeddings-and-output-weights": ""},
+        ),
+        ("starcoder2-7b", {"--rotary-base": "1000000", "--position-embedding-type": "rope"}),
+        ("neox-20b", {"--rotary-base": "10000", "--rotary-percent": "0.25"}),
+    ],
+)
+def test_positions_and_norms_are_those_of_the_released_model(model: str, flags: dict[str, str]) -> None:
+    decoder = decoder_from(card(model), 4096)
+    written = {flag[0]: " ".join(flag[1:]) for flag in megatron_flags(decoder, [])}
+    assert {name: written.get(name) for name in flags} == flags
+
+
+def test_settings_belong_to_known_models() -> None:
+    for values in _settings().values():
+        assert {name: card(name).name for name in values} == {name: name for name in values}
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tp", "divisor"),
+    [(128256, 1, None), (128256, 8, "32"), (50257, 1, "1"), (50257, 8, "1"), (32000, 8, "32")],
+)
+def test_the_vocabulary_is_not_padded_beyond_the_forecast(vocab: int, tp: int, divisor: str | None) -> None:
+    notes: list[str] = []
+    decoder = replace(decoder_from(card("llama3-8b"), 4096), vocab=vocab)
+    flags = {flag[0]: flag[1] for flag in _vocabulary(decoder, tp, notes)}
+    assert flags.get("--make-vocab-size-divisible-by") == divisor
+    assert bool(notes) == bool(vocab % tp)  # only what tensor ranks cannot share out is padded
 
 
 def test_a_gpt_keeps_learned_positions_biases_and_tied_embeddings() -> None:

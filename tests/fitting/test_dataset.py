@@ -49,7 +49,7 @@ def test_rows_become_columns(tmp_path: Path) -> None:
 
 def test_a_configuration_has_one_key_on_every_device_and_is_made_once(tmp_path: Path) -> None:
     table = read_operators(
-        write(tmp_path / "t.parquet", GEMM, {**GEMM, "device": "V100"}, {**GEMM, "m": 64, "tflops": 3.5})
+        write(tmp_path / "t.parquet", GEMM, {**GEMM, "device": "H100"}, {**GEMM, "m": 64, "tflops": 3.5})
     )
     assert table.key[0] == table.key[1] != table.key[2]
     assert table.operators[0] is table.operators[1]

@@ -14,6 +14,7 @@ from traincast.graph import cache, zoo
 from traincast.graph.files import save_graph
 from traincast.graph.load import load_model
 
+ZOO = Path(zoo.__file__).parent
 FACTORIES = """
 import torch
 from torch import nn
@@ -303,3 +304,37 @@ def test_a_well_known_language_model_needs_no_dimensions() -> None:
     assert zoo.card("Qwen3 14B").parameters == zoo.card("qwen3-14b").parameters
     with pytest.raises(UnknownNameError, match="did you mean qwen3-4b"):
         zoo.card("qwen3-9b4")
+
+
+def test_a_graph_is_kept_by_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from tests.graph.test_onnx_file import exported
+
+    monkeypatch.setenv("TRAINCAST_CACHE", str(tmp_path / "cache"))
+    path = exported(torch.nn.Linear(8, 4), (torch.zeros(2, 8),), tmp_path / "net.onnx")
+    first = load_model(str(path), use_cache=True)
+    with monkeypatch.context() as broken:
+        broken.setattr("traincast.graph.onnx_file.load_onnx", None)
+        assert load_model(str(path), use_cache=True) == first
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(RequestError):
+        load_model(str(path), use_cache=True)
+
+
+def test_the_digest_of_capturing_code_covers_all_that_capture_imports() -> None:
+    """A module that is missing there would leave old graphs in use after it changed."""
+    import ast
+    from importlib import import_module
+
+    found, left = set(), {"capture", *(f"zoo.{path.stem}" for path in ZOO.glob("*.py") if path.stem != "__init__")}
+    while left:
+        name = left.pop()
+        found.add(name)
+        tree = ast.parse(Path(str(import_module(f"traincast.graph.{name}").__file__)).read_text())
+        imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        below = {
+            module.removeprefix("traincast.graph.") for module in imported if module.startswith("traincast.graph.")
+        }
+        left |= below - found
+    assert {name for name in found if not name.startswith("zoo")} <= {*cache.CAPTURING}

@@ -27,7 +27,7 @@ def without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shipped_graphs_were_made_by_the_code_that_captures() -> None:
-    assert not shipped.index().is_stale, "the code below src/traincast/graph has changed: run `make graphs`"
+    assert not shipped.index().is_stale, "the code that captures graphs has changed: run `make graphs`"
 
 
 def test_every_name_has_a_shipped_graph_and_no_other_file_ships() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
+from traincast.graph.load import load_model
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
 
 
@@ -78,3 +80,30 @@ def test_scaling_rounds_up_and_never_to_nothing() -> None:
     assert spec.scaled(0, 1 / 5).shape == (2, 3)
     assert spec.with_batch(4).shape == (40, 3)
     assert TensorSpec((10, 3)).with_batch(4).shape == (10, 3)
+
+
+def test_a_tensor_that_is_filled_is_not_read() -> None:
+    shape = TensorSpec((4, 8))
+    for name in ("zero_", "fill_", "zeros_like", "normal_"):
+        op = make(OpKind.COPY, [shape], [shape], name=name)
+        assert (op.bytes_read, op.bytes_written) == (0, 128)
+
+
+class _Squares(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        return torch.add(y * y, 1.0).mean(dim=1)
+
+
+def test_a_captured_operator_reads_each_value_once() -> None:
+    graph = load_model(_Squares(), torch.ones(2, 8, 16))
+    moved = {(op.phase, op.name): (op.bytes_read, op.bytes_written) for op, _ in graph}
+    size = 4.0 * 8 * 16
+    assert moved[Phase.FORWARD, "add"] == (size, size)  # a scalar is not read
+    square = [op for op, _ in graph if op.phase is Phase.FORWARD and op.name == "mul" and not op.parameters]
+    assert [op.bytes_read for op in square] == [size]  # y · y reads y once
+    assert moved[Phase.BACKWARD, "div"] == (4.0, size)  # the gradient of a mean of means is one value

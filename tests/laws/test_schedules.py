@@ -6,6 +6,7 @@ The first half runs the orders alone, in a few lines of max-plus algebra; the se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from traincast.forecast import forecast
 from traincast.graph import Operator, OpKind, Phase
 from traincast.strategy import SCHEDULES, Category, Strategy, Stream
 from traincast.strategy.schedules import Order, Pass, Route, Slot
+from traincast.strategy.schedules.dualpipe import paired
 from traincast.work import Work
 
 exactly = settings(deadline=None, derandomize=True, max_examples=60)
@@ -235,6 +237,19 @@ def test_the_activations_that_stages_hold(p: int, m: int) -> None:
     folded = [held(s, until=Pass.WEIGHT) for s in SCHEDULES["zb-v"](p, m)]
     assert max(folded) <= 2 * p
     assert m < 2 * p - 1 or folded == [2 * p] * p
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 10])
+@pytest.mark.parametrize("more", [0, 2, 12])
+def test_the_share_of_pairs_of_dualpipe_is_that_of_its_order(p: int, more: int) -> None:
+    """A pair is a forward right before the whole backward of another microbatch."""
+    m = 2 * p + more
+    pairs = 0
+    for slots in SCHEDULES["dualpipe"](p, m):
+        pairs += sum(a.what is Pass.FORWARD and b.what is Pass.BACKWARD for a, b in pairwise(slots))
+    share = pairs / (p * m)
+    assert share == pytest.approx(1 - (1.25 * p - 0.5) / m)
+    assert 0 <= share - paired(p, m) < 1 / 16 + 1e-12
 
 
 @pytest.mark.parametrize("p", [2, 4, 6, 10])

@@ -207,7 +207,10 @@ DP: Row = {
         ({"input_resolution": None}, "size of inputs not stated: 224"),
         ({"input_resolution": "224x320"}, "size of inputs '224x320' cannot be read: 224"),
         ({"precision": None}, "precision not stated: amp"),
-        ({"precision": "bf16"}, "v100-sxm3-32gb has no bf16: the next wider format that it has"),
+        (
+            {"precision": "bf16"},
+            "v100-sxm3-32gb has no bf16: its products run at the rate of fp32; fp16 has a rate of its own",
+        ),
         ({"model": "quartznet-10x5"}, "model 'quartznet-10x5' is not in the zoo: quartznet-15x5"),
         ({"flag": "inconsistent_batch"}, "the table flags this row: inconsistent_batch"),
         ({"global_batch": 500}, "global_batch contradicts batch_per_gpu: 512 instead of 500"),

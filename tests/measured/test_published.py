@@ -6,7 +6,7 @@ import pytest
 
 from traincast.graph import OperatorGraph, zoo
 from traincast.graph.load import load_model
-from traincast.measured.models import further_tokens, zoo_name
+from traincast.measured.models import further_tokens, graph_of, zoo_name
 from traincast.measured.published import published_spec, spellings
 from traincast.strategy import load_runtime
 
@@ -90,3 +90,11 @@ def test_further_tokens_are_predicted_if_the_row_or_the_recipe_says_so(
     assert asked == (["gpt2+mtp=1"] if trained else [])
     silent = "MTP" in written or "Qwen" in written
     assert len(assumed) == (0 if silent else 1)
+
+
+def test_stated_dimensions_of_a_published_model_are_that_model() -> None:
+    row = {"model": "Nemotron-4 15B", "n_layers": 32, "hidden": 6144, "heads": 48, "kv_heads": 8, "ffn": 24576}
+    graph = graph_of({**row, "vocab": 256000, "seq": 4096}, [])
+    assert graph.num_parameters == pytest.approx(15.63e9, rel=0.001)  # two tables; 14.06 with one
+    other = graph_of({**row, "n_layers": 4, "hidden": 512, "ffn": 2048, "heads": 8, "vocab": 1000, "seq": 64}, [])
+    assert other.num_parameters < 2e7  # what a row states counts, whatever its name

@@ -20,6 +20,7 @@ from traincast.searching.problem import Problem
 from traincast.searching.space import Family, families, meshes, usual_axes
 from traincast.simulate import Evaluator
 from traincast.strategy import Request, Strategy, load_precision, load_runtime, lower
+from traincast.strategy.releases import settled
 
 TINY = "gpt:layers=4,hidden=256,heads=4,vocab=1000,seq=256"
 DEEP = "gpt:layers=8,hidden=256,heads=4,vocab=8000,seq=256"
@@ -32,12 +33,14 @@ def request_for(
 ) -> Request:
     """Everything but the strategy; a number is one of A100s."""
     place = devices(cluster) if isinstance(cluster, int) else cluster
+    place = load_cluster(place) if isinstance(place, str) else place
+    graph, chosen = graph_of(model), load_precision(precision)
     return Request(
-        graph=graph_of(model),
-        cluster=load_cluster(place) if isinstance(place, str) else place,
+        graph=graph,
+        cluster=place,
         strategy=Strategy(),
-        runtime=load_runtime(runtime),
-        precision=load_precision(precision),
+        runtime=settled(load_runtime(runtime), graph=graph, cluster=place, precision=chosen),
+        precision=chosen,
         global_batch=batch,
     )
 

@@ -75,3 +75,8 @@ def test_clusters_that_cannot_be_varied_are_told() -> None:
 
 def test_a_cluster_given_as_a_value_is_tried_as_it_is() -> None:
     assert clusters_to_try(devices(4), (), ()) == [devices(4)]
+
+
+def test_a_bare_device_is_one_device_unless_nodes_are_asked_for() -> None:
+    assert [c.num_devices for c in clusters_to_try("rtx-4090", (), ("rtx-4090", "rtx-3090"))] == [1, 1]
+    assert clusters_to_try("rtx-4090", (1, 2), ()) == [load_cluster("rtx-4090:1"), load_cluster("rtx-4090:2")]

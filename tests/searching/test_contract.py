@@ -124,6 +124,35 @@ def test_a_search_that_lays_out_whole_plans_means_the_same_step(seed: int) -> No
     assert compare(problem, chosen)
 
 
+@pytest.mark.parametrize("runtime", ["megatron", "megatron-bridge", "pytorch"])
+def test_they_agree_about_expert_traffic_that_schedules_and_runtimes_hide(runtime: str) -> None:
+    """Blocks of a family depend on the schedule: DualPipe hides their traffic, others do as the runtime does."""
+    request = request_for(MOE, "dgx-a100:2", 32, runtime=runtime)
+    overlap = replace(request.runtime, overlap_batches_near=runtime != "megatron")
+    constraint = "schedule=dualpipe|interleaved|1f1b,vp<=2,pp=2,ep>1,tp=1,cp=1,cut=even,recompute=none,micro_batch=1"
+    axes, _ = apply_constraints(constraint, usual_axes(request), 1e15)
+    problem = Problem(
+        request=replace(request, runtime=overlap), axes=axes, most_memory=1e15, cost_model=AnalyticalCostModel()
+    )
+    found = [*all_members(problem)]
+    assert {strategy.schedule for strategy, _, _ in found} == {"dualpipe", "interleaved", "1f1b"}
+    for strategy, seconds, _ in found:
+        chosen = with_strategy(problem, strategy)
+        works = estimates_of(chosen, (plan := lower(chosen).plan).works, cost_model=problem.cost_model).seconds
+        assert seconds == pytest.approx(simulate(plan, works).step_s, rel=1e-9), str(strategy)
+
+
+def all_members(problem: Problem) -> Iterator[tuple[Strategy, float, float]]:
+    """All strategies of a problem, with their seconds and bytes in bulk."""
+    bulk = bulk_of(problem)
+    for family in all_families(problem):
+        found = evaluated(bulk, family)
+        for batch in found.batches if found else ():
+            for sharing, seconds, memory in zip(found.sharings, batch.seconds, batch.memory, strict=True):
+                if np.isfinite(seconds):
+                    yield found.strategy(batch, sharing), float(seconds), float(memory)
+
+
 def compare(problem: Problem, chosen: random.Random) -> int:
     """Asserts that members of a problem have the seconds and the memory of single forecasts; returns their number."""
     try:

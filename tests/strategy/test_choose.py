@@ -1,17 +1,19 @@
-"""A strategy when none is given: the simplest that fits."""
+"""A strategy when none is given: one that fits if any does, simple or, where steps are timed, fast."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from benchmarks.choices import fits_somewhere
 
 from tests.conftest import CNN, GPT, devices, graph_of, request_of
 from tests.searching.problems import MOE
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
-from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, lower
-from traincast.strategy.choose import usual_runtime
+from traincast.forecast import make_request
+from traincast.strategy import Request, Strategy, choose_micro_batch, choose_strategy, load_runtime, lower
+from traincast.strategy.choose import choose, remedy_of, usual_runtime
 from traincast.strategy.prepare import need_only
 
 
@@ -46,6 +48,46 @@ def test_where_nothing_fits_the_least_hungry_is_chosen() -> None:
     chosen = choose_strategy(request)
     plain = replace(request, strategy=Strategy(dp=8))
     assert need_only(replace(request, strategy=chosen)).load < need_only(plain).load
+
+
+@pytest.mark.parametrize(("model", "runtime"), [(GPT, "hf-trainer"), (GPT, "tensorflow-xla"), (MOE, "megatron")])
+def test_what_is_chosen_fits_wherever_a_search_or_a_remedy_finds_room(model: str, runtime: str) -> None:
+    """From hardly any memory to enough for plain replicas; the whole space of a search is the judge."""
+    request = replace(eight(global_batch=2), graph=graph_of(model), runtime=load_runtime(runtime), cluster=devices(2))
+    plain = need_only(replace(request, strategy=Strategy(dp=2)))
+    fixed = request.runtime.context_bytes + request.runtime.workspace_bytes
+    found = []
+    for share in (0.6, 0.8, 0.9, 1.0):
+        tight = with_memory(request, fixed + share * (plain.sure - fixed))
+        chosen = choose(tight)
+        assert chosen.need.fits == need_only(replace(tight, strategy=chosen.strategy)).fits
+        assert chosen.need.fits or not fits_somewhere(tight)
+        assert chosen.need.fits or remedy_of(replace(tight, strategy=chosen.strategy), chosen.need).change is None
+        found.append(chosen.need.fits)
+    assert found == sorted(found)
+    assert found[-1]
+
+
+def test_what_only_sharded_parameters_make_fit_is_chosen() -> None:
+    """Seven billion parameters on two devices of 80 GB: neither replicas nor sharded states fit, whole shards do."""
+    chosen = choose(make_request("llama2-7b", cluster="dgx-a100:1x2", global_batch=2, runtime="hf-trainer"))
+    assert chosen.need.fits
+    assert (chosen.strategy.dp, chosen.strategy.zero) == (2, 3)
+
+
+def test_of_the_first_that_fits_and_promising_ones_the_fastest_is_chosen() -> None:
+    request, seen = eight(), list[Strategy]()
+
+    def seconds(strategy: Strategy) -> float:
+        seen.append(strategy)
+        return 1.0 / strategy.tp
+
+    chosen = choose(request, seconds=seconds)
+    assert seen[0] == choose(request).strategy == choose_strategy(request)
+    assert chosen.timed == len(seen) > 3
+    assert chosen.strategy.tp == max(strategy.tp for strategy in seen) > 1
+    assert all(need_only(replace(request, strategy=strategy)).fits for strategy in seen)
+    assert choose(request, seconds=lambda strategy: 1.0 - 0.001 * strategy.tp).strategy == seen[0]
 
 
 def test_the_largest_micro_batch_that_fits_is_taken() -> None:
@@ -112,6 +154,8 @@ def test_runtimes_habits_are_kept() -> None:
 
 @pytest.mark.parametrize(("model", "cluster", "runtime"), [
     (GPT, "dgx-a100", "megatron"),
+    (MOE, "dgx-a100", "megatron-bridge"),
+    (MOE, "a100-sxm4-80gb-megatron-deepspeed-vtrain-multi", "megatron-deepspeed"),
     (CNN, "dgx-a100", "pytorch"),
     (GPT, "tpu-v5p-host", "maxtext"),
     (CNN, "tpu-v5p-host", "maxtext"),

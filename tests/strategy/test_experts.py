@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.conftest import request_of
 from traincast.cluster import load_cluster
 from traincast.graph import Operator, OpKind
 from traincast.graph.load import load_model
-from traincast.strategy import Request, load_precision, load_runtime, lower, parse_strategy
+from traincast.simulate import simulate
+from traincast.strategy import Request, Runtime, load_precision, load_runtime, lower, parse_strategy, runtime_names
 from traincast.strategy.attention import sink_scopes, without_window
-from traincast.strategy.experts import distinct, find_regions, overlaps_batches
-from traincast.work import Collective, Launch
+from traincast.strategy.experts import BatchOverlap, distinct, find_regions, overlap_of_batches
+from traincast.work import Collective, Launch, Transfer
 
 MIXTURE = "qwen3-30b-a3b"
 TOKENS, WIDTH, TOPK = 4096, 2048, 8
@@ -93,15 +96,39 @@ def test_traffic_of_one_microbatch_runs_beside_another_if_they_are_interleaved()
     runtime = replace(load_runtime("megatron"), overlap_batches=0.5)
     near = replace(runtime, overlap_batches_near=True)
 
-    def overlaps(strategy: str, used: Any = runtime) -> bool:
-        return overlaps_batches(parse_strategy(strategy, global_batch=64), used)
+    def overlaps(strategy: str, used: Any = runtime, *, together: bool = False) -> BatchOverlap | None:
+        return overlap_of_batches(parse_strategy(strategy, global_batch=64), used, near=together)
 
-    assert overlaps("dp=8,ep=8,pp=2,vp=2,schedule=interleaved,micro_batch=1")
+    interleaved = "dp=8,ep=8,pp=2,vp=2,schedule=interleaved,micro_batch=1"
+    assert overlaps(interleaved) == BatchOverlap(0.5)
+    assert overlaps(interleaved, together=True) is None
+    assert overlaps(interleaved, near, together=True) == BatchOverlap(0.5)
     assert not overlaps("dp=8,ep=8,pp=2,micro_batch=1")
     assert not overlaps("dp=8,ep=8,micro_batch=1")
     assert overlaps("dp=8,ep=8,micro_batch=1", near)
     assert not overlaps("dp=8,ep=8,num_microbatches=1", near)
     assert not overlaps("dp=8,micro_batch=1", near)
+
+
+@pytest.mark.parametrize("runtime", runtime_names())
+def test_dualpipe_hides_expert_traffic_whatever_the_runtime(runtime: str) -> None:
+    strategy = parse_strategy("dp=8,ep=8,pp=4,schedule=dualpipe,micro_batch=1", global_batch=8 * 16)
+    for near in (False, True):
+        assert overlap_of_batches(strategy, load_runtime(runtime), near=near) == BatchOverlap(11 / 16, paired=True)
+
+
+def test_messages_of_dualpipe_travel_beside_compute_whatever_the_runtime() -> None:
+    """Runtimes that wait for their sends do so with other schedules only."""
+    waits = load_runtime("pytorch")
+    assert not waits.overlap_sends
+
+    def seconds(schedule: str, runtime: Runtime) -> float:
+        plan = lower(request_of(f"pp=4,schedule={schedule},num_microbatches=16", runtime=runtime)).plan
+        return simulate(plan, np.array([1.0 if isinstance(w, Operator | Transfer) else 0.0 for w in plan.works])).step_s
+
+    overlaps = replace(waits, overlap_sends=True)
+    assert seconds("dualpipe", waits) == seconds("dualpipe", overlaps)
+    assert seconds("1f1b", waits) > seconds("1f1b", overlaps)
 
 
 def test_operators_that_move_tokens_are_found_and_no_others() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
+from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
+from traincast.traces.device import device_work
 from traincast.traces.diff import compare_traces, plain_name
 from traincast.traces.edit import scale, select
 from traincast.traces.known import known_operator
@@ -16,7 +18,7 @@ from traincast.traces.load import load_trace, load_traces
 from traincast.traces.record import record
 from traincast.traces.recording import TaskRole
 from traincast.traces.replay import replay, run
-from traincast.traces.show import summarize_traces
+from traincast.traces.show import rates, summarize_traces
 from traincast.traces.steps import steps_of
 from traincast.traces.trace import RecordedShape
 from traincast.traces.write import write_timeline
@@ -140,3 +142,39 @@ def test_shapes_give_the_amount_of_work() -> None:
     assert conv.outputs[0].shape == (2, 4, 4, 4)
     assert known_operator("aten::strange", RecordedShape("[[2]]", '["float"]')) is None
     assert known_operator("aten::mm", RecordedShape()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "strides", "nbytes"),
+    [
+        ("aten::clamp_min", "[[8,4],[]]", '["float","Scalar"]', "", 8 * 32),
+        ("aten::clamp_min", "[[8,4],[],[8,4]]", '["float","Int","float"]', "", 8 * 32),  # the last is its out=
+        ("aten::clamp_min_", "[[8,4],[]]", '["float","Scalar"]', "", 8 * 32),
+        ("aten::mul", "[[32],[],[32]]", '["float","double","float"]', "", 8 * 32),
+        ("aten::mul", "[[8,4],[8,4],[8,4]]", '["float","float","float"]', "", 12 * 32),
+        ("aten::add", "[[8,4],[4],[]]", '["float","float","Scalar"]', "", 4 * (32 + 4 + 32)),
+        ("aten::add", "[[8,1],[1,4],[]]", '["c10::Half","float","Scalar"]', "", 2 * 8 + 4 * 4 + 4 * 32),
+        ("aten::add_", "[[8,4],[8,4],[]]", '["float","float","Scalar"]', "", 12 * 32),
+        ("aten::div", "[[8,4],[]]", '["float","Scalar"]', "[[1,0],[]]", 4 * (8 + 32)),  # expanded: read once
+        ("aten::addcmul_", "[[32],[32],[32],[]]", '["float","float","float","Scalar"]', "", 16 * 32),
+        ("aten::native_dropout", "[[32],[],[]]", '["float","Scalar","Scalar"]', "", 9 * 32),  # and its mask
+        ("aten::copy_", "[[8,4],[8,4],[]]", '["float","c10::Half","Scalar"]', "", 6 * 32),
+        ("aten::sum", "[[32],[],[],[]]", '["float","","Scalar",""]', "", 4 * (32 + 1)),
+    ],
+)
+def test_an_operator_moves_what_it_reads_and_writes(
+    name: str, dims: str, types: str, strides: str, nbytes: float
+) -> None:
+    operator = known_operator(name, RecordedShape(dims, types, strides=strides))
+    assert operator is not None
+    assert operator.nbytes == nbytes
+
+
+def test_the_gradient_of_a_mean_is_read_once(tmp_path: Path) -> None:
+    made = Made()
+    made.op("MeanBackward1", 0, 20, Input__Dims=[[32, 16, 1, 1]], Input__type=["float"])
+    made.op("aten::div", 2, 12, Input__Dims=[[32, 16, 7, 7], []], Input__type=["float", "Scalar"])
+    made.kernel("divide", (4, 6), (8, 11))
+    trace = made.trace(tmp_path)
+    (found,) = rates(trace, device_work(trace), load_device("v100-sxm2-16gb"))
+    assert found.nbytes == 4 * 32 * 16 * (1 + 49)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from traincast.brief import Brief, BriefTable
 from traincast.calibrating.procedure import Calibrated, calibrate_runs
 from traincast.calibrating.read import read_runs
 from traincast.calibrating.study import CURVE
 from traincast.cluster import Cluster, load_cluster, write_calibrated
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 from traincast.files import check_output
 from traincast.measured import Measured
 
@@ -20,8 +21,12 @@ _LEARNED: Final = 0.05
 """Parameters whose uncertainty the runs reduced by less than this share are not shown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedCluster:
+def _errors(found: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    return found["median_ape"], found["mape"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CalibratedCluster(Brief):
     """A cluster with the parameters fitted to its own runs, and how good they are.
 
     ``cluster`` can be given to `predict` and `search`. ``base`` is the cluster before calibration, and ``extends`` the
@@ -36,6 +41,16 @@ class CalibratedCluster:
     fit: Calibrated
     runs: tuple[Measured, ...]
     skipped: Mapping[int, str]
+
+    def brief(self) -> BriefTable:
+        """Return the errors before and after the fit."""
+        errors = self.fit.as_dict()["errors"]
+        rows = [
+            (name, f"{found['n']}", *("–" if value is None else f"{value:.1f} %" for value in _errors(found)))
+            for name, found in errors.items()
+        ]
+        title = f"{self.base.name} calibrated with {len(self.runs)} runs, {len(self.skipped)} rows skipped"
+        return BriefTable(title, rows, ("errors", "runs", "median", "mean"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibrated cluster as a TOML file that extends the one that was calibrated."""
@@ -81,7 +96,8 @@ def calibrate(
     ``curve`` has the numbers of runs for the learning curve. ``allow_code`` lets rows name models and schedules that
     are Python code, and runs it. ``progress`` is called with the work done and all work: first in rows, then in fits.
     """
-    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster)
+    expect("table", table, (str, os.PathLike), "the path of a table of runs")
+    extends, path, base = _extended(cluster), Path(table), load_cluster(cluster, whole_nodes=True)
     target = None if output is None else _toml(Path(output))
     if target is not None:
         inputs = {"the table of runs": path, "the cluster that it extends": Path(extends)}

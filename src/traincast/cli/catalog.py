@@ -12,7 +12,7 @@ from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table
 from traincast.cluster.calibration import Calibration
 from traincast.cluster.hardware import Cluster, Device, Link
-from traincast.units import format_bytes, format_count, format_seconds
+from traincast.units import format_bytes, format_count
 
 _name = click.argument("name", required=False)
 
@@ -96,7 +96,7 @@ def devices(name: str | None, as_json: bool) -> None:
         (
             d.name,
             d.architecture,
-            f"{d.peak('bf16') / 1e12:.0f}",
+            f"{max(map(d.peak, ('bf16', 'fp16'))) / 1e12:.0f}",
             format_bytes(d.memory_bytes),
             f"{d.memory_bandwidth / 1e12:.2f}",
             f"{d.tdp_w:.0f} W",
@@ -115,12 +115,16 @@ def _part(part: Cluster) -> str:
 
 
 @click.command(
-    short_help="List the known clusters and node types, or show one.", epilog=options.example("clusters dgx-h100:4")
+    short_help="List the known machines and fitted clusters, or show one.",
+    epilog=options.example("clusters dgx-h100:4"),
 )
 @_name
 @options.json()
 def clusters(name: str | None, as_json: bool) -> None:
-    """List the clusters and node types of the catalog, or show the cluster NAME[:NODES], which may be a .toml file."""
+    """List the machines of the catalog and the clusters fitted to published runs, or show one.
+
+    NAME[:NODES] may be a .toml file.
+    """
     from traincast.cluster import cluster_names, load_cluster, node_names
 
     def facts(cluster: Cluster) -> dict[str, Any]:
@@ -139,19 +143,33 @@ def clusters(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json([facts(c) for c in known])
         return
+    machines = [c for c in known if c.calibration is None]
     rows = [
         (
             c.name,
             f"{c.num_nodes} × {c.devices_per_node} {c.device.name}",
-            f"{c.intra_node.name} {c.intra_node.bandwidth / 1e9:.0f} GB/s ({c.intra_topology})",
-            f"{c.nics_per_node} × {c.inter_node.bandwidth * 8 / 1e9:.0f} Gb/s ({c.inter_topology})",
-            format_seconds(c.launch_s),
+            f"{c.intra_node.name} {c.intra_node.bandwidth / 1e9:.0f} GB/s",
+            f"{c.nics_per_node} × {c.inter_node.bandwidth * 8 / 1e9:.0f} Gb/s",
             f"${c.price_per_node_hour:.2f}",
         )
-        for c in known
+        for c in machines
     ]
-    columns = ("cluster", "devices", "inside a node, per device", "between nodes", "launch", "node-hour")
-    print_table(f"{len(rows)} clusters and node types", columns, rows, right=(4, 5))
+    columns = ("machine", "nodes × devices", "inside a node, per device", "between nodes", "node-hour")
+    print_table(f"{len(rows)} machines", columns, rows, right=(4,))
+    fitted = [(c, c.calibration) for c in known if c.calibration is not None]
+    rows = [
+        (
+            c.name,
+            f"{c.num_nodes} × {c.devices_per_node}",
+            ", ".join(found.models) or "all",
+            f"{found.runs}",
+            f"{found.low:.2f} … {found.high:.2f}",
+        )
+        for c, found in fitted
+    ]
+    columns = ("fitted cluster", "nodes", "models", "runs", "90 % of runs take")
+    print_table(f"{len(rows)} clusters fitted to published runs", columns, rows, right=(3,))
+    console().print("the last column is a multiple of the forecast, for runs like the measured ones", highlight=False)
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ VERBS: Final = {
     "search": ("traincast.cli.search", "Find the best strategies, and the chance that each is the best."),
     "capture": ("traincast.cli.capture", "Trace a model and save its operator graph."),
     "models": ("traincast.cli.catalog", "List the models of the zoo, or show one."),
-    "clusters": ("traincast.cli.catalog", "List the known clusters and node types, or show one."),
+    "clusters": ("traincast.cli.catalog", "List the known machines and fitted clusters, or show one."),
     "devices": ("traincast.cli.catalog", "List the known devices, or show one."),
     "runtimes": ("traincast.cli.catalog", "List the known training frameworks, or show one."),
     "schedule": ("traincast.cli.schedule", "Replay a job trace on a cluster under a scheduling policy."),

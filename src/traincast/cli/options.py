@@ -95,7 +95,8 @@ def _name(param: click.Parameter | None) -> str:
 
 
 CATALOG_CLUSTER: Final = (
-    "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is 1 node with 2 of its devices."
+    "a name, NAME:NODES or a .toml file (see `traincast clusters`); dgx-h100:1x2 is 1 node with 2 of its devices, "
+    "rtx-4090 is 1 device."
 )
 PRECISIONS: Final = "fp32, tf32, amp, amp-bf16, fp16, bf16, pure-bf16, fp8 or nvfp4."
 COUNT: Final = Count()
@@ -279,6 +280,11 @@ def seed(more: str) -> Decorator:
         metavar="N",
         help=_text("Seed of the random numbers.", more),
     )
+
+
+def explain() -> Decorator:
+    """``--explain``."""
+    return click.option("--explain", is_flag=True, help="Print all warnings, not only the five most important ones.")
 
 
 def workers(more: str, *, default: int | None = None) -> Decorator:

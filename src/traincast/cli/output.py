@@ -126,6 +126,18 @@ def print_table(
     console().print(table)
 
 
+_WARNINGS_SHOWN: Final = 5
+
+
+def print_warnings(warnings: Sequence[str], *, explain: bool) -> None:
+    """Print the first warnings, which are the most important ones; with ``explain`` all of them."""
+    shown = warnings if explain else warnings[:_WARNINGS_SHOWN]
+    for warning in shown:
+        console().print(f"[yellow]warning:[/yellow] {plain(warning)}", highlight=False)
+    if len(shown) < len(warnings):
+        console().print(f"{len(warnings) - len(shown)} less important warnings: --explain shows them", highlight=False)
+
+
 _REASONS_SHOWN: Final = 12
 
 

@@ -38,7 +38,7 @@ _READABLE_SPANS = 150_000
 @click.option(
     "--strategy",
     metavar="dp=8,tp=4,…",
-    help="How to distribute the work over the devices. If omitted, one that fits in memory is chosen.",
+    help="How to distribute the work over the devices. If omitted, one that fits in memory is chosen, if any does.",
 )
 @options.seq()
 @options.precision(options.PRECISIONS)
@@ -89,6 +89,7 @@ _READABLE_SPANS = 150_000
 @options.bundle()
 @options.events()
 @options.no_cache()
+@options.explain()
 @options.json()
 @options.renamed("predict")
 def predict(
@@ -123,6 +124,7 @@ def predict(
     bundle: tuple[str, ...],
     events: str | None,
     no_cache: bool,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Forecast one training step of MODEL on a cluster.
@@ -168,7 +170,7 @@ def predict(
             more |= {"timeline_resources": more["resources"], **inspected.as_dict()}
         print_json({**result.report.as_dict(), **more, "export": text})
         return
-    show(result.report, chosen=strategy is None, memory=show_memory)
+    show(result.report, memory=show_memory, explain=explain)
     show_drawn(result, drawn)
     if inspected:
         show_inspected(inspected)

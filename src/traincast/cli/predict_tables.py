@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from traincast.cli.output import console, print_table
+from traincast.cli.output import console, print_table, print_warnings
 from traincast.units import HOUR, format_bytes, format_count, format_flops, format_parameters, format_seconds
 
 if TYPE_CHECKING:
@@ -19,17 +19,19 @@ Row: TypeAlias = tuple[str, str, str]
 """Name of a figure, its value, and a note."""
 
 
-def show(report: Report, *, chosen: bool, memory: bool) -> None:
-    """Print ``report``; ``chosen``: Traincast chose the strategy; ``memory``: also print memory over time."""
+def show(report: Report, *, memory: bool, explain: bool) -> None:
+    """Print ``report``; ``memory``: also print memory over time; ``explain``: print all warnings."""
     out = console()
     out.print(f"[bold]{report.model}[/bold] on {report.cluster}", highlight=False)
-    how = " (chosen by Traincast)" if chosen else ""
+    how = " (chosen by Traincast)" if report.choice else ""
     out.print(
         f"{report.strategy}{how} · global batch {report.global_batch}, micro batch {report.micro_batch}"
         f"{f' × {report.tokens_per_sample} tokens' if report.tokens_per_sample else ''} · "
         f"{report.precision} · {report.runtime} · "
         f"{format_parameters(report.num_parameters, report.num_trainable_parameters)}"
     )
+    if report.choice is not None:
+        out.print(f"chosen: {report.choice}", highlight=False)
     if report.conditions is not None:
         out.print(f"under conditions: {report.conditions}", highlight=False)
     details = [*_sources(report), _split(report), *_demand(report)]
@@ -39,8 +41,7 @@ def show(report: Report, *, chosen: bool, memory: bool) -> None:
     if memory:
         _show_memory(report)
     _show_path(report)
-    for warning in report.warnings:
-        out.print(f"[yellow]warning:[/yellow] {warning}")
+    print_warnings(report.warnings, explain=explain)
 
 
 def _show_figures(sections: Sequence[Sequence[Row]]) -> None:

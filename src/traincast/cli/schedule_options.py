@@ -190,7 +190,7 @@ def costs_of(interval: str | None, checkpoint: str | None, restore: str | None, 
         restore_s=loading,
         restore_s_per_gpu=loading_per_gpu,
         restart_s=0.0 if restart is None else parse_seconds(restart, what="--restart-cost"),
-        interval_s=0.0 if interval is None else parse_seconds(interval, what="--checkpoint-interval"),
+        interval_s=0.0 if interval is None else parse_seconds(interval, what="--checkpoint-interval", zero=False),
     )
 
 

@@ -107,6 +107,7 @@ if TYPE_CHECKING:
 @options.bundle()
 @options.events()
 @options.no_cache()
+@options.explain()
 @options.json()
 @click.pass_context
 def search(
@@ -144,6 +145,7 @@ def search(
     bundle: tuple[str, ...],
     events: str | None,
     no_cache: bool,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Find the best strategies for MODEL on a cluster, among all legal ones that fit in memory.
@@ -191,7 +193,7 @@ def search(
             accepts=None if export is None else _accepts(export, refusals),
             seed=seed,
         )
-    _tell(context, answer, export=export, all_out=all_out, html=html, as_json=as_json)
+    _tell(context, answer, export=export, all_out=all_out, html=html, explain=explain, as_json=as_json)
 
 
 def _check_outputs(*, all_out: str | None, html: str | None, resume: str | None, inputs: Mapping[str, Path]) -> None:
@@ -297,6 +299,7 @@ def _tell(
     export: str | None,
     all_out: str | None,
     html: str | None,
+    explain: bool,
     as_json: bool,
 ) -> None:
     """Write the requested files, then print the answer as tables or as one JSON document."""
@@ -305,7 +308,7 @@ def _tell(
     if as_json:
         print_json({**answer.as_dict(), "export": text})
         return
-    show(answer)
+    show(answer, explain=explain)
     _say_how_to_see_more(context, answer)
     for what, path in written:
         console().print(f"{what}: {path}")

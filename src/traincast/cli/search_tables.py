@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from traincast.cli.output import console, print_table
+from traincast.cli.output import console, print_table, print_warnings
 from traincast.units import format_bytes, format_money, format_parameters, format_seconds
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ _NOTABLE: Final = 0.05
 _WORDS: Final = {"time": "fastest", "cost": "cheapest", "energy": "least energy", "memory": "least memory"}
 
 
-def show(answer: Answer) -> None:
-    """Print the tables, then figures of the search, then warnings."""
+def show(answer: Answer, *, explain: bool) -> None:
+    """Print the tables, then figures of the search, then warnings: all of them with ``explain``."""
     out = console()
     several = len(answer.requests) > 1
     report = answer.best.report
@@ -49,8 +49,7 @@ def show(answer: Answer) -> None:
         f"{counts.behind:,} cut by a bound, {counts.needless:,} unnecessary, {counts.beyond:,} too large for memory"
     )
     out.print(f"{format_seconds(answer.seconds)}, {rate}{answer.searcher}, {answer.engine}")
-    for warning in answer.warnings:
-        out.print(f"[yellow]warning:[/yellow] {warning}")
+    print_warnings(answer.warnings, explain=explain)
 
 
 def _sureness(answer: Answer) -> str:

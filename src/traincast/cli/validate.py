@@ -141,7 +141,7 @@ def steps(
     from traincast.cluster import load_cluster
     from traincast.validating.validate import validate as compare
 
-    place = load_cluster(cluster) if cluster else None
+    place = load_cluster(cluster, whole_nodes=True) if cluster else None
     if explain is not None:
         from traincast.calibrating.explain import explain_row
         from traincast.cli.explain import show_explanation

@@ -1,9 +1,9 @@
 """The catalog of known hardware, and the user's own files.
 
 A request names a cluster as ``NAME[:NODES[xDEVICES]]``: ``dgx-h100:4`` (four nodes of a type), ``dgx-h100:1x2`` (two
-devices of one node), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and sizes), ``selene`` (a known cluster),
-``my.toml`` or ``my.toml:8`` (the user's own file). Catalog files and users' files have the same schema. Units are SI
-(bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
+devices of one node), ``rtx-4090`` (one device), ``dgx-a100:1+dgx-1-v100:2x4`` (nodes of two kinds and sizes),
+``selene`` (a known cluster), ``my.toml`` or ``my.toml:8`` (the user's own file). Catalog files and users' files have
+the same schema. Units are SI (bytes, bytes/s, FLOP/s, s, Hz, W) and USD/h; bandwidths are per direction.
 
 ::
 
@@ -69,7 +69,7 @@ from traincast.cluster.calibration import FEATURES, Calibration
 from traincast.cluster.hardware import MAX_NODES, PROCESSOR, Bandwidth, Cluster, Device, joined
 from traincast.cluster.schema import Document, Table, read_file
 from traincast.cluster.topology import part_of_node
-from traincast.errors import FileFormatError, RequestError, UnknownNameError
+from traincast.errors import FileFormatError, RequestError, UnknownNameError, expect
 from traincast.schema import convert
 from traincast.units import parse_rate
 
@@ -113,20 +113,24 @@ def cluster_names() -> tuple[str, ...]:
 
 def load_device(name: str) -> Device:
     """Returns the device called ``name`` in the catalog, or the one in the TOML file at the path ``name``."""
+    expect("device", name, str, "a name such as h100-sxm5-80gb, or the path of a TOML file")
     return _build_device(_resolve(name, "device", Path(), _MAX_DEPTH).device, name)
 
 
-def load_cluster(spec: str, *, hosts: bool = False) -> Cluster:
+def load_cluster(spec: str, *, hosts: bool = False, whole_nodes: bool = False) -> Cluster:
     """Returns the cluster that ``spec`` names as ``NAME[:NODES[xDEVICES]]``; NAME is a cluster, node type or TOML file.
 
-    NAME may also be a device: then the node is the one that it usually is in (see :func:`assumed_nodes`).
+    NAME may also be a device: alone it is one device, and with NODES, nodes of the type that it usually is in (see
+    :func:`assumed_nodes`). With ``whole_nodes`` it is such a node also alone, for callers that set the numbers of nodes
+    and devices themselves.
     Names joined by ``+`` make one cluster of nodes that differ: ``dgx-a100:2+dgx-h100:2``. With ``hosts``, some of them
     may have no accelerators: ``dgx-a100:2+cpu-server:2``. A server may have any number of processors or processes:
     ``cpu-server:1x2``. Raises ``RequestError`` for a malformed ``spec``, ``UnknownNameError`` for an unknown NAME, and
     ``FileFormatError`` for a bad file.
     """
+    expect("cluster", spec, str, "a name such as dgx-h100:4, or the path of a TOML file")
     parts = spec.split("+") if "+" in spec and not Path(spec).exists() else [spec]
-    named = [_parts(part) for part in parts]
+    named = [_parts(part, whole_nodes=whole_nodes) for part in parts]
     cluster = joined([part for _, own in named for part in own], hosts=hosts)
     return replace(cluster, name="+".join(dict.fromkeys(name for name, _ in named))) if cluster.parts else cluster
 
@@ -137,15 +141,18 @@ def assumed_nodes(cluster: Cluster) -> list[str]:
     for part in cluster.parts or (cluster,):
         if part.name in device_names():
             usual, count = device_table(part.name)["usual_node"], part.devices_per_node
-            said[part.name] = (
-                f"{part.name} names no node: assumed one like {usual}, with {count} device{'s' * (count > 1)}, "
-                f"{part.intra_node.name}, {part.nics_per_node} × {part.inter_node.name}; if yours differs, give a node "
-                "type or a .toml file"
-            )
+            if part.num_devices == 1:
+                what = f"is one device, assumed in a node like {usual} (two of them: {part.name}:1x2)"
+            else:
+                each = f"{count} device{'s' * (count > 1)}{' each' * (part.num_nodes > 1)}"
+                nodes = "one" if part.num_nodes == 1 else f"{part.num_nodes} nodes"
+                links = f"{part.intra_node.name}, {part.nics_per_node} × {part.inter_node.name}"
+                what = f"names no node: assumed {nodes} like {usual}, with {each}, {links}"
+            said[part.name] = f"{part.name} {what}; if yours differs, give a node type or a .toml file"
     return list(said.values())
 
 
-def _parts(spec: str) -> tuple[str, list[Cluster]]:
+def _parts(spec: str, *, whole_nodes: bool) -> tuple[str, list[Cluster]]:
     """The name of the cluster that ``spec`` describes, and its parts: one for each run of equal nodes."""
     name, nodes, devices = _split_spec(spec)
     layers = _resolve(name, "cluster", Path(), _MAX_DEPTH)
@@ -157,10 +164,15 @@ def _parts(spec: str) -> tuple[str, list[Cluster]]:
         parts = [one for part in layers.parts or (layers,) for one in _listed(part, name)]
         return str(layers.cluster.get("name", name)), _with_rates(parts, layers, name) if layers.parts else parts
     cluster = _build_cluster(layers, name)
+    is_device = cluster.name in device_names()
+    if is_device and nodes is None and not whole_nodes:
+        devices = 1
     if devices is not None:
         if devices > cluster.devices_per_node and cluster.device.architecture != PROCESSOR:
+            kind = f"{device_table(cluster.name)['usual_node']}, the usual node of {name}," if is_device else name
             raise RequestError(
-                f"cluster {spec!r} asks for {devices} devices in a node: {name} has {cluster.devices_per_node}"
+                f"cluster {spec!r} asks for {devices} devices in a node: {kind} has {cluster.devices_per_node}; ask "
+                f"for more nodes, such as {name}:2, or describe yours in a .toml file"
             )
         cluster = part_of_node(cluster, cluster.device, devices)
     return cluster.name, [cluster if nodes is None else cluster.with_nodes(nodes)]
@@ -262,7 +274,7 @@ def _from_catalog(name: str, kind: str) -> _Layers:
             path = DATA / folder / f"{plain}.toml"
             if path.is_file():
                 return _layers(read_file(path), path, _MAX_DEPTH)
-    choices = [known for folder in folders for known in _names(folder)]
+    choices = [known for folder in (*folders, *(["devices"] if kind == "cluster" else [])) for known in _names(folder)]
     hint = f"`traincast {'devices' if kind == 'device' else 'clusters'}` lists all, or give the path of a .toml file"
     if kind == "cluster" and plain in device_names():
         node = {"extends": str(device_table(plain)["usual_node"]), "device": plain}

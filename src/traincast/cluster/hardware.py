@@ -63,31 +63,54 @@ class Device:
     source: Text = ""
 
     def peak(self, dtype: str) -> float:
-        """Peak FLOP/s in ``dtype``; a dtype the device lacks runs at the rate of the next wider one."""
-        for name in _WIDER[dtype]:
-            if name in self.peak_flops:
-                return self.peak_flops[name]
+        """Peak FLOP/s in ``dtype``; a dtype that the device lacks runs at the rate of :meth:`computes_in`."""
+        used = self.computes_in(dtype)
+        if used in self.peak_flops:
+            return self.peak_flops[used]
+        if used == "fp64" and "fp32" in self.peak_flops:
+            return FP64_SHARE * self.peak_flops["fp32"]
         raise KeyError(f"{self.name} states no peak rate for {dtype} or any wider dtype")
 
     def supports(self, dtype: str) -> bool:
         """Whether the device states a rate for ``dtype`` itself."""
         return dtype in self.peak_flops
 
+    def computes_in(self, dtype: str) -> str:
+        """The format in which products in ``dtype`` are computed: itself, or the next wider one with a stated rate."""
+        wider = _WIDER[dtype]
+        return next((name for name in (dtype, *wider) if name in self.peak_flops), wider[-1] if wider else dtype)
 
-_WIDER: dict[str, tuple[str, ...]] = {
-    "nvfp4": ("nvfp4", "fp8", "bf16", "fp16", "tf32", "fp32"),
-    "fp8": ("fp8", "bf16", "fp16", "tf32", "fp32"),
-    "bf16": ("bf16", "fp16", "tf32", "fp32"),
-    "fp16": ("fp16", "bf16", "tf32", "fp32"),
-    "tf32": ("tf32", "fp32"),
-    "fp32": ("fp32",),
-    "fp64": ("fp64", "fp32"),
+    def lacks(self, dtype: str) -> str:
+        """A sentence about products in ``dtype``, which the device lacks, and the format that stands for it."""
+        used = self.computes_in(dtype)
+        if used == dtype:
+            return f"{self.name} states no rate of {dtype}: assumed 1/{1 / FP64_SHARE:.0f} of that of fp32"
+        own = "; fp16 has a rate of its own" if dtype == "bf16" and self.supports("fp16") else ""
+        return f"{self.name} has no {dtype}: its products run at the rate of {used}{own}"
+
+
+FP64_SHARE: Final = 1 / 64
+"""Rate of fp64 over that of fp32 on devices that state none: graphics chips have one unit of fp64 for 64 of fp32."""
+_WIDER: Final[dict[str, tuple[str, ...]]] = {
+    "nvfp4": ("fp8", "bf16", "tf32", "fp32"),
+    "fp8": ("bf16", "tf32", "fp32"),
+    "bf16": ("tf32", "fp32"),
+    "fp16": ("tf32", "fp32"),
+    "tf32": ("fp32",),
+    "fp32": (),
+    "fp64": (),
     "int64": ("fp32",),
     "int32": ("fp32",),
     "int16": ("fp32",),
     "int8": ("fp32",),
     "bool": ("fp32",),
 }
+"""Formats with at least the range and the precision of each, in the order in which they stand for it.
+
+Neither of fp16 and bf16 is wider than the other: bf16 has the range of fp32, fp16 three more bits of precision. Without
+matrix units for bf16, libraries convert its numbers to fp32 as they load them. Training in fp8 and below keeps its
+activations in bf16, so its products run in bf16, or as those of bf16 do.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +285,7 @@ def joined(parts: Sequence[Cluster], *, hosts: bool = False) -> Cluster:
     parts = _merged(parts)
     if len(parts) == 1:
         return parts[0]
-    slowest = min(parts, key=lambda part: part.device.peak("bf16"))
+    slowest = min(parts, key=lambda part: max(map(part.device.peak, ("bf16", "fp16"))))
     device = replace(slowest.device, memory_bytes=min(part.device.memory_bytes for part in parts))
     return replace(
         slowest,

@@ -184,7 +184,7 @@ class _Operators:
             case _:
                 self._add_traffic(index, op)
         name = _FAMILY_OF_KIND.get(op.kind, "memory")
-        if name == "gemm" and op.inputs[0].dtype.value in CAST_BYTES:
+        if name == "gemm" and self.device.computes_in(op.inputs[0].dtype.value) in CAST_BYTES:
             name = "narrow_gemm"
         return _FAMILIES.index(name)
 
@@ -195,11 +195,12 @@ class _Operators:
         """Achievable FLOP/s of ``family`` in ``dtype``."""
         rate = self._rates.get((family, dtype))
         if rate is None:
-            if dtype in CAST_BYTES and not self.device.supports(dtype):
-                self._warn(f"{self.device.name} has no {dtype} rate; {dtype} is computed at the rate of a wider dtype")
+            if not self.device.supports(dtype):
+                self._warn(self.device.lacks(dtype))
+            used = self.device.computes_in(dtype)
             fraction = {
-                "gemm": self.reach.gemm_fraction(dtype),
-                "conv": self.reach.conv_fraction(dtype),
+                "gemm": self.reach.gemm_fraction(used),
+                "conv": self.reach.conv_fraction(used),
                 "attention": self.reach.attention,
                 "attention_backward": self.reach.attention_backward,
             }[family]
@@ -234,13 +235,14 @@ class _Operators:
         sharpness: float = SHARPNESS,
     ) -> None:
         dtype = op.inputs[0].dtype.value
-        cast = CAST_BYTES.get(dtype, 0.0) * op.inputs[0].numel
+        cast = CAST_BYTES.get(self.device.computes_in(dtype), 0.0) * op.inputs[0].numel
         rate = share * self._rate("gemm", dtype) * attention_share(op, self.device)
         out_bytes = op.outputs[0].dtype.nbytes
         self._products.append((index, *dims, rate, out_bytes, op.nbytes + more_bytes, cast, sharpness, 1.0))
 
     def _add_conv(self, index: int, op: Operator) -> None:
-        law = convolution_law(op, graphics=self.reach.graphics)
+        used = self.device.computes_in(op.inputs[0].dtype.value)
+        law = convolution_law(op, dtype=used, graphics=self.reach.graphics)
         rate = law.gain * self._rate(law.family, op.inputs[0].dtype.value)
         out_bytes = op.outputs[0].dtype.nbytes
         if law.converted_bytes:
@@ -324,7 +326,7 @@ def attention_share(op: Operator, device: Device) -> float:
     if kernel in OLDER_ATTENTION:
         return OLDER_ATTENTION[str(kernel)].get(device.architecture, 1.0)
     if kernel == "unaligned":
-        dtype = op.inputs[0].dtype.value
+        dtype = device.computes_in(op.inputs[0].dtype.value)
         best = achievable(device).gemm_fraction(dtype) * device.peak(dtype)
         return min(1.0, UNALIGNED_SHARE * device.peak("fp32") / best)
     return 1.0

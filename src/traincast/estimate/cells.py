@@ -20,6 +20,7 @@ from traincast.estimate.families import FAMILIES, Rates
 from traincast.estimate.features import (
     BOTH_GRADIENTS,
     INTERCHANGEABLE,
+    WIDTHS,
     Features,
     Shapes,
     features,
@@ -94,11 +95,21 @@ class Cell:
         return f"{self.family}/{self.setting}/{self.dtype}/{self.device}"
 
     def knows(self, shapes: Shapes) -> npt.NDArray[np.bool_]:
-        """Returns for each operator whether its name was measured."""
+        """Returns for each operator whether its name was measured, and its window if it is a convolution.
+
+        Libraries have other kernels for other windows and strides, which reach another efficiency. Points need no such
+        rule: far ones hardly speak for an operator.
+        """
         known = set(self.vocabulary["name"])
         named = [name in known or known.issuperset(self._both(name)) for name, *_ in shapes.details]
         found = np.array(named, dtype=bool)[shapes.which]
-        return found & plain(shapes) if self.points is not None else found
+        if self.points is not None:
+            return found & plain(shapes)
+        if self.family == "conv":
+            low, high = self._domains(shapes)
+            own = [FAMILIES["conv"].sizes.index(name) for name in ("kh", "kw", "stride")]
+            found &= ((low <= shapes.sizes) & (shapes.sizes <= high))[:, own].all(axis=1)
+        return found
 
     def _both(self, name: str) -> tuple[str, ...]:
         """The names of the two gradients that an operator computes, or its own."""
@@ -129,8 +140,9 @@ class Cell:
 
     def _estimate(self, shapes: Shapes, rates: Rates, framework: str, dtype: str, device: Device | None) -> Estimate:
         low, high = self._domains(shapes)
-        inside = shapes.within(low, high)
-        outside = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9))).max(axis=1)
+        inside = shapes.as_wide_as(dtype).within(low, high)
+        apart = np.abs(np.log(np.maximum(shapes.sizes, 1e-9) / np.maximum(inside.sizes, 1e-9)))
+        outside = apart[:, [name not in WIDTHS for name in FAMILIES[self.family].sizes]].max(axis=1)
         if self.points is None:
             said = self.says(inside, features(inside, rates), framework, dtype or self.dtype)
         else:

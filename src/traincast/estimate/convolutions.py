@@ -69,9 +69,12 @@ class ConvolutionLaw:
     converted_bytes: float
 
 
-def convolution_law(op: Operator, *, graphics: bool) -> ConvolutionLaw:
-    """Return the law of ``op``, a convolution or its gradients; ``graphics`` is false on what is not a GPU."""
-    backward, dtype = op.name.endswith("backward"), op.inputs[0].dtype.value
+def convolution_law(op: Operator, *, graphics: bool, dtype: str = "") -> ConvolutionLaw:
+    """Return the law of ``op``, a convolution or its gradients, computed in ``dtype`` (by default its own).
+
+    ``graphics`` is false on what is not a GPU.
+    """
+    backward, dtype = op.name.endswith("backward"), dtype or op.inputs[0].dtype.value
     weight = op.inputs[2 if backward else 1].shape
     products = _conv_products(op, narrow=dtype not in ("fp32", "fp64"))
     plain = math.prod(weight[2:]) == 1  # a product of matrices, with nothing to gather

@@ -9,7 +9,7 @@ from traincast.graph import Operator, Phase, TensorSpec
 from traincast.work import Collective, Transfer
 
 PHASES: Final = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
-_NOT_COST: Final = frozenset({"module", "unknown", "fused"})
+_NOT_COST: Final = frozenset({"module", "unknown", "fused", "distinct"})
 P2P: Final = "p2p"
 """The name of a message from one rank to another in the column ``collective``."""
 

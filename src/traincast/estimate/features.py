@@ -48,6 +48,8 @@ _PASSES: Final = {
 }  # fmt: skip
 """Products of a phase, in units of those of forward, by the end of a measured operator's name."""
 ATTENTION_BACKWARD: Final = 2.5
+WIDTHS: Final = ("bytes", "out_bytes")
+"""Sizes that are widths of elements: they belong to a dtype, and nothing is extrapolated over them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,16 @@ class Shapes:
     def within(self, low: Floats, high: Floats) -> Shapes:
         """The same with every size moved into a range."""
         return replace(self, sizes=np.clip(self.sizes, low, high))
+
+    def as_wide_as(self, dtype: str) -> Shapes:
+        """The same computed in ``dtype``, to which narrower elements are converted; if it is empty, as they are."""
+        least = DType(dtype).nbytes if dtype else 0.0
+        columns = [i for i, name in enumerate(FAMILIES[self.family].sizes) if name in WIDTHS]
+        if not columns or (self.sizes[:, columns[0]] >= least).all():
+            return self
+        sizes = self.sizes.copy()
+        sizes[:, columns] = np.maximum(sizes[:, columns], least)
+        return replace(self, sizes=sizes)
 
     @property
     def names(self) -> list[str]:

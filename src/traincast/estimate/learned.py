@@ -23,7 +23,7 @@ from traincast.estimate.learned_collectives import CollectiveModel
 from traincast.estimate.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 from traincast.estimate.stand_ins import stand_ins
-from traincast.graph import DType, Operator, Phase
+from traincast.graph import DType, Operator, OpKind, Phase
 from traincast.graph.work_amount import gemm_dims
 from traincast.work import Collective, Transfer, Work
 
@@ -91,6 +91,7 @@ class LearnedCostModel:
                 share = share * np.where(thin, _drawn(found.seconds / share, physics, found.outside), 1.0)
             if strange:
                 share = share * _beyond(found.seconds / share, self.otherwise.estimate(chosen, cluster).seconds)
+                share = share / np.maximum(1.0, _at_own_rate(chosen, cluster.device) * share / found.seconds)
             for name, column in columns.items():
                 column[where] = getattr(found, name) / share
             source[where] = _LEARNED
@@ -200,10 +201,10 @@ class LearnedCostModel:
             family = family_of(op)
             if family is not None:
                 groups.setdefault((family, op.dtype.value), []).append(i)
-        for (family, dtype), members in groups.items():
+        for (family, stated), members in groups.items():
             left = np.array(members, dtype=np.intp)
             shapes = shapes_of(family, [operators[i] for i in members])
-            for answer in self._candidates(family, dtype, device):
+            for answer, dtype in self._candidates(family, stated, device):
                 known = answer.cell.knows(shapes)
                 if family == "grouped" and answer.cell.device == ANY:  # their law is surer than other devices' kernels
                     known &= ~np.array([of_training(operators[i]) for i in left.tolist()], dtype=bool)
@@ -235,26 +236,45 @@ class LearnedCostModel:
                     yield left[list(found)], _Answer(bundle, cell), (shapes, dtype)
                     return
 
-    def _candidates(self, family: str, dtype: str, device: Device) -> Iterator[_Answer]:
-        """Cells to try, best first: those of the device, or the network of all devices if it has none."""
+    def _candidates(self, family: str, stated: str, device: Device) -> Iterator[tuple[_Answer, str]]:
+        """Cells to try for operators in the dtype ``stated``, best first, and the dtype that each computes in.
+
+        A product whose dtype the device lacks is computed in a wider one, unless the device was measured in it.
+        """
+        lacks = family != "traffic" and not device.supports(stated)
+        for answer in self._cells_in(family, stated, device, exactly=lacks):
+            yield answer, stated
+        if lacks:
+            dtype = device.computes_in(stated)
+            for answer in self._cells_in(family, dtype, device):
+                yield answer, dtype
+
+    def _cells_in(self, family: str, dtype: str, device: Device, *, exactly: bool = False) -> Iterator[_Answer]:
+        """Cells of one dtype: those of the device, or the network of all devices if it has none.
+
+        Of the device's cells, those of the wanted setting come first, then bare kernels, then other settings. With
+        ``exactly``, only measurements of the device in this very dtype count.
+        """
         wanted = setting_of(self.framework) if self.framework else ""
-        ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, *_PREFERRED)))}
+        dtypes = (dtype,) if exactly else (dtype, INTERCHANGEABLE.get(dtype))
+        ranks = {name: i for i, name in enumerate(dict.fromkeys((wanted, BARE, *_PREFERRED)))}
         measured = False
         for bundle in self.bundles:
             own: list[tuple[tuple[int, int], str]] = []
             for name, entry in bundle.entries.get((family, bundle.name_of(device)), []):
                 if entry["setting"] != wanted and ("base" in entry or entry["setting"] in _ASKED_ONLY):
                     continue  # a few measurements of one setting, or of an old one: for those who ask for it
-                if entry["dtype"] in (dtype, INTERCHANGEABLE.get(dtype)):
+                if entry["dtype"] in dtypes:
                     own.append(((ranks.get(entry["setting"], len(ranks)), int(entry["dtype"] != dtype)), name))
-            own += _bare(bundle, family, dtype, device, wanted)
+            kernels = _bare(bundle, family, dtype, device, wanted)
+            own += [((-1 if asked else ranks[BARE], 0), name) for asked, name in kernels]
             for _, name in sorted(own):
                 yield _Answer(bundle, bundle.cell(name))
             measured = measured or bool(own)
         named = wanted not in ("", BARE)
-        if not measured and (named or family in _TRANSFERABLE) and achievable(device).graphics:
+        if not (measured or exactly) and (named or family in _TRANSFERABLE) and achievable(device).graphics:
             for bundle in self.bundles:
-                for cell in _transferred(bundle, family, dtype, device):
+                for cell in _transferred(bundle, family, dtype, device, wanted):
                     yield _Answer(bundle, cell)
 
     def _collectives(
@@ -304,10 +324,26 @@ def _beyond(seconds: npt.NDArray[np.float64], physics: npt.NDArray[np.float64]) 
     return found
 
 
-def _bare(
-    bundle: Bundle, family: str, dtype: str, device: Device, wanted: str
-) -> Iterator[tuple[tuple[int, int], str]]:
-    """The cell of bare kernels with its rank: after that of the wanted setting, before all others.
+def _at_own_rate(works: Sequence[Work], device: Device) -> npt.NDArray[np.float64]:
+    """The seconds of each product at the best rate that was measured on ``device`` itself; 0 if it states none.
+
+    What other devices reach of their peaks says nothing against it.
+    """
+    if "gemm" not in device.achievable:
+        return np.zeros(len(works))
+    reach = achievable(device)
+    return np.array(
+        [
+            op.flops / (reach.gemm_fraction(op.dtype.value) * device.peak(op.dtype.value))
+            if isinstance(op, Operator) and op.kind in (OpKind.GEMM, OpKind.BATCHED_GEMM)
+            else 0.0
+            for op in works
+        ]
+    )
+
+
+def _bare(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[tuple[bool, str]]:
+    """Whether the setting of bare kernels is itself wanted, and the name of their cell, if it answers.
 
     It answers for devices that are kin to a measured one, in full precision: libraries of 2017 moved half-precision
     tensors into another layout and back for each convolution. If its own setting is wanted, it answers for all.
@@ -321,13 +357,20 @@ def _bare(
         if points is None or not {dtype, INTERCHANGEABLE.get(dtype)} & set(known["dtype"]):
             continue
         if asked or (points.likeness(device).max() >= KIN and dtype not in INTERCHANGEABLE):
-            yield (-1 if asked or wanted in ("", BARE) else 0, 0), name
+            yield asked, name
 
 
-def _transferred(bundle: Bundle, family: str, dtype: str, device: Device) -> Iterator[Cell]:
-    """For a device that was not measured: the network of all devices, with the cells of the devices most like it."""
+def _transferred(bundle: Bundle, family: str, dtype: str, device: Device, wanted: str) -> Iterator[Cell]:
+    """For a device that was not measured: the network of all devices, with the cells of the devices most like it.
+
+    The network takes a setting that it does not know for the first that it knows; it does not answer if that is one of
+    :data:`_ASKED_ONLY`.
+    """
     for name, entry in bundle.entries.get((family, ANY), []):
         if entry["setting"] != ANY:
+            continue
+        settings = entry["vocabulary"]["setting"]
+        if wanted not in settings and settings[0] in _ASKED_ONLY:
             continue
         for stated in (dtype, INTERCHANGEABLE.get(dtype, dtype)):
             if stated in entry["vocabulary"]["dtype"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class Estimates:
     unmeasured: npt.NDArray[np.bool_] | None = None
 
 
+@runtime_checkable
 class CostModel(Protocol):
     """Estimates the time of works on a cluster, all of a plan in one call.
 

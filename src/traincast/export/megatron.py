@@ -7,6 +7,7 @@ left to the user.
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Final, TypeAlias
 
@@ -19,6 +20,7 @@ from traincast.export.shape import (
     gradient_dtype,
     header,
     layers_by_stage,
+    not_stated,
     refuse,
     sent_dtype,
 )
@@ -38,6 +40,9 @@ _PRECISIONS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 _SCHEDULES: Final = ("1f1b", "interleaved")
 _RECOMPUTES: Final = ("none", "selective", "full")
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
+_ACTIVATIONS: Final = {"swiglu": "--swiglu", "relu2": "--squared-relu"}
+_PADDING: Final = 128
+"""What Megatron-LM pads a rank's share of the vocabulary to, by default."""
 _CP_COMM: Final = {"all_gather": "allgather", "ring": "p2p"}
 Flag: TypeAlias = tuple[str, ...]
 
@@ -52,7 +57,7 @@ def megatron(request: Request) -> str:
         notes.append(f"dimensions of {request.graph.name} are not in the zoo: add its --num-layers, --hidden-size, …")
         flags.append(("--seq-length", str(request.graph.tokens_per_sample)))
     else:
-        flags += _model(model, notes)
+        flags += _model(model, notes) + _vocabulary(model, request.strategy.tp, notes)
     flags += _degrees(request, model, notes)
     flags += _batch(request)
     flags += _sharding(request, notes)
@@ -133,7 +138,6 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
         ("--num-attention-heads", str(model.heads)),
         ("--seq-length", str(model.seq)),
         ("--max-position-embeddings", str(positions)),
-        ("--vocab-size", str(model.vocab)),
     ]
     if model.kv_heads != model.heads:
         flags += [("--group-query-attention",), ("--num-query-groups", str(model.kv_heads))]
@@ -144,6 +148,34 @@ def _model(model: Decoder, notes: list[str]) -> list[Flag]:
     flags += _plain(model, notes) if model.family in ("gpt", "mpt") else _gated(model, notes)
     if model.experts:
         flags += _experts(model)
+    if model.norm_epsilon:
+        flags.append(("--norm-epsilon", f"{model.norm_epsilon:g}"))
+    if missing := not_stated(model):
+        notes.append(f"{' and '.join(missing)} not known: the default is used; add --rotary-base, --norm-epsilon")
+    return flags
+
+
+def _vocabulary(model: Decoder, tp: int, notes: list[str]) -> list[Flag]:
+    """Return the flags of the vocabulary, which Megatron-LM pads to a multiple of 128·tp unless told otherwise."""
+    flags: list[Flag] = [("--vocab-size", str(model.vocab))]
+    if model.vocab % tp:
+        padded = -(-model.vocab // tp) * tp
+        notes.append(f"a vocabulary of {model.vocab} is padded to {padded}, a multiple of tp={tp}")
+        return [*flags, ("--make-vocab-size-divisible-by", "1")]
+    if model.vocab % (_PADDING * tp):
+        flags.append(("--make-vocab-size-divisible-by", str(math.gcd(model.vocab // tp, _PADDING))))
+    return flags
+
+
+def _rotary(model: Decoder) -> list[Flag]:
+    """Return the flags of rotary positions."""
+    flags: list[Flag] = [("--position-embedding-type", "rope")]
+    if model.rotary_base:
+        flags.append(("--rotary-base", str(model.rotary_base)))
+    if model.other.get("rope_fraction", 1.0) != 1.0:
+        flags.append(("--rotary-percent", f"{model.other['rope_fraction']:g}"))
+    if model.rope_scaling:
+        flags += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{model.rope_scaling:g}")]
     return flags
 
 
@@ -154,9 +186,7 @@ def _plain(model: Decoder, notes: list[str]) -> list[Flag]:
     flags: list[Flag] = [("--attention-dropout", dropout), ("--hidden-dropout", dropout)]
     positions = given.get("positions", "learned")
     if positions == "rope":
-        flags.append(("--position-embedding-type", "rope"))
-        if given.get("rope_fraction", 1.0) != 1.0:
-            flags.append(("--rotary-percent", f"{given['rope_fraction']:g}"))
+        flags += _rotary(model)
     elif positions == "none":
         flags.append(("--position-embedding-type", "none"))
     elif positions != "learned":
@@ -165,10 +195,11 @@ def _plain(model: Decoder, notes: list[str]) -> list[Flag]:
         flags.append(("--normalization", "RMSNorm"))
     if not given.get("bias", True):
         flags.append(("--disable-bias-linear",))
-    if given.get("activation", "gelu") in ("swiglu",):
-        flags.append(("--swiglu",))
-    elif given.get("activation", "gelu") != "gelu":
-        notes.append(f"activation={given['activation']} has no flag: GELU is used")
+    activation = given.get("activation", "gelu")
+    if activation in _ACTIVATIONS:
+        flags.append((_ACTIVATIONS[activation],))
+    elif activation != "gelu":
+        notes.append(f"activation={activation} has no flag: GELU is used")
     if given.get("parallel"):
         notes.append("parallel attention and MLP have no flag: they run one after the other")
     return flags
@@ -178,19 +209,19 @@ def _gated(model: Decoder, notes: list[str]) -> list[Flag]:
     """Return the flags of Llama-like models."""
     given = model.other
     flags: list[Flag] = [
-        ("--position-embedding-type", "rope"),
+        *_rotary(model),
         ("--normalization", "RMSNorm"),
         ("--swiglu",),
         ("--softmax-type", "learnable") if model.family == "gpt-oss" else ("--disable-bias-linear",),
         ("--attention-dropout", "0.0"),
         ("--hidden-dropout", "0.0"),
     ]
-    if given.get("rope_fraction", 1.0) != 1.0:
-        flags.append(("--rotary-percent", f"{given['rope_fraction']:g}"))
     if given.get("qk_norm") or model.family == "deepseek":  # latent queries, keys and values have norms
         flags.append(("--qk-layernorm",))
     if given.get("qkv_bias"):
         flags.append(("--add-qkv-bias",))
+    if given.get("out_bias") or given.get("mlp_bias"):
+        notes.append("biases of some linear layers alone have no flag, and are left out")
     if given.get("activation", "swiglu") != "swiglu":
         notes.append(f"activation={given['activation']} has no flag: SwiGLU is used")
     flags += _window(model)

@@ -18,6 +18,7 @@ from traincast.export.shape import (
     family_of,
     gradient_dtype,
     header,
+    not_stated,
     refuse,
 )
 from traincast.strategy import Request, Strategy
@@ -191,6 +192,18 @@ def _model(request: Request, notes: list[str]) -> Section:
         "hidden_act": "silu",
         "tie_word_embeddings": model.tied,
     }
+    if model.rotary_base:
+        section["rope_theta"] = float(model.rotary_base)
+    if model.norm_epsilon:
+        section["rms_norm_eps"] = model.norm_epsilon
+    if missing := not_stated(model):
+        notes.append(f"{' and '.join(missing)} not known: nanotron's default is used; add rope_theta, rms_norm_eps")
+    if model.rope_scaling:
+        notes.append(f"rotary positions are not scaled by {model.rope_scaling:g} for long sequences: no setting does")
+    if model.other.get("rope_fraction", 1.0) != 1.0:
+        notes.append("all dims of a head are rotated: there is no setting for a part of them")
+    if model.other.get("activation", "swiglu") != "swiglu":
+        notes.append(f"activation={model.other['activation']} has no setting: SwiGLU is used")
     if model.other.get("qkv_bias"):
         section["attention_bias"] = True
     if model.experts:

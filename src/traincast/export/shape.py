@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
 from typing import Any, Final
 
 from traincast.errors import RequestError, StrategyError
@@ -25,7 +28,8 @@ _PLAIN_FFN: Final = frozenset({"gpt", "mpt"})
 class Decoder:
     """Dimensions of a language model from its card in the zoo; ``experts`` is 0 for a dense model.
 
-    ``other`` has all settings of the card.
+    ``other`` has all settings of the card. ``rotary_base``, ``rope_scaling`` and ``norm_epsilon`` change no cost; 0
+    means that they are not known, or, for the scaling, that there is none.
     """
 
     family: str
@@ -43,6 +47,9 @@ class Decoder:
     shared_ffn: int = 0
     first_dense: int = 0
     tied: bool = False
+    rotary_base: int = 0
+    rope_scaling: float = 0.0
+    norm_epsilon: float = 0.0
     other: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -92,8 +99,32 @@ def decoder_from(known: ModelCard, seq: int) -> Decoder:
         shared_ffn=int(given.get("shared_ffn", 0)) or shared,
         first_dense=int(given.get("first_dense", 1 if family == "deepseek" else 0)),
         tied=bool(given.get("tied", family in _PLAIN_FFN)),
+        rotary_base=int(_setting("rotary_base", known.name)),
+        rope_scaling=_setting("rope_scaling", known.name),
+        norm_epsilon=_setting("norm_epsilon", known.name),
         other=given,
     )
+
+
+@cache
+def _settings() -> dict[str, dict[str, float]]:
+    """The settings of ``settings.toml``: for each, its value by the name of a model."""
+    text = resources.files("traincast.export").joinpath("settings.toml").read_text(encoding="utf-8")
+    return {
+        setting: {name: float(value) for value, names in values.items() for name in names}
+        for setting, values in tomllib.loads(text).items()
+    }
+
+
+def _setting(setting: str, name: str) -> float:
+    return _settings()[setting].get(name, 0.0)
+
+
+def not_stated(model: Decoder) -> list[str]:
+    """Return the settings of a model that the framework's defaults decide, because none is known."""
+    turned = model.family not in _PLAIN_FFN or model.other.get("positions") == "rope"
+    missing = {"base of rotary positions": turned and not model.rotary_base, "epsilon of norms": not model.norm_epsilon}
+    return [what for what, unknown in missing.items() if unknown]
 
 
 def layers_by_stage(request: Request, num_layers: int) -> list[int]:

@@ -22,6 +22,7 @@ from traincast.export.shape import (
     family_of,
     header,
     layers_by_stage,
+    not_stated,
     refuse,
     sent_dtype,
 )
@@ -257,7 +258,11 @@ def _model(request: Request, model: Decoder | None, notes: list[str]) -> Section
         notes.append(f"torchtitan has no {graph.name}: register it there, or set name and flavor")
     elif not known:
         sizes = f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, n_kv_heads={model.kv_heads}"
+        known_too = {"rope_theta": model.rotary_base, "norm_eps": model.norm_epsilon}
+        sizes += "".join(f", {name}={value:g}" for name, value in known_too.items() if value)
         notes.append(f"torchtitan has no flavor {graph.name}: add one with {sizes}, vocab_size={model.vocab}")
+        if missing := not_stated(model):
+            notes.append(f"{' and '.join(missing)} not known: set what your model has")
     if request.precision.name == "fp8":
         experts = ["quantize.grouped_mm.float8"] if model is not None and model.experts else []
         section["converters"] = ["quantize.linear.float8", *experts]

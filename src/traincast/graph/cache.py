@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 from traincast.errors import FileFormatError
 from traincast.files import make_folder
@@ -25,22 +26,33 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "traincast"
 
 
+CAPTURING: Final = (
+    "assemble", "aten", "capture", "files", "fixed", "operator", "recorder", "recurrent", "repeats", "scan_amount",
+    "tensor", "tracing", "work_amount",
+)  # fmt: skip
+"""The modules of ``traincast.graph`` that determine a captured graph, besides the zoo: all that ``capture`` imports."""
+
+
 @cache
-def code_digest() -> bytes:
-    """A digest of the code that determines captured graphs."""
+def code_digest(reader: str = "zoo") -> bytes:
+    """A digest of the code that determines captured graphs.
+
+    ``reader`` is the folder below ``traincast.graph`` of what builds the modules, or the beginning of its files' names.
+    """
     digest = hashlib.sha256()
     root = resources.files("traincast.graph")
-    for folder in (root, root.joinpath("zoo")):
-        for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-            if entry.name.endswith(".py"):
-                digest.update(entry.read_bytes())
+    folder = root.joinpath(reader)
+    entries = folder.iterdir() if folder.is_dir() else (e for e in root.iterdir() if e.name.startswith(reader))
+    built = (entry for entry in entries if entry.name.endswith(".py"))
+    for entry in (*(root.joinpath(f"{name}.py") for name in CAPTURING), *sorted(built, key=lambda e: e.name)):
+        digest.update(entry.read_bytes())
     return digest.digest()
 
 
-def cache_key(content: Mapping[str, object]) -> str:
-    """The name of the file that holds the graph of ``content``."""
+def cache_key(content: Mapping[str, object], *, reader: str = "zoo") -> str:
+    """The name of the file that holds the graph of ``content``; ``reader`` is that of :func:`code_digest`."""
     text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(code_digest() + text.encode()).hexdigest()[:32]
+    return hashlib.sha256(code_digest(reader) + text.encode()).hexdigest()[:32]
 
 
 def cached(key: str) -> OperatorGraph | None:

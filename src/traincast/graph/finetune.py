@@ -8,12 +8,13 @@ is split.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 from traincast.graph.edit import Draft, renamed
 from traincast.graph.finetune_freeze import freeze, quantize
 from traincast.graph.finetune_lora import LowRank, insert_adapters
@@ -107,6 +108,7 @@ def parse_fine_tuning(
         raise RequestError("freeze: expected a pattern of module paths, not an empty text")
     if lora is None:
         return FineTuning(freeze=frozen, quantize=format_of)
+    expect("lora", lora, str, "a text such as rank=16,targets=attention+mlp")
     given: dict[str, str] = {}
     for part in lora.split(","):
         key, equals, value = (text.strip() for text in part.partition("="))
@@ -133,9 +135,12 @@ def parse_fine_tuning(
 
 def _number(text: str, name: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise RequestError(f"lora {name} is {text!r}: expected a number") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise RequestError(f"lora {name} is {text!r}: expected a number")
+    return value
 
 
 def _dtype(text: str, name: str) -> AdapterDType:

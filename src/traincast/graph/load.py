@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,7 +62,9 @@ def load_model(
     if spec.endswith(".onnx"):
         from traincast.graph.onnx_file import load_onnx
 
-        return load_onnx(path, seq=seq, progress=progress)
+        content = {"onnx": _digest_of(path), "name": path.stem, "seq": seq, "torch": _version("torch")}
+        key = graph_cache.cache_key(content, reader="onnx_file") if use_cache else ""
+        return _kept(key, lambda: load_onnx(path, seq=seq, progress=progress))
     if plain.endswith(".json") or _holds_config(path):
         file = path if plain.endswith(".json") else path / "config.json"
         return _from_file(file, seq, use_cache, progress, further=further)
@@ -106,7 +110,10 @@ def _from_file(
         raise FileFormatError(f"{path} is neither a Hugging Face config.json nor a Traincast graph: it holds no object")
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     if not is_read(data):
-        return load_transformers(data, name=name, seq=seq, progress=progress)
+        versions = {package: _version(package) for package in ("torch", "transformers")}
+        content = {"config": data, "name": name, "seq": seq, **versions}
+        key = graph_cache.cache_key(content, reader="huggingface") if use_cache else ""
+        return _kept(key, lambda: load_transformers(data, name=name, seq=seq, progress=progress))
     family, parameters = from_config(data)
     if further is not None:
         stated = data.get("num_nextn_predict_layers")
@@ -183,22 +190,41 @@ def _of_family(wanted: _Wanted, use_cache: bool, progress: Progress | None) -> O
     found = shipped.shipped_graph(wanted.family, wanted.dimensions)
     if found is not None:
         return replace(found, name=wanted.name)
-    key = graph_cache.cache_key(
-        {
-            "name": wanted.name,
-            "family": wanted.family,
-            "parameters": dict(wanted.parameters),
-            "seq": wanted.seq,
-        }
-    )
-    if use_cache:
-        kept = graph_cache.cached(key)
-        if kept is not None:
-            return kept
-    graph = _traced(wanted, progress)
-    if use_cache:
+    content = {
+        "name": wanted.name,
+        "family": wanted.family,
+        "parameters": dict(wanted.parameters),
+        "seq": wanted.seq,
+    }
+    return _kept(graph_cache.cache_key(content) if use_cache else "", lambda: _traced(wanted, progress))
+
+
+def _kept(key: str, trace: Callable[[], OperatorGraph]) -> OperatorGraph:
+    """The graph that the cache has under ``key``, or a new one, which it then has; without a key only a new one."""
+    found = graph_cache.cached(key) if key else None
+    if found is not None:
+        return found
+    graph = trace()
+    if key:
         graph_cache.keep(key, graph)
     return graph
+
+
+def _digest_of(path: Path) -> str:
+    """A digest of what the file says; empty if it cannot be read, which its reader then says."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _version(package: str) -> str:
+    """The installed version of ``package``; empty if there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _traced(wanted: _Wanted, progress: Progress | None) -> OperatorGraph:

@@ -7,6 +7,7 @@ needs. Autograd's sequence numbers tie a backward operator to the forward operat
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from traincast.graph.repeats import Repeat
 
 _NO_SEQUENCE: Final = -1
+_POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.ACTIVATION, OpKind.COPY, OpKind.DROPOUT, OpKind.REDUCTION})
+"""Kinds that read each element of their inputs once."""
 BATCH: Final = 10007
 """The traced number of samples: a prime larger than the prime factors of layer widths."""
 
@@ -197,6 +200,8 @@ class Recorder:
             for tensor in inputs:
                 self._used_in.setdefault(tensor.untyped_storage()._cdata, set()).add(run)
         kind, ordered, attributes = describe(name, args, inputs, outputs)
+        if kind in _POINTWISE and (share := self._distinct(ordered)) < 1.0:
+            attributes["distinct"] = share
         if module is not None:
             attributes["module"] = type(module).__name__
             if kind is OpKind.ATTENTION:
@@ -232,6 +237,24 @@ class Recorder:
         self.records.append(Record(operator=operator, producers=tuple(sorted(producers)), forward=forward))
         for tensor in outputs:
             self._producer[tensor.untyped_storage()._cdata] = index
+
+    def _distinct(self, inputs: list[torch.Tensor]) -> float:
+        """The share of its inputs' bytes that a kernel reads from memory.
+
+        The same tensor counts once, and so does a value that ``expand`` repeats in every sample.
+        """
+        whole = held = 0.0
+        seen: set[tuple[object, ...]] = set()
+        for tensor in inputs:
+            spec, strides = self.spec(tensor), tensor.stride()
+            whole += spec.nbytes
+            place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), spec.shape, strides)
+            if place not in seen:
+                seen.add(place)
+                repeated = (dim != spec.batch_dim and not step for dim, step in enumerate(strides))
+                once = math.prod(1 if again else n for n, again in zip(spec.shape, repeated, strict=True))
+                held += once * spec.dtype.nbytes
+        return held / whole if whole else 1.0
 
     def _maker_of(self, inputs: list[torch.Tensor]) -> int:
         made = [self._producer[s] for t in inputs if (s := t.untyped_storage()._cdata) in self._producer]

@@ -172,8 +172,15 @@ MATRIX_KINDS = frozenset({"gemm", "batched_gemm", "grouped_gemm", "attention", "
 """Kinds whose FLOPs count towards model FLOPs (MFU): the products, not the point-wise rest."""
 
 
+WRITES_ONLY = frozenset(
+    "zero_ fill_ fill zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full "
+    "uniform_ normal_ exponential_ random_ bernoulli_".split()
+)
+"""Operators that fill a tensor: of their inputs they need the shape."""
+
+
 def bytes_read(op: Operator) -> float:
-    """Bytes ``op`` must read."""
+    """Bytes ``op`` must read; ``distinct`` is the share of its inputs that is neither expanded nor given twice."""
     if op.kind.value == "embedding" and op.phase.value == "forward":
         # A look-up reads the rows it returns, not the whole table; a bag reads all rows that it sums up.
         if op.name == "_embedding_bag":
@@ -183,7 +190,9 @@ def bytes_read(op: Operator) -> float:
         return op.inputs[-1].nbytes + op.outputs[0].nbytes
     if op.kind.value == "scan":
         return sum(t.nbytes for t in op.inputs) + scan_inner_bytes(op)
-    return sum(t.nbytes for t in op.inputs)
+    if op.name in WRITES_ONLY:
+        return 0.0
+    return sum(t.nbytes for t in op.inputs) * float(op.attributes.get("distinct", 1.0))
 
 
 def bytes_written(op: Operator) -> float:

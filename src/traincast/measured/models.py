@@ -154,6 +154,8 @@ def _graph(row: Row, assumed: list[str], *, allow_code: bool) -> OperatorGraph:
     described = any(word in name.lower() for word, _ in _FAMILY_WORDS)
     if known is not None and (_is_mixture(row) or not (layers and hidden and heads and described)):
         return model(_resized(row, known), seq)
+    if published is not None and not written_out and _has_dimensions(row, published):
+        return model(published, seq)
     layers, hidden, heads = _shape(row, layers, hidden, heads, assumed)
     kv_heads, ffn, vocab = (figure(row, key) for key in ("kv_heads", "ffn", "vocab"))
     family = _family(name, ffn, hidden, assumed)
@@ -201,6 +203,18 @@ def _is_mixture(row: Row) -> bool:
     active, every = figure(row, "active_params_b"), figure(row, "params_b")
     fewer = active is not None and every is not None and active < 0.95 * every
     return fewer or _MIXTURE.search(text(row, "model").lower()) is not None
+
+
+def _has_dimensions(row: Row, spec: str) -> bool:
+    """Return whether no dimension that a row states differs from those of a published model.
+
+    What columns cannot say (tied embeddings, positions, the activation) is then that model's.
+    """
+    given = zoo.card(spec).parameters
+    usual = {"kv_heads": given.get("heads"), "ffn": 4 * int(given.get("hidden", 0))}
+    columns = {"layers": "n_layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv_heads", "ffn": "ffn"}
+    stated = {key: figure(row, column) for key, column in {**columns, "vocab": "vocab"}.items()}
+    return all(value == given.get(key, usual.get(key)) for key, value in stated.items() if value)
 
 
 def _shape(

@@ -97,12 +97,12 @@ def precision_name(written: str, *, usual: str = "bf16", assumed: list[str] | No
 def supported(name: str, device: Device, assumed: list[str]) -> str:
     """Return the precision that ``device`` runs ``name`` in: fp32 if it has no TF32, else ``name`` itself.
 
-    If the device lacks the format of products, these run in the next wider one that it has, and ``assumed`` says so.
+    If the device lacks the format of products, these run at the rate of a wider one, and ``assumed`` names it.
     """
     dtype = load_precision(name).linear.value
     if device.supports(dtype):
         return name
-    assumed.append(f"{device.name} has no {dtype}: the next wider format that it has")
+    assumed.append(device.lacks(dtype))
     return "fp32" if name == "tf32" else name
 
 

@@ -79,9 +79,10 @@ export function footer(root, what) {
 }
 export function warnings(root, texts) {
   if (!texts.length) return;
-  const list = make("ul", "warnings");
-  for (const text of texts) list.append(breakable(make("li"), text));
-  card(root, "Warnings", "", "alert").append(list);
+  const listed = (some) => { const list = make("ul", "warnings"); for (const text of some) list.append(breakable(make("li"), text)); return list; };
+  const first = texts.slice(0, 5), rest = texts.slice(5), box = card(root, "Warnings", "", "alert");
+  box.append(listed(first));
+  if (rest.length) box.append(add(make("details"), make("summary", "", rest.length + " less important warnings"), listed(rest)));
 }
 export function tile(parent, name, [value, unit], detail, share, colour) {
   const node = add(make("div", "tile"), make("div", "name", name), add(make("div", "value", value), make("small", "", unit)), make("div", "detail", detail));

@@ -12,6 +12,7 @@ from traincast.cluster.hardware import PROCESSOR
 from traincast.cluster.match import GENERIC, find_device, own_name
 from traincast.cluster.schema import read_file
 from traincast.errors import FileFormatError, RequestError, TraincastError
+from traincast.estimate.efficiency import INTERVALS
 from traincast.profiling.machine_figures import MachineFigures
 
 _CAPABILITIES: Final = {
@@ -19,6 +20,13 @@ _CAPABILITIES: Final = {
     "8.9": "ada", "9.0": "hopper", "10": "blackwell", "12": "blackwell",
 }  # fmt: skip
 """Architectures by CUDA compute capability, or by its first number."""
+_REACHED: Final = INTERVALS["gemm"][0]
+"""What the best timed product reaches of the rate that the file calls the peak.
+
+No forecast is faster than the peak. Products of a model may be faster than the square ones that were timed, by as much
+as the lower end of their interval says. So the peak lies there, and not at the best of a few sizes: a forecast at the
+measured rate then keeps an interval on both sides.
+"""
 _SHORTEST_S: Final = 1e-6
 """Least ``kernel_floor_s`` that a file may state."""
 
@@ -71,7 +79,8 @@ def _known_device_lines(found: MachineFigures, name: str) -> list[str]:
 
 
 def _device_lines(found: MachineFigures) -> list[str]:
-    facts, peak = found.facts, found.rates["fp32"]
+    facts, rates = found.facts, {dtype: rate / _REACHED for dtype, rate in found.rates.items()}
+    peak = rates["fp32"]
     generic = load_device(GENERIC)
     architecture, vendor, watts = PROCESSOR, "generic", generic.tdp_w / generic.num_sms * facts["num_sms"]
     if found.device == "cuda":
@@ -82,9 +91,9 @@ def _device_lines(found: MachineFigures) -> list[str]:
     found.assumed.append(f"tdp_w = {watts:.0f}: not measured, so energy is only an order of magnitude")
     cache = found.value("cache in effect") if found.has("cache in effect") else facts["cache_bytes"] or 1 << 20
     fractions = {
-        "gemm": 1.0,
+        "gemm": _REACHED,
         "conv": found.value("convolution fp32") / peak,
-        "attention": found.value("attention") / found.rates.get("fp16" if found.device == "cuda" else "fp32", peak),
+        "attention": found.value("attention") / rates.get("fp16" if found.device == "cuda" else "fp32", peak),
         "attention_backward": found.value("attention backward") / peak,
         "memory": 1.0,
         "kernel_floor_s": max(_SHORTEST_S, found.value("shortest operator")),
@@ -105,8 +114,8 @@ def _device_lines(found: MachineFigures) -> list[str]:
         f"tdp_w = {watts:.1f}  # from the catalog, not measured",
         'source = "traincast profile machine"',
         "",
-        "[device.peak_flops]  # best rate of square products",
-        *(f"{dtype} = {rate:.4g}" for dtype, rate in found.rates.items()),
+        f"[device.peak_flops]  # best rate of square products, which reach {_REACHED:g} of the peak",
+        *(f"{dtype} = {rate:.4g}" for dtype, rate in rates.items()),
         "",
         "[device.achievable]  # fractions of these rates",
         *_numbers({name: min(10.0, value) for name, value in fractions.items()}),

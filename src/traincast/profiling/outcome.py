@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from traincast.brief import Brief, BriefTable
 from traincast.profiling.rows import Row
 
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -21,8 +22,8 @@ class Unmeasured:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Profile(Brief):
     """The result of a run of the profiler: all rows of the table ``output``, and what could not be measured.
 
     ``measured`` counts the rows of this run, ``kept`` those of earlier runs, ``left`` the measurements that a limit
@@ -36,3 +37,8 @@ class Profile:
     kept: int
     left: int
     warnings: tuple[str, ...]
+
+    def brief(self) -> BriefTable:
+        """Return where the rows are, and how many."""
+        counts = (("measured", self.measured), ("kept", self.kept), ("failed", len(self.failures)), ("left", self.left))
+        return BriefTable(f"{len(self.rows):,} rows in {self.output}", [(name, f"{count:,}") for name, count in counts])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -101,7 +102,7 @@ def make_report(
         bundles=bundle_uses(lowered.plan, estimates) if bundles is None else bundles,
         ranks=figures.ranks,
         critical_path=figures.critical_path,
-        warnings=(*_warnings(lowered, estimates, remedy), *pace.warnings),
+        warnings=_warnings(lowered, estimates, remedy, pace.warnings),
         fullest_stage=detail.stage if detail else 0,
         memory_over_time=tuple(moments[:: max(1, -(-len(moments) // _MOST_MOMENTS))]),
         peak_tensors=tuple(detail.tensors) if detail else (),
@@ -181,10 +182,14 @@ def _kind_of(work: Work) -> str:
             return type(work).__name__.lower()
 
 
-def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> tuple[str, ...]:
-    """Return warnings about estimates, memory, unknown operators and the precision."""
+def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None, outlook: Sequence[str]) -> tuple[str, ...]:
+    """Return all warnings, the most important first.
+
+    What makes the run fail comes before what makes the whole forecast doubtful (``outlook``), and that before what
+    makes single works doubtful.
+    """
     request, need = lowered.request, lowered.need
-    warnings = [*estimates.warnings, *_not_measured(lowered.plan, estimates)]
+    warnings = []
     if not need.fits:
         warnings.append(f"{need.verdict}: {remedy or need.shortage()}")
     if need.host and not need.host_capacity:
@@ -192,10 +197,11 @@ def _warnings(lowered: Lowered, estimates: Estimates, remedy: Remedy | None) -> 
             f"the host memory of {request.cluster.name} is not known, so it was not checked that a node has room for "
             f"the {format_bytes(need.host)} offloaded to it; set host_memory_bytes of its node"
         )
+    formats = dict.fromkeys(dtype.value for dtype in (request.precision.linear, request.precision.products))
+    devices = dict.fromkeys(kind.device for kind in request.cluster.kinds())
+    warnings += [d.lacks(dtype) for d in devices for dtype in formats if not d.supports(dtype)]
+    warnings += outlook
     unknown = sorted({op.name for op, _ in request.graph if op.attributes.get("unknown")})
     if unknown:
         warnings.append(f"operators without a formula of their own are timed as element-wise: {', '.join(unknown)}")
-    dtype = request.precision.linear.value
-    if not request.cluster.device.supports(dtype):
-        warnings.append(f"{request.cluster.device.name} has no {dtype}: timed at the rate of the next wider dtype")
-    return tuple(warnings)
+    return tuple(dict.fromkeys((*warnings, *_not_measured(lowered.plan, estimates), *estimates.warnings)))

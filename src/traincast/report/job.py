@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Final
 
 from traincast.cluster import Cluster
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 from traincast.graph import OperatorGraph, Phase
 from traincast.strategy import Request
 from traincast.strategy.prepare import kept_precision
 from traincast.units import HOUR
+
+_NEVER_ZERO: Final = frozenset({"checkpoint_every_s", "evaluate_every_steps"})
+"""Intervals, which divide the length of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,13 @@ class JobSettings:
     evaluation_steps: int = 20
     bytes_per_token: float = 4.0
     bytes_per_sample: float = 120e3
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, least = getattr(self, item.name), 1 if item.name in _NEVER_ZERO else 0
+            expect(item.name, value, (int, float), "a number")
+            if not (math.isfinite(value) and value >= least):
+                raise RequestError(f"{item.name}={value}: expected a number from {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +70,10 @@ def steps_of(
 ) -> int | None:
     """Return the number of steps of a job from its length in one unit, or ``None`` if no length is given."""
     given = [n for n, v in (("tokens", tokens), ("samples", samples), ("steps", steps)) if v is not None]
+    for name, value in (("tokens", tokens), ("samples", samples), ("steps", steps)):
+        expect(name, value, (int, float, type(None)), "a number above zero")
+        if value is not None and not 0 < value < math.inf:
+            raise RequestError(f"{name} is {value}: expected a number above zero")
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} are given: state the length of the job in one unit only")
     if tokens is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from traincast.brief import Brief, BriefTable
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.report.job import JobForecast
@@ -13,7 +14,16 @@ from traincast.simulate import Conditions, ServerRun
 from traincast.strategy import Memory
 from traincast.strategy.fits import MemoryFit
 from traincast.strategy.memory_timeline import Holder, Moment
+from traincast.units import format_bytes, format_count, format_seconds
 from traincast.work import Demand
+
+_WARNINGS_SHOWN: Final = 3
+_LONGEST_SHOWN: Final = 100
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text that is too long for a line."""
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +64,41 @@ class BundleUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class UnsearchedChoice:
+    """How Traincast chose a strategy without a search.
+
+    It is the fastest of ``timed`` strategies that fit or, if ``timed`` is 0, the first that fits. If it does not
+    (``fits``), no strategy was found that does, and it needs the least memory of all that were tried. A search could
+    shorten the step by about ``most_gain`` of its time at most; None if that is not known.
+    """
+
+    fits: bool
+    timed: int
+    most_gain: float | None = None
+    searched: bool = field(default=False, init=False)
+
+    def __str__(self) -> str:
+        if not self.fits:
+            return "no strategy was found that fits; this one needs the least memory of those tried"
+        how = f"the fastest of {self.timed} that fit" if self.timed > 1 else "the first that fits"
+        gain = "" if self.most_gain is None else f"; a search could shorten the step by {_at_most(self.most_gain)}"
+        return f"{how}, not searched{gain}"
+
+
+def _at_most(share: float) -> str:
+    return f"at most about {share * 100:.0f} %" if share >= 0.005 else "less than 1 %"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Brief):
     """The result of a forecast, in seconds, bytes, and shares from 0 to 1.
 
     Memory is that of the fullest rank. ``host_memory_bytes`` is used on the host of the fullest node;
     ``host_memory`` is its breakdown by part, for one rank of the stage that offloads most. ``fits`` says that both
     suffice: the device's memory with a probability of at least ``fits_margin``, the host's if its capacity is known.
     ``fit`` distinguishes strategies that may not fit from those that do not. ``floor_s`` is a lower bound on the step
-    time of this plan on these devices. ``split`` divides the step by what bounds it, and the time of every operator.
+    time of this plan on these devices. ``choice`` says how the strategy was chosen, unless it was stated. ``split``
+    divides the step by what bounds it, and the time of every operator.
     """
 
     model: str
@@ -115,11 +152,39 @@ class Report:
     servers: ServerRun | None = None
     conditions: Conditions | None = None
     job: JobForecast | None = None
+    choice: UnsearchedChoice | None = None
 
     @property
     def num_servers(self) -> int:
         """The number of parameter servers; 0 unless the strategy has them."""
         return len(self.servers.nodes) if self.servers else 0
+
+    def brief(self) -> BriefTable:
+        """Return the step and its parts, memory and the first warnings."""
+        parts = (
+            ("compute", self.compute_s),
+            ("exposed communication", self.exposed_communication_s),
+            ("bubble", self.bubble_s),
+            ("optimizer", self.optimizer_s),
+            ("overhead", self.overhead_s),
+        )
+        rows = [
+            ("step", format_seconds(self.step_s), f"{format_seconds(self.low_s)} … {format_seconds(self.high_s)}"),
+            ("throughput", f"{format_count(self.samples_per_s)} samples/s", f"MFU {self.mfu:.1%}"),
+            *((name, format_seconds(value), f"{value / self.step_s:.1%}") for name, value in parts if value),
+            (
+                "memory",
+                format_bytes(self.peak_memory_bytes),
+                f"of {format_bytes(self.memory_capacity_bytes)}: {self.verdict}",
+            ),
+        ]
+        if self.job is not None:
+            rows.append(("job", format_seconds(self.job.job_s), f"${self.job.cost:,.0f}"))
+        rows += [("warning", "", _cut(warning)) for warning in self.warnings[:_WARNINGS_SHOWN]]
+        if len(self.warnings) > _WARNINGS_SHOWN:
+            rows.append(("", "", f"and {len(self.warnings) - _WARNINGS_SHOWN} more in .warnings"))
+        title = f"{self.model} on {self.cluster}: {self.strategy}, global batch {self.global_batch}, {self.precision}"
+        return BriefTable(f"{title}, {self.runtime}", rows)
 
     def summary(self) -> dict[str, Any]:
         """Return the request, its conditions and the step time, which a trace stores."""

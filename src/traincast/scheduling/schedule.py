@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from traincast.brief import Brief, BriefTable
 from traincast.errors import RequestError, SimulationError, TraincastError
 from traincast.scheduling.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.check import Oversize, check_fit
@@ -28,6 +29,7 @@ from traincast.scheduling.policy import Policy
 from traincast.scheduling.simulate import simulate
 from traincast.scheduling.speeds import Speeds
 from traincast.scheduling.traces import NUMBERS, TEXTS, Trace, load_jobs
+from traincast.units import format_seconds
 
 if TYPE_CHECKING:
     from traincast.scheduling.contention import Contention
@@ -118,8 +120,8 @@ def blaming(*parts: str | Policy | Placement, failures: bool) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Schedule:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Schedule(Brief):
     """The result of one policy: the outcome of each job, the cluster over time, and the figures."""
 
     queue: Queue
@@ -135,6 +137,19 @@ class Schedule:
     def by_vc(self) -> Mapping[str, Metrics]:
         """Return the figures of the jobs of each virtual cluster."""
         return measure_by_vc(self.outcome)
+
+    def brief(self) -> BriefTable:
+        """Return the figures of all jobs."""
+        found = self.metrics
+        rows = (
+            ("mean completion time", format_seconds(found.mean_jct_s)),
+            ("mean queueing time", format_seconds(found.mean_queue_s)),
+            ("makespan", format_seconds(found.makespan_s)),
+            ("utilization", f"{found.utilization:.1%}"),
+            ("goodput", f"{found.goodput:.1%}"),
+            *(("note", note[:100]) for note in self.notes[:3]),
+        )
+        return BriefTable(f"{found.num_jobs:,} jobs on {self.queue.cluster.num_gpus:g} GPUs under {self.policy}", rows)
 
     @property
     def policy(self) -> str:

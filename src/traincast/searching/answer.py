@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from traincast.brief import Brief, BriefTable
 from traincast.report import JobForecast, Report
 from traincast.report.job import price_per_s
 from traincast.searching.columns import StrategyColumns
 from traincast.searching.problem import Limits, Objective, SpaceCounts
 from traincast.strategy import Request, Strategy
+from traincast.units import format_bytes, format_seconds
 
 PARTS = ("compute", "communication", "bubble", "optimizer", "host")
 
@@ -161,8 +163,8 @@ class Place:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Answer(Brief):
     """The outcome of a search.
 
     ``candidates`` are the best strategies in order; ``pareto`` are those that no other beats in step time, memory and
@@ -191,6 +193,21 @@ class Answer:
     columns: StrategyColumns = field(repr=False)
     requests: tuple[Request, ...] = field(repr=False)
     warnings: tuple[str, ...] = ()
+
+    def brief(self) -> BriefTable:
+        """Return the first ten strategies."""
+        rows = [
+            (
+                str(found.strategy),
+                found.request.cluster.name,
+                format_seconds(found.report.step_s),
+                format_bytes(found.report.peak_memory_bytes),
+                f"{found.chance:.0%}",
+            )
+            for found in self.candidates[:10]
+        ]
+        said = f"{self.model}, global batch {self.global_batch}: best {self.objective} of {self.counts.evaluated:,}"
+        return BriefTable(f"{said} strategies", rows, ("strategy", "cluster", "step", "memory", "chance"))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

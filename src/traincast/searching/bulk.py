@@ -28,6 +28,7 @@ from traincast.searching.whole import needs_whole_plans, run_whole
 from traincast.searching.works import Works
 from traincast.strategy import Request
 from traincast.strategy.embedding_tables import has_tables
+from traincast.strategy.experts import overlap_of_batches
 from traincast.strategy.lower import Layout
 from traincast.strategy.memory import footprints_of
 from traincast.strategy.mesh import Mesh
@@ -90,11 +91,24 @@ class Bulk:
             mesh=mesh,
             builder=builder,
             programs=programs,
+            hiding=self._hiding(request, mesh, family),
             rough=self._rough(request, builder, programs),
             busy=tuple(bool(program.items(what)) for program in programs for what in Pass),
             footprints=footprints_of(programs),
             sharings=[Sharing(*s) for s in product(self.axes.zero if replicas else (0,), self._endings(family))],
         )
+
+    def _hiding(self, request: Request, mesh: Mesh, family: Family) -> dict[Way, tuple[BlockProgram, ...]]:
+        """Return the programs of ways to run the pipeline that hide more of the experts' traffic than 1F1B does."""
+        if mesh.pp == 1 or request.strategy.ep == 1:
+            return {}
+        near = mesh.span("ep").num_nodes == 1
+        found = {}
+        for way in ways(self.axes, mesh.pp, family.num_microbatches, self._layers):
+            strategy = replace(request.strategy, schedule=way.schedule, virtual_stages=way.virtual_stages)
+            if overlap_of_batches(strategy, request.runtime, near=near) is not None:
+                found[way] = programs_of(replace(request, strategy=strategy), mesh)[1]
+        return found
 
     def _rough(self, request: Request, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> Sequence[float]:
         """Return the weights of blocks by which the model is cut."""
@@ -105,10 +119,7 @@ class Bulk:
 
     def estimate(self, entries: Iterable[EvaluatedFamily]) -> None:
         """Estimate the works of all blocks."""
-        chosen = list(entries)
-        self._enter_works(entry.programs for entry in chosen)
-        for entry in chosen:
-            entry.runs = self._runs(entry.programs)
+        self._enter_works(programs for entry in entries for programs in (entry.programs, *entry.hiding.values()))
 
     def enter(self, entry: EvaluatedFamily, most_seconds: float = float("inf"), fitting: Fitting | None = None) -> bool:
         """Add the members that could take ``most_seconds`` at most, with their memory.
@@ -116,8 +127,7 @@ class Bulk:
         Those that do not fit without what this family recomputes and offloads are all that is added where ``fitting``
         says which do. Returns whether larger micro batches are worth trying: not if nothing fits of all there is.
         """
-        assert entry.runs is not None
-        device = entry.runs[:, DEVICE].reshape(-1, PASSES)
+        device = self._runs(entry.programs)[:, DEVICE].reshape(-1, PASSES)
         each = device[:, Pass.FORWARD] + device[:, Pass.BACKWARD]
         balances = "balanced" in self.axes.cut and "/" not in entry.family.recompute
         known = fitting or {}
@@ -152,21 +162,25 @@ class Bulk:
         Recomputation and offloading only add to the works of the plainest family with the same mesh and micro batch,
         whose works are all that is estimated; infinite where that one is not legal.
         """
-        plain: dict[tuple[object, ...], tuple[ProgramBuilder, tuple[BlockProgram, ...]] | None] = {}
+        plain: dict[tuple[object, ...], tuple[ProgramBuilder, list[tuple[BlockProgram, ...]]] | None] = {}
         apart = has_tables(self.request.graph)  # the exchange of tables depends on the number of replicas
 
         def works_of(family: Family) -> tuple[object, ...]:
-            return (*family.works, family.dp) if apart else family.works
+            hides = family.degrees.ep > 1 and family.degrees.pp > 1  # by its schedule, as long as it is filled
+            filled = (family.degrees.pp, family.num_microbatches) if hides else ()
+            return (*family.works, *((family.dp,) if apart else ()), *filled)
 
         for family in every:
             if works_of(family) not in plain:
-                strategy = replace(family, recompute="none", offloads_activations=False).strategy(self.request.strategy)
-                request = replace(self.request, strategy=strategy)
+                simplest = replace(family, recompute="none", offloads_activations=False)
+                request = replace(self.request, strategy=simplest.strategy(self.request.strategy))
                 try:
-                    plain[works_of(family)] = programs_of(request, Mesh.of(strategy, request.cluster))
+                    mesh = Mesh.of(request.strategy, request.cluster)
+                    builder, programs = programs_of(request, mesh)
+                    plain[works_of(family)] = builder, [programs, *self._hiding(request, mesh, simplest).values()]
                 except StrategyError:
                     plain[works_of(family)] = None
-        self._enter_works(programs for found in plain.values() if found for programs in found[1:])
+        self._enter_works(programs for found in plain.values() if found for programs in found[1])
         shares: dict[tuple[object, ...], tuple[float, Floats]] = {}
         for key, found in plain.items():
             shares[key] = self._shares(*found) if found else (float("inf"), np.zeros(0))
@@ -177,9 +191,12 @@ class Bulk:
             bounds.append(each * family.num_microbatches / family.degrees.pp)
         return np.array(bounds)
 
-    def _shares(self, builder: ProgramBuilder, programs: tuple[BlockProgram, ...]) -> tuple[float, Floats]:
-        """Return the seconds of compute per microbatch, and those of each forward that may be recomputed."""
-        device = self._runs(programs)[:, DEVICE].reshape(-1, PASSES)
+    def _shares(self, builder: ProgramBuilder, ways: list[tuple[BlockProgram, ...]]) -> tuple[float, Floats]:
+        """Return the seconds of compute per microbatch, and those of each forward that may be recomputed.
+
+        They are the least of all ``ways`` to run the blocks.
+        """
+        device = np.min([self._runs(programs)[:, DEVICE] for programs in ways], axis=0).reshape(-1, PASSES)
         blocks = builder.graph.blocks
         counts = np.array([block.count for block in blocks])
         layers = np.array([block.repeated for block in blocks])
@@ -216,19 +233,21 @@ class Bulk:
         """Simulate all members that fit, from outlines of their steps."""
         todo: list[tuple[EvaluatedFamily, list[Batch], int, Outline, Ints]] = []
         for entry in entries:
-            groups: dict[tuple[int, bool, int], list[Batch]] = {}
+            groups: dict[tuple[int, bool, bool, int, int], list[Batch]] = {}
             endings = len(self._endings(entry.family))
             for batch in entry.batches:
                 fits = (batch.load <= 1.0).reshape(-1, endings).any(axis=1)
+                way = batch.way
                 for at in np.flatnonzero(fits).tolist():
-                    groups.setdefault((batch.cut, batch.way.splits, at * endings), []).append(batch)
-            for (cut, _, at), batches in groups.items():
+                    key = batch.cut, way.splits, way.pairs, id(entry.programs_of(way)), at * endings
+                    groups.setdefault(key, []).append(batch)
+            for (cut, *_, at), batches in groups.items():
                 outline = self._outline(entry, entry.cuts[cut], batches[0], entry.sharings[at])
                 todo.append((entry, batches, at, outline, self._messages(entry, outline)))
         seconds = self.works.settle()
         for entry, batches, at, outline, messages in todo:
-            assert entry.runs is not None
-            durations = outline.durations(entry.runs, seconds, seconds[messages])
+            runs = self._runs(entry.programs_of(batches[0].way))
+            durations = outline.durations(runs, seconds, seconds[messages])
             simulate = partial(step_seconds, outline=outline, templates=timed(outline, durations))
             for batch in batches:
                 found = step_of(simulate, batch.way, entry.family)
@@ -241,14 +260,17 @@ class Bulk:
         its first one have run forward. If backwards are whole, its last pass is one, after which these pieces run
         backward.
         """
-        assert entry.runs is not None
         family, stages = entry.family, entry.family.degrees.pp
-        device = entry.runs[:, DEVICE].reshape(-1, PASSES)
-        loads = {kind: device[list(kind)].sum(axis=0) for kind in set(pieces)}
-        each = np.array([loads[blocks] for blocks in pieces])
-        forward, both = each[:, Pass.FORWARD], each[:, Pass.FORWARD] + each[:, Pass.BACKWARD]
+        sums: dict[int, tuple[Floats, Floats]] = {}
         found = []
         for way in group:
+            programs = entry.programs_of(way)
+            if id(programs) not in sums:
+                device = self._runs(programs)[:, DEVICE].reshape(-1, PASSES)
+                loads = {kind: device[list(kind)].sum(axis=0) for kind in set(pieces)}
+                each = np.array([loads[blocks] for blocks in pieces])
+                sums[id(programs)] = each[:, Pass.FORWARD], each[:, Pass.FORWARD] + each[:, Pass.BACKWARD]
+            forward, both = sums[id(programs)]
             before = np.concatenate([[0.0], (forward if way.splits else both).cumsum()])
             routes, stage, first = _placed(way, stages)
             busy = np.bincount(stage, weights=np.tile(both / routes, routes), minlength=stages)
@@ -293,7 +315,7 @@ class Bulk:
         way = batch.way
         alike = entry.mesh, sharing.zero, entry.busy
         hosts = tuple("optimizer" in offload for offload in self._endings(entry.family))
-        key = *alike, way.route, cut.pieces, hosts, way.splits
+        key = *alike, way.route, cut.pieces, hosts, way.splits, way.pairs
         if key not in self._outlines:
             request = replace(entry.request, strategy=entry.strategy(batch, sharing))
             prepared = entry.prepared(stand_ins(entry.programs), cut.pieces, way, self._precision)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.cluster import Cluster, find_device, find_node, load_cluster, node_names
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 
 _MOST_CLUSTERS: Final = 64
 _MOST_NODES: Final = 1_000_000
@@ -32,7 +32,8 @@ def parse_nodes(text: str) -> tuple[int, ...]:
 
 def clusters_to_try(cluster: str | Cluster, nodes: Sequence[int], devices: Sequence[str]) -> list[Cluster]:
     """Return the cluster with each number of ``nodes`` and each of ``devices``; unchanged if both are empty."""
-    given = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    expect("cluster", cluster, (str, Cluster), "a name such as dgx-h100:4, or a Cluster")
+    given = load_cluster(cluster, whole_nodes=bool(nodes)) if isinstance(cluster, str) else cluster
     if given.parts and (nodes or devices):
         raise RequestError(
             f"{given.name} has nodes of several kinds: neither their number nor their device can vary; "

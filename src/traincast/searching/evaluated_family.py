@@ -66,8 +66,9 @@ class EvaluatedFamily:
     """A family while it is evaluated: its legal members are in ``batches``, one entry per sharing in each.
 
     ``rough`` are the weights by which the model is cut, ``busy`` says which passes of which blocks run anything,
-    ``held`` has the bytes that the passes of pieces hold. ``runs`` is the table of blocks once their works are
-    estimated. ``behind`` counts members that were left out because they cannot be fast enough.
+    ``held`` has the bytes that the passes of pieces hold. ``hiding`` has the programs of ways that hide more of the
+    experts' traffic than ``programs`` do. ``behind`` counts members that were left out because they cannot be fast
+    enough.
     """
 
     family: Family
@@ -75,6 +76,7 @@ class EvaluatedFamily:
     mesh: Mesh
     builder: ProgramBuilder
     programs: tuple[BlockProgram, ...]
+    hiding: dict[Way, tuple[BlockProgram, ...]]
     rough: Sequence[float]
     busy: tuple[bool, ...]
     footprints: Floats
@@ -82,12 +84,15 @@ class EvaluatedFamily:
     batches: list[Batch] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     held: dict[tuple[int, ...], Floats] = field(default_factory=dict)
-    runs: Floats | None = None
     behind: int = 0
 
     def forget(self) -> None:
         """Free what only the evaluation needs."""
-        self.programs, self.held, self.runs, self.rough = (), {}, None, ()
+        self.programs, self.hiding, self.held, self.rough = (), {}, {}, ()
+
+    def programs_of(self, way: Way) -> tuple[BlockProgram, ...]:
+        """The programs of the blocks of members that run in this way."""
+        return self.hiding.get(way, self.programs)
 
     @property
     def count(self) -> int:

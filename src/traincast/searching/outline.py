@@ -156,10 +156,10 @@ class _Sketcher(TemplateMaker):
                 _ = self.issued(piece) if isinstance(piece, Issue) else self.segment(piece)
         return self._sketch(tasks)
 
-    def message(self, link: int, *, backward: bool) -> _Sketch:
+    def message(self, link: int, *, backward: bool, paired: bool) -> _Sketch:
         """The sketch of a message on a link; only what the host does for it is counted as busy."""
         stand_in = Transfer(nbytes=float(link), crosses_nodes=False)
-        tasks = self._tasks(self.send(stand_in, backward=backward))
+        tasks = self._tasks(self.send(stand_in, backward=backward, paired=paired))
         counted = np.where(tasks.counted == _LANES[Stream.HOST], tasks.counted, _COUNTED)
         return self._sketch(replace(tasks, counted=counted))
 
@@ -297,7 +297,10 @@ class Outliner:
                 finishing[row, stage] = number(("end", held[stage], host, routes), partial(self._end, ending, stage))
         link, links = _links(layout)
         message = [
-            number(("message", n, backward), partial(self._sketcher.message, n, backward=backward))
+            number(
+                ("message", n, backward, layout.pairs_passes),
+                partial(self._sketcher.message, n, backward=backward, paired=layout.pairs_passes),
+            )
             for n, backward in product(range(len(links)), (False, True))
         ]
         return _joined(

@@ -35,6 +35,7 @@ from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Limits, Objectiv
 from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
 from traincast.strategy import Request, Runtime
+from traincast.strategy.choose import assumed_runtime
 from traincast.strategy.prepare import layers_of
 from traincast.strategy.recompute import leanest
 
@@ -126,7 +127,9 @@ def search(
         cost_model=cost_model,
         accepts=accepts,
     )
-    return _answer(ranking, problems, means, parts, counts, top=top, engine_name=engine_name, began=began)
+    answer = _answer(ranking, problems, means, parts, counts, top=top, engine_name=engine_name, began=began)
+    assumed = dict.fromkeys(said for request in requests for said in assumed_runtime(runtime, request))
+    return replace(answer, warnings=(*answer.warnings, *assumed))
 
 
 def _check_settings(*, objective: str, searcher: str, top: int, seed: int) -> None:

@@ -244,6 +244,11 @@ class Way:
         return load_schedule(self.schedule).splits_backward
 
     @property
+    def pairs(self) -> bool:
+        """Whether the schedule runs forwards and backwards in pairs, beside whose compute messages travel."""
+        return load_schedule(self.schedule).pairs is not None
+
+    @property
     def route(self) -> object:
         """A key that is equal for ways that put the pieces on the same stages."""
         return load_schedule(self.schedule).routes, self.chunks

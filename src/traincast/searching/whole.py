@@ -32,7 +32,7 @@ def run_whole(entry: EvaluatedFamily, works: Works, precision: Precision) -> Non
     for batch in entry.batches:
         way, pieces = batch.way, entry.cuts[batch.cut].pieces
         slots, _ = slots_of(way.schedule, family.degrees.pp, family.num_microbatches, way.chunks)
-        prepared = replace(entry.prepared(entry.programs, pieces, way, precision), slots=slots)
+        prepared = replace(entry.prepared(entry.programs_of(way), pieces, way, precision), slots=slots)
         for at in np.flatnonzero(batch.load <= 1.0).tolist():
             request = replace(entry.request, strategy=entry.strategy(batch, entry.sharings[at]))
             plan = Layout(request=request, prepared=prepared).plan("segment")

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from traincast.brief import Brief, BriefTable
 from traincast.estimate import Estimates
 from traincast.simulate.executor import execute
 from traincast.strategy.plan import NUM_STREAMS, Plan, Stream
+from traincast.units import format_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Timeline(Brief):
     """Start and end of every task of a plan, in seconds from the start of the step.
 
     If the timeline is a window of a longer run, tasks are cut at its ends; ``whole_s`` then has their uncut seconds.
@@ -23,6 +25,10 @@ class Timeline:
     start: npt.NDArray[np.float64]
     end: npt.NDArray[np.float64]
     whole_s: npt.NDArray[np.float64] | None = None
+
+    def brief(self) -> BriefTable:
+        """Return its size and its length."""
+        return BriefTable(f"timeline of {self.plan.num_tasks:,} tasks in {format_seconds(self.step_s)}")
 
     @property
     def step_s(self) -> float:

@@ -140,7 +140,8 @@ def kept_by(builder: ProgramBuilder, index: int, *, selective: bool) -> float:
         if runtime.lean_kernels:
             nbytes = float(sum(t.nbytes for t in (*op.inputs[:3], *op.outputs)))
         if not runtime.attention.startswith("flash") and not selective:
-            nbytes += unfused_saved(op)
+            casts = runtime.attention == "eager" and runtime.autocast and builder.precision.autocast
+            nbytes += unfused_saved(op, softmax=DType.FP32 if casts else op.inputs[0].dtype)
     return nbytes * saved_fraction(
         op,
         builder.sharding.roles[index],

@@ -83,7 +83,7 @@ def unfused(op: Operator, *, eager: bool = False) -> list[Operator]:
     ]
 
 
-def unfused_saved(op: Operator) -> float:
+def unfused_saved(op: Operator, *, softmax: DType) -> float:
     """Bytes that unfused attention keeps beyond those of a fused kernel: softmax and dropout outputs, and the mask."""
     b, h, sq, sk, _, _ = attention_dims(op)
-    return b * h * sq * sk * (2 * op.inputs[0].dtype.nbytes + 1.0)
+    return b * h * sq * sk * (softmax.nbytes + op.inputs[0].dtype.nbytes + 1.0)

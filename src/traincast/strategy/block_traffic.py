@@ -20,34 +20,40 @@ if TYPE_CHECKING:
     from traincast.strategy.program_builder import ProgramBuilder
 
 
-def to_experts(
-    builder: ProgramBuilder, region: Region, beside: tuple[int, ...], whole: tuple[int, ...]
-) -> Iterator[Item]:
+def to_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...], block: Block) -> Iterator[Item]:
     """Dispatch: sends tokens to the ranks of their experts, which then gather them for all parts of an expert.
 
-    It overlaps with the experts' own operators ``beside`` it, or with the ``whole`` pass of the block.
+    It overlaps with the experts' own operators ``beside`` it, or with whole passes of the ``block``.
     """
     sent, held = _routed(builder, region)
     if beside == region.forward:
         sent, held = sent * _narrowed(builder), held * _narrowed(builder)
     if builder.strategy.ep > 1:
         yield _collective(
-            builder, Group.EXPERT, "all_to_all", sent, what="dispatch", behind=_behind_experts(builder, beside, whole)
+            builder,
+            Group.EXPERT,
+            "all_to_all",
+            sent,
+            what="dispatch",
+            behind=_behind_experts(builder, region, beside, block),
         )
     if builder.strategy.expert_tp > 1:
         yield _collective(builder, Group.EXPERT_TENSOR, "all_gather", held, what="dispatch")
 
 
-def from_experts(
-    builder: ProgramBuilder, region: Region, beside: tuple[int, ...], whole: tuple[int, ...]
-) -> Iterator[Item]:
+def from_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...], block: Block) -> Iterator[Item]:
     """Combine: adds up the partial sums of an expert's parts, and sends results back to the ranks of their tokens."""
     sent, held = _routed(builder, region)
     if builder.strategy.expert_tp > 1:
         yield _collective(builder, Group.EXPERT_TENSOR, "reduce_scatter", held, what="combine")
     if builder.strategy.ep > 1:
         yield _collective(
-            builder, Group.EXPERT, "all_to_all", sent, what="combine", behind=_behind_experts(builder, beside, whole)
+            builder,
+            Group.EXPERT,
+            "all_to_all",
+            sent,
+            what="combine",
+            behind=_behind_experts(builder, region, beside, block),
         )
 
 
@@ -106,12 +112,18 @@ def hidden_by_experts(builder: ProgramBuilder, index: int, region: Region, block
     return None
 
 
-def _behind_experts(builder: ProgramBuilder, beside: tuple[int, ...], whole: tuple[int, ...]) -> Behind | None:
-    """Dispatch and combine each overlap with half of the experts' operators, or of those of another microbatch."""
-    near = builder.spans["ep"].num_nodes == 1
-    if builder.between_batches and (builder.runtime.overlap_batches_near or not near):
-        return _behind(builder, whole, builder.runtime.overlap_batches / 2.0)
-    return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
+def _behind_experts(builder: ProgramBuilder, region: Region, beside: tuple[int, ...], block: Block) -> Behind | None:
+    """Dispatch and combine each overlap with half of the experts' operators, or of those of another microbatch.
+
+    Of a forward and a backward that run as one, each of their four messages overlaps with a quarter.
+    """
+    between = builder.between_batches
+    if between is None:
+        return _behind(builder, beside, builder.runtime.overlap_experts / 2.0)
+    if between.paired:
+        return _behind(builder, (*block.forward, *block.backward), between.share / 4.0)
+    own = block.forward if beside == region.forward else block.backward
+    return _behind(builder, own, between.share / 2.0)
 
 
 def _behind(

@@ -9,10 +9,12 @@ spreads tokens evenly, the work of a rank is the same for every ``ep`` and ``etp
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from traincast.errors import StrategyError
 from traincast.graph import Block, DType, Operator, OperatorGraph, OpKind, Phase, Scalar, TensorSpec
 from traincast.strategy.runtime import Runtime
+from traincast.strategy.schedules import load_schedule
 from traincast.strategy.strategy import Strategy
 
 
@@ -93,14 +95,32 @@ def _tensors(op: Operator) -> tuple[TensorSpec, ...]:
     return (*op.inputs, *op.outputs)
 
 
-def overlaps_batches(strategy: Strategy, runtime: Runtime) -> bool:
-    """Whether the traffic of one microbatch's experts runs beside the compute of another microbatch.
+class BatchOverlap(NamedTuple):
+    """The ``share`` of another microbatch's compute that the traffic of one microbatch's experts overlaps with.
 
-    Pipelines need several chunks of layers on each rank for it. Without a pipeline, only runtimes that also overlap
-    traffic between near ranks do so.
+    It is that of a pass like its own or, if passes are ``paired``, that of a forward and a backward that run as one.
     """
+
+    share: float
+    paired: bool = False
+
+
+def overlap_of_batches(strategy: Strategy, runtime: Runtime, *, near: bool) -> BatchOverlap | None:
+    """How the traffic of experts overlaps with the compute of other microbatches; None if it does not.
+
+    Schedules that pair passes are made for it. With others, it is a habit of the runtime: pipelines need several chunks
+    of layers on each rank for it, and only some runtimes do so without a pipeline, or if the ranks that share experts
+    are ``near`` one another: in one domain of fast links.
+    """
+    if strategy.ep == 1 or strategy.num_microbatches == 1:
+        return None
+    pairs = load_schedule(strategy.schedule).pairs if strategy.pp > 1 else None
+    share = pairs(strategy.pp, strategy.num_microbatches) if pairs is not None else 0.0
+    if share > 0.0:
+        return BatchOverlap(share, paired=True)
     several = strategy.virtual_stages > 1 if strategy.pp > 1 else runtime.overlap_batches_near
-    return strategy.ep > 1 and strategy.num_microbatches > 1 and several and runtime.overlap_batches > 0.0
+    does = several and (runtime.overlap_batches_near or not near) and runtime.overlap_batches > 0.0
+    return BatchOverlap(runtime.overlap_batches) if does else None
 
 
 def kernel_marks(runtime: Runtime, gradients: DType | None) -> dict[str, Scalar]:

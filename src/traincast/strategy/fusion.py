@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
+from traincast.graph.operator import Scalar
 from traincast.strategy.runtime import Fusion
 
 _POINTWISE: Final = frozenset({OpKind.ACTIVATION, OpKind.ELEMENTWISE, OpKind.DROPOUT})
@@ -185,7 +186,7 @@ def _merge(
         outputs=tuple(outputs),
         parameters=tuple(dict.fromkeys(p for i in members for p in operators[i].parameters)),
         saved=tuple(saved),
-        attributes={**first.attributes, "fused": len(members)},
+        attributes={**_shared(first), "fused": len(members)},
     )
 
 
@@ -211,7 +212,7 @@ def _merge_norm(operators: Sequence[Operator], members: list[int], consumers: di
         outputs=(*last.outputs, *outputs),
         parameters=tuple(dict.fromkeys(p for i in members for p in operators[i].parameters)),
         saved=tuple(t for i in members for t in operators[i].saved),
-        attributes={**first.attributes, "fused": len(members)},
+        attributes={**_shared(first), "fused": len(members)},
     )
 
 
@@ -224,3 +225,8 @@ def _computed_again(
         for p in producers[index]
         if p in inside
     )
+
+
+def _shared(first: Operator) -> dict[str, Scalar]:
+    """The attributes of a group: those of its first member, except the share that it reads of its own inputs."""
+    return {name: value for name, value in first.attributes.items() if name != "distinct"}

@@ -24,7 +24,7 @@ from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, chunks_of, memory_by_stage, prepare
 from traincast.strategy.program import Behind, BlockProgram, Item
 from traincast.strategy.rendezvous import rough_message, timetable
-from traincast.strategy.schedules import Pass
+from traincast.strategy.schedules import Pass, load_schedule
 from traincast.strategy.shards import BlockingShards
 from traincast.strategy.template import Issue, Piece, WorkRun
 from traincast.strategy.variants import Variants
@@ -138,7 +138,13 @@ class Layout:
         return [(stage, pieces) for stage in range(self.request.strategy.pp) if (pieces := self.finish(stage))]
 
     def _send(self, out: PlanBuilder, way: int, piece: int, backward: int) -> int:
-        return out.send(self.transfer(way, piece, backward=bool(backward)), backward=bool(backward))
+        work = self.transfer(way, piece, backward=bool(backward))
+        return out.send(work, backward=bool(backward), paired=self.pairs_passes)
+
+    @property
+    def pairs_passes(self) -> bool:
+        """Whether the schedule runs forwards and backwards in pairs, beside whose compute messages travel."""
+        return load_schedule(self.request.strategy.schedule).pairs is not None
 
     def transfer(self, way: int, piece: int, *, backward: bool = False) -> Transfer:
         """The message between ``piece`` and the next one; activations and their gradients have the same size."""

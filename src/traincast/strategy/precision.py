@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from traincast.errors import UnknownNameError
+from traincast.errors import UnknownNameError, expect
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.graph.optimizers import BYTE_OPTIMIZERS
 
@@ -24,7 +24,7 @@ class Precision:
     Matrix products compute in ``products``, those of linear layers with their weights in ``linear``. ``activations``
     and ``weights`` are stored in these dtypes during the step. ``master`` is the dtype of the optimizer's extra copy of
     the weights (None: no copy), ``states`` that of its states. Frozen weights are stored in ``frozen`` (None: as
-    weights).
+    weights). ``autocast`` marks automatic mixed precision, where some operators stay in fp32 (see the runtime).
     """
 
     name: str
@@ -36,6 +36,7 @@ class Precision:
     master: DType | None
     states: DType = DType.FP32
     frozen: DType | None = None
+    autocast: bool = False
 
     @property
     def frozen_weights(self) -> DType:
@@ -138,7 +139,7 @@ def _pure(name: str, half: DType) -> Precision:
 
 def _amp(name: str, half: DType) -> Precision:
     """Automatic mixed precision: weights and gradients in fp32, products and activations in ``half``."""
-    return replace(_full(name, half), activations=half)
+    return replace(_full(name, half), activations=half, autocast=True)
 
 
 PRECISIONS: Final[dict[str, Precision]] = {
@@ -156,6 +157,7 @@ PRECISIONS: Final[dict[str, Precision]] = {
 
 def load_precision(name: str) -> Precision:
     """The precision called ``name``; raises :class:`UnknownNameError` if there is none."""
+    expect("precision", name, str, "a name such as bf16")
     if name not in PRECISIONS:
         raise UnknownNameError("precision", name, PRECISIONS)
     return PRECISIONS[name]

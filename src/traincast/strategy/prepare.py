@@ -14,8 +14,9 @@ from typing import Any, Final
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, OperatorGraph
+from traincast.strategy.autocast import autocast
 from traincast.strategy.embedding_tables import TableSharing, check_tables, table_spans
-from traincast.strategy.experts import Region, check_experts, find_regions, overlaps_batches
+from traincast.strategy.experts import BatchOverlap, Region, check_experts, find_regions, overlap_of_batches
 from traincast.strategy.fits import MemoryNeed, need_of
 from traincast.strategy.fusion import fuse
 from traincast.strategy.host_memory import host_of
@@ -64,10 +65,13 @@ def _fused(
     fusions: tuple[str, ...],
     rules: tuple[ShardRule, ...],
     split_vocabulary: bool,
-    written: tuple[bool, bool],
+    written: tuple[bool, bool, bool],
 ) -> tuple[OperatorGraph, Sharding]:
-    if written[0]:
-        graph = write_out(graph, repeats_keys=written[1], fused_loss="loss" in fusions)
+    written_out, repeats_keys, casts = written
+    if written_out:
+        graph = write_out(graph, repeats_keys=repeats_keys, fused_loss="loss" in fusions)
+    if casts:
+        graph = autocast(graph)
     fused = fuse(graph, fusions)  # type: ignore[arg-type]
     return fused, find_sharding(fused, rules, split_vocabulary=split_vocabulary)
 
@@ -143,7 +147,7 @@ def programs_of(request: Request, mesh: Mesh) -> tuple[ProgramBuilder, tuple[Blo
         mesh.pp > 1 and mesh.span("pp").num_nodes > 1 and request.runtime.wait_launches > 0,
         request.strategy.micro_batch(request.global_batch),
         request.cluster.interference,
-        overlaps_batches(request.strategy, request.runtime),
+        overlap_of_batches(request.strategy, request.runtime, near=mesh.span("ep").num_nodes == 1),
     )
     if request.strategy.recompute_every > 1:
         kept = replace(request, strategy=replace(request.strategy, recompute="none", recompute_every=1))
@@ -247,7 +251,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
     crowded: bool,
     micro_batch: int,
     interference: float,
-    between_batches: bool,
+    between_batches: BatchOverlap | None,
 ) -> tuple[ProgramBuilder, tuple[BlockProgram, ...]]:
     """The program of each block, and the builder that made them."""
     fused, sharding = _fused(
@@ -255,7 +259,7 @@ def _programs(  # noqa: PLR0917  (a cache's key)
         fusions_of(runtime, precision),
         strategy.shard_rules,
         runtime.split_vocabulary,
-        (runtime.written_out, runtime.repeats_keys),
+        (runtime.written_out, runtime.repeats_keys, precision.autocast and runtime.autocast),
     )
     check_shardable(fused, sharding, strategy.tp)
     check_tables(fused, strategy)

@@ -31,7 +31,7 @@ from traincast.strategy.block_traffic import (
 )
 from traincast.strategy.cut import cut_operator
 from traincast.strategy.embedding_tables import TableSharing, find_tables
-from traincast.strategy.experts import Region, cut_expert, kernel_marks
+from traincast.strategy.experts import BatchOverlap, Region, cut_expert, kernel_marks
 from traincast.strategy.holdings import Holdings, holdings_of, share_of
 from traincast.strategy.host_work import beside_operators
 from traincast.strategy.mesh import Axis, Span
@@ -71,7 +71,7 @@ class ProgramBuilder:
     tables: TableSharing = field(default_factory=TableSharing)
     crowded: bool = False
     interference: float = 0.0
-    between_batches: bool = False
+    between_batches: BatchOverlap | None = None
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -294,14 +294,14 @@ class ProgramBuilder:
         for n, i in enumerate(block.forward):
             if i in ends[0]:
                 yield from routing(self, ends[0][i])
-                yield from to_experts(self, ends[0][i], ends[0][i].forward, block.forward)
+                yield from to_experts(self, ends[0][i], ends[0][i].forward, block)
             elif i in self.sharding.enters and i not in self.experts:
                 yield from enter_forward(self, i, block)
             if self.strategy.cp > 1 and self.graph.operators[i].kind is OpKind.ATTENTION:
                 yield gathered_context(self, "all_gather", i, "keys and values")
             yield from self._items(i, launches if n else first, block)
             if i in ends[1]:
-                yield from from_experts(self, ends[1][i], ends[1][i].forward, block.forward)
+                yield from from_experts(self, ends[1][i], ends[1][i].forward, block)
             elif i in self.sharding.leaves and i not in self.experts:
                 yield from leave_forward(self, i, block)
             yield from after_lookup(self, tables, i)
@@ -319,7 +319,7 @@ class ProgramBuilder:
             source = self.graph.forward_of[i]
             yield from before_rows(self, tables, i)
             if i in ends[0]:
-                yield from to_experts(self, ends[0][i], ends[0][i].backward, block.backward)
+                yield from to_experts(self, ends[0][i], ends[0][i].backward, block)
             if source in self.sharding.leaves and source not in started and source not in self.experts:
                 started.add(source)
                 yield from leave_backward(self, source, block, beside=product_of(self, block.backward[n:]))
@@ -330,7 +330,7 @@ class ProgramBuilder:
             if context:
                 yield gathered_context(self, "reduce_scatter", i, "gradients of keys and values")
             if i in ends[1]:
-                yield from from_experts(self, ends[1][i], ends[1][i].backward, block.backward)
+                yield from from_experts(self, ends[1][i], ends[1][i].backward, block)
             for enter in after_enter.get(i, ()):
                 yield from enter_backward(self, enter, block, beside=product_of(self, block.backward[n::-1]))
 

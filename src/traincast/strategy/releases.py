@@ -48,13 +48,13 @@ def newest(runtime: Runtime) -> str:
     return max((habit.since for habit in runtime.habits), key=_number, default="")
 
 
-def assumed_release(given: str | Runtime | None, used: Runtime) -> tuple[str, ...]:
+def assumed_release(given: str | Runtime, used: Runtime) -> tuple[str, ...]:
     """Return a sentence if ``used``, settled from ``given``, has the habits of a release that nobody stated.
 
-    ``given`` is a runtime or its name; ``None`` is the default runtime, which has no habits.
+    ``given`` is a runtime or its name.
     """
     given = load_runtime(given) if isinstance(given, str) else given
-    if given is None or not given.habits or given.release or not used.release:
+    if not given.habits or given.release or not used.release:
         return ()
     return (
         f"the release of {used.name} is not stated: its habits with experts are those of {used.release}; for another, "

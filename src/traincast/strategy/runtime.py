@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from traincast.errors import RequestError, UnknownNameError
+from traincast.errors import RequestError, UnknownNameError, expect
 from traincast.schema import Text, read_table, read_toml, table_of
 from traincast.strategy.recompute import RECOMPUTATIONS
 
@@ -70,7 +70,8 @@ class Runtime:
 
     With ``written_out``, norms and rotary positions are single kernels, as in Hugging Face's modules
     (:mod:`traincast.strategy.written_out`); with ``repeats_keys``, keys and values are also copied for all heads that
-    share them.
+    share them. With ``autocast``, mixed precision is that of ``torch.autocast`` on weights in fp32
+    (:mod:`traincast.strategy.autocast`); otherwise all activations have 16 bits.
 
     ``kernels`` names the framework whose measured operators are preferred, spelt as in tables of measurements.
     ``attention`` is fused, with kernels made for the device (``flash``), for Ampere (``flash-2``; ``flash-1``: those
@@ -151,6 +152,7 @@ class Runtime:
     fusions: tuple[Fusion, ...] = ()
     written_out: bool = False
     repeats_keys: bool = False
+    autocast: bool = False
     attention: Attention = "flash"
     kernels: str = ""
     operator_launches: Amount = 2.0
@@ -233,6 +235,7 @@ def load_runtime(spec: str) -> Runtime:
 
     Either may be followed by the release of the framework: ``megatron-bridge:release=26.04``.
     """
+    expect("runtime", spec, str, "a name such as megatron, or the path of a TOML file")
     name, says, release = spec.partition(":release=")
     if name.endswith(".toml"):
         path = Path(name)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from traincast.errors import StrategyError, UnknownNameError
+from traincast.errors import StrategyError, UnknownNameError, expect
 from traincast.strategy.recompute import load_recomputation
 
 ContextExchange: TypeAlias = Literal["all_gather", "ring"]
@@ -301,6 +301,7 @@ def parse_strategy(text: str, *, global_batch: int) -> Strategy:
     ``micro_batch`` sets the samples per microbatch; the number of microbatches follows from ``global_batch``. Raises
     :class:`StrategyError` for wrong values and :class:`UnknownNameError` for unknown settings.
     """
+    expect("strategy", text, str, "a text such as dp=8,tp=4, or a Strategy")
     known = {f.name: f.default for f in fields(Strategy) if f.name != "shard_rules"}
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):

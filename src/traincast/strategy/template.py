@@ -125,8 +125,11 @@ class TemplateMaker(ABC):
                 template.edges.append((start, gathers[piece.wait]))
         return self._keep(template)
 
-    def send(self, work: Work, *, backward: bool) -> int:
-        """Lay out a transfer to the neighbouring stage; returns the number of the template."""
+    def send(self, work: Work, *, backward: bool, paired: bool) -> int:
+        """Lay out a transfer to the neighbouring stage; returns the number of the template.
+
+        Compute goes on beside it if the runtime overlaps sends, or if the schedule runs passes that are ``paired``.
+        """
         template = Template()
         handshake = self._runtime.send_launches
         launches, cost = self.launched(replace(self._launch, sends=handshake), work)
@@ -134,7 +137,7 @@ class TemplateMaker(ABC):
         side, other = Stream.SEND_FORWARD, Stream.SEND_BACKWARD
         if backward:
             side, other = other, side
-        streams = (side,) if self._runtime.overlap_sends else (Stream.COMPUTE, side)
+        streams = (side,) if self._runtime.overlap_sends or paired else (Stream.COMPUTE, side)
         task = template.add(
             cost=cost,
             streams=(side, other) if self._runtime.rendezvous else streams,

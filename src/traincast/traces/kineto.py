@@ -73,6 +73,7 @@ class Args(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=ABSENT)
     types: msgspec.Raw = msgspec.field(name="Input type", default=ABSENT)
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=ABSENT)
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=ABSENT)
     grid: msgspec.Raw = ABSENT
     block: msgspec.Raw = ABSENT
     sequence: Number = msgspec.field(name="Sequence number", default=UNSTATED)

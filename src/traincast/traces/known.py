@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -54,6 +54,21 @@ _KINDS: Final[dict[str, OpKind]] = {
         OpKind.ELEMENTWISE,
     ),
 }  # fmt: skip
+_OPERANDS: Final[dict[str, int]] = {
+    **dict.fromkeys(
+        ("aten::_softmax", "aten::_log_softmax", "aten::gelu", "aten::silu", "aten::relu", "aten::relu_", "aten::tanh",
+         "aten::sigmoid", "aten::native_dropout", "aten::mean", "aten::sum", "aten::neg", "aten::rsqrt", "aten::sqrt",
+         "aten::exp"),
+        1,
+    ),
+    **dict.fromkeys(
+        ("aten::clamp_min", "aten::clamp_min_", "aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::sub",
+         "aten::div", "aten::div_", "aten::pow"),
+        2,
+    ),
+    **dict.fromkeys(("aten::addcmul_", "aten::addcdiv_"), 3),
+}  # fmt: skip
+"""The leading arguments that an operator reads, where not all are read: a tensor behind them is its ``out=``."""
 
 Tensors = tuple[TensorSpec, ...]
 
@@ -75,12 +90,36 @@ def known_operator(name: str, shape: RecordedShape) -> Operator | None:
             return None
     if name not in _KINDS:
         return None
-    largest = max(tensors, key=lambda t: t.numel)
-    inputs = tensors
-    if _KINDS[name] is OpKind.COPY and name == "aten::copy_":
-        inputs, largest = tensors[1:2] or tensors, tensors[0]
-    outputs = (TensorSpec((1,), largest.dtype),) if _KINDS[name] is OpKind.REDUCTION else (largest,)
+    inputs, outputs = _moved(name, _KINDS[name], shape)
     return _operator(name, _KINDS[name], inputs, outputs)
+
+
+def _moved(name: str, kind: OpKind, shape: RecordedShape) -> tuple[Tensors, Tensors]:
+    """Return the tensors that an operator reads and those that it writes.
+
+    A dim of stride 0 is read once, however often it is repeated (``expand``). A scalar is part of the launch.
+    """
+    placed = _placed(shape)
+    if kind is OpKind.COPY:  # the first argument is only written
+        return tuple(once for _, _, once in placed[1:2] or placed), (placed[0][1],)
+    count = _OPERANDS.get(name, math.inf)
+    read = [(whole, once) for at, whole, once in placed if at < count]
+    written = [whole for at, whole, _ in placed if at >= count]
+    if not written:
+        written = [_broadcast([whole for whole, _ in read]) if kind is OpKind.ELEMENTWISE else read[0][0]]
+    if kind is OpKind.REDUCTION:
+        written = [TensorSpec((1,), written[0].dtype)]
+    elif kind is OpKind.DROPOUT:
+        written.append(written[0].with_dtype(DType.BOOL))  # the mask
+    return tuple(once for _, once in read), tuple(written)
+
+
+def _broadcast(tensors: Sequence[TensorSpec]) -> TensorSpec:
+    """Return the result of a point-wise operator: the sizes of all, in the widest floating-point dtype."""
+    rank = max(len(t.shape) for t in tensors)
+    sizes = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
+    widest = max((t.dtype for t in tensors), key=lambda dtype: (dtype.is_floating, dtype.nbytes))
+    return TensorSpec(tuple(max(each) for each in zip(*sizes, strict=True)), widest)
 
 
 @lru_cache(maxsize=65536)
@@ -149,22 +188,34 @@ def _operator(name: str, kind: OpKind, inputs: Tensors, outputs: Tensors) -> Ope
 
 def _tensors(shape: RecordedShape, *, scalars: bool = False) -> Tensors:
     """Return the tensors among an operator's inputs; those without dimensions only with ``scalars``."""
+    return tuple(whole for _, whole, _ in _placed(shape, scalars=scalars))
+
+
+def _placed(shape: RecordedShape, *, scalars: bool = False) -> list[tuple[int, TensorSpec, TensorSpec]]:
+    """Return for each tensor its place among the arguments, itself, and the part of it that memory holds.
+
+    The two differ in dims of stride 0, where the trace has strides.
+    """
     if not shape.dims or not shape.types:
-        return ()
+        return []
     try:
         dims, types = json.loads(shape.dims), json.loads(shape.types)
+        steps = json.loads(shape.strides) if shape.strides else []
     except ValueError:
-        return ()
+        return []
     found = []
-    for sizes, dtype in zip(dims, types, strict=False):
+    for at, (sizes, dtype) in enumerate(zip(dims, types, strict=False)):
         if (
             dtype in _DTYPES
             and isinstance(sizes, list)
             and (sizes or scalars)
             and all(isinstance(n, int) and n > 0 for n in sizes)
         ):
-            found.append(TensorSpec(tuple(sizes), _DTYPES[dtype]))
-    return tuple(found)
+            stride = steps[at] if at < len(steps) and isinstance(steps[at], list) else ()
+            held = [1 if step == 0 else n for n, step in zip(sizes, stride, strict=False)]
+            whole = TensorSpec(tuple(sizes), _DTYPES[dtype])
+            found.append((at, whole, TensorSpec(tuple(held), whole.dtype) if len(held) == len(sizes) else whole))
+    return found
 
 
 def _product(name: str, tensors: Tensors, _: RecordedShape) -> Operator | None:

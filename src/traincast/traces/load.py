@@ -245,13 +245,13 @@ class _Columns:
 
 
 _NO_ARGS: Final = Args()
-_SHAPE: Final = attrgetter("dims", "grid", "types", "concrete", "block")
+_SHAPE: Final = attrgetter("dims", "grid", "types", "concrete", "block", "strides")
 _OPERATOR: Final = "cpu_op"
 
 
 def _shape(key: bytes) -> RecordedShape:
-    dims, grid, types, concrete, block = key.decode().split("\0")
-    return RecordedShape(dims, types, concrete, grid, block)
+    dims, grid, types, concrete, block, strides = key.decode().split("\0")
+    return RecordedShape(dims, types, concrete, grid, block, strides)
 
 
 def _nanoseconds(texts: Sequence[msgspec.Raw]) -> Ints:

@@ -200,7 +200,10 @@ def _by_rates(
     have, want = achievable(source), achievable(target)
     if trace.kind[event] == Kind.KERNEL and PRODUCT.search(name):
         dtype = _dtype(name, stated)
-        rates = [device.peak(dtype) * reach.gemm_fraction(dtype) for device, reach in ((source, have), (target, want))]
+        rates = [
+            device.peak(dtype) * reach.gemm_fraction(device.computes_in(dtype))
+            for device, reach in ((source, have), (target, want))
+        ]
         spare = min(have.floor_s, took / 2)
         return (want.floor_s * spare / have.floor_s + (took - spare) * rates[0] / rates[1]) / took
     spare = min(have.floor_s, took)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from traincast.cluster.hardware import Device
 from traincast.cluster.match import find_device
 from traincast.errors import UnknownNameError
+from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.traces.breakdown import TraceBreakdown, breakdown, transfers_of
@@ -18,12 +21,15 @@ from traincast.traces.calls import GRAPH_LAUNCH, NARROW, STREAM_WAIT, matching
 from traincast.traces.couple import couple
 from traincast.traces.device import DeviceWork, device_work
 from traincast.traces.kineto import Kind
-from traincast.traces.known import known_operator
+from traincast.traces.known import known_operator, tensors_of
 from traincast.traces.operators import OperatorTime, launchers, operator_times
 from traincast.traces.record import record
 from traincast.traces.recording import Recording
 from traincast.traces.replay import run
-from traincast.traces.trace import ProfilerTrace
+from traincast.traces.trace import Ints, ProfilerTrace
+
+_EXPANDS: Final = re.compile(r"(Mean|Sum|Expand)Backward\d")
+"""Nodes of autograd that make a large gradient from a small one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +145,7 @@ def rates(trace: ProfilerTrace, work: DeviceWork, device: Device) -> list[Roofli
         operator = known_operator(trace.name_of(event), trace.shape_of(event))
         if operator is None:
             continue
+        operator = _of_expanded(operator, trace, found.parent, event)
         dtype = DType.TF32 if event in narrow else operator.dtype
         entry = total[operator.name]
         entry[0] += seconds
@@ -160,6 +167,21 @@ def rates(trace: ProfilerTrace, work: DeviceWork, device: Device) -> list[Roofli
         ),
         key=lambda r: -r.seconds,
     )
+
+
+def _of_expanded(operator: Operator, trace: ProfilerTrace, parent: Ints, event: int) -> Operator:
+    """Return ``operator`` with the gradient that it reads as memory holds it.
+
+    The gradient of a mean or a sum is one value for many elements. Autograd expands it without a copy, and traces
+    without strides show only the expanded size: the gradient that the node was given is smaller.
+    """
+    around = int(parent[event])
+    while around >= 0 and not _EXPANDS.match(trace.name_of(around)):
+        around = int(parent[around])
+    given = tensors_of(trace.shape_of(around)) if around >= 0 else ()
+    if len(given) != 1 or len(operator.inputs) != 1 or given[0].numel >= operator.inputs[0].numel:
+        return operator
+    return replace(operator, inputs=given)
 
 
 def _missing(

@@ -40,6 +40,7 @@ class RecordedShape:
     concrete: str = ""
     grid: str = ""
     block: str = ""
+    strides: str = ""
 
 
 @dataclass(frozen=True, slots=True)

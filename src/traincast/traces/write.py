@@ -83,6 +83,7 @@ def _event(trace: ProfilerTrace, event: int, kind: Kind, start: int, end: int) -
     for name, text in (
         ("Input Dims", shape.dims),
         ("Input type", shape.types),
+        ("Input Strides", shape.strides),
         ("grid", shape.grid),
         ("block", shape.block),
     ):

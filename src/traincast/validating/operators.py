@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from traincast.brief import Brief, BriefTable
 from traincast.cluster import Cluster, Device, Link
 from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.coverage import check_used
@@ -22,7 +23,7 @@ from traincast.fitting.parts import parts_of
 from traincast.fitting.problems import RowProblem
 from traincast.graph import Operator
 from traincast.validating.metrics import summarize
-from traincast.validating.outcome import RowOutcome
+from traincast.validating.outcome import RowOutcome, brief_of
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -30,8 +31,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _BATCH: Final = 50_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorValidation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OperatorValidation(Brief):
     """A :class:`~traincast.validating.outcome.Validation` of operators that holds millions of rows, as columns.
 
     Times are in seconds. ``low`` to ``high`` is the 90 % interval of ``predicted``.
@@ -42,6 +43,10 @@ class OperatorValidation:
     low: Floats
     high: Floats
     with_memory: bool = False
+
+    def brief(self) -> BriefTable:
+        """Return the errors of each source."""
+        return brief_of(self.summary())
 
     @property
     def rows(self) -> Iterator[RowOutcome]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
+from traincast.brief import Brief, BriefTable
 from traincast.measured import count_assumptions
 from traincast.measured.wrong_units import wrong_memory_unit, wrong_time_unit
 from traincast.validating.metrics import f1, summarize
@@ -55,6 +56,25 @@ class RowOutcome:
         return cls(index=index, source=source, measured=None, status="skipped", reason=reason)
 
 
+_SOURCES_SHOWN: Final = 20
+
+
+def brief_of(summary: Mapping[str, Mapping[str, Any]]) -> BriefTable:
+    """Return the errors of all rows and of the first sources."""
+    shown = ["all", *(source for source in summary if source != "all")][: _SOURCES_SHOWN + 1]
+    rows = [
+        (source, f"{found['n']:,}", *(_percent(found[name]) for name in ("median_ape", "mape", "bias")))
+        for source, found in ((source, summary[source]) for source in shown)
+    ]
+    more = f", the first {_SOURCES_SHOWN}" if len(summary) > _SOURCES_SHOWN + 1 else ""
+    columns = ("source", "rows", "median error", "mean error", "bias")
+    return BriefTable(f"forecasts against measurements of {len(summary) - 1} sources{more}", rows, columns)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} %"
+
+
 class Validation(Protocol):
     """Forecasts compared with a table of measurements: what :func:`traincast.validating.validate.validate` returns."""
 
@@ -76,12 +96,16 @@ class Validation(Protocol):
         """Rows and figures as plain values, for JSON."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowValidation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RowValidation(Brief):
     """A :class:`Validation` that holds all outcomes of a table, in its order."""
 
     rows: tuple[RowOutcome, ...]
     with_memory: bool
+
+    def brief(self) -> BriefTable:
+        """Return the errors of each source."""
+        return brief_of(self.summary())
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return the error figures of each source, and of all rows under ``all``."""

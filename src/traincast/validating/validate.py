@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from traincast.cluster import Cluster, load_cluster
-from traincast.errors import RequestError
+from traincast.errors import RequestError, expect
 from traincast.estimate import CostModel
 from traincast.validating.outcome import Validation
 
@@ -55,6 +55,7 @@ def validate(
 
     ``progress`` is called with the number of rows done and the number of all rows.
     """
+    expect("table", table, (str, os.PathLike), "the path of a table")
     if kind not in _TAKES:
         raise RequestError(f"kind {kind!r} is not known: expected one of {', '.join(get_args(TableKind))}")
     given = {
@@ -73,7 +74,7 @@ def validate(
         takes = ", ".join(sorted(_TAKES[kind]))
         raise RequestError(f"{', '.join(wrong)} does not apply to a table of {kind}: it takes {takes}")
     if isinstance(cluster, str):
-        stated["cluster"] = load_cluster(cluster)
+        stated["cluster"] = load_cluster(cluster, whole_nodes=True)
     path = Path(table)
     if kind == "operators":
         from traincast.validating.operators import validate_operators

@@ -14,7 +14,8 @@ llama-13b vicuna-13b llama-2-13b llama2-13b : 40 5120 40 40 13824 32000
 llama-30b llama-33b vicuna-33b : 60 6656 52 52 17920 32000
 llama-65b : 80 8192 64 64 22016 32000
 codellama-34b : 48 8192 64 8 22016 32000
-codellama-70b llama-2-70b llama2-70b : 80 8192 64 8 28672 32000
+llama-2-70b llama2-70b : 80 8192 64 8 28672 32000
+codellama-70b : 80 8192 64 8 28672 32016
 open_llama-3b : 26 3200 32 32 8640 32000
 llama-3-8b llama3-8b llama-3.1-8b llama3.1-8b : 32 4096 32 8 14336 128256
 llama-3-70b llama3-70b llama-3.1-70b llama3.1-70b llama-3.3-70b llama3.3-70b : 80 8192 64 8 28672 128256
@@ -22,22 +23,24 @@ llama-3.1-405b llama3.1-405b : 126 16384 128 8 53248 128256
 llama-3.2-1b llama3.2-1b : 16 2048 32 8 8192 128256 tied
 llama-3.2-3b llama3.2-3b : 28 3072 24 8 8192 128256 tied
 tinyllama-1.1b : 22 2048 32 4 5632 32000
-mistral-7b zephyr-7b openhermes-2.5-mistral-7b mathstral-7b : 32 4096 32 8 14336 32000
+mistral-7b zephyr-7b : 32 4096 32 8 14336 32000
+openhermes-2.5-mistral-7b : 32 4096 32 8 14336 32002
+mathstral-7b : 32 4096 32 8 14336 32768
 solar-10.7b : 48 4096 32 8 14336 32000
-qwen-1.8b qwen1.5-1.8b : 24 2048 16 16 5504 151936
-qwen-7b qwen1.5-7b : 32 4096 32 32 11008 151936
-qwen-14b qwen1.5-14b : 40 5120 40 40 13696 152064
-qwen-72b qwen1.5-72b : 80 8192 64 64 24576 152064
-qwen1.5-0.5b : 24 1024 16 16 2816 151936 tied
-qwen1.5-4b : 40 2560 20 20 6912 151936
-qwen1.5-32b : 64 5120 40 8 27392 152064
-qwen2-0.5b qwen2.5-0.5b : 24 896 14 2 4864 151936 tied
-qwen2-1.5b qwen2.5-1.5b : 28 1536 12 2 8960 151936 tied
-qwen2.5-3b : 36 2048 16 2 11008 151936 tied
-qwen2-7b qwen2.5-7b qwen2.5-coder-7b qwen2.5-math-7b : 28 3584 28 4 18944 152064
-qwen2.5-14b : 48 5120 40 8 13824 152064
-qwen2.5-32b qwen2.5-coder-32b qwq-32b : 64 5120 40 8 27648 152064
-qwen2-72b qwen2.5-72b : 80 8192 64 8 29568 152064
+qwen-1.8b qwen1.5-1.8b : 24 2048 16 16 5504 151936 qkv_bias=true
+qwen-7b qwen1.5-7b : 32 4096 32 32 11008 151936 qkv_bias=true
+qwen-14b qwen1.5-14b : 40 5120 40 40 13696 152064 qkv_bias=true
+qwen-72b qwen1.5-72b : 80 8192 64 64 24576 152064 qkv_bias=true
+qwen1.5-0.5b : 24 1024 16 16 2816 151936 tied qkv_bias=true
+qwen1.5-4b : 40 2560 20 20 6912 151936 qkv_bias=true
+qwen1.5-32b : 64 5120 40 8 27392 152064 qkv_bias=true
+qwen2-0.5b qwen2.5-0.5b : 24 896 14 2 4864 151936 tied qkv_bias=true
+qwen2-1.5b qwen2.5-1.5b : 28 1536 12 2 8960 151936 tied qkv_bias=true
+qwen2.5-3b : 36 2048 16 2 11008 151936 tied qkv_bias=true
+qwen2-7b qwen2.5-7b qwen2.5-coder-7b qwen2.5-math-7b : 28 3584 28 4 18944 152064 qkv_bias=true
+qwen2.5-14b : 48 5120 40 8 13824 152064 qkv_bias=true
+qwen2.5-32b qwen2.5-coder-32b qwq-32b : 64 5120 40 8 27648 152064 qkv_bias=true
+qwen2-72b qwen2.5-72b : 80 8192 64 8 29568 152064 qkv_bias=true
 yi-6b yi-1.5-6b : 32 4096 32 4 11008 64000
 yi-9b yi-1.5-9b : 48 4096 32 4 11008 64000
 yi-34b yi-1.5-34b : 60 7168 56 8 20480 64000
@@ -45,8 +48,8 @@ baichuan-7b : 32 4096 32 32 11008 64000
 baichuan2-7b : 32 4096 32 32 11008 125696
 baichuan-13b : 40 5120 40 40 13696 64000
 baichuan2-13b : 40 5120 40 40 13696 125696
-chatglm2-6b chatglm3-6b : 28 4096 32 2 13696 65024
-glm-4-9b : 40 4096 32 2 13696 151552
+chatglm2-6b chatglm3-6b : 28 4096 32 2 13696 65024 rope_fraction=0.5 qkv_bias=true
+glm-4-9b : 40 4096 32 2 13696 151552 rope_fraction=0.5 qkv_bias=true
 internlm2-7b internlm2.5-7b : 32 4096 32 8 14336 92544
 internlm2-20b : 48 6144 48 8 16384 92544
 deepseek-llm-7b deepseek-7b : 30 4096 32 32 11008 102400
@@ -58,10 +61,10 @@ gemma-2b : 18 2048 8 1 16384 256000 tied
 smollm-135m smollm2-135m : 30 576 9 3 1536 49152 tied
 smollm-360m smollm2-360m : 32 960 15 5 2560 49152 tied
 smollm-1.7b smollm2-1.7b : 24 2048 32 32 8192 49152 tied
-stablelm-3b stablelm-3b-4e1t : 32 2560 32 32 6912 50304
+stablelm-3b stablelm-3b-4e1t : 32 2560 32 32 6912 50304 rope_fraction=0.25
 open_llama-7b openllama-7b : 32 4096 32 32 11008 32000
 open_llama-13b openllama-13b : 40 5120 40 40 13824 32000
-internlm-7b : 32 4096 32 32 11008 103168
+internlm-7b : 32 4096 32 32 11008 103168 qkv_bias=true out_bias=true
 internlm-20b : 60 5120 40 40 13824 103168
 aquila-7b : 32 4096 32 32 11008 100008
 skywork-13b : 52 4608 36 36 12288 65519
@@ -81,11 +84,12 @@ granite-3-8b granite-3.0-8b granite-3.1-8b granite-3.3-8b : 40 4096 32 8 12800 4
 granite-8b-code : 36 4096 32 8 14336 49152 tied
 command-r-35b c4ai-command-r-v01 : 40 8192 64 64 22528 256000 tied
 command-r-plus command-r-plus-104b c4ai-command-r-plus : 64 12288 96 8 33792 256000 tied
-seed-oss-36b : 64 5120 80 8 27648 155136 head_dim=128
+seed-oss-36b : 64 5120 80 8 27648 155136 head_dim=128 qkv_bias=true
 exaone-3-7.8b exaone-3.0-7.8b exaone-3.5-7.8b : 32 4096 32 8 14336 102400
-exaone-32b exaone-3.5-32b exaone-4-32b exaone-4.0-32b : 64 5120 40 8 27392 102400
-stablelm-2-1.6b : 24 2048 32 32 5632 100352
-stablelm-2-12b : 40 5120 32 8 13824 100352
+exaone-32b exaone-3.5-32b : 64 5120 40 8 27392 102400
+exaone-4-32b exaone-4.0-32b : 64 5120 40 8 27392 102400 qk_norm=true
+stablelm-2-1.6b : 24 2048 32 32 5632 100352 rope_fraction=0.25 qkv_bias=true
+stablelm-2-12b : 40 5120 32 8 13824 100352 rope_fraction=0.25
 falcon3-7b falcon-3-7b : 28 3072 12 4 23040 131072 head_dim=256
 falcon3-10b falcon-3-10b : 40 3072 12 4 23040 131072 head_dim=256
 qwen3-0.6b : 28 1024 16 8 3072 151936 tied head_dim=128 qk_norm=true
@@ -103,56 +107,57 @@ palm-540b : 118 18432 48 1 73728 256000 tied head_dim=256
 ``tied``: one table for tokens and logits; anything else is a parameter of the family.
 """
 _GPT: Final = """
-gpt-j-6b gptj-6b gpt-j : 28 4096 16 16 16384 50400 positions=rope parallel=true
-gpt-neo-1.3b : 24 2048 16 16 8192 50257 tied
-gpt-neo-2.7b : 32 2560 20 20 10240 50257 tied
-gpt-neox-20b : 44 6144 64 64 24576 50432 positions=rope parallel=true
-pythia-70m : 6 512 8 8 2048 50304 positions=rope parallel=true
-pythia-160m : 12 768 12 12 3072 50304 positions=rope parallel=true
-pythia-410m : 24 1024 16 16 4096 50304 positions=rope parallel=true
-pythia-1b : 16 2048 8 8 8192 50304 positions=rope parallel=true
-pythia-1.4b : 24 2048 16 16 8192 50304 positions=rope parallel=true
-pythia-2.8b dolly-v2-3b : 32 2560 32 32 10240 50304 positions=rope parallel=true
-pythia-6.9b dolly-v2-7b : 32 4096 32 32 16384 50432 positions=rope parallel=true
-pythia-12b dolly-v2-12b oasst-sft-4-pythia-12b : 36 5120 40 40 20480 50688 positions=rope parallel=true
-opt-125m : 12 768 12 12 3072 50272 tied activation=relu
-opt-350m : 24 1024 16 16 4096 50272 tied activation=relu
-opt-1.3b : 24 2048 32 32 8192 50272 tied activation=relu
-opt-2.7b : 32 2560 32 32 10240 50272 tied activation=relu
-opt-6.7b : 32 4096 32 32 16384 50272 tied activation=relu
-opt-13b : 40 5120 40 40 20480 50272 tied activation=relu
-opt-30b : 48 7168 56 56 28672 50272 tied activation=relu
-opt-66b : 64 9216 72 72 36864 50272 tied activation=relu
-opt-175b : 96 12288 96 96 49152 50272 tied activation=relu
+gpt-j-6b gptj-6b gpt-j : 28 4096 16 16 16384 50400 positions=rope parallel=true rope_fraction=0.25
+gpt-neo-1.3b : 24 2048 16 16 8192 50257 tied max_positions=2048
+gpt-neo-2.7b : 32 2560 20 20 10240 50257 tied max_positions=2048
+gpt-neox-20b : 44 6144 64 64 24576 50432 positions=rope parallel=true rope_fraction=0.25
+pythia-70m : 6 512 8 8 2048 50304 positions=rope parallel=true rope_fraction=0.25
+pythia-160m : 12 768 12 12 3072 50304 positions=rope parallel=true rope_fraction=0.25
+pythia-410m : 24 1024 16 16 4096 50304 positions=rope parallel=true rope_fraction=0.25
+pythia-1b : 16 2048 8 8 8192 50304 positions=rope parallel=true rope_fraction=0.25
+pythia-1.4b : 24 2048 16 16 8192 50304 positions=rope parallel=true rope_fraction=0.25
+pythia-2.8b dolly-v2-3b : 32 2560 32 32 10240 50304 positions=rope parallel=true rope_fraction=0.25
+pythia-6.9b dolly-v2-7b : 32 4096 32 32 16384 50432 positions=rope parallel=true rope_fraction=0.25
+pythia-12b dolly-v2-12b : 36 5120 40 40 20480 50688 positions=rope parallel=true rope_fraction=0.25
+oasst-sft-4-pythia-12b : 36 5120 40 40 20480 50288 positions=rope parallel=true rope_fraction=0.25
+opt-125m : 12 768 12 12 3072 50272 tied activation=relu max_positions=2050
+opt-350m : 24 1024 16 16 4096 50272 tied activation=relu max_positions=2050
+opt-1.3b : 24 2048 32 32 8192 50272 tied activation=relu max_positions=2050
+opt-2.7b : 32 2560 32 32 10240 50272 tied activation=relu max_positions=2050
+opt-6.7b : 32 4096 32 32 16384 50272 tied activation=relu max_positions=2050
+opt-13b : 40 5120 40 40 20480 50272 tied activation=relu max_positions=2050
+opt-30b : 48 7168 56 56 28672 50272 tied activation=relu max_positions=2050
+opt-66b : 64 9216 72 72 36864 50272 tied activation=relu max_positions=2050
+opt-175b : 96 12288 96 96 49152 50272 tied activation=relu max_positions=2050
 bloom-560m bloomz-560m : 24 1024 16 16 4096 250880 tied positions=alibi
 bloom-1b1 bloomz-1b1 : 24 1536 16 16 6144 250880 tied positions=alibi
 bloom-1b7 bloomz-1b7 : 24 2048 16 16 8192 250880 tied positions=alibi
 bloom-3b bloomz-3b : 30 2560 32 32 10240 250880 tied positions=alibi
 bloom-7b bloomz-7b bloom-7b1 bloomz-7b1 bloomz-7b1-mt : 30 4096 32 32 16384 250880 tied positions=alibi
 bloom bloom-176b bloomz : 70 14336 112 112 57344 250880 tied positions=alibi
-falcon-7b : 32 4544 71 1 18176 65024 tied positions=rope parallel=true
-falcon-40b : 60 8192 128 8 32768 65024 tied positions=rope parallel=true
-falcon-180b : 80 14848 232 8 59392 65024 tied positions=rope parallel=true
-phi-1 phi-1.5 : 24 2048 32 32 8192 51200 positions=rope parallel=true
-phi-2 : 32 2560 32 32 10240 51200 positions=rope parallel=true
-starcoder starcoder-15b starcoderbase : 40 6144 48 1 24576 49152 tied
-starcoderbase-1b : 24 2048 16 1 8192 49152 tied
-starcoder2-3b : 30 3072 24 2 12288 49152 tied
-starcoder2-7b : 32 4608 36 4 18432 49152 tied
-starcoder2-15b : 40 6144 48 4 24576 49152
-starcoder-15.5b : 40 6144 48 1 24576 49152 tied
-granite-20b-code : 52 6144 48 1 24576 49152 tied
-granite-34b-code : 88 6144 48 1 24576 49152 tied
-cerebras-gpt-1.3b : 24 2048 16 16 8192 50257 tied
-cerebras-gpt-2.7b : 32 2560 32 32 10240 50257 tied
-cerebras-gpt-6.7b : 32 4096 32 32 16384 50257 tied
-cerebras-gpt-13b : 40 5120 40 40 20480 50257 tied
-galactica-6.7b : 32 4096 32 32 16384 50000 tied
-galactica-30b : 48 7168 56 56 28672 50000 tied
-galactica-120b : 96 10240 80 80 40960 50000 tied
-gpt3-5b gpt-3-5b : 24 4096 32 32 16384 51200 tied
-gpt3-20b gpt-3-20b : 44 6144 48 48 24576 51200 tied
-gpt3-40b gpt-3-40b : 48 8192 64 64 32768 51200 tied
+falcon-7b : 32 4544 71 1 18176 65024 tied positions=rope parallel=true bias=false
+falcon-40b : 60 8192 128 8 32768 65024 tied positions=rope parallel=true bias=false
+falcon-180b : 80 14848 232 8 59392 65024 tied positions=rope parallel=true bias=false
+phi-1 phi-1.5 : 24 2048 32 32 8192 51200 positions=rope parallel=true rope_fraction=0.5
+phi-2 : 32 2560 32 32 10240 51200 positions=rope parallel=true rope_fraction=0.4
+starcoder starcoder-15b starcoderbase : 40 6144 48 1 24576 49152 tied max_positions=8192
+starcoderbase-1b : 24 2048 16 1 8192 49152 tied max_positions=8192
+starcoder2-3b : 30 3072 24 2 12288 49152 tied positions=rope
+starcoder2-7b : 32 4608 36 4 18432 49152 tied positions=rope
+starcoder2-15b : 40 6144 48 4 24576 49152 positions=rope
+starcoder-15.5b : 40 6144 48 1 24576 49152 tied max_positions=8192
+granite-20b-code : 52 6144 48 1 24576 49152 tied max_positions=8192
+granite-34b-code : 88 6144 48 1 24576 49152 tied max_positions=8192
+cerebras-gpt-1.3b : 24 2048 16 16 8192 50257 tied max_positions=2048
+cerebras-gpt-2.7b : 32 2560 32 32 10240 50257 tied max_positions=2048
+cerebras-gpt-6.7b : 32 4096 32 32 16384 50257 tied max_positions=2048
+cerebras-gpt-13b : 40 5120 40 40 20480 50257 tied max_positions=2048
+galactica-6.7b : 32 4096 32 32 16384 50000 tied max_positions=2050 bias=false
+galactica-30b : 48 7168 56 56 28672 50000 tied max_positions=2050 bias=false
+galactica-120b : 96 10240 80 80 40960 50000 tied max_positions=2050 bias=false
+gpt3-5b gpt-3-5b : 24 4096 32 32 16384 51200 tied max_positions=2048
+gpt3-20b gpt-3-20b : 44 6144 48 48 24576 51200 tied max_positions=2048
+gpt3-40b gpt-3-40b : 48 8192 64 64 32768 51200 tied max_positions=2048
 """
 _GEMMA2: Final = "tied=true,activation=geglu,norms=around,mixers=w*,window=4096,vocab=256000,seq=8192"
 _NEMOTRON4: Final = "kv_heads=8,vocab=256000,positions=rope,activation=relu2,bias=false,tied=false"
@@ -178,6 +183,7 @@ _JAMBA: Final = "mixers=MMMMnMMM,feeds=de,kv_heads=8,experts=16,top_k=2,state=16
 _APERTUS: Final = "kv_heads=8,qk=head,vocab=131072,activation=relu2"
 """Its activation xIELU is counted as a squared ReLU: both are one pass over the same elements."""
 _UL2: Final = "t5:layers=32,hidden=4096,heads=16,head_dim=256,ffn=16384,vocab=32128,activation=geglu,tied=false"
+_T5_V11: Final = "head_dim=64,vocab=32128,activation=geglu,tied=false"
 _MT5: Final = "vocab=250112,activation=geglu,tied=false"
 _SPECS: Final = {
     "bert-4b": "bert:layers=48,hidden=2560,heads=32",
@@ -200,11 +206,11 @@ _SPECS: Final = {
     "vocab=256000",
     "bert-base": "bert-base",
     "bert-base-uncased": "bert-base",
-    "bert-base-cased": "bert-base",
+    "bert-base-cased": "bert:layers=12,hidden=768,heads=12,vocab=28996,seq=128",
     "bert-large-uncased": "bert-large",
-    "bert-large-cased": "bert-large",
-    "flan-t5-small": "t5-small",
-    "flan-t5-base": "t5-base",
+    "bert-large-cased": "bert:layers=24,hidden=1024,heads=16,vocab=28996,seq=512",
+    "flan-t5-small": f"t5:layers=8,hidden=512,heads=6,ffn=1024,{_T5_V11}",
+    "flan-t5-base": f"t5:layers=12,hidden=768,heads=12,ffn=2048,{_T5_V11}",
     "flan-t5-large": "t5-v1.1-large",
     "flan-t5-xl": "t5-v1.1-xl",
     "flan-t5-xxl": "t5-v1.1-xxl",
@@ -223,7 +229,7 @@ _SPECS: Final = {
     "expert_ffn=2560,vocab=151936,qk_norm=true",
     "phi-3.5-moe": "moe:layers=32,hidden=4096,heads=32,kv_heads=8,experts=16,top_k=2,expert_ffn=6400,vocab=32064",
     "hunyuan-a13b": "moe:layers=32,hidden=4096,heads=32,kv_heads=8,head_dim=128,experts=64,top_k=8,expert_ffn=3072,"
-    "shared_ffn=3072,vocab=128167,qk_norm=true",
+    "shared_ffn=3072,vocab=128167,qk_norm=true,tied=true",
     "deepseek-moe-16b": "decoder:layers=28,hidden=2048,heads=16,kv_heads=16,ffn=10944,vocab=102400,"
     f"feeds=d{'e' * 27},experts=64,top_k=6,expert_ffn=1408,shared_ffn=2816",
     "ernie-4.5-21b-a3b": "decoder:layers=28,hidden=2560,heads=20,kv_heads=4,head_dim=128,ffn=12288,vocab=103424,"

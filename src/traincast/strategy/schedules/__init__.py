@@ -7,7 +7,7 @@ from typing import Final
 from traincast.errors import UnknownNameError
 from traincast.imports import import_callable, refuse_code
 from traincast.strategy.schedules.breadth_first import breadth_first
-from traincast.strategy.schedules.dualpipe import dualpipe
+from traincast.strategy.schedules.dualpipe import dualpipe, paired
 from traincast.strategy.schedules.one_f_one_b import gpipe, interleaved, one_forward_one_backward
 from traincast.strategy.schedules.slots import (
     Order,
@@ -31,7 +31,7 @@ SCHEDULES: Final[dict[str, PipelineSchedule]] = {
     "zb-h1": PipelineSchedule(order=zb_h1, splits_backward=True),
     "zb-h2": PipelineSchedule(order=zb_h2, splits_backward=True, differs_from=3),  # with two it is ZB-H1
     "zb-v": PipelineSchedule(order=zb_v, routes=vee, chunks=2, splits_backward=True),
-    "dualpipe": PipelineSchedule(order=dualpipe, routes=both_ways, chunks=2, splits_backward=True),
+    "dualpipe": PipelineSchedule(order=dualpipe, routes=both_ways, chunks=2, splits_backward=True, pairs=paired),
 }
 """Schedules by name; a search tries all of them."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from traincast.errors import StrategyError
 from traincast.strategy.schedules.phases import Move, Phase, check_counts, play
 from traincast.strategy.schedules.slots import Order, Pass, Slot
@@ -29,6 +31,17 @@ def dualpipe(stages: int, microbatches: int, virtual: int = 1) -> Order:
         )
     tape = {(what, way): [Slot(what, m, way) for m in range(way, microbatches, 2)] for what in Pass for way in (0, 1)}
     return [play(_phases(stage, stages, microbatches), tape) for stage in range(stages)]
+
+
+def paired(stages: int, microbatches: int) -> float:
+    """The share of forwards that come right before the backward of another microbatch, averaged over stages.
+
+    A stage at distance d from the nearer end has m − 3p/2 + d + 1 such pairs (phases 4 and 5 below), on average
+    m − 5p/4 + 1/2. The share is rounded down to sixteenths, so that strategies with nearly equal shares have equal
+    programs.
+    """
+    share = 1.0 - (1.25 * stages - 0.5) / microbatches
+    return max(0, math.floor(16.0 * share)) / 16.0
 
 
 def _phases(stage: int, stages: int, microbatches: int) -> list[Phase]:

@@ -70,6 +70,9 @@ class PipelineSchedule:
     ``chunks`` is the number of chunks of layers of a stage; 0: the strategy's virtual stages.
     ``interleaves``: the schedule is meant for several virtual stages; a search gives it two or more, and others one.
     ``splits_backward``: backward passes come in two halves, :attr:`Pass.INPUT` and :attr:`Pass.WEIGHT`.
+    ``pairs`` returns the share of forwards, given stages and microbatches, that run as one with the backward of another
+    microbatch. Traffic of experts in such a pair overlaps with the pair's compute, and so do messages between stages:
+    this is what such a schedule is made for, whatever the runtime does with others.
     ``differs_from`` is the number of microbatches from which it differs from a simpler schedule; a search does not try
     it with fewer.
     """
@@ -79,6 +82,7 @@ class PipelineSchedule:
     chunks: int = 0
     interleaves: bool = False
     splits_backward: bool = False
+    pairs: Callable[[int, int], float] | None = None
     differs_from: int = 1
 
     def __call__(self, stages: int, microbatches: int, virtual: int = 1) -> Order:
