@@ -174,7 +174,7 @@ def package_page(package: str, names: list[str]) -> str:
         if kind == "data":  # the verbs of a group: one function each
             parts += [f".. py:data:: {name}", "", f"   {first_sentence(value)}", ""]
             verbs = [verb for verb in type(value).__dict__ if not verb.startswith("_")]
-            parts += [line for verb in verbs for line in (f".. autofunction:: {name}.{verb}", "")]
+            parts += [line for verb in verbs for line in (f".. autofunction:: traincast.{name}.{verb}", "")]
             continue
         parts += [f".. auto{kind}:: {name}", *(["   :undoc-members:"] if isinstance(value, EnumType) else []), ""]
     return "\n".join(parts)
