@@ -25,11 +25,12 @@ from traincast.report.advice import advice_of
 from traincast.report.by_rank import estimates_by_rank
 from traincast.report.job import job_of_steps, steps_of
 from traincast.report.report import BundleUse
-from traincast.simulate import Conditions, Timeline, expand, simulate, under
+from traincast.simulate import Conditions, Timeline, busiest_s, expand, simulate, under
 from traincast.simulate.server_job import run_job
 from traincast.simulate.server_timeline import ServerJob
 from traincast.strategy import (
     Lowered,
+    Plan,
     Request,
     Runtime,
     Strategy,
@@ -304,12 +305,19 @@ def forecast(
 def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
     """Return the change of one or two settings that makes the strategy fit with the shortest step."""
     request = lowered.request
+    laid_out: dict[Strategy, tuple[Plan, npt.NDArray[np.float64]]] = {}
+
+    def least(strategy: Strategy) -> float:
+        if lowered.variants is not None:
+            return 0.0
+        plan = lower(replace(request, strategy=strategy)).plan
+        laid_out[strategy] = plan, _estimate(model, plan.works, request.cluster).seconds
+        return busiest_s(*laid_out[strategy])
 
     def seconds(strategy: Strategy) -> float:
         if lowered.variants is not None:
             return forecast(replace(request, strategy=strategy), cost_model=model).report.step_s
-        plan = lower(replace(request, strategy=strategy)).plan
-        return simulate(plan, _estimate(model, plan.works, request.cluster).seconds).step_s
+        return simulate(*laid_out[strategy]).step_s
 
     return find_remedy(
         request.strategy,
@@ -317,6 +325,7 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
         global_batch=request.global_batch,
         need=lambda strategy: need_only(replace(request, strategy=strategy)),
         seconds=seconds,
+        least=least,
         most_tensor=min(8, request.cluster.domain_devices),
     )
 
