@@ -59,14 +59,15 @@ def test_a_segment_that_starts_late_on_either_side_still_ends_when_its_works_wou
 
 @pytest.mark.parametrize("strategy", ["dp=4,num_microbatches=2", "pp=4,num_microbatches=8", "dp=2,tp=2,pp=2,zero=3"])
 def test_no_step_is_shorter_than_its_busiest_lane(strategy: str) -> None:
-    lowered, timeline = run(request_of(strategy, global_batch=16))
+    request = request_of(strategy, global_batch=16)
+    lowered, timeline = run(request)
     spans = timeline.spans()
     lanes = [
         (spans.end - spans.start)[(spans.row == row) & (spans.stream == stream)].sum()
         for row in set(spans.row.tolist())
         for stream in Stream
     ]
-    found = busiest_s(lowered.plan, seconds_of(lowered.plan))
+    found = busiest_s(lowered.plan, seconds_of(lowered.plan, request))
     assert found == pytest.approx(max(lanes), rel=1e-12)
     assert 0.0 < found <= timeline.step_s * (1.0 + 1e-12)
 

@@ -99,11 +99,12 @@ def test_only_changes_that_can_be_the_fastest_are_timed() -> None:
         return {"zero=1": 2.5, "zero=2": 1.9, "zero=3": 8.0}.get(f"zero={strategy.zero}", 1.5)
 
     plain = Strategy(dp=4)
-    for bounds, asked in ((lambda strategy: 0.0, {"zero=0", "zero=1", "zero=2", "zero=3"}), (least, {"zero=0", "zero=2"})):
+    for bounds, asked in (
+        (lambda strategy: 0.0, {"zero=0", "zero=1", "zero=2", "zero=3"}),
+        (least, {"zero=0", "zero=2"}),
+    ):
         timed.clear()
-        found = find_remedy(
-            plain, needs(plain), global_batch=GLOBAL_BATCH, need=needs, seconds=seconds, least=bounds
-        )
+        found = find_remedy(plain, needs(plain), global_batch=GLOBAL_BATCH, need=needs, seconds=seconds, least=bounds)
         assert found.change is not None
         assert (found.change.description, found.step_s, set(timed)) == ("zero=2", 2.0, asked)
 
