@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +247,16 @@ def test_the_progress_bar_has_no_thread_and_draws_what_it_is_told(
     assert shown.out == ""
 
 
+@pytest.fixture
+def _free_timer() -> Iterator[None]:
+    """The timer of the process, which limits the time of a test, is free during the test."""
+    left, handler = signal.setitimer(signal.ITIMER_REAL, 0.0), signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, *left)
+
+
+@pytest.mark.usefixtures("_free_timer")
 def test_where_standard_error_is_no_terminal_a_long_command_prints_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
