@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,26 @@ class Cost:
     peak_bytes: float
 
 
-def run(arguments: Sequence[str], *, cache: str | None = None, python: str = sys.executable) -> Cost:
-    """Run ``python -m traincast ARGUMENTS`` in a cold process of the interpreter ``python``."""
+def run(
+    arguments: Sequence[str], *, cache: str | None = None, python: str = sys.executable, root: Path | None = None
+) -> Cost:
+    """Run ``python -m traincast ARGUMENTS`` in a cold process of the interpreter ``python``; its workers count.
+
+    ``root`` is a checkout of Traincast whose code runs, instead of what is installed.
+    """
     environment = dict(os.environ)
     if cache is not None:
         environment["TRAINCAST_CACHE"] = cache
+    if root is not None:
+        environment["PYTHONPATH"] = str(root / "src")
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.perf_counter()
     process = subprocess.Popen(
         [python, "-m", "traincast", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=environment,
+        cwd=root,
     )
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - started

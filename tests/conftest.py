@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from traincast.cli import output
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import SOURCES, AnalyticalCostModel, CostModel, Estimates
 from traincast.graph import Operator, OperatorGraph
@@ -35,6 +36,14 @@ __all__ = ["SOURCES", "AnalyticalCostModel", "CostModel", "Estimates"]
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=128"
 LLAMA = "llama:layers=4,hidden=256,heads=8,kv_heads=4,vocab=1000,seq=128"
 CNN = "resnet-cifar:layers=20"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_progress_lines() -> Iterator[None]:
+    """No line about progress on standard error, however slow the machine is."""
+    before, output._FIRST_LINE_S = output._FIRST_LINE_S, 3600.0  # type: ignore[misc]
+    yield
+    output._FIRST_LINE_S = before  # type: ignore[misc]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -50,12 +50,12 @@ def total(values: Any) -> float:
     return found
 
 
-def run(folder: Path, **environment: str) -> str:
+def run(folder: Path, script: str = RUN, **environment: str) -> str:
     """What a new process says that compiles ``total`` of ``loop.py`` in ``folder``."""
     paths = os.pathsep.join([str(folder), *(path for path in sys.path if path)])
     given = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", RUN], env=os.environ | given, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], env=os.environ | given, capture_output=True, text=True, check=False
     )
     return done.stdout + done.stderr
 
@@ -73,11 +73,17 @@ def test_functions_that_a_loop_calls_are_compiled_with_it_and_stay_python() -> N
 
 
 def test_small_inputs_run_as_python_until_the_code_is_there_or_wanted() -> None:
-    used, wanted = Compiled(total, pays_from=10), Compiled(total, pays_from=10)
-    assert [used.pays(9), used.pays(10)] == [False, True]
+    used, wanted = Compiled(total, pays_from=200), Compiled(total, pays_from=200)
+    assert [used.pays(9), used.pays(200)] == [False, True]
     used(np.arange(2.0))
     wanted.prefer()
     assert [used.pays(1), wanted.pays(1)] == [True, True]
+
+
+def test_once_numba_is_loaded_smaller_inputs_run_compiled(folder: Path) -> None:
+    ask = "fast.pays_from = 1000; print([fast.pays(size) for size in (49, 50, 1000)])"
+    script = RUN.replace('assert "numba"', f'{ask}\nassert "numba"') + f"fast = Compiled(total)\n{ask}\n"
+    assert run(folder, script) == "[False, False, True]\n12.0 True\n[False, True, True]\n"
 
 
 def test_numba_is_loaded_by_the_first_call(folder: Path) -> None:

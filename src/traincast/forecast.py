@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -27,11 +27,12 @@ from traincast.report.advice import advice_of
 from traincast.report.by_rank import estimates_by_rank
 from traincast.report.job import job_of_steps, steps_of
 from traincast.report.report import BundleUse, UnsearchedChoice
-from traincast.simulate import Conditions, Timeline, expand, simulate, under
+from traincast.simulate import Conditions, Timeline, busiest_s, expand, simulate, under
 from traincast.simulate.server_job import run_job
 from traincast.simulate.server_timeline import ServerJob
 from traincast.strategy import (
     Lowered,
+    Plan,
     Request,
     Runtime,
     Strategy,
@@ -328,16 +329,31 @@ def forecast(
     )
 
 
-def _seconds_of(request: Request, model: CostModel) -> Callable[[Strategy], float]:
-    """Return a function that returns the step time of ``request`` with another strategy, without a report."""
+class _Pace:
+    """Step times of ``request`` under other strategies, without a report."""
 
-    def seconds(strategy: Strategy) -> float:
-        if request.cluster.parts or strategy.shares:
-            return forecast(replace(request, strategy=strategy), cost_model=model).report.step_s
-        plan = lower(replace(request, strategy=strategy)).plan
-        return simulate(plan, _estimate(model, plan.works, request.cluster).seconds).step_s
+    def __init__(self, request: Request, model: CostModel) -> None:
+        self._request, self._model = request, model
+        self._laid_out: dict[Strategy, tuple[Plan, npt.NDArray[np.float64]]] = {}
 
-    return seconds
+    def least(self, strategy: Strategy) -> float:
+        """Seconds that the step cannot beat; 0 if ranks differ."""
+        return 0.0 if self._differ(strategy) else busiest_s(*self._plan(strategy))
+
+    def seconds(self, strategy: Strategy) -> float:
+        """Seconds of the step."""
+        if self._differ(strategy):
+            return forecast(replace(self._request, strategy=strategy), cost_model=self._model).report.step_s
+        return simulate(*self._plan(strategy)).step_s
+
+    def _differ(self, strategy: Strategy) -> bool:
+        return bool(self._request.cluster.parts or strategy.shares)
+
+    def _plan(self, strategy: Strategy) -> tuple[Plan, npt.NDArray[np.float64]]:
+        if strategy not in self._laid_out:
+            plan = lower(replace(self._request, strategy=strategy)).plan
+            self._laid_out[strategy] = plan, _estimate(self._model, plan.works, self._request.cluster).seconds
+        return self._laid_out[strategy]
 
 
 def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
@@ -345,8 +361,9 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
 
     If there is none, it is the strategy that Traincast would choose, if that fits.
     """
-    request, seconds = lowered.request, _seconds_of(lowered.request, model)
-    found = remedy_of(request, lowered.need, seconds=seconds)
+    request = lowered.request
+    pace = _Pace(request, model)
+    found = remedy_of(request, lowered.need, seconds=pace.seconds, least=pace.least)
     if found.change is not None or request.strategy.servers:
         return found
     other = choose(request)
@@ -354,14 +371,14 @@ def _remedy(lowered: Lowered, model: CostModel) -> Remedy:
         return found
     strategy = replace(other.strategy, shard_rules=request.strategy.shard_rules)
     change = Change(description=str(strategy), strategy=strategy)
-    return replace(found, change=change, changed=other.need, step_s=seconds(strategy))
+    return replace(found, change=change, changed=other.need, step_s=pace.seconds(strategy))
 
 
 def _choice(request: Request, cost_model: CostModel | None, shard: tuple[tuple[str, str], ...]) -> Choice:
     """Return a strategy that fits if any does: the fastest of a few that fit, where all ranks do the same."""
     alike = not (request.cluster.parts or request.cluster.hosts or request.runtime.servers)
     timed = alike and not isinstance(cost_model, EventsCostModel)
-    found = choose(request, seconds=_seconds_of(request, _model_for(request, cost_model)) if timed else None)
+    found = choose(request, seconds=_Pace(request, _model_for(request, cost_model)).seconds if timed else None)
     return replace(found, strategy=replace(found.strategy, shard_rules=shard))
 
 

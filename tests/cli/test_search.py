@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from traincast.cli import output
 from traincast.cli.main import main
 from traincast.cli.output import progress_bar
 
+FIRST_LINE_S = output._FIRST_LINE_S
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=256"
 NARROW = "schedule=1f1b|interleaved|gpipe,cp=1,recompute=none|full,offload=none,tp<=2"
 PLACE = ["search", GPT, "--cluster", "dgx-a100:1x4", "--global-batch", "16", "--workers", "1"]
@@ -240,6 +245,38 @@ def test_the_progress_bar_has_no_thread_and_draws_what_it_is_told(
     shown = capsys.readouterr()
     assert "strategies" in shown.err
     assert shown.out == ""
+
+
+@pytest.fixture
+def _free_timer() -> Iterator[None]:
+    """The timer of the process, which limits the time of a test, is free during the test."""
+    left, handler = signal.setitimer(signal.ITIMER_REAL, 0.0), signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, *left)
+
+
+@pytest.mark.usefixtures("_free_timer")
+def test_where_standard_error_is_no_terminal_a_long_command_prints_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert FIRST_LINE_S <= 1.5 and output._NEXT_LINE_S >= 10.0  # something within two seconds, and no flood
+    monkeypatch.setattr(output, "_FIRST_LINE_S", 0.05)
+    monkeypatch.setattr(output, "_NEXT_LINE_S", 0.05)
+    printed = ""
+    with progress_bar("parts of the space") as progress:
+        assert progress
+        with progress_bar("inner") as inner:
+            assert inner is None
+        progress(3, 1200)
+        while printed.count("\n") < 2:  # a command that waits, as for its workers
+            time.sleep(0.01)
+            shown = capsys.readouterr()
+            printed += shown.err
+            assert shown.out == ""
+    assert re.fullmatch(r"(parts of the space: 3 of 1,200 done after \d s\n)+", printed)
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
 
 
 FEW = "pp=1,cp=1,tp=1,zero=0|1,micro_batch=4|8,offload=none,recompute=none"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import AnalyticalCostModel, request_of, run, seconds_of
-from traincast.simulate import interval, simulate
+from traincast.simulate import busiest_s, interval, simulate
 from traincast.strategy import Segment, Stream
 
 
@@ -55,6 +55,21 @@ def test_a_segment_that_starts_late_on_either_side_still_ends_when_its_works_wou
         at_host += launch
         at_device = max(at_host, at_device) + work
     assert max(host + lead, device) + total == pytest.approx(at_device, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["dp=4,num_microbatches=2", "pp=4,num_microbatches=8", "dp=2,tp=2,pp=2,zero=3"])
+def test_no_step_is_shorter_than_its_busiest_lane(strategy: str) -> None:
+    request = request_of(strategy, global_batch=16)
+    lowered, timeline = run(request)
+    spans = timeline.spans()
+    lanes = [
+        (spans.end - spans.start)[(spans.row == row) & (spans.stream == stream)].sum()
+        for row in set(spans.row.tolist())
+        for stream in Stream
+    ]
+    found = busiest_s(lowered.plan, seconds_of(lowered.plan, request))
+    assert found == pytest.approx(max(lanes), rel=1e-12)
+    assert 0.0 < found <= timeline.step_s * (1.0 + 1e-12)
 
 
 def test_spans_have_one_row_per_task_and_lane() -> None:

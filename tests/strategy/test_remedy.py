@@ -86,6 +86,29 @@ def test_with_times_the_fastest_that_fits_is_taken() -> None:
     assert (found.change.description, found.step_s) == ("tp=2", 1.0)
 
 
+def test_only_changes_that_can_be_the_fastest_are_timed() -> None:
+    """The same change is found with and without bounds; of equal times the first is taken."""
+    takes = {"zero=1": 3.0, "zero=2": 2.0, "zero=3": 9.0}
+    timed: list[str] = []
+
+    def seconds(strategy: Strategy) -> float:
+        timed.append(f"zero={strategy.zero}")
+        return takes.get(timed[-1], 2.0)
+
+    def least(strategy: Strategy) -> float:
+        return {"zero=1": 2.5, "zero=2": 1.9, "zero=3": 8.0}.get(f"zero={strategy.zero}", 1.5)
+
+    plain = Strategy(dp=4)
+    for bounds, asked in (
+        (lambda strategy: 0.0, {"zero=0", "zero=1", "zero=2", "zero=3"}),
+        (least, {"zero=0", "zero=2"}),
+    ):
+        timed.clear()
+        found = find_remedy(plain, needs(plain), global_batch=GLOBAL_BATCH, need=needs, seconds=seconds, least=bounds)
+        assert found.change is not None
+        assert (found.change.description, found.step_s, set(timed)) == ("zero=2", 2.0, asked)
+
+
 @pytest.mark.parametrize("capacity", [200, 1])
 def test_nothing_is_proposed_where_nothing_is_missing_or_nothing_helps(capacity: float) -> None:
     strategy, need = Strategy(dp=4), partial(needs, capacity=capacity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.fit_resources import fit_resources
-from traincast.cli.output import console, plain, print_json, print_table, say_left_out
+from traincast.cli.output import console, plain, print_json, print_table, progress_bar, say_left_out
 
 if TYPE_CHECKING:
     from traincast.fitting.operators import FittedCell
@@ -106,9 +107,11 @@ def operators(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None] | None]:
-    """Print each fitted model on standard error, if that is a terminal."""
+    """Print each fitted model on standard error, if that is a terminal; else how many there are, now and then."""
     if not sys.stderr.isatty():
-        yield None
+        numbers = count(1)
+        with progress_bar("fitted models") as move:
+            yield None if move is None else lambda text: move(next(numbers), 0)
         return
     yield lambda text: console(stderr=True).print(f"[dim]{text}[/dim]", highlight=False)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 _REDRAW_S: Final = 0.1
 """Least time between two redraws of a progress bar, in seconds."""
+_FIRST_LINE_S: Final = 1.0
+_NEXT_LINE_S: Final = 10.0
+"""When a command whose standard error is no terminal first says how far it is, and how often after that."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -76,12 +81,14 @@ def print_json(data: Any) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on standard error, if that is a terminal; yield the function that moves it, or ``None``.
+    """Show progress on standard error, as a bar or as a line now and then; yield the function that moves it.
 
-    The bar is redrawn by calls of that function, not by a thread, because a process with threads must not fork.
+    The bar is redrawn by calls of that function, not by a thread, because a process with threads must not fork. Where
+    standard error is no terminal and no line can be printed either, ``None`` is yielded.
     """
     if not sys.stderr.isatty():
-        yield None
+        with _progress_lines(what) as tell:
+            yield tell
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -98,6 +105,39 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
             drawn = now if due else drawn
 
         yield move
+
+
+@contextmanager
+def _progress_lines(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Print how far a long command is on standard error: after a second, and then every ten; short ones are silent.
+
+    A timer of the process interrupts it for each line, so that lines come also while it waits for its workers. Workers
+    do not inherit the timer. Yields ``None`` beside another use of that timer, or outside the main thread.
+    """
+    alarm = getattr(signal, "SIGALRM", None)  # not on every system
+    here = threading.current_thread() is threading.main_thread()
+    if alarm is None or not here or signal.getsignal(alarm) is not signal.SIG_DFL:
+        yield None
+        return
+    began, reached = time.monotonic(), (0, 0)
+
+    def move(done: int, total: int) -> None:
+        nonlocal reached
+        reached = done, total
+
+    def line(number: int, frame: object) -> None:
+        done, total = reached
+        far = f"{done:,} of {total:,} done" if total else f"{done:,} done"
+        with suppress(OSError, ValueError, RuntimeError):  # closed, or interrupted while it was being written to
+            click.echo(f"{what}: {far} after {time.monotonic() - began:.0f} s", err=True)
+
+    signal.signal(alarm, line)
+    signal.setitimer(signal.ITIMER_REAL, _FIRST_LINE_S, _NEXT_LINE_S)
+    try:
+        yield move
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(alarm, signal.SIG_DFL)
 
 
 def traced(model: str, *, seq: int | None, use_cache: bool) -> OperatorGraph:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from traincast.cli import options
-from traincast.cli.output import console, plain, print_json
+from traincast.cli.output import console, plain, print_json, progress_bar
 from traincast.files import check_outputs
 
 
@@ -45,19 +44,15 @@ def simulate(
     from traincast.resources.inspector.make import make_runs
 
     check_outputs({"--output": Path(output)})
-
-    def say(done: int, total: int) -> None:
-        if sys.stderr.isatty() and (done % 10 == 0 or done == total):
-            console(stderr=True).print(f"{done} of {total} runs", end="\r")
-
-    made = make_runs(
-        Path(output),
-        runs,
-        seed=seed,
-        models=models,
-        engine=load_engine(engine, workers=workers, address=address),
-        progress=say,
-    )
+    with progress_bar("runs") as progress:
+        made = make_runs(
+            Path(output),
+            runs,
+            seed=seed,
+            models=models,
+            engine=load_engine(engine, workers=workers, address=address),
+            progress=progress,
+        )
     if as_json:
         print_json({"table": output, "runs": made.written, "left_out": made.left_out})
         return

@@ -162,7 +162,7 @@ def search(
     load_cluster(cluster)  # an unknown cluster is refused before the model is traced
     graph = traced(model, seq=seq, use_cache=not no_cache)
     refusals: list[str] = []
-    with _limited_to(export, refusals), progress_bar("strategies") as progress:
+    with _limited_to(export, refusals), progress_bar("parts of the space") as progress:
         answer = find_best(
             graph,
             cluster=cluster,

@@ -71,13 +71,21 @@ class StepFigures:
     servers: ServerRun | None = None
 
 
-def pace_of(lowered: Lowered, estimates: Estimates, timeline: Timeline, *, folded: Timeline | None = None) -> Pace:
-    """Return the pace of a step whose ranks run as in ``timeline``.
+def pace_of(
+    lowered: Lowered,
+    estimates: Estimates,
+    timeline: Timeline,
+    *,
+    folded: Timeline | None = None,
+    breakdown: Breakdown | None = None,
+) -> Pace:
+    """Return the pace of a step whose ranks run as in ``timeline``; ``breakdown`` is its mean one, if it is known.
 
     If ranks differ, ``folded`` is the timeline of equal ranks, and the interval is scaled from it.
     """
     request = lowered.request
-    expected = outlook(request, lowered.plan, estimates, folded or timeline)
+    known = breakdown if folded is None else None
+    expected = outlook(request, lowered.plan, estimates, folded or timeline, known)
     if folded is not None and folded.step_s:
         expected = expected.scaled(timeline.step_s / folded.step_s)
     floor_s = floor_of(lowered.plan, request.cluster, lowered.variants)
@@ -104,7 +112,8 @@ def figures_of_ranks(
     stages = [plan.mesh.coordinate(rank, "pp") for rank in plan.ranks.tolist()]
     rows = rows_to_report(len(stages), plan.mesh.pp)
     parts = breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates()))
-    pace, mean = pace_of(lowered, estimates, timeline, folded=folded), mean_breakdown(parts)
+    mean = mean_breakdown(parts)
+    pace = pace_of(lowered, estimates, timeline, folded=folded, breakdown=mean)
     calibrated_s, cluster = pace.step_s - timeline.step_s, lowered.request.cluster
     return StepFigures(
         pace=pace,

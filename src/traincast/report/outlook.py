@@ -14,7 +14,7 @@ from traincast.cluster import FEATURES, MOST_LIKELY, Calibration, Correction
 from traincast.estimate import SOURCES, Estimates
 from traincast.graph import Operator
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.report.breakdown import breakdowns, mean_breakdown
+from traincast.report.breakdown import Breakdown, breakdowns, mean_breakdown
 from traincast.report.uncertainty import step_kind, widened
 from traincast.simulate import Timeline, interval, simulate
 from traincast.strategy import Plan, Request
@@ -63,8 +63,7 @@ class StepTraits:
 def look_at(request: Request, timeline: Timeline, seconds: npt.NDArray[np.float64]) -> StepTraits:
     """Return the traits of a simulated step, for corrections and intervals."""
     plan, strategy, graph = timeline.plan, request.strategy, request.graph
-    rows = range(min(len(plan.ranks), plan.mesh.pp))
-    mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
+    mean = _mean_breakdown(timeline, seconds)
     total = mean.total_s or 1.0
     micro_batch = max(1, strategy.micro_batch(request.global_batch))
     tokens = micro_batch * max(1, graph.tokens_per_sample) / strategy.cp
@@ -137,12 +136,18 @@ class Outlook:
         )
 
 
-def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> Outlook:
-    """Return the outlook of ``request``; its ``timeline`` is simulated with ``estimates``, which are calibrated."""
+def outlook(
+    request: Request, plan: Plan, estimates: Estimates, timeline: Timeline, breakdown: Breakdown | None = None
+) -> Outlook:
+    """Return the outlook of ``request``; its ``timeline`` is simulated with ``estimates``, which are calibrated.
+
+    ``breakdown`` is the mean breakdown of the timeline, if it is known already.
+    """
     calibration = request.cluster.calibration
     if calibration is None:
         step = timeline.step_s
-        low, high = _uncalibrated(request, plan, estimates, timeline)
+        mean = breakdown or _mean_breakdown(timeline, estimates.seconds)
+        low, high = _uncalibrated(request, plan, estimates, step, mean)
         return Outlook(step_s=step, low_s=step * low, high_s=step * high)
     before = estimates.seconds if estimates.uncalibrated is None else estimates.uncalibrated
     look = look_at(request, simulate(plan, before), before)
@@ -154,17 +159,24 @@ def outlook(request: Request, plan: Plan, estimates: Estimates, timeline: Timeli
     return expect(calibration, look, usual_s=usual, stalled_s=slow, runtime=request.runtime.name)
 
 
-def _uncalibrated(request: Request, plan: Plan, estimates: Estimates, timeline: Timeline) -> tuple[float, float]:
+def _mean_breakdown(timeline: Timeline, seconds: npt.NDArray[np.float64]) -> Breakdown:
+    """Return the mean breakdown of one rank per stage; ``seconds`` are those of the works."""
+    plan = timeline.plan
+    rows = range(min(len(plan.ranks), plan.mesh.pp))
+    return mean_breakdown(breakdowns(timeline, rows, plan.shares(seconds, plan.communicates())))
+
+
+def _uncalibrated(
+    request: Request, plan: Plan, estimates: Estimates, step_s: float, mean: Breakdown
+) -> tuple[float, float]:
     """Return the multiples of a step's forecast between which it is in 90 % of cases, without a calibration.
 
     The larger the share of the works that were measured, the nearer they are to :data:`COMPOSED`; the larger that of
     works which were measured at another size, the nearer to :data:`CARRIED_OVER`. Both are widened to what repeats of
-    the measurements say.
+    the measurements say. ``mean`` is the step's breakdown.
     """
     low_s, high_s = interval(plan, estimates)
-    step = max(timeline.step_s, 1e-12)
-    rows = range(min(len(plan.ranks), plan.mesh.pp))
-    mean = mean_breakdown(breakdowns(timeline, rows, plan.shares(estimates.seconds, plan.communicates())))
+    step = max(step_s, 1e-12)
     idle = (mean.exposed_communication_s + mean.overhead_s) / (mean.total_s or 1.0)
     below, above = (max(0.0, math.log(ratio)) for ratio in (step / max(low_s, 1e-12), high_s / step))
     ends = widened(step_kind(request.graph, idle_share=idle), below=below, above=above)

@@ -94,8 +94,16 @@ class StrategyColumns:
 
     def distinct(self) -> StrategyColumns:
         """Return the table without repeated strategies."""
-        table = np.stack([getattr(self, name).astype(np.float64) for name in _TIES if name != "memory"])
-        _, first = np.unique(table, axis=1, return_index=True)
+        key, size = np.zeros(len(self), dtype=np.int64), 1
+        for name in _TIES:
+            if name != "memory":
+                column = getattr(self, name).astype(np.int64)
+                span = 1 + int(column.max(initial=0))
+                if size * span > _MOST_KEYS:  # fewer numbers for the strategies so far
+                    found, key = np.unique(key, return_inverse=True)
+                    size = len(found)
+                key, size = key * span + column, size * span
+        _, first = np.unique(key, return_index=True)
         return self.take(np.sort(first))
 
     def order(self, objective: Array) -> Array:
@@ -106,6 +114,8 @@ class StrategyColumns:
 
 
 _AMOUNTS: Final = ("memory", "seconds")
+_MOST_KEYS: Final = 2**62
+"""A strategy is one number up to this: the numbers in its columns, one after the other."""
 COLUMNS: Final = tuple(f.name for f in fields(StrategyColumns) if f.name != "cuts")
 _TIES: Final = (
     "cluster", "memory", "pp", "tp", "cp", "ep", "micro_batch", "sequence_parallel", "recompute", "schedule",

@@ -18,11 +18,12 @@ def pareto_rows(values: Floats) -> Ints:
     A row is left out if another is at least as good in all columns. Of equal rows, the first is kept. The result is
     sorted by the first objective.
     """
-    order = np.lexsort(values.T[::-1])
+    left = np.lexsort(values.T[::-1])
     kept: list[int] = []
-    for row in order.tolist():
-        if not kept or not (values[kept] <= values[row]).all(axis=1).any():
-            kept.append(row)
+    while len(left):
+        first, left = left[0], left[1:]
+        kept.append(int(first))
+        left = left[(values[left] < values[first]).any(axis=1)]
     return np.array(kept, dtype=np.intp)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -55,11 +56,16 @@ class Problem:
     cost_model: CostModel | None = None
 
     def tasks(self, best_s: float = float("inf")) -> list[Task]:
-        """Return the parts of the space, the largest first; ``best_s`` is a step time known already."""
-        groups: dict[tuple[int, int, int], list[Degrees]] = {}
+        """Return the parts of the space, the longest first; ``best_s`` is a step time known already.
+
+        With a finite reach, a part has all meshes that differ in the number of stages: a good time on one leaves out
+        families on the others. Else each mesh is a part, so that workers end at about the same time.
+        """
+        groups: dict[tuple[int, ...], list[Degrees]] = {}
         for at in meshes(self.axes, self.request.cluster.num_devices, self.request.global_batch):
-            groups.setdefault((at.tp, at.cp, at.ep), []).append(at)
-        ordered = sorted(groups.values(), key=lambda group: -len(group))
+            alone = () if math.isfinite(self.reach) else (at.pp,)
+            groups.setdefault((at.tp, at.cp, at.ep, *alone), []).append(at)
+        ordered = sorted(groups.values(), key=lambda group: (-len(group), -group[0].pp))
         return [Task(degrees=tuple(group), best_s=best_s) for group in ordered]
 
 

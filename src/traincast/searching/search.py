@@ -34,6 +34,7 @@ from traincast.searching.places import MEMORY_REACH, nothing, survey
 from traincast.searching.problem import CONFIDENCE, OBJECTIVES, Limits, Objective, Problem, SpaceCounts, Task
 from traincast.searching.ranking import Ranking
 from traincast.searching.space import Axes, Degrees, families, meshes, usual_axes, ways
+from traincast.simulate.executor import execute_compiled
 from traincast.strategy import Request, Runtime
 from traincast.strategy.choose import assumed_runtime
 from traincast.strategy.prepare import layers_of
@@ -168,6 +169,7 @@ def _answer(
     ``parts`` and ``counts`` are the results so far. Raises an error if no strategy meets the request.
     """
     requests = ranking.requests
+    execute_compiled.prefer()  # the draws that estimate chances need Numba in any case
     places, values = survey(ranking, problems)
     number, around = _around(ranking.columns, values)
     chosen = problems[number]

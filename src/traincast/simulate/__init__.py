@@ -4,7 +4,7 @@ from traincast.simulate.conditions import Conditions, under, who_waits
 from traincast.simulate.evaluate import Evaluator
 from traincast.simulate.expand import expand
 from traincast.simulate.servers import ServerRun, simulate_servers
-from traincast.simulate.timeline import Spans, Timeline, interval, simulate
+from traincast.simulate.timeline import Spans, Timeline, busiest_s, interval, simulate
 
 __all__ = [
     "Conditions",
@@ -12,6 +12,7 @@ __all__ = [
     "ServerRun",
     "Spans",
     "Timeline",
+    "busiest_s",
     "expand",
     "interval",
     "simulate",

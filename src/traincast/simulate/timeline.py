@@ -85,6 +85,12 @@ def simulate(plan: Plan, seconds: npt.NDArray[np.float64]) -> Timeline:
     return Timeline(plan=plan, start=start, end=end)
 
 
+def busiest_s(plan: Plan, seconds: npt.NDArray[np.float64]) -> float:
+    """The seconds of all tasks on the busiest lane; no step is shorter, since a lane runs one task after another."""
+    duration = np.repeat(plan.costs(seconds)[plan.cost], np.diff(plan.lane_start))
+    return float(np.bincount(plan.lanes, weights=duration, minlength=1).max())
+
+
 def interval(plan: Plan, estimates: Estimates) -> tuple[float, float]:
     """The step time if every work takes the low end of its interval, and the step time if all take the high end.
 

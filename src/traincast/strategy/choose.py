@@ -83,7 +83,13 @@ def choose(request: Request, *, seconds: Callable[[Strategy], float] | None = No
     return Choice(strategy=found.change.strategy, need=found.changed)
 
 
-def remedy_of(request: Request, need: MemoryNeed, *, seconds: Callable[[Strategy], float] | None = None) -> Remedy:
+def remedy_of(
+    request: Request,
+    need: MemoryNeed,
+    *,
+    seconds: Callable[[Strategy], float] | None = None,
+    least: Callable[[Strategy], float] = lambda strategy: 0.0,
+) -> Remedy:
     """Find a change that makes the strategy of ``request``, which needs ``need``, fit: see :func:`find_remedy`."""
     return find_remedy(
         request.strategy,
@@ -91,6 +97,7 @@ def remedy_of(request: Request, need: MemoryNeed, *, seconds: Callable[[Strategy
         global_batch=request.global_batch,
         need=lambda strategy: need_only(replace(request, strategy=strategy)),
         seconds=seconds,
+        least=least,
         most_tensor=min(_MAX_TENSOR, request.cluster.domain_devices),
     )
 

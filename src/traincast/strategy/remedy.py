@@ -62,12 +62,14 @@ def find_remedy(
     global_batch: int,
     need: Callable[[Strategy], MemoryNeed],
     seconds: Callable[[Strategy], float] | None = None,
+    least: Callable[[Strategy], float] = lambda strategy: 0.0,
     most_tensor: int = 8,
 ) -> Remedy:
     """Finds a change that makes ``strategy``, which needs ``needed``, fit into devices and hosts.
 
-    If several changes do, it takes the fastest by ``seconds`` or, without ``seconds``, the first. ``need`` returns the
-    memory that a strategy needs; changes for which it raises :class:`StrategyError` are left out.
+    If several changes do, it takes the fastest by ``seconds`` or, without ``seconds``, the first. ``least`` returns
+    seconds that a strategy cannot beat; ``seconds`` is not asked about one that cannot be the fastest. ``need`` returns
+    the memory that a strategy needs; changes for which it raises :class:`StrategyError` are left out.
     """
     best = Remedy(need=needed)
     if best.need.fits:
@@ -76,7 +78,7 @@ def find_remedy(
     if not best.need.host_fits:
         candidates += _less_offloaded(strategy)
     single = _sized(candidates, need)
-    best = _fastest(single, best, seconds)
+    best = _fastest(single, best, seconds, least)
     if best.change is None:  # try a second change on top of those that save most
         helpful = sorted(single, key=lambda pair: pair[0].load)[:_TWICE]
         best = _fastest(
@@ -90,11 +92,14 @@ def find_remedy(
             ),
             best,
             seconds,
+            least,
         )
     return best
 
 
 _MOST_TIMES: Final = 8
+_ROUNDING: Final = 1e-9
+"""Share by which a bound may exceed a step because both are sums of many numbers."""
 _TWICE: Final = 4
 """If no single change is enough, a second one is tried on top of this many."""
 
@@ -111,18 +116,26 @@ def _sized(candidates: Iterable[Change], need: Callable[[Strategy], MemoryNeed])
 
 
 def _fastest(
-    candidates: list[tuple[MemoryNeed, Change]], best: Remedy, seconds: Callable[[Strategy], float] | None
+    candidates: list[tuple[MemoryNeed, Change]],
+    best: Remedy,
+    seconds: Callable[[Strategy], float] | None,
+    least: Callable[[Strategy], float],
 ) -> Remedy:
-    """The fastest candidate that fits, or the first if ``seconds`` is None."""
-    for changed, change in candidates:
-        if not changed.fits:
-            continue
-        if seconds is None:
-            return replace(best, change=change, changed=changed)
-        step_s = seconds(change.strategy)
-        if best.step_s is None or step_s < best.step_s:
-            best = replace(best, change=change, changed=changed, step_s=step_s)
-    return best
+    """The fastest candidate that fits, and of equals the first; or the first if ``seconds`` is None."""
+    fitting = [(changed, change) for changed, change in candidates if changed.fits]
+    if not fitting:
+        return best
+    fastest, step_s = 0, None
+    if seconds is not None:
+        bounds = [least(change.strategy) for _, change in fitting]
+        for number in sorted(range(len(fitting)), key=lambda n: bounds[n]):
+            if step_s is not None and bounds[number] > step_s * (1.0 + _ROUNDING):
+                break
+            found = seconds(fitting[number][1].strategy)
+            if step_s is None or (found, number) < (step_s, fastest):
+                fastest, step_s = number, found
+    changed, change = fitting[fastest]
+    return replace(best, change=change, changed=changed, step_s=step_s)
 
 
 def _made(description: str, strategy: Strategy, **values: Any) -> Iterator[Change]:

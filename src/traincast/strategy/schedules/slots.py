@@ -156,7 +156,7 @@ def _merge(  # noqa: PLR0917  (Numba takes positional arguments)
     return count
 
 
-merge_compiled: Final = Compiled(_merge, pays_from=20_000)
+merge_compiled: Final = Compiled(_merge, pays_from=400_000)
 """The loop in machine code, used from this number of slots on."""
 
 
