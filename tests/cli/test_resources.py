@@ -34,12 +34,26 @@ def test_predict_has_the_twelve_figures_if_asked(capsys: pytest.CaptureFixture[s
     report = run_json(capsys, *PREDICT, "--resources")
     assert set(report["resources"]) == {"compute", "memory", "receive", "send"}
     for use in report["resources"].values():
-        assert set(use) == {*FIGURES, "pattern", "low", "high"}
+        assert set(use) == {*FIGURES, "pattern", "refused", "low", "high"}
         assert set(use["low"]) == set(use["high"]) == FIGURES
         assert use["pattern"] in ("idle", "bursts", "busy")
     assert "resources" not in run_json(capsys, *PREDICT)
     parts = {name: value for name, value in report["split"].items() if name != "operators"}
     assert sum(parts.values()) == pytest.approx(report["step_s"])
+
+
+def test_figures_that_a_rate_cannot_carry_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of some milliseconds, with 500 samples per second, has bursts that are shorter than two samples."""
+    asked = (*PREDICT, "--resources", "--hz", "500")
+    uses = run_json(capsys, *asked)["resources"]
+    refused = [(use, name, reason) for use in uses.values() for name, reason in use["refused"].items()]
+    assert refused
+    for use, name, reason in refused:
+        assert use[name] is use["low"][name] is use["high"][name] is None
+        assert "samples of 2 ms" in reason
+    shown = " ".join(run(capsys, *asked).split())
+    assert "refused: " in shown
+    assert "samples of 2 ms" in shown
 
 
 def test_predict_shows_curves_and_writes_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

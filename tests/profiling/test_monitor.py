@@ -76,7 +76,7 @@ def test_the_verb_writes_readings_and_figures_and_passes_the_exit_code_on(tmp_pa
     told = json.loads(done.stdout)
     assert told["exit_code"] == 3
     assert told["resources"]["memory"] is None
-    assert set(told["resources"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern"}
+    assert set(told["resources"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern", "refused"}
     assert told["peaks"]["receive"] == 1.25e8
     assert 0.0 < told["sampler_cpu_share"] < 1.0
     assert any("memory traffic was not read" in warning for warning in told["warnings"])

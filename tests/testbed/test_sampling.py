@@ -76,7 +76,7 @@ def test_a_run_is_compared_with_its_forecast(folder: Path, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert set(found["errors"]) == {"compute", "memory", "receive", "send"}
-    assert set(found["measured"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern"}
+    assert set(found["measured"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern", "refused"}
     assert found["measured"].keys() == found["predicted"].keys()
     assert found["measured_step_s"] == read_run_folder(folder).step_s
     assert "comparison" in page.read_text()

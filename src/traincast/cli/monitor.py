@@ -10,7 +10,7 @@ import click
 
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
-from traincast.cli.resource_tables import amounts
+from traincast.cli.resource_tables import amounts, show_refused
 from traincast.errors import RequestError
 from traincast.files import check_outputs, write_text
 from traincast.units import format_bytes, format_seconds
@@ -135,6 +135,7 @@ def _show(found: Monitored, used: MonitoredUse, about: dict[str, Any]) -> None:
     )
     rows = [(name, *amounts(use), used.counted[name]) for name, use in used.uses.items()]
     print_table("resources", ("resource", "pattern", "amount", "burst", "pause", "counted"), rows, right=(2, 3, 4))
+    show_refused({name: use.refused for name, use in used.uses.items()})
     out.print(f"the sampler took {found.sampler_cpu_share:.2%} of a core", highlight=False)
     for warning in about["warnings"]:
         out.print(f"[yellow]warning:[/yellow] {plain(warning)}", highlight=False)

@@ -11,6 +11,7 @@ import click
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
 from traincast.cli.resource_options import hz
+from traincast.cli.resource_tables import amounts, show_refused
 from traincast.cli.testbed_tables import signed
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import check_outputs, write_text
@@ -131,18 +132,15 @@ def _show(found: ResourceComparison, about: dict[str, Any]) -> None:
     rows = []
     for name, use in found.measured.items():
         other, same = found.predicted[name], correlations[name]
-        figures = [
-            (f"{use.burst_amount:.1%}", f"{other.burst_amount:.1%}"),
-            (format_seconds(use.burst_s), format_seconds(other.burst_s)),
-            (format_seconds(use.idle_s), format_seconds(other.idle_s)),
-        ]
+        (pattern, *figures), (expected, *others) = amounts(use), amounts(other)
         told = [
             f"{measured} → {predicted} {'' if error is None else signed(error)}".rstrip()
-            for (measured, predicted), error in zip(figures, errors[name].values(), strict=True)
+            for measured, predicted, error in zip(figures, others, errors[name].values(), strict=True)
         ]
-        pattern = use.pattern if use.pattern == other.pattern else f"{use.pattern} → {other.pattern}"
-        rows.append((name, pattern, *told, "–" if same is None else f"{same:.3f}"))
+        both = pattern if pattern == expected else f"{pattern} → {expected}"
+        rows.append((name, both, *told, "–" if same is None else f"{same:.3f}"))
     columns = ("resource", "pattern", "amount", "burst", "pause", "correlation")
     print_table("measured → forecast", columns, rows, right=range(2, 6))
+    show_refused(found.refused())
     for warning in about["warnings"]:
         out.print(f"[yellow]warning:[/yellow] {plain(warning)}", highlight=False)

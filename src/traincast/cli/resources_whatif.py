@@ -9,7 +9,7 @@ import click
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table, traced
 from traincast.cli.resource_options import hz
-from traincast.cli.resource_tables import amounts
+from traincast.cli.resource_tables import amounts, show_refused
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ def _show(answer: WhatIf) -> None:
         rows.append((name, *cells))
     columns = ("resource", "pattern", "amount of a burst", "burst", "pause")
     print_table("what changes, as a monitor on node 0 sees it", columns, rows, right=(2, 3, 4))
+    for side, drawn in (("before", answer.drawn_before), ("after", answer.drawn_after)):
+        show_refused({f"{side} {name}": use.refused for name, use in drawn.uses.items()})
     for report in (before, after):
         for warning in report.warnings:
             out.print(f"[yellow]warning:[/yellow] {warning}")

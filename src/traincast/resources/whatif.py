@@ -11,9 +11,9 @@ from traincast.cluster import Cluster, load_device
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError
 from traincast.forecast import Forecast, forecast
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import HZ
-from traincast.resources.forecasting import FIGURES, ResourceForecast, resources_of
+from traincast.resources.forecasting import ResourceForecast, resources_of
 from traincast.strategy import Request, choose_micro_batch
 from traincast.strategy.prepare import for_workers
 
@@ -50,10 +50,11 @@ class SettingChange:
 class WhatIf:
     """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
 
-    A figure that was 0 before has no relative change: it is None. One that is always busy or idle is so for as long as
-    one looks, so the changes of durations are 0 if that stays, and None if it does not. ``ranges`` are the least and
-    the greatest change if the works of both steps take the low, the expected or the high end of their intervals (what a
-    cost model gets wrong, it gets wrong before and after), widened by :data:`CHANGE_SPREAD` if use is sampled.
+    A figure that was 0 before, or that samples cannot carry on one side, has no relative change: it is None. One that
+    is always busy or idle is so for as long as one looks, so the changes of durations are 0 if that stays, and None if
+    it does not. ``ranges`` are the least and the greatest change if the works of both steps take the low, the expected
+    or the high end of their intervals (what a cost model gets wrong, it gets wrong before and after), widened by
+    :data:`CHANGE_SPREAD` if use is sampled.
     """
 
     before: Forecast
@@ -182,10 +183,12 @@ def change_of(before: ResourceUse, after: ResourceUse, figure: str) -> float | N
     """Return the relative change of a figure, as in :class:`WhatIf`."""
     if figure != "burst_amount" and (before.pattern, after.pattern) != ("bursts", "bursts"):
         return 0.0 if before.pattern == after.pattern else None
-    return _relative(getattr(before, figure), getattr(after, figure))
+    return _relative(before.figure(figure), after.figure(figure))
 
 
-def _relative(before: float, after: float) -> float | None:
+def _relative(before: float | None, after: float | None) -> float | None:
+    if before is None or after is None:
+        return None
     return after / before - 1.0 if before else (0.0 if not after else None)
 
 
