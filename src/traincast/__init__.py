@@ -1,8 +1,9 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
 Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
-``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``. The types that they take and return can be imported
-from here, too; ``dir(traincast)`` lists all of them. Nothing is imported before it is used.
+``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``; those of ``resources`` are ``whatif_resources``,
+``compare_resources`` and ``simulate_resources``. The types that they take and return can be imported from here, too;
+``dir(traincast)`` lists all of them. Nothing is imported before it is used.
 
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
@@ -17,6 +18,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from traincast.calibrating.calibrate import CalibratedCluster, calibrate
+    from traincast.cli.monitored import MonitoredRun, monitor
+    from traincast.cli.run_resources import ComparedRun, compare_resources
     from traincast.cluster import Calibration, Cluster, Device, Link, load_cluster, load_device
     from traincast.engines import Engine, load_engine
     from traincast.errors import (
@@ -36,9 +39,13 @@ if TYPE_CHECKING:
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
     from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
-    from traincast.profiling.monitor import Monitored, monitor
+    from traincast.profiling.monitor import Monitored
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, JobSettings, Report
+    from traincast.resources.bursts import ResourceUse
+    from traincast.resources.forecasting import ResourceForecast, resources_of
+    from traincast.resources.inspector.make import simulate_resources
+    from traincast.resources.whatif import WhatIf, whatif_resources
     from traincast.scheduling import (
         Costs,
         FailureEvent,
@@ -62,6 +69,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "traincast.calibrating.calibrate": "CalibratedCluster calibrate",
+    "traincast.cli.monitored": "MonitoredRun monitor",
+    "traincast.cli.run_resources": "ComparedRun compare_resources",
     "traincast.cluster": "Calibration Cluster Device Link load_cluster load_device",
     "traincast.engines": "Engine load_engine",
     "traincast.errors": "CaptureError FileFormatError MissingDependencyError RequestError SimulationError "
@@ -73,9 +82,13 @@ _HOMES = {
     "traincast.graph.files": "load_graph save_graph",
     "traincast.graph.load": "capture",
     "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
-    "traincast.profiling.monitor": "Monitored monitor",
+    "traincast.profiling.monitor": "Monitored",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast JobSettings Report",
+    "traincast.resources.bursts": "ResourceUse",
+    "traincast.resources.forecasting": "ResourceForecast resources_of",
+    "traincast.resources.inspector.make": "simulate_resources",
+    "traincast.resources.whatif": "WhatIf whatif_resources",
     "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
     "traincast.scheduling.schedule": "Schedule schedule",
     "traincast.scheduling.traces": "Trace",
@@ -101,6 +114,7 @@ __all__ = [
     "CaptureError",
     "Cluster",
     "CollectiveRequest",
+    "ComparedRun",
     "Conditions",
     "CostModel",
     "Costs",
@@ -121,6 +135,7 @@ __all__ = [
     "Metrics",
     "MissingDependencyError",
     "Monitored",
+    "MonitoredRun",
     "Operator",
     "OperatorGraph",
     "OperatorRequest",
@@ -131,6 +146,8 @@ __all__ = [
     "Report",
     "Request",
     "RequestError",
+    "ResourceForecast",
+    "ResourceUse",
     "RowValidation",
     "Runtime",
     "Schedule",
@@ -144,9 +161,11 @@ __all__ = [
     "TraincastError",
     "UnknownNameError",
     "Validation",
+    "WhatIf",
     "__version__",
     "calibrate",
     "capture",
+    "compare_resources",
     "fit",
     "learned_cost_model",
     "load_cluster",
@@ -157,10 +176,13 @@ __all__ = [
     "monitor",
     "predict",
     "profile",
+    "resources_of",
     "save_graph",
     "schedule",
     "search",
+    "simulate_resources",
     "validate",
+    "whatif_resources",
 ]
 
 

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import traincast
 from traincast.cli.monitor import monitor as verb
-from traincast.errors import RequestError
+from traincast.errors import FileFormatError, RequestError
 from traincast.profiling.monitor import monitor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")
@@ -84,6 +86,72 @@ def test_the_verb_writes_readings_and_figures_and_passes_the_exit_code_on(tmp_pa
     assert lines[0].startswith("time_s,processor_s,resident_bytes,processes,received_bytes")
     assert len(lines) == 1 + told["samples"]
     assert "monitored run" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(("code", "ended"), [("exit 5", 5), ("kill -9 $$", 128 + signal.SIGKILL), ("true", 0)])
+def test_the_exit_code_of_a_command_that_is_too_short_to_sample_is_passed_on(
+    code: str, ended: int, tmp_path: Path
+) -> None:
+    words = ["-o", str(tmp_path / "readings.csv"), "--html", str(tmp_path / "page.html"), "--json", "--hz", "10"]
+    done = CliRunner().invoke(verb, [*words, "--", "sh", "-c", code])
+    assert done.exit_code == ended
+    told = json.loads(done.stdout)
+    assert told["exit_code"] == ended
+    assert told["resources"] == dict.fromkeys(("compute", "memory", "receive", "send"))
+    assert "nothing to sample" in told["warnings"][0]
+    assert (tmp_path / "readings.csv").exists()
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_result_that_cannot_be_written_does_not_hide_the_command_s_failure(tmp_path: Path) -> None:
+    """The command removes the folder of its monitor's output."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    done = CliRunner().invoke(verb, ["-o", str(folder / "r.csv"), "--", "sh", "-c", f"rmdir {folder}; exit 7"])
+    assert done.exit_code == 7
+    assert "does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["--script=train.py"], ["./train.py"]])
+def test_a_file_of_the_command_is_not_overwritten(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')\n")
+    for option in ("-o", "--html"):
+        others = ["-o", "readings.csv"] if option == "--html" else []
+        done = CliRunner().invoke(verb, [*others, option, "train.py", "--", sys.executable, *words])
+        assert isinstance(done.exception, FileFormatError)
+        assert "of the command, which would be overwritten" in str(done.exception)
+    assert script.read_text() == "print('trained')\n"
+
+
+def test_only_outputs_of_a_monitor_are_replaced(tmp_path: Path) -> None:
+    table, page = tmp_path / "readings.csv", tmp_path / "page.html"
+    words = ["-o", str(table), "--html", str(page), "--", "sleep", "0.3"]
+    table.touch()  # an empty file has nothing to lose
+    for _ in range(2):
+        assert CliRunner().invoke(verb, words).exit_code == 0
+    for path, text in ((page, "<html>mine</html>"), (table, "job,model\n1,gpt2\n"), (table, b"\xff\x00")):
+        before = path.read_bytes()
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        done = CliRunner().invoke(verb, words)
+        assert isinstance(done.exception, FileFormatError)
+        assert "was not written by a monitor" in str(done.exception)
+        path.write_bytes(before)
+
+
+def test_python_gets_what_the_command_line_prints() -> None:
+    found = traincast.monitor([sys.executable, "-c", BURN.format(0.2)], hz=100.0, link_rate="1Gbit")
+    assert isinstance(found, traincast.MonitoredRun)
+    assert found.used is not None
+    told = found.as_dict()
+    assert told["peaks"]["send"] == 1.25e8
+    assert told["resources"]["compute"] == asdict(found.used.uses["compute"])
+    assert json.loads(json.dumps(told)) == told
+    with pytest.raises(RequestError, match="that is no rate"):
+        traincast.monitor(["true"], link_rate="loopback")
 
 
 def test_an_interrupt_reaches_the_command_and_leaves_a_complete_file(tmp_path: Path) -> None:
