@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from traincast.report import JobForecast, JobSettings, Report
     from traincast.resources.bursts import ResourceUse
     from traincast.resources.forecasting import ResourceForecast, resources_of
-    from traincast.resources.inspector.make import simulate_resources
+    from traincast.resources.inspector.make import MadeRuns, simulate_resources
     from traincast.resources.whatif import WhatIf, whatif_resources
     from traincast.scheduling import (
         Costs,
@@ -87,7 +87,7 @@ _HOMES = {
     "traincast.report": "JobForecast JobSettings Report",
     "traincast.resources.bursts": "ResourceUse",
     "traincast.resources.forecasting": "ResourceForecast resources_of",
-    "traincast.resources.inspector.make": "simulate_resources",
+    "traincast.resources.inspector.make": "MadeRuns simulate_resources",
     "traincast.resources.whatif": "WhatIf whatif_resources",
     "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
     "traincast.scheduling.schedule": "Schedule schedule",
@@ -132,6 +132,7 @@ __all__ = [
     "JobSettings",
     "LearnedCostModel",
     "Link",
+    "MadeRuns",
     "Metrics",
     "MissingDependencyError",
     "Monitored",

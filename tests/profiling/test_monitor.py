@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from click.testing import CliRunner
 import traincast
 from traincast.cli.monitor import monitor as verb
 from traincast.errors import FileFormatError, RequestError
-from traincast.profiling.monitor import monitor
+from traincast.profiling.monitor import Monitored, monitor
+from traincast.profiling.monitor_sources import COLUMNS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")
 
@@ -92,15 +94,30 @@ def test_the_verb_writes_readings_and_figures_and_passes_the_exit_code_on(tmp_pa
 def test_the_exit_code_of_a_command_that_is_too_short_to_sample_is_passed_on(
     code: str, ended: int, tmp_path: Path
 ) -> None:
-    words = ["-o", str(tmp_path / "readings.csv"), "--html", str(tmp_path / "page.html"), "--json", "--hz", "10"]
+    words = ["-o", str(tmp_path / "readings.csv"), "--json", "--hz", "10"]
     done = CliRunner().invoke(verb, [*words, "--", "sh", "-c", code])
     assert done.exit_code == ended
+    assert json.loads(done.stdout)["exit_code"] == ended
+    assert (tmp_path / "readings.csv").exists()
+
+
+def test_a_command_with_one_reading_has_no_figures_and_keeps_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = Monitored(
+        columns={name: array("d", [1.0]) for name in COLUMNS},
+        exit_code=5, sampler_s=0.0, elapsed_s=0.01, missed=0, cores=1,
+    )  # fmt: skip
+    monkeypatch.setattr("traincast.profiling.monitor.monitor", lambda *_, **__: once)
+    words = ["-o", str(tmp_path / "readings.csv"), "--html", str(tmp_path / "page.html")]
+    done = CliRunner().invoke(verb, [*words, "--json", "--", "true"])
     told = json.loads(done.stdout)
-    assert told["exit_code"] == ended
+    assert done.exit_code == 5
     assert told["resources"] == dict.fromkeys(("compute", "memory", "receive", "send"))
     assert "nothing to sample" in told["warnings"][0]
     assert (tmp_path / "readings.csv").exists()
     assert not (tmp_path / "page.html").exists()
+    assert "nothing to sample" in " ".join(CliRunner().invoke(verb, [*words, "--", "true"]).output.split())
 
 
 def test_a_result_that_cannot_be_written_does_not_hide_the_command_s_failure(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from traincast.strategy.memory_timeline import memory_timeline
 
 SPREAD: Final = {
     "compute": {"burst_amount": 0.02, "burst_s": 0.0, "idle_s": 0.0},
-    "memory": {"burst_amount": 0.0, "burst_s": 0.32, "idle_s": 0.32},
-    "receive": {"burst_amount": 0.04, "burst_s": 0.02, "idle_s": 0.0},
-    "send": {"burst_amount": 0.04, "burst_s": 0.02, "idle_s": 0.0},
+    "memory": {"burst_amount": 0.0, "burst_s": 0.14, "idle_s": 0.14},
+    "receive": {"burst_amount": 0.07, "burst_s": 0.03, "idle_s": 0.03},
+    "send": {"burst_amount": 0.07, "burst_s": 0.03, "idle_s": 0.03},
 }
 """How much sampling adds to the ends of an interval, as a logarithm: nine of ten figures of measured runs then lie in
 theirs. Small changes divide the many short bursts of memory differently."""
