@@ -3,7 +3,8 @@
     python -m benchmarks.resource_accuracy DIR [--hz 50]
 
 Prints a table for each setting: the correlation of the curves of one step, and the mean error of each figure where the
-run and its forecast both show bursts. Beside it stands the noise of the measurement: how far the figures of the first
+run and its forecast both show bursts, and how many of these have the figure: the samples of a run or of its forecast
+may not carry it, and it is refused. Beside it stands the noise of the measurement: how far the figures of the first
 half of each run are from those of its second half. Forecasts know nothing but the request: no events of the machine.
 """
 
@@ -22,9 +23,8 @@ from benchmarks.resource_runs import SETTINGS, ResourceRun
 from benchmarks.resource_table import MOST_BEHIND, behind, runs_in
 from traincast.cli.run_resources import SampledRun, compare_run, sampled_run
 from traincast.journal import Journal, key_of
-from traincast.resources.bursts import RESOURCES
+from traincast.resources.bursts import FIGURES, RESOURCES
 from traincast.resources.curves import HZ, uses_of
-from traincast.resources.forecasting import FIGURES
 from traincast.testbed.compare import forecast_of
 
 Errors = Mapping[str, Mapping[str, float | None]]
@@ -70,8 +70,10 @@ def _noise(sampled: SampledRun, hz: float) -> Errors:
     )
     return {
         name: {
-            figure: getattr(one[name], figure) / getattr(other[name], figure) - 1.0
-            if one[name].pattern == other[name].pattern == "bursts"
+            figure: first / second - 1.0
+            if (first := one[name].figure(figure)) is not None
+            and (second := other[name].figure(figure))
+            and one[name].pattern == other[name].pattern == "bursts"
             else None
             for figure in FIGURES
         }
@@ -87,7 +89,10 @@ def shown(runs: Sequence[Judged]) -> list[str]:
         bursts = [run for run in runs if list(run.patterns[name]) == ["bursts", "bursts"]]
         alike = sum(run.patterns[name][0] == run.patterns[name][1] for run in runs)
         sides = ([run.errors for run in bursts], [run.noise for run in bursts])
-        cells = ["{} ({})".format(*(_mean(side, name, figure) for side in sides)) for figure in FIGURES]
+        cells = [
+            "{} ({}) of {}".format(*(_mean(side, name, figure) for side in sides), _told(bursts, name, figure))
+            for figure in FIGURES
+        ]
         correlation = f"{np.mean(same):.3f} | {np.mean(np.array(same) >= 0.9):.0%}" if same else "– | –"
         lines.append(f"| {name} | {correlation} | {alike} of {len(runs)} | {' | '.join(cells)} |")
     return lines
@@ -96,6 +101,11 @@ def shown(runs: Sequence[Judged]) -> list[str]:
 def _mean(errors: Sequence[Errors], name: str, figure: str) -> str:
     known = [abs(value) for each in errors if (value := each[name][figure]) is not None]
     return f"{np.mean(known):.1%}, {np.median(known):.1%}" if known else "–"
+
+
+def _told(runs: Sequence[Judged], name: str, figure: str) -> str:
+    """In how many of the runs neither side refuses the figure."""
+    return f"{sum(run.errors[name][figure] is not None for run in runs)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.inspector_measured import measured_runs
 from traincast.forecast import forecast
-from traincast.resources.bursts import RESOURCES
-from traincast.resources.forecasting import FIGURES, ResourceForecast, resources_of
+from traincast.resources.bursts import FIGURES, RESOURCES
+from traincast.resources.forecasting import ResourceForecast, resources_of
 from traincast.resources.inspector.runs import ObservedRun
 from traincast.resources.whatif import change_of, change_ranges
 
@@ -100,13 +100,14 @@ def shown(found: Sequence[Pair]) -> tuple[str, ...]:
 
 
 def covered(runs: Sequence[ObservedRun], drawn: Sequence[ResourceForecast], name: str, figure: str) -> float:
-    """The share of the runs whose figure lies in its interval, of those that show bursts as forecast."""
+    """The share of the runs whose figure lies in its interval, of those that have it and show bursts as forecast."""
     inside = []
     for run, said in zip(runs, drawn, strict=True):
         alike = run.uses[name].pattern == said.uses[name].pattern
         if figure == "burst_amount" or (alike and run.uses[name].pattern == "bursts"):
-            real, low, high = (getattr(uses[name], figure) for uses in (run.uses, said.low, said.high))
-            inside.append(low * (1.0 - _ROUNDING) <= real <= high * (1.0 + _ROUNDING))
+            real, low, high = (uses[name].figure(figure) for uses in (run.uses, said.low, said.high))
+            if real is not None and low is not None and high is not None:
+                inside.append(low * (1.0 - _ROUNDING) <= real <= high * (1.0 + _ROUNDING))
     return float(np.mean(inside))
 
 

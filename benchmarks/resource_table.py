@@ -15,7 +15,6 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,7 @@ import numpy as np
 from benchmarks.resource_runs import ResourceRun, request_of
 from traincast.cli.run_resources import SampledRun, sampled_run
 from traincast.files import writing
-from traincast.resources.bursts import RESOURCES, use_of
+from traincast.resources.bursts import FIGURES, RESOURCES, use_of
 from traincast.resources.curves import HZ
 from traincast.tables import read_rows
 
@@ -67,18 +66,18 @@ def figured(row: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(row)
     for name in RESOURCES:
         use = use_of(STORED * np.array(row[f"{name}_curve"], dtype=np.float64), period_s=1.0 / row["hz"])
-        found |= {f"{name}_{figure}": value for figure, value in asdict(use).items()}
+        found |= {f"{name}_{figure}": use.figure(figure) for figure in FIGURES}
+        found[f"{name}_pattern"] = use.pattern
     return found
 
 
 def schema_of(row: Mapping[str, Any]) -> pa.Schema:
-    """The columns of a table with such rows: curves are lists of small integers."""
+    """The columns of a table with such rows: curves are lists of small integers; a refused figure has no value."""
     import pyarrow as pa
 
-    curves = {f"{name}_curve" for name in RESOURCES}
-    return pa.schema(
-        [pa.field(name, pa.list_(pa.int16()) if name in curves else pa.scalar(row[name]).type) for name in row]
-    )
+    types = {f"{name}_curve": pa.list_(pa.int16()) for name in RESOURCES}
+    types |= {f"{name}_{figure}": pa.float64() for name in RESOURCES for figure in FIGURES}
+    return pa.schema([pa.field(name, types.get(name) or pa.scalar(row[name]).type) for name in row])
 
 
 def behind(warnings: Sequence[str]) -> float:

@@ -1,9 +1,10 @@
 """Traincast forecasts distributed deep-learning training before anyone pays for it.
 
 Every verb of the command line is a function of this package: ``predict``, ``search``, ``schedule``, ``calibrate``,
-``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``; ``trace`` has one function for each of its verbs, and
-those of the testbed are ``run_testbed``, ``compare_testbed`` and ``study_testbed``. The types that they take and return
-can be imported from here, too; ``dir(traincast)`` lists all of them. Nothing is imported before it is used.
+``validate``, ``profile``, ``monitor``, ``fit`` and ``capture``. Verbs of groups are ``trace.show`` and so on,
+``run_testbed``, ``compare_testbed``, ``study_testbed``, ``whatif_resources``, ``compare_resources`` and
+``simulate_resources``. The types that they take and return can be imported from here, too; ``dir(traincast)`` lists all
+of them. Nothing is imported before it is used.
 
 >>> from traincast import predict
 >>> forecast = predict("llama3-8b", cluster="dgx-h100:4", strategy="dp=8,tp=4", global_batch=256)
@@ -18,6 +19,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from traincast.calibrating.calibrate import CalibratedCluster, calibrate
+    from traincast.cli.monitored import MonitoredRun, monitor
+    from traincast.cli.run_resources import ComparedRun, compare_resources
     from traincast.cluster import Calibration, Cluster, Device, Link, load_cluster, load_device
     from traincast.engines import Engine, load_engine
     from traincast.errors import (
@@ -37,9 +40,13 @@ if TYPE_CHECKING:
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
     from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
-    from traincast.profiling.monitor import Monitored, monitor
+    from traincast.profiling.monitor import Monitored
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, JobSettings, Report
+    from traincast.resources.bursts import ResourceUse
+    from traincast.resources.forecasting import ResourceForecast, resources_of
+    from traincast.resources.inspector.make import MadeRuns, simulate_resources
+    from traincast.resources.whatif import WhatIf, whatif_resources
     from traincast.scheduling import (
         Costs,
         FailureEvent,
@@ -75,6 +82,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "traincast.calibrating.calibrate": "CalibratedCluster calibrate",
+    "traincast.cli.monitored": "MonitoredRun monitor",
+    "traincast.cli.run_resources": "ComparedRun compare_resources",
     "traincast.cluster": "Calibration Cluster Device Link load_cluster load_device",
     "traincast.engines": "Engine load_engine",
     "traincast.errors": "CaptureError FileFormatError MissingDependencyError RequestError SimulationError "
@@ -86,9 +95,13 @@ _HOMES = {
     "traincast.graph.files": "load_graph save_graph",
     "traincast.graph.load": "capture",
     "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
-    "traincast.profiling.monitor": "Monitored monitor",
+    "traincast.profiling.monitor": "Monitored",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast JobSettings Report",
+    "traincast.resources.bursts": "ResourceUse",
+    "traincast.resources.forecasting": "ResourceForecast resources_of",
+    "traincast.resources.inspector.make": "MadeRuns simulate_resources",
+    "traincast.resources.whatif": "WhatIf whatif_resources",
     "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
     "traincast.scheduling.schedule": "Schedule schedule",
     "traincast.scheduling.traces": "Trace",
@@ -125,6 +138,7 @@ __all__ = [
     "CaptureError",
     "Cluster",
     "CollectiveRequest",
+    "ComparedRun",
     "Conditions",
     "CostModel",
     "Costs",
@@ -143,9 +157,11 @@ __all__ = [
     "LearnedCostModel",
     "LearnedEvents",
     "Link",
+    "MadeRuns",
     "Metrics",
     "MissingDependencyError",
     "Monitored",
+    "MonitoredRun",
     "Operator",
     "OperatorGraph",
     "OperatorRequest",
@@ -157,6 +173,8 @@ __all__ = [
     "Report",
     "Request",
     "RequestError",
+    "ResourceForecast",
+    "ResourceUse",
     "RowValidation",
     "RunComparison",
     "RunFolder",
@@ -175,10 +193,12 @@ __all__ = [
     "TraincastError",
     "UnknownNameError",
     "Validation",
+    "WhatIf",
     "WhatIfAnswer",
     "__version__",
     "calibrate",
     "capture",
+    "compare_resources",
     "compare_testbed",
     "fit",
     "learned_cost_model",
@@ -190,13 +210,16 @@ __all__ = [
     "monitor",
     "predict",
     "profile",
+    "resources_of",
     "run_testbed",
     "save_graph",
     "schedule",
     "search",
+    "simulate_resources",
     "study_testbed",
     "trace",
     "validate",
+    "whatif_resources",
 ]
 
 

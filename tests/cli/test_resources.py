@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+import traincast
 from tests.scheduling.described import MLP
 from traincast.cli.main import main
+from traincast.files import finite
 
 GPT = "gpt:layers=4,hidden=256,heads=8,vocab=1000,seq=128"
 PREDICT = ("predict", GPT, "--cluster", "dgx-h100:2", "--global-batch", "64", "--strategy", "dp=16")
@@ -34,12 +36,26 @@ def test_predict_has_the_twelve_figures_if_asked(capsys: pytest.CaptureFixture[s
     report = run_json(capsys, *PREDICT, "--resources")
     assert set(report["resources"]) == {"compute", "memory", "receive", "send"}
     for use in report["resources"].values():
-        assert set(use) == {*FIGURES, "pattern", "low", "high"}
+        assert set(use) == {*FIGURES, "pattern", "refused", "low", "high"}
         assert set(use["low"]) == set(use["high"]) == FIGURES
         assert use["pattern"] in ("idle", "bursts", "busy")
     assert "resources" not in run_json(capsys, *PREDICT)
     parts = {name: value for name, value in report["split"].items() if name != "operators"}
     assert sum(parts.values()) == pytest.approx(report["step_s"])
+
+
+def test_figures_that_a_rate_cannot_carry_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of some milliseconds, with 500 samples per second, has bursts that are shorter than two samples."""
+    asked = (*PREDICT, "--resources", "--hz", "500")
+    uses = run_json(capsys, *asked)["resources"]
+    refused = [(use, name, reason) for use in uses.values() for name, reason in use["refused"].items()]
+    assert refused
+    for use, name, reason in refused:
+        assert use[name] is use["low"][name] is use["high"][name] is None
+        assert "samples of 2 ms" in reason
+    shown = " ".join(run(capsys, *asked).split())
+    assert "refused: " in shown
+    assert "samples of 2 ms" in shown
 
 
 def test_predict_shows_curves_and_writes_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -70,6 +86,18 @@ def test_a_question_in_one_command(capsys: pytest.CaptureFixture[str], change: t
     assert all(set(changes) == FIGURES for changes in answer["changes"].values())
     shown = run(capsys, *WHAT_IF, *change)
     assert "before" in shown and "after" in shown
+
+
+def test_python_gets_what_the_command_line_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answer = traincast.whatif_resources(
+        GPT, cluster="dgx-a100:2", global_batch=64, strategy="dp=16", to_workers=8, hz=200.0, use_cache=True
+    )
+    printed = run_json(capsys, *WHAT_IF, "--to-workers", "8", "--hz", "200")
+    assert finite(answer.as_dict()) == printed
+    made = traincast.simulate_resources(tmp_path / "one.csv", runs=2, models=["alexnet"], seed=3)
+    words = ("--output", str(tmp_path / "two.csv"), "--runs", "2", "--model", "alexnet", "--seed", "3")
+    assert run_json(capsys, "resources", "simulate", *words) == made.as_dict() | {"table": str(tmp_path / "two.csv")}
+    assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 def test_a_question_without_a_change_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

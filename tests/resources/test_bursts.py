@@ -36,21 +36,72 @@ def test_runs_cut_by_the_observation_do_not_count() -> None:
 
 
 def test_a_period_in_which_a_burst_ends_counts_in_part() -> None:
-    """The sample of 0.4 lies in the lower group, whose mean is (0.4 + 4 · 0) / 5 = 0.08; the higher one has 0.8."""
+    """A sample of 0.4 between 0.8 and 0 is half burst, and has no part in the level of a burst."""
     use = use_of(np.tile([0.4, *[0.8] * 5, *[0.0] * 4], 20), period_s=1.0, repeats=True)
-    share = (0.4 - 0.08) / (0.8 - 0.08)
-    assert [use.burst_s, use.idle_s] == pytest.approx([5 + share, 5 - share])
-    assert use.burst_amount == pytest.approx((5 * 0.8 + share * 0.4) / (5 + share))
+    assert [use.burst_amount, use.burst_s, use.idle_s] == pytest.approx([0.8, 5.5, 4.5])
 
 
-def test_a_shallow_dip_cuts_no_burst_in_two() -> None:
+@pytest.mark.parametrize("dip", [0.41, 0.39, 0.0])
+def test_a_dip_of_one_sample_is_no_pause(dip: float) -> None:
     """Labels of groups would jump from one burst to two when the dip crosses the border at 0.4."""
-    found = []
-    for dip in (0.41, 0.39):
-        seen = np.tile([*[0.8] * 4, dip, *[0.8] * 4, *[0.0] * 6], 10)
-        found.append(use_of(seen, period_s=1.0).burst_s)
-    assert found[0] == pytest.approx(found[1], rel=0.12)
-    assert 4.5 < found[0] < 9.0
+    seen = np.tile([*[0.8] * 6, dip, *[0.8] * 6, *[0.0] * 6], 10)
+    use = use_of(seen, period_s=1.0)
+    assert use.burst_s == pytest.approx(13.0, rel=0.05)
+    assert use.burst_amount == pytest.approx((12 * 0.8 + dip) / 13, rel=0.05)  # the dip is part of the burst
+    assert use.burst_amount * use.burst_s == pytest.approx(12 * 0.8 + dip)
+
+
+def sampled_pulses(burst_s: float, pause_s: float, *, level: float = 1.0, shift_s: float = 0.0) -> np.ndarray[
+    tuple[int], np.dtype[np.float64]
+]:  # fmt: skip
+    """Twelve seconds of bursts, sampled fifty times a second: each sample is the mean over its period."""
+    edges = shift_s + 0.02 * np.arange(601)
+    cycles = np.floor(edges / (burst_s + pause_s))
+    drawn = cycles * burst_s + np.minimum(edges - cycles * (burst_s + pause_s), burst_s)
+    return level * np.diff(drawn) / 0.02
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.floats(0.06, 0.8), st.floats(0.07, 0.8), st.floats(0.05, 1.0), st.floats(0.0, 1.0),
+)  # fmt: skip
+def test_figures_do_not_depend_on_where_samples_fall(burst: float, pause: float, level: float, shift: float) -> None:
+    use = use_of(sampled_pulses(burst, pause, level=level, shift_s=shift), period_s=0.02)
+    if burst >= 0.95 * (burst + pause):
+        return
+    assert use.pattern == "bursts"
+    assert use.refused == {}
+    assert [use.burst_amount, use.burst_s, use.idle_s] == pytest.approx([level, burst, pause], rel=0.1)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.007, 0.013])
+def test_bursts_of_two_samples_are_refused_and_their_pause_is_told(shift: float) -> None:
+    """35 ms at 50 samples per second: no sample need be burst alone, so 100 % cannot be told from 60 %."""
+    use = use_of(sampled_pulses(0.035, 0.4, shift_s=shift), period_s=0.02)
+    assert use.pattern == "bursts"
+    assert use.burst_amount is use.burst_s is None
+    assert set(use.refused) == {"burst_amount", "burst_s"}
+    assert "bursts last less than 2.5 samples of 20 ms: take" in use.refused["burst_s"]
+    assert use.idle_s == pytest.approx(0.4, rel=0.05)
+    often = use_of(sampled_pulses(0.07, 0.8, shift_s=2 * shift), period_s=0.01)  # the same, sampled twice as often
+    assert [often.burst_amount, often.burst_s] == pytest.approx([1.0, 0.035], rel=0.02)
+
+
+def test_a_resource_with_gaps_of_one_sample_is_busy() -> None:
+    """Busy for 95 % of the time: such gaps made bursts of 0.4 s, and of as long as one looked where they fell apart."""
+    seen = np.full(600, 0.98)
+    seen[np.random.default_rng(0).choice(np.arange(0, 600, 4), 30, replace=False)] = 0.1
+    use = use_of(seen, period_s=0.02)
+    assert use.pattern == "busy"
+    assert use.burst_amount == pytest.approx(0.936)
+
+
+def test_a_number_of_bursts_that_depends_on_the_samples_is_refused() -> None:
+    use = use_of(sampled_pulses(0.2, 0.042), period_s=0.02)
+    assert use.pattern == "bursts"
+    assert use.burst_amount == pytest.approx(1.0, abs=0.05)
+    assert set(use.refused) == {"burst_s", "idle_s"}
+    assert "about two samples" in use.refused["burst_s"]
 
 
 def test_ripples_are_no_bursts() -> None:

@@ -14,7 +14,7 @@ from traincast import predict
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError
 from traincast.graph import Operator
-from traincast.resources.bursts import RESOURCES
+from traincast.resources.bursts import FIGURES, RESOURCES
 from traincast.resources.curves import CURVES, Curves, curves_of, uses_of
 from traincast.resources.draws import sent_bytes
 from traincast.resources.forecasting import resources_of
@@ -171,10 +171,14 @@ def test_the_twelve_figures_of_every_strategy_are_shares_and_times(strategy: str
     drawn = resources_of(made, hz=2000.0)
     assert list(drawn.uses) == list(RESOURCES)
     for name, use in drawn.uses.items():
-        assert 0.0 <= use.burst_amount <= 1.0 + 1e-9
-        for figure in ("burst_amount", "burst_s", "idle_s"):
-            low, high = getattr(drawn.low[name], figure), getattr(drawn.high[name], figure)
-            assert 0.0 <= low <= getattr(use, figure) <= high
+        for figure in FIGURES:
+            low, value, high = (side[name].figure(figure) for side in (drawn.low, drawn.uses, drawn.high))
+            if figure in use.refused:
+                assert low is value is high is None
+            else:
+                assert low is not None and value is not None and high is not None
+                assert 0.0 <= low <= value <= high
+        assert use.burst_amount is None or use.burst_amount <= 1.0 + 1e-9
     for name, value in drawn.curves.values.items():
         assert np.isfinite(value).all()
         assert (value >= 0.0).all()

@@ -128,6 +128,24 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     assert figures.as_dict()["correlation"]["compute"] is None
 
 
+def test_figures_that_one_side_refuses_or_lacks_are_not_compared() -> None:
+    measured = observed([counters()], hz=50.0, step_s=STEP_S, windows=WINDOWS)
+    short = ResourceUse(
+        burst_amount=None, burst_s=None, idle_s=0.2, pattern="bursts",
+        refused={"burst_amount": "too short", "burst_s": "too short"},
+    )  # fmt: skip
+    busy = ResourceUse(burst_amount=0.5, burst_s=4.0, idle_s=0.0, pattern="busy")
+    known = ("compute", "memory")
+    predicted = dict.fromkeys(RESOURCES, busy) | {"compute": short}
+    found = compared_figures(measured, predicted, known=known, predicted_step_s=0.7).as_dict()
+    assert found["refused"]["compute"] == dict.fromkeys(("burst_amount", "burst_s"), "forecast: too short")
+    assert found["errors"]["compute"]["burst_s"] is None
+    assert found["errors"]["compute"]["idle_s"] == pytest.approx(0.0, abs=0.06)
+    assert found["errors"]["memory"]["burst_amount"] == pytest.approx(0.25, abs=0.05)
+    assert found["refused"]["memory"]["idle_s"].startswith("measured bursts, forecast busy")
+    assert found["refused"]["send"] == {}
+
+
 def test_readings_of_a_run_become_counters(tmp_path: Path) -> None:
     names = ("time_s", "busy_s", "memory_bytes", "received_bytes", "sent_bytes", "processor_s")
     rows = {"rank": [1, 0, 0, 1], **{name: [2.0, 1.0, 3.0, 4.0] for name in names}}

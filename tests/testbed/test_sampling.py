@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+import traincast
 from tests.testbed.conftest import on_linux
 from traincast.cli.resources_compare import compare as compare_verb
 from traincast.cli.run_resources import sampled_run
@@ -76,12 +77,23 @@ def test_a_run_is_compared_with_its_forecast(folder: Path, tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert set(found["errors"]) == {"compute", "memory", "receive", "send"}
-    assert set(found["measured"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern"}
+    assert set(found["measured"]["compute"]) == {"burst_amount", "burst_s", "idle_s", "pattern", "refused"}
     assert found["measured"].keys() == found["predicted"].keys()
     assert found["measured_step_s"] == read_run_folder(folder).step_s
     assert "comparison" in page.read_text()
-    told = CliRunner().invoke(compare_verb, [str(folder), "--hz", "50"])
-    assert "50 samples per second" in told.output
+    told = CliRunner().invoke(compare_verb, [str(folder), "--hz", "20"])
+    assert "20 samples per second" in told.output
+    for name, reasons in found["refused"].items():
+        assert all(found["errors"][name][figure] is None for figure in reasons)
+    assert traincast.compare_resources(folder).as_dict() == found
+
+
+def test_a_run_is_not_judged_more_finely_than_it_was_sampled(folder: Path) -> None:
+    rate = read_run_folder(folder).monitor_hz
+    assert rate is not None
+    refused = CliRunner().invoke(compare_verb, [str(folder), "--hz", str(2 * rate)])
+    assert isinstance(refused.exception, RequestError)
+    assert f"the run was sampled {rate:g} times a second" in str(refused.exception)
 
 
 def test_a_run_is_compared_with_figures_of_a_file(folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from traincast.cli.output import console, print_table
+from traincast.cli.output import console, plain, print_table
 from traincast.files import write_text
 from traincast.units import format_seconds
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _WIDTH: Final = 64
 _OPERATORS: Final = 12
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
+_FIGURES: Final = {"burst_amount": "amount", "burst_s": "burst", "idle_s": "pause"}
+_REFUSED: Final = "–"
 _MEANINGS: Final = {
     "compute": "time in which a kernel runs",
     "flops": "of the peak FLOP rate",
@@ -93,8 +95,8 @@ def show_uses(
             (
                 name,
                 use.pattern,
-                f"{use.burst_amount:.1%}",
-                f"{least.burst_amount:.1%} … {most.burst_amount:.1%}",
+                share_text(use.burst_amount),
+                _interval(share_text(least.burst_amount), share_text(most.burst_amount)),
                 _lasts(use)[0],
                 _interval(_lasts(least)[0], _lasts(most)[0]),
                 _lasts(use)[1],
@@ -103,6 +105,17 @@ def show_uses(
         )
     columns = ("resource", "pattern", "amount", "interval", "burst", "interval", "pause", "interval")
     print_table(title, columns, rows, right=range(2, 8))
+    show_refused({name: use.refused for name, use in uses.items()})
+
+
+def show_refused(refused: Mapping[str, Mapping[str, str]]) -> None:
+    """Print why figures are refused, by resource and figure: one line for each reason."""
+    whose: dict[str, list[str]] = {}
+    for name, reasons in refused.items():
+        for figure, reason in reasons.items():
+            whose.setdefault(reason, []).append(f"{name} {_FIGURES[figure]}")
+    for reason, figures in whose.items():
+        console().print(f"refused: {', '.join(figures)} ({plain(reason)})", highlight=False)
 
 
 def _interval(low: str, high: str) -> str:
@@ -136,13 +149,23 @@ def show_operators(report: Report) -> None:
 
 def amounts(use: ResourceUse) -> tuple[str, str, str, str]:
     """Return the pattern and the three figures of a resource as text."""
-    return use.pattern, f"{use.burst_amount:.1%}", *_lasts(use)
+    return use.pattern, share_text(use.burst_amount), *_lasts(use)
+
+
+def share_text(value: float | None) -> str:
+    """Return an amount as text; a dash if it is refused."""
+    return _REFUSED if value is None else f"{value:.1%}"
+
+
+def length_text(value: float | None) -> str:
+    """Return a duration as text; a dash if it is refused."""
+    return _REFUSED if value is None else format_seconds(value)
 
 
 def _lasts(use: ResourceUse) -> tuple[str, str]:
     """How long bursts and pauses last; those of a resource without a change between them have no length."""
     if use.pattern == "bursts":
-        return format_seconds(use.burst_s), format_seconds(use.idle_s)
+        return length_text(use.burst_s), length_text(use.idle_s)
     return ("all the time", "none") if use.pattern == "busy" else ("none", "all the time")
 
 

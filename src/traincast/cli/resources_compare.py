@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,14 @@ import click
 from traincast.cli import options
 from traincast.cli.output import console, plain, print_json, print_table
 from traincast.cli.resource_options import hz
+from traincast.cli.resource_tables import amounts, show_refused
 from traincast.cli.testbed_tables import signed
-from traincast.errors import FileFormatError, RequestError
+from traincast.errors import RequestError
 from traincast.files import check_outputs, write_text
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
-    from traincast.cli.run_resources import SampledRun
+    from traincast.cli.run_resources import ComparedRun
     from traincast.resources.comparing import ResourceComparison
 
 
@@ -43,45 +43,33 @@ def compare(paths: tuple[str, ...], events: str | None, hz: float | None, html: 
     """
     if len(paths) > 2:
         raise RequestError(f"{len(paths)} paths given: expected RUN, or FORECAST.json and RUN")
-    run = Path(paths[-1])
+    run, forecast = Path(paths[-1]), Path(paths[0]) if len(paths) == 2 else None
     if html is not None:
         check_outputs({"--html": Path(html)}, inputs={"the run": run / "run.json"})
-    from traincast.cli.run_resources import compare_run, sampled_run
-    from traincast.testbed.compare import cost_model_of, forecast_of
+        if forecast is not None:
+            raise RequestError("FORECAST.json has figures alone, without curves: leave --html out")
+    from traincast.cli.run_resources import compare_resources
 
-    sampled = sampled_run(run)
-    if len(paths) == 2:
-        if html is not None or events is not None:
-            raise RequestError(
-                "FORECAST.json has figures alone, without times or curves: leave --html and --events out"
-            )
-        found, about = _with_figures(Path(paths[0]), sampled, hz), _about(sampled, None)
-    else:
-        if events is not None and not Path(events).is_dir():
-            raise RequestError(f"--events {events}: there is no such folder; `traincast profile events -o` writes one")
-        chosen, cost_model = cost_model_of(run, sampled.record, events=None if events is None else Path(events))
-        forecast = forecast_of(run, sampled.record, cost_model=cost_model)
-        found, about = compare_run(sampled, forecast, hz=hz or None), _about(sampled, str(chosen) if chosen else None)
+    found = compare_resources(run, forecast=forecast, events=events, hz=hz)
     if html is not None:
         from traincast.resources.sampled_page import compared_page
 
-        write_text(Path(html), compared_page(found, about))
+        write_text(Path(html), compared_page(found.comparison, _about(found)))
     if as_json:
-        print_json({**found.as_dict(), **{key: about[key] for key in ("model", "strategy", "events", "warnings")}})
+        print_json(found.as_dict())
         return
-    _show(found, about)
+    _show(found.comparison, _about(found))
     if html is not None:
         console().print(f"page: {html}")
 
 
-def _about(sampled: SampledRun, events: str | None) -> dict[str, Any]:
-    """What the run was, for headers and JSON."""
-    record = sampled.record
+def _about(found: ComparedRun) -> dict[str, Any]:
+    """What the run was, for headers."""
+    record, events = found.record, found.events
     source = f"times from events in {events}" if events else "times from bundles and physics"
     return {
         "model": record.model,
         "strategy": record.strategy,
-        "events": events,
         "title": record.model,
         "steps": f"mean of {len(record.steps_s)} steps",
         "source": source,
@@ -93,30 +81,6 @@ def _about(sampled: SampledRun, events: str | None) -> dict[str, Any]:
         ],
         "warnings": list(record.warnings),
     }
-
-
-def _with_figures(forecast: Path, sampled: SampledRun, hz: float | None) -> ResourceComparison:
-    """Compare with the figures in the JSON of ``predict --resources``."""
-    from traincast.resources.bursts import RESOURCES, ResourceUse
-    from traincast.resources.comparing import compared_figures
-    from traincast.schema import convert
-
-    remedy = "write it with `traincast predict … --resources --json`"
-    try:
-        content = json.loads(forecast.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileFormatError(f"cannot read {forecast}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{forecast} is not valid JSON: {remedy}") from error
-    if not isinstance(content, dict) or not {"resources", "step_s"} <= content.keys():
-        raise FileFormatError(f"{forecast} has no figures of resources: {remedy}")
-    predicted = convert(content["resources"], dict[str, ResourceUse], f"{forecast}, resources", remedy=remedy)
-    step_s = convert(content["step_s"], float, f"{forecast}, step_s", remedy=remedy)
-    if set(predicted) != set(RESOURCES):
-        raise FileFormatError(f"{forecast} has figures of {', '.join(predicted) or 'no resource'}: {remedy}")
-    return compared_figures(
-        sampled.curves(hz or None), predicted, known=sampled.counters[0].totals.keys(), predicted_step_s=step_s
-    )
 
 
 def _show(found: ResourceComparison, about: dict[str, Any]) -> None:
@@ -131,18 +95,15 @@ def _show(found: ResourceComparison, about: dict[str, Any]) -> None:
     rows = []
     for name, use in found.measured.items():
         other, same = found.predicted[name], correlations[name]
-        figures = [
-            (f"{use.burst_amount:.1%}", f"{other.burst_amount:.1%}"),
-            (format_seconds(use.burst_s), format_seconds(other.burst_s)),
-            (format_seconds(use.idle_s), format_seconds(other.idle_s)),
-        ]
+        (pattern, *figures), (expected, *others) = amounts(use), amounts(other)
         told = [
             f"{measured} → {predicted} {'' if error is None else signed(error)}".rstrip()
-            for (measured, predicted), error in zip(figures, errors[name].values(), strict=True)
+            for measured, predicted, error in zip(figures, others, errors[name].values(), strict=True)
         ]
-        pattern = use.pattern if use.pattern == other.pattern else f"{use.pattern} → {other.pattern}"
-        rows.append((name, pattern, *told, "–" if same is None else f"{same:.3f}"))
+        both = pattern if pattern == expected else f"{pattern} → {expected}"
+        rows.append((name, both, *told, "–" if same is None else f"{same:.3f}"))
     columns = ("resource", "pattern", "amount", "burst", "pause", "correlation")
     print_table("measured → forecast", columns, rows, right=range(2, 6))
+    show_refused(found.refused())
     for warning in about["warnings"]:
         out.print(f"[yellow]warning:[/yellow] {plain(warning)}", highlight=False)

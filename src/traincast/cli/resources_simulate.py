@@ -41,19 +41,19 @@ def simulate(
     Finished runs are kept in a journal beside the table; the same command resumes after an interruption.
     """
     from traincast.engines import load_engine
-    from traincast.resources.inspector.make import make_runs
+    from traincast.resources.inspector.make import simulate_resources
 
     check_outputs({"--output": Path(output)})
     with progress_bar("runs") as progress:
-        made = make_runs(
-            Path(output),
-            runs,
+        made = simulate_resources(
+            output,
+            runs=runs,
             seed=seed,
             models=models,
             engine=load_engine(engine, workers=workers, address=address),
             progress=progress,
         )
     if as_json:
-        print_json({"table": output, "runs": made.written, "left_out": made.left_out})
+        print_json(made.as_dict())
         return
     console().print(f"{made.written} runs written, {made.left_out} left out: {plain(output)}", highlight=False)

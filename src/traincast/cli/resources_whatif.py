@@ -9,7 +9,7 @@ import click
 from traincast.cli import options
 from traincast.cli.output import console, print_json, print_table, traced
 from traincast.cli.resource_options import hz
-from traincast.cli.resource_tables import amounts
+from traincast.cli.resource_tables import amounts, show_refused
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -34,18 +34,15 @@ _SAME: Final = 0.005
 @options.seq()
 @options.precision(options.PRECISIONS)
 @options.runtime()
-@click.option("--to-gpu", "gpu", metavar="DEVICE", help="Another device in the same nodes (see `traincast devices`).")
-@click.option(
-    "--to-servers", "servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce."
-)
+@click.option("--to-gpu", metavar="DEVICE", help="Another device in the same nodes (see `traincast devices`).")
+@click.option("--to-servers", type=int, metavar="P", help="Another number of parameter servers; 0: all-reduce.")
 @click.option(
     "--to-workers",
-    "workers",
     type=int,
     metavar="W",
     help="Another number of workers. Each keeps its share of the batch.",
 )
-@click.option("--to-batch", "batch", type=options.COUNT, metavar="N", help="Another global batch.")
+@click.option("--to-batch", type=options.COUNT, metavar="N", help="Another global batch.")
 @hz()
 @options.bundle()
 @options.no_cache()
@@ -58,10 +55,10 @@ def whatif(
     seq: int | None,
     precision: str | None,
     runtime: str | None,
-    gpu: str | None,
-    servers: int | None,
-    workers: int | None,
-    batch: int | None,
+    to_gpu: str | None,
+    to_servers: int | None,
+    to_workers: int | None,
+    to_batch: int | None,
     hz: float | None,
     bundle: tuple[str, ...],
     no_cache: bool,
@@ -69,24 +66,23 @@ def whatif(
 ) -> None:
     """Forecast what MODEL draws as it is, and with the change that the options --to-… ask for."""
     from traincast.cli.cost_model import events_cost_model
-    from traincast.cluster import load_cluster
-    from traincast.forecast import predict
     from traincast.resources.curves import HZ
-    from traincast.resources.whatif import SettingChange, what_if
-    from traincast.strategy.strategy import says_micro_batch
+    from traincast.resources.whatif import whatif_resources
 
-    change = SettingChange(gpu=gpu, servers=servers, workers=workers, global_batch=batch)
-    before = predict(
+    answer = whatif_resources(
         traced(model, seq=seq, use_cache=not no_cache),
-        cluster=load_cluster(cluster, hosts=True),
+        cluster=cluster,
         strategy=strategy,
         global_batch=global_batch,
         precision=precision,
         runtime=runtime,
+        to_gpu=to_gpu,
+        to_servers=to_servers,
+        to_workers=to_workers,
+        to_batch=to_batch,
+        hz=HZ if hz is None else hz,
         cost_model=events_cost_model(None, bundle),
     )
-    keep = strategy is not None and says_micro_batch(strategy)
-    answer = what_if(before, change, keep_micro_batch=keep, hz=HZ if hz is None else hz or None)
     if as_json:
         print_json(answer.as_dict())
         return
@@ -115,6 +111,8 @@ def _show(answer: WhatIf) -> None:
         rows.append((name, *cells))
     columns = ("resource", "pattern", "amount of a burst", "burst", "pause")
     print_table("what changes, as a monitor on node 0 sees it", columns, rows, right=(2, 3, 4))
+    for side, drawn in (("before", answer.drawn_before), ("after", answer.drawn_after)):
+        show_refused({f"{side} {name}": use.refused for name, use in drawn.uses.items()})
     for report in (before, after):
         for warning in report.warnings:
             out.print(f"[yellow]warning:[/yellow] {warning}")

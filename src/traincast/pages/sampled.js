@@ -1,6 +1,7 @@
 /* The page of a sampled run: what it drew over time and, beside it, what its forecast says. */
 import { add, capital, card, header, make, percent, seconds, secondsParts, tile, tiles, warnings, whole } from "./base.js";
 import { table } from "./table.js";
+import { refusedCell } from "./use.js";
 import { useChart } from "./use_chart.js";
 
 const NAMES = { compute: "compute", memory: "memory traffic", receive: "network received", send: "network sent", processor: "processor (cores)", held: "memory held by processes" };
@@ -29,11 +30,11 @@ export function sampled(root, data) {
 
 function figures(element, data) {
   const found = data.comparison, uses = found ? found.measured : data.uses;
-  const rows = Object.entries(uses).filter(([, use]) => use).map(([name, use]) => ({ name, ...use, other: found ? found.predicted[name] : null, errors: found ? found.errors[name] : null }));
+  const rows = Object.entries(uses).filter(([, use]) => use).map(([name, use]) => ({ name, ...use, other: found ? found.predicted[name] : null, errors: found ? found.errors[name] : null, ...(found ? { refused: found.refused[name] } : {}) }));
   const size = (error) => error === null ? "" : (error > 0 ? "+" : "−") + percent(Math.abs(error));
   const column = (name, key, text) => ({
     name, right: true, value: (r) => r[key],
-    cell: (r) => add(make("span", "", text(r[key])), r.other ? make("div", "detail", text(r.other[key]) + " forecast " + size(r.errors[key])) : make("div")),
+    cell: (r) => r[key] === null ? refusedCell(r, key) : add(make("span", "", text(r[key])), r.other ? make("div", "detail", (r.other[key] === null ? "–" : text(r.other[key])) + " forecast " + size(r.errors[key])) : make("div")),
   });
   element.append(table(rows, [
     { name: "Resource", value: (r) => r.name, text: (r) => capital(NAMES[r.name]) },

@@ -21,12 +21,15 @@ export function use(element, used) {
 export const useHint = (used) => "Bursts and pauses as a monitor on the node of rank 0 sees them" + (used.hz ? ", with " + used.hz + " samples per second" : "") + ". Network: share of "
   + (used.leaves_node ? "all NICs of the node." : "the device’s links inside its node.");
 
+/* A figure that the samples cannot carry, with the reason. */
+export const refusedCell = (row, key) => add(make("span", "", "–"), make("div", "detail", (row.refused || {})[key] || "refused"));
+
 /* How long a resource without bursts draws or pauses: as long as one looks. */
 const steady = (row, key) => key === "burst_amount" || row.pattern === "bursts" ? "" : (row.pattern === "busy") === (key === "burst_s") ? "all the time" : "none";
 
 function figures(element, used) {
   const rows = Object.entries(used.uses).map(([name, figure]) => ({ name, ...figure }));
-  const column = (name, key, text) => ({ name, value: (r) => r[key], cell: (r) => steady(r, key) ? make("span", "", steady(r, key)) : add(make("span", "", text(r[key])), make("div", "detail", span(r.low[key], r.high[key], text))), right: true });
+  const column = (name, key, text) => ({ name, value: (r) => r[key], cell: (r) => r[key] === null ? refusedCell(r, key) : steady(r, key) ? make("span", "", steady(r, key)) : add(make("span", "", text(r[key])), make("div", "detail", span(r.low[key], r.high[key], text))), right: true });
   element.append(table(rows, [
     { name: "Resource", value: (r) => r.name, text: (r) => capital(NAMES[r.name]) },
     { name: "Pattern", value: (r) => r.pattern, text: (r) => r.pattern },

@@ -30,6 +30,8 @@ from traincast.profiling.monitor_sources import COLUMNS, MonitorReading, Sources
 from traincast.profiling.monitor_ticks import Ticks
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_STANDARD_ERROR: Final = 2
+"""The descriptor: ``sys.stderr`` has none in a notebook."""
 _KILLED: Final = 128
 """A command that a signal ended has this exit code plus the number of the signal, as in a shell."""
 
@@ -112,7 +114,7 @@ class _Started:
             self._process = subprocess.Popen(  # noqa: S603  (what the user asks for)
                 list(command),
                 env={**os.environ, FOLDER: str(devices)},
-                stdout=sys.stderr if quiet else None,
+                stdout=_STANDARD_ERROR if quiet else None,
             )
         except OSError as error:
             raise RequestError(f"cannot run {command[0]!r}: {(error.strerror or 'it failed').lower()}") from error

@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import Curves, uses_of
-from traincast.resources.forecasting import FIGURES
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,14 +55,22 @@ class ResourceComparison:
     predicted_step_s: float
 
     def errors(self) -> dict[str, dict[str, float | None]]:
-        """The relative error of each figure; ``None`` where the measured figure is 0 or was not read."""
+        """The relative error of each figure; ``None`` where it was refused, or the measured one is 0 or not read."""
+        refused = self.refused()
         return {
             name: {
-                figure: _relative(getattr(self.measured[name], figure), getattr(self.predicted[name], figure))
-                if name in self.measured
+                figure: _relative(self.measured[name].figure(figure), self.predicted[name].figure(figure))
+                if name in self.measured and figure not in refused[name]
                 else None
                 for figure in FIGURES
             }
+            for name in RESOURCES
+        }
+
+    def refused(self) -> dict[str, dict[str, str]]:
+        """Why figures are not compared, by resource and figure: a side refuses them, or only one side has bursts."""
+        return {
+            name: _reasons(self.measured[name], self.predicted[name]) if name in self.measured else {}
             for name in RESOURCES
         }
 
@@ -77,6 +84,7 @@ class ResourceComparison:
             "measured": {name: asdict(use) for name, use in self.measured.items()},
             "predicted": {name: asdict(use) for name, use in self.predicted.items()},
             "errors": self.errors(),
+            "refused": self.refused(),
             "correlation": self.correlations(),
             "phase_s": None if self.step is None else self.step.phase_s,
             "hz": self.hz,
@@ -171,7 +179,22 @@ def _correlation(one: Floats, other: Floats) -> float | None:
     return float(np.corrcoef(one, other)[0, 1])
 
 
-def _relative(measured: float, predicted: float) -> float | None:
+def _relative(measured: float | None, predicted: float | None) -> float | None:
+    if measured is None or predicted is None:
+        return None
     if measured == predicted:
         return 0.0
     return (predicted - measured) / measured if measured else None
+
+
+def _reasons(measured: ResourceUse, predicted: ResourceUse) -> dict[str, str]:
+    """Why figures of a resource cannot be compared."""
+    found: dict[str, str] = {}
+    for figure in FIGURES:
+        for side, use in (("measured", measured), ("forecast", predicted)):
+            if figure in use.refused:
+                found.setdefault(figure, f"{side}: {use.refused[figure]}")
+        if figure != "burst_amount" and measured.pattern != predicted.pattern:
+            patterns = f"measured {measured.pattern}, forecast {predicted.pattern}"
+            found.setdefault(figure, f"{patterns}: there are no lengths to compare")
+    return found

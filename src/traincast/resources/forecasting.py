@@ -11,19 +11,17 @@ import numpy.typing as npt
 
 from traincast.cluster.hardware import PROCESSOR
 from traincast.forecast import Forecast
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import CURVES, HZ, Curves, curves_of, uses_of
 from traincast.simulate import Timeline
 from traincast.strategy import Request
 from traincast.strategy.memory_timeline import memory_timeline
 
-FIGURES: Final = ("burst_amount", "burst_s", "idle_s")
-"""The figures of each resource: share of the peak in a burst, its mean duration, and the mean pause after it."""
 SPREAD: Final = {
     "compute": {"burst_amount": 0.02, "burst_s": 0.0, "idle_s": 0.0},
-    "memory": {"burst_amount": 0.0, "burst_s": 0.32, "idle_s": 0.32},
-    "receive": {"burst_amount": 0.04, "burst_s": 0.02, "idle_s": 0.0},
-    "send": {"burst_amount": 0.04, "burst_s": 0.02, "idle_s": 0.0},
+    "memory": {"burst_amount": 0.0, "burst_s": 0.14, "idle_s": 0.14},
+    "receive": {"burst_amount": 0.07, "burst_s": 0.03, "idle_s": 0.03},
+    "send": {"burst_amount": 0.07, "burst_s": 0.03, "idle_s": 0.03},
 }
 """How much sampling adds to the ends of an interval, as a logarithm: nine of ten figures of measured runs then lie in
 theirs. Small changes divide the many short bursts of memory differently."""
@@ -59,8 +57,8 @@ def uses_as_dict(
     return {
         name: {
             **asdict(use),
-            "low": {figure: getattr(low[name], figure) for figure in FIGURES},
-            "high": {figure: getattr(high[name], figure) for figure in FIGURES},
+            "low": {figure: low[name].figure(figure) for figure in FIGURES},
+            "high": {figure: high[name].figure(figure) for figure in FIGURES},
         }
         for name, use in uses.items()
     }
@@ -130,13 +128,17 @@ def _held(forecast: Forecast) -> list[npt.NDArray[np.float64]]:
 
 
 def _end(choose: Any, name: str, uses: Sequence[Mapping[str, ResourceUse]], *, sampled: bool) -> ResourceUse:
-    """The least or greatest of each figure of a resource, and its spread; the pattern is that of the first."""
-    pattern = uses[0][name].pattern
-    found = {figure: float(choose(getattr(each[name], figure) for each in uses)) for figure in FIGURES}
-    if sampled:
-        sign = 1.0 if choose is max else -1.0
-        for figure, spread in SPREAD[name].items():
-            if figure == "burst_amount" or pattern == "bursts":
-                found[figure] *= float(np.exp(sign * spread))
-    found["burst_amount"] = min(found["burst_amount"], 1.0)
-    return ResourceUse(**found, pattern=pattern)
+    """The least or greatest of each figure of a resource, and its spread; the pattern is that of the first.
+
+    A figure that the first refuses has no interval; one that only another refuses is that of the others.
+    """
+    expected = uses[0][name]
+    found: dict[str, float | None] = {}
+    for figure in FIGURES:
+        known = [value for each in uses if (value := each[name].figure(figure)) is not None]
+        spread = SPREAD[name][figure] if sampled and (figure == "burst_amount" or expected.pattern == "bursts") else 0.0
+        wider = float(np.exp(spread if choose is max else -spread))
+        found[figure] = None if figure in expected.refused else float(choose(known)) * wider
+    if found["burst_amount"] is not None:
+        found["burst_amount"] = min(found["burst_amount"], 1.0)
+    return ResourceUse(**found, pattern=expected.pattern, refused=expected.refused)

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from traincast.cluster import Cluster, load_device
+from traincast.cluster import Cluster, load_cluster, load_device
 from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError
-from traincast.forecast import Forecast, forecast
-from traincast.resources.bursts import RESOURCES, ResourceUse
+from traincast.estimate import CostModel
+from traincast.forecast import Forecast, forecast, predict
+from traincast.graph import OperatorGraph
+from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import HZ
-from traincast.resources.forecasting import FIGURES, ResourceForecast, resources_of
-from traincast.strategy import Request, choose_micro_batch
+from traincast.resources.forecasting import ResourceForecast, resources_of
+from traincast.strategy import Request, Runtime, choose_micro_batch
 from traincast.strategy.prepare import for_workers
+from traincast.strategy.strategy import says_micro_batch
 
 CHANGE_SPREAD: Final = {
     "compute": {"burst_amount": 0.03, "burst_s": 0.06, "idle_s": 0.1},
@@ -50,10 +53,11 @@ class SettingChange:
 class WhatIf:
     """A forecast and its changed counterpart, with what each draws; ``changes`` are relative, by resource and figure.
 
-    A figure that was 0 before has no relative change: it is None. One that is always busy or idle is so for as long as
-    one looks, so the changes of durations are 0 if that stays, and None if it does not. ``ranges`` are the least and
-    the greatest change if the works of both steps take the low, the expected or the high end of their intervals (what a
-    cost model gets wrong, it gets wrong before and after), widened by :data:`CHANGE_SPREAD` if use is sampled.
+    A figure that was 0 before, or that samples cannot carry on one side, has no relative change: it is None. One that
+    is always busy or idle is so for as long as one looks, so the changes of durations are 0 if that stays, and None if
+    it does not. ``ranges`` are the least and the greatest change if the works of both steps take the low, the expected
+    or the high end of their intervals (what a cost model gets wrong, it gets wrong before and after), widened by
+    :data:`CHANGE_SPREAD` if use is sampled.
     """
 
     before: Forecast
@@ -72,6 +76,47 @@ class WhatIf:
             "changes": self.changes,
             "change_ranges": self.ranges,
         }
+
+
+def whatif_resources(
+    model: str | OperatorGraph,
+    *,
+    cluster: str | Cluster,
+    global_batch: int,
+    strategy: str | None = None,
+    seq: int | None = None,
+    precision: str | None = None,
+    runtime: str | Runtime | None = None,
+    to_gpu: str | None = None,
+    to_servers: int | None = None,
+    to_workers: int | None = None,
+    to_batch: int | None = None,
+    hz: float | None = HZ,
+    cost_model: CostModel | None = None,
+    use_cache: bool = False,
+) -> WhatIf:
+    """Forecast what ``model`` draws as it is, and with another GPU, other servers and workers, or another batch.
+
+    The first arguments describe the step as for :func:`traincast.predict`, those that begin with ``to_`` what changes:
+    the name of another device, other numbers of parameter servers (0: all-reduce) and of workers, each of which keeps
+    its share of the batch, or another global batch. Both sides are sampled ``hz`` times per second, or as finely as
+    they were simulated if it is 0 or None. Unless ``strategy`` states a micro batch, the changed step has the largest
+    that fits.
+    """
+    change = SettingChange(gpu=to_gpu, servers=to_servers, workers=to_workers, global_batch=to_batch)
+    before = predict(
+        model,
+        cluster=load_cluster(cluster, hosts=True) if isinstance(cluster, str) else cluster,
+        strategy=strategy,
+        global_batch=global_batch,
+        seq=seq,
+        precision=precision,
+        runtime=runtime,
+        cost_model=cost_model,
+        use_cache=use_cache,
+    )
+    keep = strategy is not None and says_micro_batch(strategy)
+    return what_if(before, change, keep_micro_batch=keep, hz=hz or None)
 
 
 def what_if(
@@ -182,10 +227,12 @@ def change_of(before: ResourceUse, after: ResourceUse, figure: str) -> float | N
     """Return the relative change of a figure, as in :class:`WhatIf`."""
     if figure != "burst_amount" and (before.pattern, after.pattern) != ("bursts", "bursts"):
         return 0.0 if before.pattern == after.pattern else None
-    return _relative(getattr(before, figure), getattr(after, figure))
+    return _relative(before.figure(figure), after.figure(figure))
 
 
-def _relative(before: float, after: float) -> float | None:
+def _relative(before: float | None, after: float | None) -> float | None:
+    if before is None or after is None:
+        return None
     return after / before - 1.0 if before else (0.0 if not after else None)
 
 

@@ -19,7 +19,7 @@ from traincast.resources.inspector.bundle import expected_sizes, inspector_path,
 from traincast.resources.inspector.examples import family_of, folds
 from traincast.resources.inspector.fit import ResourceFit, default_shape, fit_resources
 from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.make import make_runs, simulated_row, simulated_uses
+from traincast.resources.inspector.make import simulate_resources, simulated_row, simulated_uses
 from traincast.resources.inspector.runs import COLUMNS, cluster_of, read_runs, use_columns, write_runs
 from traincast.resources.inspector.settings import DRIPLE, drawn
 from traincast.resources.inspector.train import InspectorTraining
@@ -190,9 +190,9 @@ def test_simulated_runs_resume_from_their_journal(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        make_runs(tmp_path / "runs.csv", 4, models=models, engine=local_engine(1), progress=stop)
+        simulate_resources(tmp_path / "runs.csv", runs=4, models=models, engine=local_engine(1), progress=stop)
     seen: list[int] = []
-    made = make_runs(tmp_path / "runs.csv", 4, models=models, progress=lambda done, _: seen.append(done))
+    made = simulate_resources(tmp_path / "runs.csv", runs=4, models=models, progress=lambda done, _: seen.append(done))
     assert seen == [3, 4]
     assert made.written + made.left_out == 4
     assert not (tmp_path / "runs.csv.journal").exists()

@@ -30,28 +30,36 @@ _MOST_STEP_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeRuns:
-    """How many runs were simulated and written, and how many were left out because they fit no memory or no rule."""
+    """How many runs were simulated and written to ``table``; others were left out: they fit no memory or no rule."""
 
+    table: Path
     written: int
     left_out: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers as plain values, for JSON."""
+        return {"table": str(self.table), "runs": self.written, "left_out": self.left_out}
 
-def make_runs(
-    output: Path,
-    count: int,
+
+def simulate_resources(
+    output: Path | str,
     *,
+    runs: int = 3000,
     seed: int = 0,
     models: Sequence[str] = (),
     engine: Engine | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MadeRuns:
-    """Simulate ``count`` runs, and write those that are possible to ``output``, a .csv or .csv.gz file.
+    """Simulate ``runs`` runs, and write those that are possible to ``output``, a .csv or .csv.gz file.
 
+    They are drawn by ``seed`` over all models, or over ``models``. ``engine`` comes from :func:`traincast.load_engine`;
+    without it, they run one after the other. ``progress`` is called with the number of finished runs and of all runs.
     The journal is the file ``output`` with ``.journal`` at its end. It is removed when the table is written.
     """
+    output = Path(output)
     if not output.name.endswith((".csv", ".csv.gz")):
         raise RequestError(f"{output}: expected a name that ends in .csv or .csv.gz")
-    rows = list(drawn(count, seed=seed, models=models))
+    rows = list(drawn(runs, seed=seed, models=models))
     path = output.with_name(f"{output.name}.journal")
     with Journal(path, kind="simulated runs", key=key_of(seed, *models), sync=False) as journal:
         left = [row for row in rows if str(row["number"]) not in journal.parts]
@@ -62,14 +70,14 @@ def make_runs(
             journal.keep(str(left[index]["number"]), made)
             finished += 1
             if progress is not None:
-                progress(finished, count)
+                progress(finished, runs)
 
         (engine or local_engine(1)).run(SETUP, None, left, done=done)
         found = [journal.parts[str(row["number"])] for row in rows]
         kept = [row for row in found if row is not None]
         write_runs(output, kept)
         journal.remove()
-    return MadeRuns(written=len(kept), left_out=count - len(kept))
+    return MadeRuns(table=output, written=len(kept), left_out=runs - len(kept))
 
 
 def worker(_: None) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:

@@ -15,7 +15,8 @@ column                  meaning
 ``setting``             any text: runs with the same text belong to one setting
 ``step_s``              seconds of a step, for information
 RESOURCE ``_burst_amount``, ``_burst_s``, ``_idle_s``, ``_pattern``
-                        for ``compute``, ``memory``, ``receive`` and ``send``
+                        for ``compute``, ``memory``, ``receive`` and ``send``; a figure of bursts may be empty, if
+                        samples cannot carry it
 ======================  =================================================================================
 """
 
@@ -37,8 +38,7 @@ from traincast.files import write_bytes
 from traincast.forecast import make_request
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
-from traincast.resources.bursts import RESOURCES, Pattern, ResourceUse
-from traincast.resources.forecasting import FIGURES
+from traincast.resources.bursts import FIGURES, RESOURCES, Pattern, ResourceUse
 from traincast.resources.inspector.targets import PATTERNS
 from traincast.strategy import Request, parse_strategy
 from traincast.tables import figure, read_rows, text, whole
@@ -51,6 +51,7 @@ _DESCRIBED: Final = (
     "devices_per_node", "link_bytes_s", "step_s",
 )  # fmt: skip
 COLUMNS: Final = (*_DESCRIBED, *(f"{r}_{f}" for r in RESOURCES for f in (*FIGURES, "pattern")))
+_EMPTY: Final = "the table has no value"
 _LATENCY_S: Final = 3e-5
 """Seconds that a message takes at least over Ethernet and the host's network stack."""
 
@@ -94,10 +95,11 @@ def observed_run(
         if pattern not in PATTERNS:
             raise FileFormatError(f"{resource}_pattern is {pattern!r}: expected one of {', '.join(PATTERNS)}")
         values = {name: figure(row, f"{resource}_{name}") for name in FIGURES}
-        if any(value is None or value < 0.0 for value in values.values()):
+        if any(value < 0.0 if value is not None else pattern != "bursts" for value in values.values()):
             raise FileFormatError(f"{resource}: expected {', '.join(FIGURES)} of at least 0")
         known: Pattern = pattern  # type: ignore[assignment]
-        uses[resource] = ResourceUse(**{name: value or 0.0 for name, value in values.items()}, pattern=known)
+        refused = {name: _EMPTY for name, value in values.items() if value is None}
+        uses[resource] = ResourceUse(**values, pattern=known, refused=refused)
     key = tuple(str(row.get(name, "")) for name in _DESCRIBED[1:-1])
     if key not in requests:
         requests[key] = request_of(row, beside=beside)

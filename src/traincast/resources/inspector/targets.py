@@ -9,8 +9,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from traincast.resources.bursts import RESOURCES, Pattern, ResourceUse
-from traincast.resources.forecasting import FIGURES
+from traincast.resources.bursts import FIGURES, RESOURCES, Pattern, ResourceUse
 from traincast.resources.inspector.amounts import Floats
 from traincast.resources.inspector.communities import Ints
 
@@ -25,7 +24,8 @@ class UseColumns:
     """The uses of many runs as columns.
 
     ``values`` [runs, 12] in the order of :data:`TARGETS`; an amount of an idle resource, and a duration of a resource
-    without bursts, says nothing about the run and is NaN. ``pattern`` [runs, 4] numbers :data:`PATTERNS`.
+    without bursts, says nothing about the run and is NaN, as is a figure that samples cannot carry. ``pattern``
+    [runs, 4] numbers :data:`PATTERNS`.
     """
 
     values: Floats
@@ -44,10 +44,11 @@ def uses_of_runs(runs: Sequence[Mapping[str, ResourceUse]]) -> UseColumns:
         for at, resource in enumerate(RESOURCES):
             use = run[resource]
             pattern[number, at] = PATTERNS.index(use.pattern)
-            if use.pattern != "idle":
-                values[number, 3 * at] = max(_SMALLEST, use.burst_amount)
-            if use.pattern == "bursts":
-                values[number, 3 * at + 1 : 3 * at + 3] = use.burst_s, use.idle_s
+            for place, figure in enumerate(FIGURES):
+                value = use.figure(figure)
+                told = use.pattern == "bursts" or (figure == "burst_amount" and use.pattern == "busy")
+                if told and value is not None:
+                    values[number, 3 * at + place] = max(_SMALLEST, value)
     return UseColumns(values=values, pattern=pattern)
 
 
