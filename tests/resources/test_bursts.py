@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincast.resources.bursts import resampled, two_means, use_of
+from tests.resources.told import told
+from traincast.resources.bursts import Samples, resampled, two_means, use_of
 
 
 def square(high: float, low: float, *, on: int, off: int, times: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -48,17 +49,16 @@ def test_a_dip_of_one_sample_is_no_pause(dip: float) -> None:
     use = use_of(seen, period_s=1.0)
     assert use.burst_s == pytest.approx(13.0, rel=0.05)
     assert use.burst_amount == pytest.approx((12 * 0.8 + dip) / 13, rel=0.05)  # the dip is part of the burst
-    assert use.burst_amount * use.burst_s == pytest.approx(12 * 0.8 + dip)
+    assert told(use.burst_amount) * told(use.burst_s) == pytest.approx(12 * 0.8 + dip)
 
 
-def sampled_pulses(burst_s: float, pause_s: float, *, level: float = 1.0, shift_s: float = 0.0) -> np.ndarray[
-    tuple[int], np.dtype[np.float64]
-]:  # fmt: skip
+def sampled_pulses(burst_s: float, pause_s: float, *, level: float = 1.0, shift_s: float = 0.0) -> Samples:
     """Twelve seconds of bursts, sampled fifty times a second: each sample is the mean over its period."""
     edges = shift_s + 0.02 * np.arange(601)
     cycles = np.floor(edges / (burst_s + pause_s))
     drawn = cycles * burst_s + np.minimum(edges - cycles * (burst_s + pause_s), burst_s)
-    return level * np.diff(drawn) / 0.02
+    samples: Samples = level * np.diff(drawn) / 0.02
+    return samples
 
 
 @settings(deadline=None, max_examples=40)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.resources.told import told
 from traincast.errors import FileFormatError, RequestError
 from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.comparing import aligned, compared, compared_figures
@@ -123,7 +124,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     other = ResourceUse(burst_amount=0.5, burst_s=0.3, idle_s=0.4, pattern="bursts")
     figures = compared_figures(measured, dict.fromkeys(RESOURCES, other), known=("compute",), predicted_step_s=0.7)
     errors = figures.errors()
-    assert errors["compute"]["idle_s"] == pytest.approx(0.4 / figures.measured["compute"].idle_s - 1.0)
+    assert errors["compute"]["idle_s"] == pytest.approx(0.4 / told(figures.measured["compute"].idle_s) - 1.0)
     assert errors["send"] == dict.fromkeys(("burst_amount", "burst_s", "idle_s"))
     assert figures.as_dict()["correlation"]["compute"] is None
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from tests.conftest import CNN, GPT, AnalyticalCostModel, graph_of
+from tests.resources.told import told
 from traincast import Forecast, predict
 from traincast.errors import RequestError, UnknownNameError
 from traincast.resources.bursts import ResourceUse
@@ -124,10 +125,10 @@ def test_a_change_lies_in_its_range_and_sampling_widens_it() -> None:
 def test_sampled_figures_have_at_least_the_spread_that_was_measured() -> None:
     made = forecast("dp=16", model=GPT)
     exact, sampled = (resources_of(made, hz=hz) for hz in (None, 50_000.0))
-    for drawn, least in ((exact, 0.0), (sampled, 0.32)):
+    for drawn, least in ((exact, 0.0), (sampled, 0.14)):
         use, low, high = drawn.uses["memory"], drawn.low["memory"], drawn.high["memory"]
         assert use.pattern == "bursts"
-        assert low.burst_s <= use.burst_s * math.exp(-least) * (1 + 1e-9)
-        assert high.burst_s >= use.burst_s * math.exp(least) * (1 - 1e-9)
-        assert high.burst_amount <= 1.0
-    assert exact.high["memory"].burst_s == max(each["memory"].burst_s for each in (exact.uses, *exact.ends))
+        assert told(low.burst_s) <= told(use.burst_s) * math.exp(-least) * (1 + 1e-9)
+        assert told(high.burst_s) >= told(use.burst_s) * math.exp(least) * (1 - 1e-9)
+        assert told(high.burst_amount) <= 1.0
+    assert exact.high["memory"].burst_s == max(told(each["memory"].burst_s) for each in (exact.uses, *exact.ends))

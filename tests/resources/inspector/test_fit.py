@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.resources.inspector.conftest import MODELS, request_for, toy_runs
+from tests.resources.told import told
 from traincast.engines import local_engine
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import learned_cost_model
@@ -94,8 +95,8 @@ def test_a_bundle_predicts_what_the_fit_predicts(fitted: ResourceFit) -> None:
     assert uses == fitted.model.uses(request)[0]
     assert uses["compute"].pattern == "busy"
     for name in ("memory", "receive", "send"):
-        assert 0.0 < low[name].burst_s <= uses[name].burst_s <= high[name].burst_s
-        assert high[name].burst_amount <= 1.0
+        assert 0.0 < told(low[name].burst_s) <= told(uses[name].burst_s) <= told(high[name].burst_s)
+        assert told(high[name].burst_amount) <= 1.0
     assert loaded.warnings(request) == ()
     assert "batch" in loaded.warnings(request_for("resnet18", 2**18))[0]
 
@@ -215,12 +216,13 @@ def test_a_simulated_row_has_the_largest_batch_that_fits_or_a_share_of_it() -> N
 
 def test_the_inspector_that_comes_with_traincast_knows_resnet() -> None:
     shipped = load_inspector(inspector_path("shipped"))
-    request = request_for("resnet18", 64)
+    request = request_for("resnet18", 512)
     uses, low, high = shipped.uses(request)
     simulated, _ = simulated_uses(request)
     assert uses["compute"].pattern == simulated["compute"].pattern == "busy"
     assert uses["compute"].burst_amount == pytest.approx(1.0, abs=0.1)
-    assert low["receive"].burst_s <= simulated["receive"].burst_s <= high["receive"].burst_s
+    assert uses["receive"].pattern == simulated["receive"].pattern == "bursts"
+    assert told(low["memory"].burst_s) <= told(simulated["memory"].burst_s) <= told(high["memory"].burst_s)
     assert set(DRIPLE) <= set(shipped.settings)
     size = sum(file.stat().st_size for file in inspector_path("shipped").iterdir())
     assert size < 2e6
