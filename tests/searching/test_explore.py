@@ -23,6 +23,7 @@ from tests.searching.problems import (
     strategies_of,
 )
 from traincast.engines import Engine, local_engine
+from traincast.searching import columns
 from traincast.searching.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem, SpaceCounts, Task
@@ -209,3 +210,22 @@ def test_the_order_of_tasks_does_not_change_the_answer(seed: int) -> None:
     bulk = bulk_of(problem)
     found = {place: explore(bulk, problem, tasks[place])[0] for place in places}
     same(joined([found[n] for n in range(len(tasks))]), columns)
+
+
+@pytest.mark.parametrize("most_keys", [2**62, 40])
+def test_strategies_that_two_parts_found_are_listed_once(most_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_MOST_KEYS", most_keys)
+    found = solved(problem_for(constraint="cp=1,offload=none,schedule=1f1b|gpipe"))
+    some = found.take(np.arange(3, len(found), 2))
+    again = joined([found, some]).distinct()
+    assert len(found) > 50 and len(found.distinct()) == len(found)
+    assert all(np.array_equal(getattr(again, name), getattr(found, name)) for name in COLUMNS)
+
+
+def test_without_a_bound_each_mesh_is_a_part_and_the_deepest_comes_first() -> None:
+    apart = [task.degrees for task in problem_for().tasks()]
+    together = [task.degrees for task in problem_for(reach=1.1).tasks()]
+    assert all(len(degrees) == 1 for degrees in apart)
+    assert apart[0][0].pp == max(degrees[0].pp for degrees in apart)
+    assert sorted(sum(together, ())) == sorted(sum(apart, ()))
+    assert len(together) < len(apart)
