@@ -261,7 +261,7 @@ def _with_columns(row: Row, request: Request, assumed: list[str], *, allow_code:
 
 
 def _with_usual_strategy(row: Row, request: Request, assumed: list[str]) -> Request:
-    """Return ``request`` with the strategy that `predict` chooses, but with the recomputation that a row states."""
+    """Return ``request`` with the usual strategy that fits, but with the recomputation that a row states."""
     request = replace(request, global_batch=_global_batch(row, request, None, assumed))
     chosen = _usual_strategy(request)
     if text(row, "recompute"):
@@ -313,7 +313,7 @@ def _must_be_split(row: Row, request: Request) -> bool:
 
 
 def _usual_strategy(request: Request) -> Strategy:
-    """Return sharded data parallelism if that is the habit of the runtime, otherwise what `predict` chooses."""
+    """Return sharded data parallelism if that is the habit of the runtime, otherwise the first that fits, as people would try them."""
     runtime, devices = request.runtime, request.cluster.num_devices
     if runtime.zero < 3 or request.global_batch % devices:
         return choose_strategy(request)
