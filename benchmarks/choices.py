@@ -3,8 +3,10 @@
 Draws models, clusters, runtimes and batches, and lets Traincast choose a strategy for each. Where the choice does not
 fit, the whole space of a search is judged in bulk for a member that does, up to the first one found: every mesh, every
 schedule, sharding, recomputation and offloading, with micro batches of one sample, which need the least memory. The
-judge shares no list of strategies with the choice. A further sample is searched, to see how much that gains over the
-choice and whether it is more than the choice says (``--searches``).
+judge shares no list of strategies with the choice. Runtimes with parameter servers are judged by the remedy.
+
+With ``--searches N``, N small cases are searched as well, to see how much that gains over the choice, and whether it is
+more than the choice says.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from traincast.cluster import load_cluster
@@ -25,7 +27,7 @@ from traincast.searching.bulk import Bulk
 from traincast.searching.search import search
 from traincast.searching.space import families, meshes, usual_axes
 from traincast.strategy import Request, runtime_names
-from traincast.strategy.choose import Choice, choose
+from traincast.strategy.choose import Choice, choose, remedy_of
 
 MODELS: Final = (
     "gpt2", "gpt2-xl", "bert-large", "llama3-8b", "llama2-7b", "llama2-13b", "llama3-70b", "gpt3-175b", "mixtral-8x7b",
@@ -114,9 +116,11 @@ def judged(case: Case) -> tuple[str, Choice | None, str]:
         choice = None
     if choice is not None and choice.need.fits:
         return "fits", choice, ""
-    if request.runtime.servers:
-        return "servers", choice, ""
-    other = fits_somewhere(request)
+    if request.runtime.servers and choice is not None:  # a search knows no servers: the remedy judges
+        found = remedy_of(replace(request, strategy=choice.strategy), choice.need).change
+        other = str(found.strategy) if found else ""
+    else:
+        other = fits_somewhere(request)
     return ("wrong" if other else "nothing fits"), choice, other
 
 
