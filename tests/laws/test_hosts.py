@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import ChosenSeconds, check_timeline, request_of, run, seconds_of, tasks_per_work
+from tests.conftest import LLAMA, ChosenSeconds, check_timeline, request_of, run, seconds_of, tasks_per_work
 from traincast.graph import Operator, Phase
 from traincast.simulate import simulate
 from traincast.strategy import Runtime, load_runtime, lower
@@ -103,7 +103,8 @@ def test_megatron_deepspeed_waits_around_every_pass() -> None:
 def host_launches(strategy: str, waits: float) -> tuple[float, int]:
     """Launches' worth of host time in a step, and collectives that compute waits for."""
     runtime = replace(load_runtime("megatron"), wait_launches=waits, overlap_tensor=0.0)
-    found = tasks_per_work(lower(request_of(strategy, runtime=runtime, optimizer=False), grain="operator").plan)
+    request = request_of(strategy, model=LLAMA, runtime=runtime, optimizer=False)
+    found = tasks_per_work(lower(request, grain="operator").plan)
     spent = sum(w.launches * n for w, n in found if isinstance(w, Launch))
     return spent, sum(n for w, n in found if isinstance(w, Collective))
 

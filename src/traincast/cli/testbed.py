@@ -93,10 +93,9 @@ def testbed() -> None:
     help="Sample devices, networks and processes of all ranks HZ times a second, from 10 to 100; 50 if HZ is left out.",
 )
 @click.option(
-    "--events/--no-events",
-    default=True,
-    show_default=True,
-    help="Measure the works of the plan between the steps, for the forecast of `testbed compare`.",
+    "--no-events",
+    is_flag=True,
+    help="Do not measure the works of the plan between the steps, from which `testbed compare` forecasts.",
 )
 @options.threads()
 @options.output("a folder with the run: its step times, spans, events, trace and cluster file.")
@@ -114,7 +113,7 @@ def run_command(
     steps: int,
     warmup: int,
     monitor_hz: float | None,
-    events: bool,
+    no_events: bool,
     threads: int,
     output: str,
     as_json: bool,
@@ -129,7 +128,7 @@ def run_command(
         done = run_testbed(
             model, ranks=ranks, strategy=strategy, global_batch=global_batch, output=output, seq=seq, compute=compute,
             network=network, link=rates, slow={rank: _factor(text) for rank, text in factors.items()}, steps=steps,
-            warmup=warmup, monitor=monitor_hz, events=events, threads=threads, progress=progress,
+            warmup=warmup, monitor=monitor_hz, events=not no_events, threads=threads, progress=progress,
         )  # fmt: skip
     if as_json:
         print_json(done.to_dict())

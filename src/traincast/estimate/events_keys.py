@@ -9,14 +9,15 @@ from traincast.graph import Operator, Phase, TensorSpec
 from traincast.work import Collective, Transfer
 
 PHASES: Final = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd", Phase.OPTIMIZER: "update"}
-_NOT_COST: Final = frozenset({"module", "unknown", "fused", "distinct"})
+NOT_COST: Final = frozenset({"module", "unknown", "fused", "distinct"})
+"""Attributes of an operator that a run of it cannot tell apart."""
 P2P: Final = "p2p"
 """The name of a message from one rank to another in the column ``collective``."""
 
 
 def operator_key(operator: Operator) -> str:
     """Return the key of an operator: its kind, name, phase, tensors and attributes, without its place in a model."""
-    attributes = {name: value for name, value in operator.attributes.items() if name not in _NOT_COST}
+    attributes = {name: value for name, value in operator.attributes.items() if name not in NOT_COST}
     return text_of(
         [
             operator.kind.value,

@@ -313,7 +313,7 @@ def _must_be_split(row: Row, request: Request) -> bool:
 
 
 def _usual_strategy(request: Request) -> Strategy:
-    """Return sharded data parallelism if that is the habit of the runtime, otherwise the first that fits, as people would try them."""
+    """Return sharded data parallelism if that is the habit of the runtime, otherwise the first that fits."""
     runtime, devices = request.runtime, request.cluster.num_devices
     if runtime.zero < 3 or request.global_batch % devices:
         return choose_strategy(request)

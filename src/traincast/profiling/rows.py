@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from traincast.errors import FileFormatError
+from traincast.estimate.events_keys import NOT_COST
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.graph.work_amount import gemm_dims, grouped_gemm_dims
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing
@@ -79,7 +80,6 @@ PHASES: Final[Mapping[Phase, str]] = {Phase.FORWARD: "fwd", Phase.BACKWARD: "bwd
 SPLIT: Final = "train"
 """Value of the column ``split``: profiled rows are for training."""
 
-_NOT_COST: Final = frozenset({"module", "unknown"})
 _MAX_DIM: Final = 10**15
 
 
@@ -103,9 +103,9 @@ def _plain(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 def key_of(operator: Operator) -> str:
     """A text that is equal for operators of the same kind, name, phase, shapes, dtypes and attributes.
 
-    The class of an operator's module does not count.
+    What does not change the work (:data:`NOT_COST`), such as the class of an operator's module, does not count.
     """
-    attributes = {name: value for name, value in operator.attributes.items() if name not in _NOT_COST}
+    attributes = {name: value for name, value in operator.attributes.items() if name not in NOT_COST}
     return _json(
         [
             operator.kind.value,

@@ -157,9 +157,10 @@ def _recomputes(request: Request) -> tuple[str, ...]:
 def _promising(request: Request) -> Iterator[Strategy]:
     """Strategies of the runtime's kind, with tensor and context groups inside a node; those likely to be fast first.
 
-    What a setting costs is a rough guess: it only decides which strategies are timed.
+    What a setting costs is a rough guess: it only decides which strategies are timed. There are none for models without
+    tokens: people split layers of these only if they must.
     """
-    if request.runtime.servers:
+    if request.runtime.servers or not request.graph.tokens_per_sample:
         return
     inside = min(request.cluster.domain_devices, _MAX_TENSOR)
     recomputes = (request.runtime.recompute, *leaner(request.runtime.recompute))
