@@ -112,7 +112,8 @@ def test_a_step_costs_what_a_capture_of_the_same_network_costs(name: str) -> Non
     assert total[0] == pytest.approx(total[1], rel=0.01)
     assert ours.num_parameters == theirs.num_parameters
     assert ours.tokens_per_sample == theirs.tokens_per_sample
-    assert step_of(ours, 8192) == pytest.approx(step_of(theirs, 8192), rel=0.01)
+    # In fp32: autocast is PyTorch's, and asks for the names of PyTorch's operators.
+    assert step_of(ours, 8192, "fp32") == pytest.approx(step_of(theirs, 8192, "fp32"), rel=0.01)
 
 
 def test_a_scan_over_layers_is_one_repeated_block() -> None:

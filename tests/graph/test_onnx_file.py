@@ -92,8 +92,8 @@ def kernels(graph: OperatorGraph) -> Counter[tuple[object, ...]]:
     return found
 
 
-def step_of(graph: OperatorGraph, batch: int = 64) -> float:
-    return predict(graph, cluster="dgx-a100:1", global_batch=batch, strategy="dp=8").report.step_s
+def step_of(graph: OperatorGraph, batch: int = 64, precision: str | None = None) -> float:
+    return predict(graph, cluster="dgx-a100:1", global_batch=batch, strategy="dp=8", precision=precision).report.step_s
 
 
 @cache

@@ -54,7 +54,8 @@ def test_every_lane_of_the_run_has_one_of_the_forecast(written: tuple[Path, Any]
         for side in ("run", "forecast")
     }
     assert by_side["run"] == by_side["forecast"]
-    assert {stream for _, stream in by_side["run"]} == {"compute", "data", "send forward", "send backward"}
+    streams = {"compute", "communication", "data", "send forward", "send backward"}
+    assert {stream for _, stream in by_side["run"]} == streams  # communication: gradients of the tied table
     assert [row["rank"] for row in line["rows"]] == [0, 1, 2, 3]
     assert [mark["name"] for mark in line["marks"]] == ["run", "forecast"]
     assert max(mark["at"] for mark in line["marks"]) <= line["step_ns"]
