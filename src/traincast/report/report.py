@@ -67,7 +67,7 @@ class BundleUse:
 class UnsearchedChoice:
     """How Traincast chose a strategy without a search.
 
-    It is the fastest of ``timed`` strategies that fit or, if ``timed`` is 0, the first that fits. If it does not
+    It is the fastest of ``timed`` strategies that fit or, if that is one at most, the first that fits. If it does not
     (``fits``), no strategy was found that does, and it needs the least memory of all that were tried. A search could
     shorten the step by about ``most_gain`` of its time at most; None if that is not known.
     """
