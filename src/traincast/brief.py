@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 
@@ -36,6 +35,8 @@ class Brief:
 
     def _repr_html_(self) -> str:
         """Return the same as HTML, which notebooks show; every text is escaped."""
+        from html import escape  # only notebooks need it
+
         title, rows, columns = self.brief()
         head = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in columns)}</tr>"] if columns else []
         body = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
