@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import find_device
-from traincast.estimate.families import FAMILIES, Rates
-from traincast.estimate.features import FLOOR_S, TILE_CHANNELS
-from traincast.fitting.dataset import OperatorTable, read_operators
-from traincast.fitting.examples import Rows, cells_of, examples_of, rows_of, vocabulary_of
-from traincast.fitting.rivals import ALL, Budget, compare, count_of, evaluate, sample
+from traincast.estimate.operators.families import FAMILIES, Rates
+from traincast.estimate.operators.features import FLOOR_S, TILE_CHANNELS
+from traincast.fitting.operators.examples import Rows, cells_of, examples_of, rows_of, vocabulary_of
+from traincast.fitting.operators.rivals import ALL, Budget, compare, count_of, evaluate, sample
+from traincast.fitting.rows.dataset import OperatorTable, read_operators
 from traincast.fitting.split import protocol_split
 from traincast.fitting.train import Examples, TrainConfig, train_network
 

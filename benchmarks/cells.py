@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 from benchmarks.markdown import percent, table
 from traincast.estimate import LearnedCostModel
 from traincast.estimate.bundle import SHIPPED, load_bundle
-from traincast.fitting.dataset import OperatorTable, read_operators
+from traincast.fitting.rows.dataset import OperatorTable, read_operators
 from traincast.fitting.split import protocol_split
 from traincast.validating.metrics import Summary, summarize
 from traincast.validating.operators import validate_operators

@@ -23,7 +23,7 @@ from traincast.cluster import load_cluster
 from traincast.errors import RequestError, StrategyError
 from traincast.forecast import estimates_of, make_request, predict
 from traincast.graph.load import load_model
-from traincast.searching.bulk import Bulk
+from traincast.searching.bulk.evaluate import Bulk
 from traincast.searching.search import search
 from traincast.searching.space import families, meshes, usual_axes
 from traincast.strategy import Request, runtime_names

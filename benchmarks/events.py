@@ -13,7 +13,7 @@ from traincast.simulate.conditions import Conditions, under, who_waits
 from traincast.simulate.events import execute_events
 from traincast.simulate.servers import run_servers
 from traincast.strategy import Request, Strategy, load_precision, load_runtime, lower
-from traincast.strategy.servers import Piece, ServerSetup
+from traincast.strategy.servers.tasks import Piece, ServerSetup
 
 
 def rate() -> None:

@@ -1,8 +1,8 @@
 """Fits the law of grouped products of training and shows its errors: ``python -m benchmarks.grouped TABLE``.
 
-Reads the rows of kind ``grouped_gemm``, fits the constants of :mod:`traincast.estimate.grouped` (a factor for newer and
-for older architectures, seconds per expert), and prints the error on what each fit has not seen: other shapes of
-weights, other numbers of experts, more or fewer rows per expert, another device.
+Reads the rows of kind ``grouped_gemm``, fits the constants of :mod:`traincast.estimate.operators.grouped` (a factor for
+newer and for older architectures, seconds per expert), and prints the error on what each fit has not seen: other shapes
+of weights, other numbers of experts, more or fewer rows per expert, another device.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from traincast.cluster import find_device, find_node
-from traincast.estimate import grouped
 from traincast.estimate.analytical import AnalyticalCostModel
-from traincast.estimate.efficiency import achievable
 from traincast.estimate.learned import learned_cost_model
+from traincast.estimate.operators import grouped
+from traincast.estimate.operators.efficiency import achievable
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.tables import read_arrow
 

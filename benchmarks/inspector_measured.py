@@ -21,16 +21,16 @@ import numpy.typing as npt
 
 from benchmarks.inspector import figures
 from traincast.files import write_json
+from traincast.fitting.inspector.examples import examples_of, folds, types_of
+from traincast.fitting.inspector.fit import predictions
+from traincast.fitting.inspector.make import simulated_uses
+from traincast.fitting.inspector.rivals import mean_rival, trees_rival
+from traincast.fitting.inspector.runs import ObservedRun, observed_run
+from traincast.fitting.inspector.train import InspectorTraining, train
 from traincast.resources.bursts import RESOURCES, ResourceUse
 from traincast.resources.inspector.bundle import load_inspector
-from traincast.resources.inspector.examples import examples_of, folds, types_of
-from traincast.resources.inspector.fit import predictions
 from traincast.resources.inspector.grouping import Grouping
-from traincast.resources.inspector.make import simulated_uses
-from traincast.resources.inspector.rivals import mean_rival, trees_rival
-from traincast.resources.inspector.runs import ObservedRun, observed_run
 from traincast.resources.inspector.targets import score, uses_of_runs
-from traincast.resources.inspector.train import InspectorTraining, train
 from traincast.tables import read_rows
 
 Floats = npt.NDArray[np.float64]

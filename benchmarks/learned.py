@@ -31,17 +31,17 @@ from benchmarks.opset import opset
 from traincast.cluster import load_cluster, load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
-from traincast.estimate.cells import beside
-from traincast.estimate.features import family_of, shapes_of
-from traincast.estimate.learned_collectives import CollectiveModel
-from traincast.fitting.adapt import adapt
+from traincast.estimate.collectives.learned import CollectiveModel
+from traincast.estimate.operators.cells import beside
+from traincast.estimate.operators.features import family_of, shapes_of
 from traincast.fitting.boosting import BoostingConfig, grow
-from traincast.fitting.collective_table import read_collectives
-from traincast.fitting.collectives import compare_collectives, fit_collectives, predict_rows
-from traincast.fitting.dataset import OperatorTable, read_operators
-from traincast.fitting.examples import Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
-from traincast.fitting.operators import FitConfig, fit_cell, fit_general, fit_operators
-from traincast.fitting.scores import said_of
+from traincast.fitting.collectives.fit import compare_collectives, fit_collectives, predict_rows
+from traincast.fitting.collectives.table import read_collectives
+from traincast.fitting.operators.adapt import adapt
+from traincast.fitting.operators.examples import Rows, cells_of, examples_of, rows_of, table_of, vocabulary_of
+from traincast.fitting.operators.fit import FitConfig, fit_cell, fit_general, fit_operators
+from traincast.fitting.operators.scores import said_of
+from traincast.fitting.rows.dataset import OperatorTable, read_operators
 from traincast.fitting.split import Merged, Split, by_unseen_dims, protocol_split
 from traincast.fitting.train import TrainConfig
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec

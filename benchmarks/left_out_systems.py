@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from benchmarks.markdown import table as markdown
 from benchmarks.markers import write
-from traincast.fitting.collective_table import read_collectives
-from traincast.fitting.system_prior import LeftOut, left_out_systems, spread_of, system_cells
+from traincast.fitting.collectives.prior import LeftOut, left_out_systems, spread_of, system_cells
+from traincast.fitting.collectives.table import read_collectives
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "collectives.md"
 COUNTS: Final = (0, 10, 30)

@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.markdown import percent, table
-from traincast.estimate.features import family_of, shapes_of
-from traincast.fitting.compare import compare_cells
-from traincast.fitting.dataset import OperatorTable, read_operators
-from traincast.fitting.rivals import ALL, Budget, RivalScore
+from traincast.estimate.operators.features import family_of, shapes_of
+from traincast.fitting.operators.compare import compare_cells
+from traincast.fitting.operators.rivals import ALL, Budget, RivalScore
+from traincast.fitting.rows.dataset import OperatorTable, read_operators
 
 TABLE: Final = Path(__file__).parent / "data" / "opset_cpu.parquet"
 SEEDS: Final = 3

@@ -33,8 +33,8 @@ def counts() -> dict[str, int]:
     """Return how many things of each kind there are, by the names that documents use."""
     from traincast.cluster import cluster_names, device_names, load_cluster, node_names
     from traincast.graph import zoo
-    from traincast.scheduling.placement import PLACEMENTS
     from traincast.scheduling.policies import POLICIES
+    from traincast.scheduling.space.placement import PLACEMENTS
     from traincast.strategy import runtime_names
     from traincast.strategy.schedules import SCHEDULES
 

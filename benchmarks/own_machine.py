@@ -25,8 +25,8 @@ from typing import Final
 
 from traincast.estimate import EventsCostModel, learned_cost_model, read_events
 from traincast.forecast import predict
-from traincast.profiling.events import measure_events
-from traincast.profiling.events_request import EventsRequest
+from traincast.profiling.events.measure import measure_events
+from traincast.profiling.events.request import EventsRequest
 from traincast.profiling.launch import run_locally
 
 MODELS: Final[dict[str, int]] = {

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.own_machine_turns import Turns
 from traincast.profiling.contention import quiet
-from traincast.profiling.events_steps import training_step
+from traincast.profiling.events.steps import training_step
 
 _WARMUP: Final = 4
 _MOST: Final = 2000

@@ -80,8 +80,8 @@ def main() -> None:
     lock = sys.argv[1]
     turns = Turns(lock)
     from traincast.cli.main import run
-    from traincast.profiling.events_network import MessageTimer
-    from traincast.profiling.events_steps import TrainingStep
+    from traincast.profiling.events.network import MessageTimer
+    from traincast.profiling.events.steps import TrainingStep
 
     steps = Turns(lock)
     TrainingStep.__call__ = steps.taking(TrainingStep.__call__)  # type: ignore[method-assign]

@@ -21,10 +21,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.inspector_measured import measured_runs
+from traincast.fitting.inspector.runs import ObservedRun
 from traincast.forecast import forecast
 from traincast.resources.bursts import FIGURES, RESOURCES
 from traincast.resources.forecasting import ResourceForecast, resources_of
-from traincast.resources.inspector.runs import ObservedRun
 from traincast.resources.whatif import change_of, change_ranges
 
 TABLE: Final = Path(__file__).parent / "data" / "resource_runs.parquet"

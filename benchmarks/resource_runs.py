@@ -211,7 +211,7 @@ def request_of(run: ResourceRun) -> RunRequest:
 
 def measure(run: ResourceRun, folder: Path) -> None:
     """Run once, with ranks that are copies of this process, and keep the folder of the run."""
-    from traincast.testbed.forked import start_forked
+    from traincast.testbed.rank.forked import start_forked
     from traincast.testbed.run import run as run_testbed
 
     _in_a_copy(lambda: run_testbed(request_of(run), folder / run.name, start=start_forked, traced=False))
@@ -220,7 +220,7 @@ def measure(run: ResourceRun, folder: Path) -> None:
 
 def _in_a_copy(act: Callable[[], object], patience_s: float = _PATIENCE_S) -> None:
     """Act in a copy of this process; raises if that fails or takes too long."""
-    from traincast.testbed.forked import ForkedProcess
+    from traincast.testbed.rank.forked import ForkedProcess
 
     copy = ForkedProcess(act)
     try:
@@ -236,7 +236,7 @@ def prepare(folder: Path) -> None:
     """Load what ranks need, so that their copies have it. Graphs are captured in copies: this process must not."""
     first = ResourceRun(model="gpt", setting="dp=2,servers=1", device="k80", rate="1Gbit", batch=8, steps=1)
     _in_a_copy(lambda: _forecast(first, folder), _PLANNING_S)
-    for name in ("pandas", "torch._dynamo", "traincast.testbed.serving", "traincast.testbed.worker"):
+    for name in ("pandas", "torch._dynamo", "traincast.testbed.rank.serving", "traincast.testbed.rank.worker"):
         importlib.import_module(name)
     _forecast(first, folder)  # loads bundles, and what is compiled
 

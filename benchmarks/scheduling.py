@@ -24,12 +24,12 @@ import numpy as np
 from benchmarks.timing import best, table
 from traincast.scheduling import POLICIES, Costs, Job, Metrics, Outcome, SharedCluster, measure, simulate
 from traincast.scheduling.check import check_fit
-from traincast.scheduling.estimates import forecast_errors, load_estimates
-from traincast.scheduling.nodes import load_nodes
-from traincast.scheduling.stand_ins import load_stand_ins
-from traincast.scheduling.step_times import StepTimes
+from traincast.scheduling.estimates.sources import forecast_errors, load_estimates
+from traincast.scheduling.estimates.stand_ins import load_stand_ins
+from traincast.scheduling.joblogs.read import Trace, load_jobs
+from traincast.scheduling.sharing.step_times import StepTimes
+from traincast.scheduling.space.nodes import load_nodes
 from traincast.scheduling.study import Regret, regrets, run_study
-from traincast.scheduling.traces import Trace, load_jobs
 
 REFERENCE = {
     "fifo": "expected_fifo_pooled.csv.gz",

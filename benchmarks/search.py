@@ -24,7 +24,7 @@ from benchmarks.timing import best, table
 from traincast.engines import Engine, local_engine, ray_engine
 from traincast.errors import StrategyError
 from traincast.forecast import estimates_of, forecast, make_request
-from traincast.searching.columns import StrategyColumns, joined
+from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.naive import naive_choice, naive_strategies

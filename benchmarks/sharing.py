@@ -21,9 +21,9 @@ import numpy as np
 
 from traincast.cluster import load_cluster
 from traincast.forecast import predict
-from traincast.resources.programs import forecast_program
-from traincast.resources.server_programs import ServerProgram
-from traincast.resources.sharing import StepProgram, slowdowns
+from traincast.scheduling.sharing.programs import forecast_program
+from traincast.scheduling.sharing.server_programs import ServerProgram
+from traincast.scheduling.sharing.together import StepProgram, slowdowns
 from traincast.testbed.request import RunRequest
 from traincast.testbed.run import cluster_text
 from traincast.testbed.setup import RUNTIME

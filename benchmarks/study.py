@@ -27,7 +27,7 @@ from traincast.calibrating.procedure import Calibrated, calibrate_runs
 from traincast.calibrating.runs import MeasuredRun, prepare_runs
 from traincast.calibrating.study import fold_numbers, held_out
 from traincast.cluster import Calibration, find_node, load_device, write_calibrated
-from traincast.estimate.efficiency import achievable
+from traincast.estimate.operators.efficiency import achievable
 from traincast.measured import Measured, dp_steps
 from traincast.measured import steps as language_steps
 from traincast.measured.complete import completed

@@ -28,11 +28,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.off_core import OffCore, write_trace
 from traincast.estimate import EventsCostModel, learned_cost_model
-from traincast.estimate.events import events_of
+from traincast.estimate.events.model import events_of
 from traincast.forecast import predict
-from traincast.profiling.events_steps import training_step
+from traincast.profiling.events.steps import training_step
+from traincast.traces.files.load import load_jobs
 from traincast.traces.learn import learn
-from traincast.traces.load import load_jobs
 
 MODELS: Final[dict[str, int]] = {
     "gpt:layers=4,hidden=256,heads=4,vocab=4000,seq=64": 4,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _LOADERS = {
-    "traincast": "from traincast.traces.load import load_trace\nload = lambda path: load_trace(Path(path))",
+    "traincast": "from traincast.traces.files.load import load_trace\nload = lambda path: load_trace(Path(path))",
     "hta": (
         "import logging\nlogging.disable(logging.CRITICAL)\nfrom hta.trace_analysis import TraceAnalysis\n"
         "load = lambda path: TraceAnalysis(trace_files={0: path}, trace_dir='/tmp')"
@@ -78,9 +78,9 @@ def breakdowns(path: Path) -> None:
     from hta.trace_analysis import TraceAnalysis
 
     from traincast.traces.breakdown import breakdown
-    from traincast.traces.device import device_work
-    from traincast.traces.load import load_trace
-    from traincast.traces.pace import StepWindow
+    from traincast.traces.files.load import load_trace
+    from traincast.traces.recording.device import device_work
+    from traincast.traces.recording.pace import StepWindow
 
     logging.disable(logging.CRITICAL)
     trace = load_trace(path)

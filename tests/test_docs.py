@@ -26,14 +26,14 @@ from traincast.cli.options import RENAMED
 from traincast.cluster import Calibration, Correction, Stall, load_cluster, load_device, write_calibrated
 from traincast.cluster.schema import TABLES
 from traincast.graph import zoo
-from traincast.graph.huggingface import READERS
+from traincast.graph.huggingface.read import READERS
 from traincast.report import JobForecast, Report
 from traincast.report.breakdown import Breakdown
 from traincast.report.critical_path import PathEntry
 from traincast.scheduling import PLACEMENTS, POLICIES, Metrics
 from traincast.schema import keys_of
 from traincast.strategy import Memory, Runtime, Strategy, load_precision, load_runtime, parse_strategy, runtime_names
-from traincast.strategy.precision import PRECISIONS
+from traincast.strategy.program.precision import PRECISIONS
 from traincast.strategy.schedules import SCHEDULES
 from traincast.validating.metrics import Summary
 from traincast.validating.outcome import RowOutcome

@@ -11,7 +11,7 @@ from tests.conftest import GPT, LLAMA, devices, graph_of, request_of
 from traincast.forecast import Forecast, forecast, job_of, predict
 from traincast.report import JobSettings, Report
 from traincast.strategy import lower, prepare
-from traincast.strategy.fits import MemoryFit
+from traincast.strategy.memory.fits import MemoryFit
 
 
 def predicted(strategy: str, **settings: Any) -> Forecast:

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     )
     from traincast.estimate import AnalyticalCostModel, CostModel, Estimates, LearnedCostModel, learned_cost_model
     from traincast.fitting.fit import Fit, fit
+    from traincast.fitting.inspector.make import MadeRuns, simulate_resources
     from traincast.forecast import Forecast, predict
     from traincast.graph import Operator, OperatorGraph, TensorSpec
     from traincast.graph.files import load_graph, save_graph
     from traincast.graph.load import load_model as capture
     from traincast.profiling import CollectiveRequest, OperatorRequest, Profile
-    from traincast.profiling.monitor import Monitored
+    from traincast.profiling.monitor.sample import Monitored
     from traincast.profiling.profile import profile
     from traincast.report import JobForecast, JobSettings, Report
     from traincast.resources.bursts import ResourceUse
     from traincast.resources.forecasting import ResourceForecast, resources_of
-    from traincast.resources.inspector.make import MadeRuns, simulate_resources
     from traincast.resources.whatif import WhatIf, whatif_resources
     from traincast.scheduling import (
         Costs,
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
         Policy,
         SharedCluster,
     )
+    from traincast.scheduling.joblogs.read import Trace
     from traincast.scheduling.schedule import Schedule, schedule
-    from traincast.scheduling.traces import Trace
     from traincast.searching.answer import Answer, Candidate
     from traincast.searching.search import search
     from traincast.simulate import Conditions, Timeline
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from traincast.testbed.folder import RunFolder
     from traincast.testbed.outcome import Comparison as RunComparison
     from traincast.testbed.run import run_testbed
-    from traincast.testbed.study import Study as RunStudy
-    from traincast.testbed.study import study_testbed
+    from traincast.testbed.study.study import Study as RunStudy
+    from traincast.testbed.study.study import study_testbed
     from traincast.traces.diff import TraceDiff
     from traincast.traces.learn import LearnedEvents
     from traincast.traces.replay import ReplayReport
@@ -95,16 +95,16 @@ _HOMES = {
     "traincast.graph.files": "load_graph save_graph",
     "traincast.graph.load": "capture",
     "traincast.profiling": "CollectiveRequest OperatorRequest Profile",
-    "traincast.profiling.monitor": "Monitored",
+    "traincast.profiling.monitor.sample": "Monitored",
     "traincast.profiling.profile": "profile",
     "traincast.report": "JobForecast JobSettings Report",
     "traincast.resources.bursts": "ResourceUse",
     "traincast.resources.forecasting": "ResourceForecast resources_of",
-    "traincast.resources.inspector.make": "MadeRuns simulate_resources",
+    "traincast.fitting.inspector.make": "MadeRuns simulate_resources",
     "traincast.resources.whatif": "WhatIf whatif_resources",
     "traincast.scheduling": "Costs FailureEvent FailureLaw Failures Job Metrics Placement Policy SharedCluster",
     "traincast.scheduling.schedule": "Schedule schedule",
-    "traincast.scheduling.traces": "Trace",
+    "traincast.scheduling.joblogs.read": "Trace",
     "traincast.searching.answer": "Answer Candidate",
     "traincast.searching.search": "search",
     "traincast.simulate": "Conditions Timeline",
@@ -113,7 +113,7 @@ _HOMES = {
     "traincast.testbed.folder": "RunFolder",
     "traincast.testbed.outcome": "RunComparison",
     "traincast.testbed.run": "run_testbed",
-    "traincast.testbed.study": "RunStudy study_testbed",
+    "traincast.testbed.study.study": "RunStudy study_testbed",
     "traincast.traces.diff": "TraceDiff",
     "traincast.traces.learn": "LearnedEvents",
     "traincast.traces.replay": "ReplayReport",

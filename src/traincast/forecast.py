@@ -19,9 +19,9 @@ from traincast.estimate.calibrated import calibrated
 from traincast.estimate.coverage import check_used
 from traincast.estimate.limits import above_limits
 from traincast.graph import Operator, OperatorGraph, Phase
-from traincast.graph.finetune import FineTuning, fine_tuned, parse_fine_tuning
 from traincast.graph.load import load_model
 from traincast.graph.optimizers import with_optimizer
+from traincast.graph.tuning.tune import FineTuning, fine_tuned, parse_fine_tuning
 from traincast.report import JobForecast, JobSettings, Report, make_report
 from traincast.report.advice import advice_of
 from traincast.report.by_rank import estimates_by_rank
@@ -52,10 +52,10 @@ from traincast.strategy.choose import (
     usual_runtime,
 )
 from traincast.strategy.lower import Layout
+from traincast.strategy.memory.remedy import Change, Remedy
 from traincast.strategy.plan_builder import Grain
 from traincast.strategy.prepare import for_workers, memory_in_detail
 from traincast.strategy.releases import settled
-from traincast.strategy.remedy import Change, Remedy
 from traincast.strategy.strategy import says_micro_batch
 from traincast.strategy.uneven import with_variants
 from traincast.strategy.variants import plain
@@ -135,7 +135,7 @@ def predict(
     fits. A bundle of ``cost_model`` that covers no work of the step is refused; the report has the share that each
     covers. ``precision`` defaults to bf16 for sequence models and to amp for others, if the device supports it.
 
-    ``lora``, ``freeze`` and ``quantize`` describe fine-tuning (:func:`traincast.graph.finetune.parse_fine_tuning`).
+    ``lora``, ``freeze`` and ``quantize`` describe fine-tuning (:func:`traincast.graph.tuning.tune.parse_fine_tuning`).
     ``optimizer`` is a name, True for the model's own optimizer, or False for a step without an update.
     """
     for rule in shard_rules:

@@ -21,8 +21,8 @@ from traincast.cluster.hardware import joined
 from traincast.cluster.match import is_processor, measured_name
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate import learned_cost_model
-from traincast.fitting.collective_table import read_collectives
-from traincast.fitting.dataset import read_operators
+from traincast.fitting.collectives.table import read_collectives
+from traincast.fitting.rows.dataset import read_operators
 
 RYZEN = "AMD Ryzen 9 7950X 16-Core Processor (1 of 16 cores)"
 NAME = "amd-ryzen-9-7950x-16-core-processor-1-of-16-cores"

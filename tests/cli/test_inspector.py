@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.test_fit import run
 from tests.resources.inspector.test_fit import QUICK, rows
-from traincast.resources.inspector.fit import fit_resources
-from traincast.resources.inspector.runs import write_runs
+from traincast.fitting.inspector.fit import fit_resources
+from traincast.fitting.inspector.runs import write_runs
 
 PREDICT = "predict alexnet --cluster dgx-1-v100:1x2 --strategy dp=2 --global-batch 16 --precision fp32".split()
 

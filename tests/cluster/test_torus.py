@@ -9,7 +9,7 @@ import pytest
 from traincast.cluster import Cluster, effective_intra_bandwidth, load_cluster
 from traincast.cluster.topology import part_of_node
 from traincast.cluster.torus import box_of, torus_bandwidth, torus_exchange_bandwidth
-from traincast.estimate.collectives import LINK_SHARE, TORUS_BEGIN_S, collective_seconds
+from traincast.estimate.collectives.laws import LINK_SHARE, TORUS_BEGIN_S, collective_seconds
 from traincast.work import Collective
 
 V5E = load_cluster("tpu-v5e-host:64")  # 16 × 16 chips, 4 links of 50 GB/s each

@@ -18,8 +18,8 @@ from traincast.scheduling import POLICIES, Job, Policy, SharedCluster, State, si
 from traincast.scheduling.conformance import check_policy
 from traincast.searching.search import search
 from traincast.strategy import SCHEDULES, Strategy
-from traincast.strategy.recompute import RECOMPUTATIONS, Recomputation, leaner
-from traincast.strategy.remedy import changes
+from traincast.strategy.memory.remedy import changes
+from traincast.strategy.program.recompute import RECOMPUTATIONS, Recomputation, leaner
 from traincast.strategy.schedules import Order, Pass, PipelineSchedule, Slot
 
 CHEAP = frozenset({OpKind.ACTIVATION, OpKind.LAYER_NORM, OpKind.ELEMENTWISE})

@@ -13,7 +13,7 @@ from tests.conftest import CNN, check_timeline, request_of
 from tests.searching.test_contract import compare, random_problem
 from traincast.errors import RequestError
 from traincast.forecast import forecast
-from traincast.graph.finetune import fine_tuned, parse_fine_tuning
+from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import runtime_names
 
 TUNINGS: Final[tuple[tuple[str | None, tuple[str, ...], str | None], ...]] = (

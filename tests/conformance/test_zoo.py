@@ -20,7 +20,7 @@ from tests.graph.training_step import built
 from traincast.graph import OperatorGraph, OpKind, Phase, zoo
 from traincast.graph.work_amount import MATRIX_KINDS, attention_fraction
 from traincast.graph.zoo import Traceable
-from traincast.graph.zoo.stack import TransformerConfig  # brings our own operators with it
+from traincast.graph.zoo.parts.stack import TransformerConfig  # brings our own operators with it
 
 NAMES = zoo.names()
 SHARED = {"bit", "detr", "moflow", "se3-transformer", "tacotron2"}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import FileFormatError
 from traincast.estimate import learned_cost_model
-from traincast.estimate.adapted_collectives import AdaptedSystem, adapted_from, link_of
-from traincast.estimate.collective_features import Condition, baseline_seconds, condition_of, message_of, route_of
-from traincast.estimate.system_prior import FEATURES, Points, SystemPrior, setting_of, transport_of, unpacked
+from traincast.estimate.collectives.adapted import AdaptedSystem, adapted_from, link_of
+from traincast.estimate.collectives.features import Condition, baseline_seconds, condition_of, message_of, route_of
+from traincast.estimate.collectives.prior import FEATURES, Points, SystemPrior, setting_of, transport_of, unpacked
 from traincast.work import Collective
 
 Floats = npt.NDArray[np.float64]

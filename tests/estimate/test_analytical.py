@@ -17,8 +17,8 @@ from traincast.estimate.analytical import (
     UNALIGNED_SHARE,
     attention_share,
 )
-from traincast.estimate.efficiency import achievable
 from traincast.estimate.learned import _drawn, _thin
+from traincast.estimate.operators.efficiency import achievable
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.work import Collective, Launch, Transfer, Work
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincast.cluster import find_device
-from traincast.estimate.cells import (
+from traincast.estimate.operators.cells import (
     ANY,
     COLUMNS,
     WIDENING,
@@ -24,8 +24,8 @@ from traincast.estimate.cells import (
     setting_of,
     trees_table,
 )
-from traincast.estimate.families import FAMILIES, Rates
-from traincast.estimate.features import Shapes, features, roofline
+from traincast.estimate.operators.families import FAMILIES, Rates
+from traincast.estimate.operators.features import Shapes, features, roofline
 from traincast.fitting.boosting import BoostingConfig, grow
 from traincast.fitting.train import Examples, TrainConfig, train_network
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from traincast.cluster import Cluster, load_cluster
-from traincast.estimate.collectives import (
+from traincast.estimate.collectives.laws import (
     CHOICES,
     NIC_SHARE,
     PROTOCOLS,

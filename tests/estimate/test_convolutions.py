@@ -6,7 +6,7 @@ import pytest
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import AnalyticalCostModel
-from traincast.estimate.convolutions import FOURIER_GAIN, WINDOW_FLOP_SHARE, convolution_law, depthwise_s
+from traincast.estimate.operators.convolutions import FOURIER_GAIN, WINDOW_FLOP_SHARE, convolution_law, depthwise_s
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 V100 = load_cluster("dgx-1-v100")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from traincast.cluster import device_names, load_device
-from traincast.estimate.efficiency import ARCHITECTURES, DEFAULT, INTERVALS, MEMORY_SHARE, achievable
+from traincast.estimate.operators.efficiency import ARCHITECTURES, DEFAULT, INTERVALS, MEMORY_SHARE, achievable
 from traincast.graph import OpKind
 
 H100 = load_device("h100-sxm5-80gb")

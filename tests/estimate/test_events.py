@@ -13,9 +13,9 @@ from traincast import files
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate import AnalyticalCostModel, EventsCostModel, read_events
-from traincast.estimate.events import BESIDE_TRAFFIC, PURPOSES, Events, events_of
-from traincast.estimate.events_file import CARD, TABLE, EventsCard, Row, contents_of, row_of
-from traincast.estimate.events_keys import collective_key, operator_key, text_of, update_key
+from traincast.estimate.events.file import CARD, TABLE, EventsCard, Row, contents_of, row_of
+from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
+from traincast.estimate.events.model import BESIDE_TRAFFIC, PURPOSES, Events, events_of
 from traincast.forecast import predict
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.report.outlook import COMPOSED

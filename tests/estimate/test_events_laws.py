@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.estimate.events_laws import GLOO_LAWS, LAWS, MeasuredCurve, interpolated
+from traincast.estimate.events.laws import GLOO_LAWS, LAWS, MeasuredCurve, interpolated
 
 SIZES = np.array([1e3, 1e4, 1e5, 1e6, 1e7])
 

@@ -11,8 +11,8 @@ import pytest
 from tests.estimate.test_events import card, cluster, measured
 from traincast.cluster import load_cluster
 from traincast.estimate import AnalyticalCostModel, EventsCostModel
-from traincast.estimate.events import CARRIED, MEASURED, events_of
-from traincast.estimate.events_file import Row
+from traincast.estimate.events.file import Row
+from traincast.estimate.events.model import CARRIED, MEASURED, events_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.cluster import find_device
-from traincast.estimate.families import FAMILIES, Floats, Rates
-from traincast.estimate.features import (
+from traincast.estimate.operators.families import FAMILIES, Floats, Rates
+from traincast.estimate.operators.features import (
     ATTENTION_BACKWARD,
     FLOOR_S,
     TILE_CHANNELS,
@@ -25,7 +25,7 @@ from traincast.estimate.features import (
     roofline,
     shapes_of,
 )
-from traincast.fitting.rows import RowConfig, operator_of
+from traincast.fitting.rows.operator import RowConfig, operator_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 

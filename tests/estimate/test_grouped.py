@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from traincast.cluster import load_cluster
-from traincast.estimate import grouped
 from traincast.estimate.analytical import GROUPED_SHARE, AnalyticalCostModel
 from traincast.estimate.learned import LearnedCostModel, learned_cost_model
+from traincast.estimate.operators import grouped
 from traincast.estimate.protocol import SOURCES, CostModel
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 

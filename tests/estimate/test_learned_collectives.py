@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.errors import FileFormatError
-from traincast.estimate.collective_curves import Curve, ring_threshold
-from traincast.estimate.collective_features import KINDS, Condition, Message, condition_of, route_of
-from traincast.estimate.learned_collectives import CollectiveModel
+from traincast.estimate.collectives.curves import Curve, ring_threshold
+from traincast.estimate.collectives.features import KINDS, Condition, Message, condition_of, route_of
+from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.work import Collective, CollectiveKind, Transfer
 
 H100 = load_cluster("dgx-h100")

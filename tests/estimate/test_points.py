@@ -9,11 +9,11 @@ import pytest
 
 from traincast.cluster import load_device
 from traincast.estimate.bundle import SHIPPED, load_bundle
-from traincast.estimate.cells import RAMP, Cell, filling
-from traincast.estimate.families import Rates
-from traincast.estimate.features import shapes_of
-from traincast.estimate.points import Covariance, Kin, MeasuredPoints, Places, covariance
-from traincast.estimate.stand_ins import stand_in
+from traincast.estimate.operators.cells import RAMP, Cell, filling
+from traincast.estimate.operators.families import Rates
+from traincast.estimate.operators.features import shapes_of
+from traincast.estimate.operators.like_measured import stand_in
+from traincast.estimate.operators.points import Covariance, Kin, MeasuredPoints, Places, covariance
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 V100 = load_device("v100-sxm2-16gb")

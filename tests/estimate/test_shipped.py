@@ -13,10 +13,10 @@ import pytest
 from traincast.cluster import load_cluster, load_device
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
 from traincast.estimate.bundle import SHIPPED, load_bundle
-from traincast.estimate.cells import ANY
-from traincast.estimate.families import Rates
-from traincast.estimate.features import shapes_of
 from traincast.estimate.learned import BARE
+from traincast.estimate.operators.cells import ANY
+from traincast.estimate.operators.families import Rates
+from traincast.estimate.operators.features import shapes_of
 from traincast.estimate.protocol import SOURCES, CostModel
 from traincast.forecast import predict
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec

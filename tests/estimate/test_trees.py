@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from traincast.estimate.trees import Trees
+from traincast.estimate.operators.trees import Trees
 from traincast.fitting.boosting import BoostingConfig, compact, grow
 
 SETTINGS = {"num_threads": 1, "verbose": -1, "seed": 0, "deterministic": True, "force_row_wise": True, "max_bin": 255}

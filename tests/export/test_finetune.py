@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import GPT, request_of
 from traincast.errors import StrategyError
 from traincast.export import FRAMEWORKS, export
-from traincast.graph.finetune import fine_tuned, parse_fine_tuning
 from traincast.graph.optimizers import with_optimizer
+from traincast.graph.tuning.tune import fine_tuned, parse_fine_tuning
 from traincast.strategy import Request
 
 

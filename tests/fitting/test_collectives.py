@@ -14,8 +14,8 @@ from pyarrow import csv
 
 from traincast.cluster import load_cluster
 from traincast.errors import FileFormatError, RequestError
-from traincast.estimate.learned_collectives import CollectiveModel
-from traincast.fitting.collectives import (
+from traincast.estimate.collectives.learned import CollectiveModel
+from traincast.fitting.collectives.fit import (
     compare_collectives,
     fit_collectives,
     held_out_split,

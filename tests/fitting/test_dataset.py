@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from traincast.errors import FileFormatError, RequestError, TraincastError
-from traincast.fitting.dataset import read_operators
-from traincast.fitting.problems import RowProblem, summarize_problems
+from traincast.fitting.rows.dataset import read_operators
+from traincast.fitting.rows.problems import RowProblem, summarize_problems
 
 GEMM = {
     "source": "lab", "device": "NVIDIA A100-SXM4-80GB", "dtype": "bf16", "op": "gemm", "phase": "fwd", "b": 1,

@@ -13,7 +13,7 @@ from tests.fitting.test_collectives import grid, write
 from tests.fitting.test_operators import DEVICES, rows
 from traincast import FileFormatError, RequestError, UnknownNameError, fit
 from traincast.estimate.bundle import load_bundle
-from traincast.estimate.features import FEATURES_VERSION
+from traincast.estimate.operators.features import FEATURES_VERSION
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,15 @@ from traincast.engines import local_engine
 from traincast.errors import FileFormatError, RequestError, TraincastError
 from traincast.estimate import SOURCES, LearnedCostModel
 from traincast.estimate.bundle import load_bundle, save_bundle
-from traincast.estimate.cells import ANY
-from traincast.estimate.families import Rates
-from traincast.estimate.features import shapes_of
+from traincast.estimate.operators.cells import ANY
+from traincast.estimate.operators.families import Rates
+from traincast.estimate.operators.features import shapes_of
 from traincast.fitting.boosting import BoostingConfig
-from traincast.fitting.dataset import OperatorTable, read_operators
-from traincast.fitting.operator_bundle import bundle_of
-from traincast.fitting.operators import Base, FitConfig, FittedCell, fit_operators
-from traincast.fitting.rows import RowConfig, operator_of
-from traincast.fitting.scores import conformal
+from traincast.fitting.operators.bundle import bundle_of
+from traincast.fitting.operators.fit import Base, FitConfig, FittedCell, fit_operators
+from traincast.fitting.operators.scores import conformal
+from traincast.fitting.rows.dataset import OperatorTable, read_operators
+from traincast.fitting.rows.operator import RowConfig, operator_of
 from traincast.fitting.train import TrainConfig
 from traincast.validating.operators import one_device, validate_operators
 

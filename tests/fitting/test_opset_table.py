@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from benchmarks.opset import KINDS, TABLE, by_family, by_kind, run_differences
 
-from traincast.estimate.features import family_of, shapes_of
-from traincast.fitting.dataset import OperatorTable, read_operators
-from traincast.fitting.rivals import ALL, RivalScore
+from traincast.estimate.operators.features import family_of, shapes_of
+from traincast.fitting.operators.rivals import ALL, RivalScore
+from traincast.fitting.rows.dataset import OperatorTable, read_operators
 from traincast.fitting.split import protocol_split
 
 

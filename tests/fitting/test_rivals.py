@@ -10,11 +10,11 @@ import pytest
 
 from traincast.cluster import find_device
 from traincast.errors import RequestError, UnknownNameError
-from traincast.estimate.families import Rates
-from traincast.estimate.features import features, shapes_of
-from traincast.fitting.examples import Rows, examples_of, vocabulary_of
-from traincast.fitting.rivals import ALL, RIVALS, Budget, RivalScore, compare, count_of, evaluate, sample
-from traincast.fitting.rows import RowConfig, operator_of
+from traincast.estimate.operators.families import Rates
+from traincast.estimate.operators.features import features, shapes_of
+from traincast.fitting.operators.examples import Rows, examples_of, vocabulary_of
+from traincast.fitting.operators.rivals import ALL, RIVALS, Budget, RivalScore, compare, count_of, evaluate, sample
+from traincast.fitting.rows.operator import RowConfig, operator_of
 from traincast.fitting.train import TrainConfig, train_network
 
 DEVICE = find_device("A100-SXM4-80GB")

@@ -11,9 +11,9 @@ import pytest
 
 from tests.fitting.test_collectives import Row, row, write
 from traincast.errors import RequestError
-from traincast.estimate.collective_features import baseline_seconds
-from traincast.fitting.collective_table import CollectiveTable, read_collectives
-from traincast.fitting.system_prior import LeftOut, doubted, fit_prior, left_out_systems, spread_of, system_cells
+from traincast.estimate.collectives.features import baseline_seconds
+from traincast.fitting.collectives.prior import LeftOut, doubted, fit_prior, left_out_systems, spread_of, system_cells
+from traincast.fitting.collectives.table import CollectiveTable, read_collectives
 
 FACTORS = {"a": 1.5, "b": 1.6, "c": 1.7, "d": 1.45, "e": 1.55, "f": 1.65}
 """How much slower each of some systems with the same network is than its datasheet."""

@@ -12,8 +12,8 @@ from functools import cache
 import pytest
 
 from traincast.forecast import predict
-from traincast.scheduling.stand_ins import StandIns, load_stand_ins
-from traincast.scheduling.step_times import node_of
+from traincast.scheduling.estimates.stand_ins import StandIns, load_stand_ins
+from traincast.scheduling.sharing.step_times import node_of
 
 STEPS_PER_S = {
     ("V100", "ResNet-50", 32): (7.787, 0.6, 1.1),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden.huggingface_configs import PUBLISHED
-from traincast.graph.huggingface import from_config
+from traincast.graph.huggingface.read import from_config
 from traincast.graph.load import load_model
 from traincast.graph.zoo import FAMILIES
 

@@ -15,8 +15,8 @@ from torch import nn
 from tests.conftest import GPT, AnalyticalCostModel, devices, graph_of
 from traincast.errors import CaptureError
 from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.capture import capture
-from traincast.graph.recorder import BATCH
+from traincast.graph.capture.capture import capture
+from traincast.graph.capture.recorder import BATCH
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.graph.zoo import Traceable, build
 
@@ -189,7 +189,7 @@ EXACT = [
 @cache
 def folded_and_whole(spec: str) -> tuple[OperatorGraph, OperatorGraph]:
     model = build(spec)
-    with mock.patch("traincast.graph.capture.folded", side_effect=lambda *_: nullcontext([])):
+    with mock.patch("traincast.graph.capture.capture.folded", side_effect=lambda *_: nullcontext([])):
         whole = capture(model, name=spec)
     return capture(model, name=spec), whole
 

@@ -11,11 +11,11 @@ import torch
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph import DType, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.files import load_graph, save_graph
-from traincast.graph.finetune import FineTuning, fine_tuned, parse_fine_tuning
-from traincast.graph.finetune_targets import matches
-from traincast.graph.storage import STORAGES, find_storage
+from traincast.graph.tuning.storage import STORAGES, find_storage
+from traincast.graph.tuning.targets import matches
+from traincast.graph.tuning.tune import FineTuning, fine_tuned, parse_fine_tuning
 from traincast.graph.zoo.traceable import Traceable
 
 HIDDEN, LAYERS = 256, 4

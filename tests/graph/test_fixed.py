@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from traincast.graph import DType, OperatorGraph, OpKind, Phase
-from traincast.graph.capture import _trace, capture
+from traincast.graph.capture.capture import _trace, capture
+from traincast.graph.capture.own_modules import load_factory
 from traincast.graph.files import graph_from_dict, graph_to_dict
-from traincast.graph.own_modules import load_factory
 from traincast.graph.zoo import Traceable
 
 WIDTH, LAYERS = 32, 6

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.golden.huggingface_configs import PUBLISHED
 from tests.graph.huggingface_examples import EXAMPLES, LLAMA
 from traincast.errors import FileFormatError, RequestError
-from traincast.graph.huggingface import DEFAULT_SEQ, READERS, from_config, read_config
+from traincast.graph.huggingface.read import DEFAULT_SEQ, READERS, from_config, read_config
 from traincast.graph.zoo import FAMILIES
 
 EXAMPLES = {config["model_type"]: (config, count) for count, config in PUBLISHED.values()} | EXAMPLES
@@ -56,7 +56,7 @@ def test_windows_and_biases_are_read() -> None:
 
 def test_reading_a_configuration_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from traincast.graph.huggingface import from_config; "
+        "import sys; from traincast.graph.huggingface.read import from_config; "
         f"from_config({LLAMA!r}); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

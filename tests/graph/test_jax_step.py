@@ -10,7 +10,7 @@ from torch.nn import functional
 from tests.graph.test_onnx_file import moved, step_of
 from traincast.errors import RequestError
 from traincast.graph import OperatorGraph, OpKind, Phase
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
 from traincast.graph.zoo.traceable import Traceable
 

@@ -19,7 +19,7 @@ from traincast.cli.main import main
 from traincast.errors import CaptureError, FileFormatError, RequestError
 from traincast.forecast import predict
 from traincast.graph import OperatorGraph, Phase, zoo
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
 from traincast.graph.zoo.traceable import Traceable
 

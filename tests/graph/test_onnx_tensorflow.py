@@ -13,7 +13,7 @@ from torch import nn
 
 from traincast.errors import FileFormatError, RequestError
 from traincast.graph import OperatorGraph, OpKind, Phase
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.load import load_model
 from traincast.graph.zoo.traceable import Traceable
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from traincast.graph.repeats import Repeat, find_runs, folded
+from traincast.graph.capture.repeats import Repeat, find_runs, folded
 
 
 def fold(module: nn.Module) -> list[Repeat]:

@@ -10,9 +10,9 @@ import traincast
 from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.load import load_model
 from traincast.graph.work_amount import bytes_read, bytes_written, flops, model_flops
-from traincast.graph.zoo import scans
-from traincast.strategy.cut import cut_operator
-from traincast.strategy.sharding import Role, find_sharding
+from traincast.graph.zoo.parts import scans
+from traincast.strategy.program.cut import cut_operator
+from traincast.strategy.program.sharding import Role, find_sharding
 
 MAMBA2 = "decoder:layers=3,hidden=256,mixers=M,feeds=-,state=32,state_heads=8,state_groups=4,chunk=64,seq=512,vocab=512"
 QWEN = (

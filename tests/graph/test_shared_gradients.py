@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from traincast.graph import OperatorGraph, Phase, zoo
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.zoo.traceable import Traceable
 
 

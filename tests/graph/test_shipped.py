@@ -11,8 +11,8 @@ from benchmarks.graphs import PLACE, is_current
 
 from tests.conftest import GPT
 from traincast.errors import MissingDependencyError, RequestError
-from traincast.graph import capture as capturing
-from traincast.graph import load, shipped, zoo
+from traincast.graph import cache, load, shipped, zoo
+from traincast.graph.capture import capture as capturing
 from traincast.graph.load import capture_of_zoo, load_model
 
 SAMPLE = zoo.names()[6::26]
@@ -101,10 +101,28 @@ def test_a_model_without_a_sequence_refuses_one_also_without_pytorch() -> None:
         load_model("resnet18", seq=9)
 
 
+def test_other_words_leave_the_graphs_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "source_digest", lambda: b"a docstring, a comment or a file was moved")
+    assert not shipped.index().is_stale
+    monkeypatch.setattr(shipped, "code_digest", lambda: b"other code")
+    assert shipped.index().is_stale
+
+
+def test_comments_docstrings_and_places_do_not_change_the_digest_but_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(*sources: bytes) -> bytes:
+        monkeypatch.setattr(cache, "_sources", lambda reader: iter(sources))
+        return cache.code_digest.__wrapped__()
+
+    plain = digest(b"import math\ndef f(x):\n    return x + 1\ndef g(x):\n    return 2 * x\n")
+    assert digest(b"def g(x):\n    'Doubles.'\n    return 2 * x\n", b"def f(x):\n    return x + 1  # more\n") == plain
+    assert digest(b"def f(x):\n    return x + 2\ndef g(x):\n    return 2 * x\n") != plain
+
+
 def test_graphs_of_other_code_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAINCAST_CACHE", str(tmp_path / "none"))
     expected = load_model("alexnet")
-    monkeypatch.setattr(shipped, "code_digest", lambda: b"other code")
+    for digest in ("source_digest", "code_digest"):
+        monkeypatch.setattr(shipped, digest, lambda: b"other code")
     traced: list[str] = []
 
     def noted(*args: object, name: str, **rest: object) -> object:

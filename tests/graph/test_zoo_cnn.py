@@ -12,7 +12,7 @@ from torch import nn
 from tests.graph.training_step import LARGE_PRIME, built, step_on_fake
 from traincast.errors import RequestError
 from traincast.graph.zoo import FAMILIES, Traceable, build, card, names
-from traincast.graph.zoo.regnet import widths_of_blocks
+from traincast.graph.zoo.images.regnet import widths_of_blocks
 
 MODULES = {
     f"traincast.graph.zoo.{name}"

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck
 from torch.nn import functional
 
-from traincast.graph.zoo.kernels import attention, grouped_mm, rms_norm, rotary
+from traincast.graph.zoo.parts.kernels import attention, grouped_mm, rms_norm, rotary
 
 
 @pytest.fixture(autouse=True)

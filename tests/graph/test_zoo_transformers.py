@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.graph.training_step import built
 from traincast.errors import RequestError
 from traincast.graph.zoo import Traceable, build, card, names
-from traincast.graph.zoo.layers import LayerConfig, MoE, activate, gated
-from traincast.graph.zoo.stack import Transformer, TransformerConfig
-from traincast.graph.zoo.t5 import RelativeBias
-from traincast.graph.zoo.transformer import bert, deepseek, gpt, gpt_oss, llama, moe, mpt, vit
-from traincast.graph.zoo.transformer_xl import _shift
+from traincast.graph.zoo.language.t5 import RelativeBias
+from traincast.graph.zoo.language.transformer import bert, deepseek, gpt, gpt_oss, llama, moe, mpt, vit
+from traincast.graph.zoo.language.transformer_xl import _shift
+from traincast.graph.zoo.parts.layers import LayerConfig, MoE, activate, gated
+from traincast.graph.zoo.parts.stack import Transformer, TransformerConfig
 
 FAMILIES = frozenset(
     ("gpt", "llama", "mpt", "bert", "moe", "deepseek", "gpt-oss", "vit", "t5", "transformer-xl", "nmt")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import AnalyticalCostModel
-from traincast.estimate.collectives import (
+from traincast.estimate.collectives.laws import (
     ALGORITHMS,
     halving_doubling_all_reduce,
     hierarchical_all_reduce,

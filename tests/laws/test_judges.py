@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from tests.conftest import devices
 from traincast.graph import OperatorGraph, Phase
-from traincast.graph.capture import _make_fake, capture, sum_of
-from traincast.graph.recorder import gpu_kernels
+from traincast.graph.capture.capture import _make_fake, capture, sum_of
+from traincast.graph.capture.recorder import gpu_kernels
 from traincast.graph.work_amount import MATRIX_KINDS
 from traincast.graph.zoo import Traceable, build
 from traincast.strategy import Request, load_precision, load_runtime, parse_strategy

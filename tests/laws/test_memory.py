@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import GPT, LLAMA, graph_of, request_of
 from traincast.strategy import Memory, Strategy, load_runtime, lower
-from traincast.strategy.recompute import RECOMPUTATIONS
+from traincast.strategy.program.recompute import RECOMPUTATIONS
 
 LAYERS, HIDDEN, HEADS, SEQ = 4, 256, 8, 128
 LAYER_PARAMETERS = 12 * HIDDEN**2 + 13 * HIDDEN

@@ -15,7 +15,7 @@ from traincast import predict
 from traincast.cluster import Cluster, Device, load_cluster, load_device
 from traincast.cluster.hardware import joined
 from traincast.estimate import AnalyticalCostModel
-from traincast.estimate.collectives import collective_seconds, transfer_seconds
+from traincast.estimate.collectives.laws import collective_seconds, transfer_seconds
 from traincast.forecast import Forecast
 from traincast.simulate import Conditions
 from traincast.strategy.plan import NUM_STREAMS

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import GPT, graph_of, tasks_per_work
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import AnalyticalCostModel, CostModel, learned_cost_model
-from traincast.estimate.collectives import crosses_nics, islands_of
+from traincast.estimate.collectives.laws import crosses_nics, islands_of
 from traincast.strategy import Mesh, Request, Strategy, load_precision, load_runtime, lower
 from traincast.work import Collective, CollectiveKind, Transfer
 

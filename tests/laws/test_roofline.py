@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from traincast.cluster import Cluster, load_cluster
 from traincast.estimate import AnalyticalCostModel
-from traincast.estimate.roofline import Machine, gemm_compute_seconds, join, memory_seconds
+from traincast.estimate.operators.roofline import Machine, gemm_compute_seconds, join, memory_seconds
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 MACHINE = Machine(num_sms=108, bandwidth=1.6e12, l2_bytes=40e6, floor_s=3e-6)

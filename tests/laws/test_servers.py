@@ -14,7 +14,7 @@ from traincast.cluster import Link
 from traincast.errors import RequestError
 from traincast.simulate.server_waits import worker_times
 from traincast.simulate.servers import run_servers, simulate_servers
-from traincast.strategy.servers import Piece, ServerNode, ServerRole, ServerSetup, lay_out, shards
+from traincast.strategy.servers.tasks import Piece, ServerNode, ServerRole, ServerSetup, lay_out, shards
 
 FREE = Link(name="free", bandwidth=float("inf"), latency_s=0.0)
 GIGABYTE = Link(name="one gigabyte per second", bandwidth=1e9, latency_s=0.0)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traincast.errors import RequestError
-from traincast.profiling.collective_cases import (
+from traincast.profiling.collectives.cases import (
     COLLECTIVES,
     CollectiveRequest,
     bus_factor,
@@ -26,8 +26,8 @@ from traincast.profiling.collective_cases import (
     parse_sizes,
     placements,
 )
-from traincast.profiling.collectives import collective_identity, library_name
-from traincast.profiling.machine import device_name
+from traincast.profiling.collectives.measure import collective_identity, library_name
+from traincast.profiling.machine.device import device_name
 from traincast.profiling.output import ProfileOutput, journal_path
 from traincast.profiling.rows import COLLECTIVE_COLUMNS
 

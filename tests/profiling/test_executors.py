@@ -9,17 +9,12 @@ import torch
 
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
-from traincast.profiling.executors import (
-    BUILDERS,
-    executor_of,
-    memory_of,
-    reason_not_to_run,
-)
-from traincast.profiling.moving import reduced_dims
-from traincast.profiling.operators import distinct_operators
-from traincast.profiling.tensors import CannotRunError
+from traincast.profiling.operators.executors import BUILDERS, executor_of, memory_of, reason_not_to_run
+from traincast.profiling.operators.measure import distinct_operators
+from traincast.profiling.operators.moving import reduced_dims
+from traincast.profiling.operators.tensors import CannotRunError
 
 MOE = "moe:layers=2,hidden=32,heads=4,experts=4,top_k=2,expert_ffn=32,vocab=100,seq=16"
 DEEPSEEK = (

@@ -9,7 +9,7 @@ import pytest
 
 from tests.profiling import nccl_samples as samples
 from tests.profiling.test_cli import call
-from traincast.fitting.collective_table import read_collectives
+from traincast.fitting.collectives.table import read_collectives
 
 LOGS = Path(__file__).parents[3] / "shared" / "data" / "nccl_logs"
 

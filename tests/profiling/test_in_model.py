@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import graph_of
 from traincast.graph import Phase
-from traincast.profiling.in_model import CannotRunModelError, run_model
+from traincast.profiling.operators.in_model import CannotRunModelError, run_model
 from traincast.profiling.rows import key_of
 
 MODELS = [

@@ -13,9 +13,10 @@ from traincast.cluster import load_cluster
 from traincast.errors import RequestError
 from traincast.forecast import predict
 from traincast.graph.load import load_model
-from traincast.profiling import loopback, machine_figures
-from traincast.profiling.machine_figures import Figure, MachineFigures, expected_seconds, measure_machine
-from traincast.profiling.machine_file import machine_toml
+from traincast.profiling.machine import figures as machine_figures
+from traincast.profiling.machine import loopback
+from traincast.profiling.machine.figures import Figure, MachineFigures, expected_seconds, measure_machine
+from traincast.profiling.machine.file import machine_toml
 from traincast.profiling.timing import Timing
 
 

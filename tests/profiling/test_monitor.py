@@ -18,8 +18,8 @@ from click.testing import CliRunner
 import traincast
 from traincast.cli.monitor import monitor as verb
 from traincast.errors import FileFormatError, RequestError
-from traincast.profiling.monitor import Monitored, monitor
-from traincast.profiling.monitor_sources import COLUMNS
+from traincast.profiling.monitor.sample import Monitored, monitor
+from traincast.profiling.monitor.sources import COLUMNS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are sampled in /proc, which only Linux has")
 
@@ -108,7 +108,7 @@ def test_a_command_with_one_reading_has_no_figures_and_keeps_its_exit_code(
         columns={name: array("d", [1.0]) for name in COLUMNS},
         exit_code=5, sampler_s=0.0, elapsed_s=0.01, missed=0, cores=1,
     )  # fmt: skip
-    monkeypatch.setattr("traincast.profiling.monitor.monitor", lambda *_, **__: once)
+    monkeypatch.setattr("traincast.profiling.monitor.sample.monitor", lambda *_, **__: once)
     words = ["-o", str(tmp_path / "readings.csv"), "--html", str(tmp_path / "page.html")]
     done = CliRunner().invoke(verb, [*words, "--json", "--", "true"])
     told = json.loads(done.stdout)

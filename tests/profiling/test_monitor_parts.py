@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from traincast.errors import RequestError
-from traincast.profiling.device_counter import FOLDER, DeviceCounter, DeviceReader, counters, reader_of
-from traincast.profiling.monitor_network import link_rate, totals_of
-from traincast.profiling.monitor_nvml import GpuReader
-from traincast.profiling.monitor_process import ProcessTree, stat_of
-from traincast.profiling.monitor_ticks import Ticks
+from traincast.profiling.monitor.device_counter import FOLDER, DeviceCounter, DeviceReader, counters, reader_of
+from traincast.profiling.monitor.network import link_rate, totals_of
+from traincast.profiling.monitor.nvml import GpuReader
+from traincast.profiling.monitor.process import ProcessTree, stat_of
+from traincast.profiling.monitor.ticks import Ticks
 
 NET = """Inter-|   Receive           |  Transmit
  face |bytes packets errs …  |bytes …

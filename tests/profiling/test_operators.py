@@ -16,8 +16,8 @@ import pytest
 from tests.conftest import graph_of
 from traincast.errors import RequestError, UnknownNameError
 from traincast.graph import zoo
-from traincast.profiling import operators as module
-from traincast.profiling.operators import (
+from traincast.profiling.operators import measure as module
+from traincast.profiling.operators.measure import (
     OperatorRequest,
     distinct_operators,
     in_turn,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from traincast.profiling.windows import conv_window, pool_window
+from traincast.profiling.operators.windows import conv_window, pool_window
 
 
 @pytest.mark.parametrize(

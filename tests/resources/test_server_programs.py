@@ -9,10 +9,10 @@ import pytest
 from tests.conftest import CNN, AnalyticalCostModel, graph_of
 from traincast import predict
 from traincast.cluster import Link
-from traincast.resources.programs import forecast_program
-from traincast.resources.server_programs import ServerProgram
-from traincast.resources.sharing import slowdowns, square_wave, together
-from traincast.strategy.servers import Piece, ServerSetup
+from traincast.scheduling.sharing.programs import forecast_program
+from traincast.scheduling.sharing.server_programs import ServerProgram
+from traincast.scheduling.sharing.together import slowdowns, square_wave, together
+from traincast.strategy.servers.tasks import Piece, ServerSetup
 
 NIC = Link(name="nic", bandwidth=100.0, latency_s=0.0)
 LOCAL = Link(name="local", bandwidth=1e9, latency_s=0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from traincast.scheduling import Node, PlacedGpus, SharedCluster
-from traincast.scheduling.nodes import load_nodes
-from traincast.scheduling.traces import Trace, load_jobs
+from traincast.scheduling.joblogs.read import Trace, load_jobs
+from traincast.scheduling.space.nodes import load_nodes
 
 MLP = "ncf:users=1000,items=1000,factors=8,layers=256x4096x256"
 """Small, and with gradients enough that a network between nodes is felt."""

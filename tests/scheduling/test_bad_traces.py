@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from traincast.errors import FileFormatError
-from traincast.scheduling.formats import source as sources
-from traincast.scheduling.traces import load_jobs
+from traincast.scheduling.joblogs import source as sources
+from traincast.scheduling.joblogs.read import load_jobs
 
 HEADER = "job_id,submit_s,num_gpus,duration_s\n"
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
@@ -302,7 +302,7 @@ def test_gzip_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_a_text_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traincast.scheduling.formats.philly.MAX_JSON_BYTES", 1024)
+    monkeypatch.setattr("traincast.scheduling.joblogs.philly.MAX_JSON_BYTES", 1024)
     path = write(tmp_path, "log.json", "[" + " " * 200_000)
     with pytest.raises(FileFormatError, match=r"GiB of text: give a part of it$"):
         load_jobs(path)

@@ -8,8 +8,8 @@ import pytest
 
 from traincast.errors import RequestError
 from traincast.scheduling.check import check_fit
-from traincast.scheduling.cluster import Node, SharedCluster
-from traincast.scheduling.traces import Trace, load_jobs
+from traincast.scheduling.joblogs.read import Trace, load_jobs
+from traincast.scheduling.space.cluster import Node, SharedCluster
 
 HEADER = "job_id,submit_s,num_gpus,duration_s,vc,gpu_type,min_gpus,max_gpus\n"
 SMALL = SharedCluster.uniform(2, 4)

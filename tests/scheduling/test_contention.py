@@ -19,9 +19,9 @@ from traincast.scheduling import (
     measure,
     simulate,
 )
-from traincast.scheduling.contention import SHARES, Guest, MeetingPlace, placement_of
 from traincast.scheduling.schedule import schedule
-from traincast.scheduling.step_times import What, Where
+from traincast.scheduling.sharing.contention import SHARES, Guest, MeetingPlace, placement_of
+from traincast.scheduling.sharing.step_times import What, Where
 
 
 class Crowded:

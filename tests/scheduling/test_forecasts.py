@@ -13,8 +13,8 @@ from traincast.cluster.topology import part_of_node
 from traincast.errors import RequestError, UnknownNameError
 from traincast.forecast import predict
 from traincast.scheduling import Job, simulate
-from traincast.scheduling.forecasts import ForecastSpeeds, ask_of, forecast_durations, goodput
-from traincast.scheduling.step_times import NOWHERE, StepTimes, What, Where
+from traincast.scheduling.estimates.forecasts import ForecastSpeeds, ask_of, forecast_durations, goodput
+from traincast.scheduling.sharing.step_times import NOWHERE, StepTimes, What, Where
 
 
 def job(num_gpus: float, **more: object) -> Job:

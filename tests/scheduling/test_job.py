@@ -9,7 +9,7 @@ import pytest
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.scheduling import Costs, Factors, FailureEvent, FailureLaw, Failures, Job, Node, SharedCluster, simulate
-from traincast.scheduling.cluster import NodeIndex
+from traincast.scheduling.space.cluster import NodeIndex
 
 
 @pytest.mark.parametrize(

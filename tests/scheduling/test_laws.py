@@ -20,8 +20,8 @@ from traincast.scheduling import (
     simulate,
 )
 from traincast.scheduling.conformance import check_outcome, check_work
-from traincast.scheduling.placement import Space
 from traincast.scheduling.policies.backfill import Easy
+from traincast.scheduling.space.placement import Space
 
 RUN_TO_THE_END = ["fifo", "fifo-fit", "sjf", "sjf-fit", "priority", "easy", "conservative", "qssf", "failure-aware"]
 

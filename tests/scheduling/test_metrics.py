@@ -6,7 +6,7 @@ import pytest
 
 from tests.scheduling.queues import job, queue
 from traincast.scheduling import Costs, SharedCluster, measure, measure_by_vc, simulate
-from traincast.scheduling.metrics import rho
+from traincast.scheduling.queue.metrics import rho
 
 
 def test_times_of_a_queue_of_two() -> None:

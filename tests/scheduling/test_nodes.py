@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from traincast.errors import RequestError
-from traincast.scheduling.cluster import Node
-from traincast.scheduling.nodes import load_nodes, uniform_nodes
+from traincast.scheduling.space.cluster import Node
+from traincast.scheduling.space.nodes import load_nodes, uniform_nodes
 
 HEADER = "node,gpu_type,gpus\n"
 COUNT = "expected a whole number from 0 to 1024; correct it"

@@ -6,9 +6,9 @@ import pytest
 
 from traincast.errors import RequestError, UnknownNameError
 from traincast.scheduling import PLACEMENTS, Node, SharedCluster, load_placement
-from traincast.scheduling.cluster import NodeIndex
-from traincast.scheduling.placement import Packed, Placement
-from traincast.scheduling.space import UNIT, Allocation, Free, JobDemand
+from traincast.scheduling.space.cluster import NodeIndex
+from traincast.scheduling.space.free import UNIT, Allocation, Free, JobDemand
+from traincast.scheduling.space.placement import Packed, Placement
 
 
 def free_of(*counts: int, size: int = 4, racks: str = "") -> Free:

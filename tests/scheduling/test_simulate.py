@@ -19,9 +19,9 @@ from traincast.scheduling import (
     measure,
     simulate,
 )
-from traincast.scheduling.cluster import Pool
-from traincast.scheduling.placement import Consolidated, Picked
-from traincast.scheduling.space import Free
+from traincast.scheduling.space.cluster import Pool
+from traincast.scheduling.space.free import Free
+from traincast.scheduling.space.placement import Consolidated, Picked
 
 
 class Diary(Policy):

@@ -15,8 +15,8 @@ from tests.scheduling.queues import queue
 from traincast.errors import RequestError
 from traincast.imports import import_callable
 from traincast.scheduling import FailureLaw, Failures, Given, Job, SharedCluster, measure, simulate
-from traincast.scheduling.forecasts import ForecastSpeeds, forecast_durations
-from traincast.scheduling.step_times import StepTimes
+from traincast.scheduling.estimates.forecasts import ForecastSpeeds, forecast_durations
+from traincast.scheduling.sharing.step_times import StepTimes
 from traincast.scheduling.study import SETUP, regrets, run_study
 
 THERE = SharedCluster.uniform(2, 4)

@@ -11,10 +11,10 @@ from tests.scheduling.described import MLP, on, trace
 from tests.scheduling.queues import queue
 from traincast.errors import RequestError
 from traincast.scheduling import Job, PlacedGpus, SharedCluster, simulate
-from traincast.scheduling.contention import ForecastContention, Guest, MeetingPlace
-from traincast.scheduling.nodes import load_nodes
 from traincast.scheduling.schedule import load_shared_cluster, schedule
-from traincast.scheduling.step_times import StepTimes, What, Where
+from traincast.scheduling.sharing.contention import ForecastContention, Guest, MeetingPlace
+from traincast.scheduling.sharing.step_times import StepTimes, What, Where
+from traincast.scheduling.space.nodes import load_nodes
 
 GBIT = 1e9 / 8
 

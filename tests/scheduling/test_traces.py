@@ -10,7 +10,7 @@ import pytest
 
 from tests.scheduling.test_bad_traces import GPUS, HEADER, RUN, SUBMIT, write
 from traincast.errors import FileFormatError, RequestError, UnknownNameError
-from traincast.scheduling.traces import FORMATS, load_jobs
+from traincast.scheduling.joblogs.read import FORMATS, load_jobs
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_reading_a_table_does_not_import_pandas(tmp_path: Path) -> None:
 
     path = write(tmp_path, "jobs.csv", HEADER + "a,0,1,5\nb,,1,5\n")
     code = (
-        "import sys\nfrom traincast.scheduling.traces import load_jobs\n"
+        "import sys\nfrom traincast.scheduling.joblogs.read import load_jobs\n"
         f"assert len(load_jobs({str(path)!r}, drop_invalid=True).jobs) == 1\n"
         "sys.stdout.write(str([m for m in ('pandas', 'torch') if m in sys.modules]))"
     )

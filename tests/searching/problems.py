@@ -11,10 +11,10 @@ import numpy as np
 from tests.conftest import AnalyticalCostModel, CostModel, devices, graph_of
 from traincast.cluster import Cluster, load_cluster
 from traincast.forecast import estimates_of
-from traincast.searching.bulk import Bulk
-from traincast.searching.columns import StrategyColumns, joined
+from traincast.searching.bulk.columns import StrategyColumns, joined
+from traincast.searching.bulk.evaluate import Bulk
+from traincast.searching.bulk.family import EvaluatedFamily
 from traincast.searching.constraints import apply_constraints
-from traincast.searching.evaluated_family import EvaluatedFamily
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem
 from traincast.searching.space import Family, families, meshes, usual_axes

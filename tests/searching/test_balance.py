@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import graph_of
 from tests.searching.problems import CNN, DEEP, TINY
-from traincast.searching.balance import balanced_layers
+from traincast.searching.bulk.balance import balanced_layers
 from traincast.strategy.stages import cut_stages
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.conftest import AnalyticalCostModel, request_of
 from tests.searching.problems import MOE, TINY
 from traincast.graph import Operator, OpKind, Phase
-from traincast.searching.blocks import DEVICE, HOST, LEAD, OPERATORS, PASSES, BlockTable
-from traincast.searching.works import Works
+from traincast.searching.bulk.blocks import DEVICE, HOST, LEAD, OPERATORS, PASSES, BlockTable
+from traincast.searching.bulk.works import Works
 from traincast.strategy.plan import Overlap, Segment
 from traincast.strategy.prepare import prepare
-from traincast.strategy.program import Behind, BlockProgram, Item
+from traincast.strategy.program.block import Behind, BlockProgram, Item
 from traincast.strategy.schedules import Pass
 from traincast.work import Launch, Transfer, Work
 

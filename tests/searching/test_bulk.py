@@ -30,11 +30,11 @@ from tests.strategy.test_holdings import head_alone
 from traincast.cluster import load_cluster
 from traincast.errors import StrategyError
 from traincast.estimate import learned_cost_model
-from traincast.searching.evaluated_family import Batch, EvaluatedFamily
+from traincast.searching.bulk.family import Batch, EvaluatedFamily
+from traincast.searching.bulk.steps import shortened
 from traincast.searching.explore import bulk_of
 from traincast.searching.problem import Problem
 from traincast.searching.space import usual_axes
-from traincast.searching.steps import shortened
 from traincast.strategy import SCHEDULES, Strategy, lower, runtime_names
 from traincast.strategy.prepare import need_only
 

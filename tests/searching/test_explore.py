@@ -23,8 +23,8 @@ from tests.searching.problems import (
     strategies_of,
 )
 from traincast.engines import Engine, local_engine
-from traincast.searching import columns
-from traincast.searching.columns import COLUMNS, StrategyColumns, joined
+from traincast.searching.bulk import columns
+from traincast.searching.bulk.columns import COLUMNS, StrategyColumns, joined
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.problem import Problem, SpaceCounts, Task
 from traincast.strategy import SCHEDULES, Strategy

@@ -20,7 +20,7 @@ from traincast.engines import local_engine
 from traincast.errors import FileFormatError
 from traincast.estimate import CostModel, Estimates, learned_cost_model
 from traincast.searching import explore as exploring
-from traincast.searching.columns import COLUMNS
+from traincast.searching.bulk.columns import COLUMNS
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.journal import from_json, part_name, search_journal, to_json
 from traincast.searching.problem import Problem, Task

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import AnalyticalCostModel, ChosenSeconds, CostModel
 from tests.searching.problems import DEEP, all_families, evaluated, problem_for, single, with_strategy
+from traincast.searching.bulk.steps import shortened
 from traincast.searching.explore import bulk_of
-from traincast.searching.steps import shortened
 from traincast.strategy import SCHEDULES
 from traincast.work import Launch, Work
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.conftest import request_of
 from traincast.strategy import load_runtime
-from traincast.strategy.activations import Footprint
+from traincast.strategy.memory.activations import Footprint
 from traincast.strategy.prepare import prepare
-from traincast.strategy.program import BlockProgram
+from traincast.strategy.program.block import BlockProgram
 
 HIDDEN, FFN, HEADS, SEQ, VOCAB = 256, 768, 8, 128, 4096
 LLAMA = f"llama:layers=4,hidden={HIDDEN},heads={HEADS},ffn={FFN},vocab={VOCAB},seq={SEQ}"

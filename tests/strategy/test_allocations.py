@@ -9,7 +9,7 @@ import pytest
 
 from tests.measured.test_finetune import read
 from traincast.strategy import Request
-from traincast.strategy.allocations import StepAllocations, allocations_of, simulate
+from traincast.strategy.memory.allocations import StepAllocations, allocations_of, simulate
 from traincast.strategy.prepare import memory_by_stage, prepare
 
 LONG: dict[str, Any] = {"seq": 2048, "micro_batch": 4, "global_batch": 4}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincast.strategy.allocator import CachingAllocator
+from traincast.strategy.memory.allocator import CachingAllocator
 
 MIB = 2**20
 

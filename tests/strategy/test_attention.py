@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import GPT, request_of, tasks_per_work
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.strategy import lower
-from traincast.strategy.attention import kernels_of, unfused
+from traincast.strategy.program.attention import kernels_of, unfused
 
 FUSED_SOFTMAX = ["scores", "softmax", "dropout", "attention_output"]
 EAGER = ["scores", "scale", "mask", "softmax", "dropout", "attention_output"]

@@ -15,8 +15,8 @@ from traincast.forecast import predict
 from traincast.graph import OperatorGraph
 from traincast.graph.load import load_model
 from traincast.strategy import load_runtime
-from traincast.strategy.autocast import autocast
-from traincast.strategy.precision import load_precision
+from traincast.strategy.program.autocast import autocast
+from traincast.strategy.program.precision import load_precision
 
 BATCH, SEQ, WIDTH, HEADS = 2, 24, 64, 4
 IN_FP32 = frozenset({torch.softmax, nn.functional.softmax, nn.functional.layer_norm, torch.layer_norm})

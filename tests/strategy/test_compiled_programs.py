@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import GPT, LLAMA, request_of
 from traincast.graph import Operator, OpKind
 from traincast.strategy import Runtime, load_runtime, lower
-from traincast.strategy.recompute import load_recomputation
+from traincast.strategy.program.recompute import load_recomputation
 from traincast.work import Collective
 
 

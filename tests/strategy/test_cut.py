@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.strategy.cut import cut_operator, saved_fraction, tokens, width
-from traincast.strategy.sharding import Role
+from traincast.strategy.program.cut import cut_operator, saved_fraction, tokens, width
+from traincast.strategy.program.sharding import Role
 
 
 def gemm(m: int, k: int, n: int, *, phase: Phase = Phase.FORWARD, parameter: bool = True) -> Operator:

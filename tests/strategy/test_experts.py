@@ -14,8 +14,8 @@ from traincast.graph import Operator, OpKind
 from traincast.graph.load import load_model
 from traincast.simulate import simulate
 from traincast.strategy import Request, Runtime, load_precision, load_runtime, lower, parse_strategy, runtime_names
-from traincast.strategy.attention import sink_scopes, without_window
-from traincast.strategy.experts import BatchOverlap, distinct, find_regions, overlap_of_batches
+from traincast.strategy.program.attention import sink_scopes, without_window
+from traincast.strategy.program.experts import BatchOverlap, distinct, find_regions, overlap_of_batches
 from traincast.work import Collective, Launch, Transfer
 
 MIXTURE = "qwen3-30b-a3b"

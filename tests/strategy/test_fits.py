@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.conftest import request_of
 from traincast.forecast import forecast
 from traincast.strategy import Memory, Strategy, load_runtime
-from traincast.strategy.fits import (
+from traincast.strategy.memory.fits import (
     HOST_SHARE,
     MARGIN,
     MemoryFit,

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.graph import OperatorGraph, OpKind, Phase
 from traincast.graph.work_amount import MATRIX_KINDS
-from traincast.strategy.fusion import fuse
+from traincast.strategy.program.fusion import fuse
 from traincast.strategy.runtime import Fusion
 
 ALL: tuple[Fusion, ...] = ("norm", "elementwise", "loss")

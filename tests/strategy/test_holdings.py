@@ -14,10 +14,10 @@ from tests.conftest import AnalyticalCostModel, devices
 from traincast import predict
 from traincast.forecast import Forecast
 from traincast.graph import OperatorGraph, OpKind
-from traincast.graph.capture import capture
+from traincast.graph.capture.capture import capture
 from traincast.graph.zoo import Traceable
 from traincast.strategy import Request, load_precision, load_runtime, lower, parse_strategy
-from traincast.strategy.memory import Memory
+from traincast.strategy.memory.peak import Memory
 from traincast.strategy.prepare import exchanged_parts, memory_by_stage, prepare
 from traincast.work import Collective
 

@@ -10,8 +10,8 @@ from traincast.cluster.hardware import joined
 from traincast.cluster.topology import part_of_node
 from traincast.forecast import forecast, predict
 from traincast.strategy import Memory, Request, choose_micro_batch, lower
-from traincast.strategy.fits import HOST_SHARE
-from traincast.strategy.memory import footprints_of
+from traincast.strategy.memory.fits import HOST_SHARE
+from traincast.strategy.memory.peak import footprints_of
 from traincast.strategy.prepare import need_only, prepare
 
 PSI = graph_of(GPT).num_parameters

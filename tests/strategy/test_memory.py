@@ -5,7 +5,7 @@ import pytest
 
 from tests.conftest import GPT, LLAMA, graph_of, request_of
 from traincast.strategy import Memory, lower
-from traincast.strategy.memory import COMPONENTS, memory_of, runs_ahead, walk
+from traincast.strategy.memory.peak import COMPONENTS, memory_of, runs_ahead, walk
 from traincast.strategy.prepare import prepare
 from traincast.strategy.schedules import Pass
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import LLAMA, request_of
 from traincast.strategy import lower
-from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
+from traincast.strategy.memory.timeline import Holder, Moment, holders, memory_timeline
 from traincast.strategy.prepare import prepare
 
 MODEL = LLAMA.replace("layers=4", "layers=8")

@@ -6,8 +6,8 @@ import pytest
 
 from traincast.errors import StrategyError
 from traincast.strategy import Strategy
-from traincast.strategy.fits import HOST_SHARE, MemoryNeed
-from traincast.strategy.remedy import changes, find_remedy
+from traincast.strategy.memory.fits import HOST_SHARE, MemoryNeed
+from traincast.strategy.memory.remedy import changes, find_remedy
 
 GLOBAL_BATCH = 64
 

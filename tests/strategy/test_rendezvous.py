@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from traincast.strategy import SCHEDULES
-from traincast.strategy.rendezvous import Post, Run, moves_of, timetable
+from traincast.strategy.exchange.rendezvous import Post, Run, moves_of, timetable
 from traincast.strategy.schedules import Pass
 from traincast.strategy.schedules.skeleton import skeleton
 

@@ -22,7 +22,7 @@ from traincast.strategy import (
     runtime_names,
 )
 from traincast.strategy.prepare import fusions_of
-from traincast.strategy.recompute import RECOMPUTATIONS
+from traincast.strategy.program.recompute import RECOMPUTATIONS
 
 
 def test_a_users_file_extends_a_bundled_runtime(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import CNN, GPT, LLAMA, graph_of
 from traincast.errors import StrategyError
 from traincast.graph import Phase
-from traincast.strategy.sharding import Role, Sharding, check_shardable, find_sharding
+from traincast.strategy.program.sharding import Role, Sharding, check_shardable, find_sharding
 
 T5 = "t5:layers=3,hidden=64,heads=4,vocab=100,seq=32"
 

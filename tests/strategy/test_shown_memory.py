@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.strategy import Memory, load_runtime
-from traincast.strategy.shown_memory import reported
+from traincast.strategy.memory.shown import reported
 
 
 def test_a_frameworks_log_says_what_its_allocator_counts_on_the_rank_it_writes_from() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import graph_of
 from traincast.cluster import Cluster, load_cluster
 from traincast.cluster.hardware import joined
-from traincast.estimate.collectives import nic_bandwidth
+from traincast.estimate.collectives.laws import nic_bandwidth
 from traincast.forecast import make_request
 from traincast.strategy import lower, parse_strategy
 from traincast.strategy.lower import Lowered

@@ -7,7 +7,7 @@ import pytest
 from traincast.graph import DType, OperatorGraph, Phase
 from traincast.graph.load import load_model
 from traincast.strategy import load_precision
-from traincast.strategy.written_out import NORM_FORWARD, ROTARY_FORWARD, write_out
+from traincast.strategy.program.written_out import NORM_FORWARD, ROTARY_FORWARD, write_out
 
 
 @pytest.fixture(scope="module")

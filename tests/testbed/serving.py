@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from traincast.cluster import Link
-from traincast.strategy.server_setup import Piece, ServerSetup
+from traincast.strategy.servers.setup import Piece, ServerSetup
 from traincast.testbed.parallel.servers import run_servers
 
 LINK = Link(name="link", bandwidth=5e6, latency_s=1e-4)

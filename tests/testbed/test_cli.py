@@ -17,7 +17,7 @@ from traincast.cli.testbed_tables import sentence_of
 from traincast.testbed.folder import RunFolder, read_run_folder
 from traincast.testbed.outcome import Disagreement
 from traincast.testbed.request import RunRequest
-from traincast.testbed.study_grid import StudyCell
+from traincast.testbed.study.grid import StudyCell
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -205,7 +205,7 @@ def test_study_writes_its_files_and_shows_a_table(
                 raise RuntimeError("no cores left")
             write_run(folder, cell.strategy, cell.ranks, model=cell.spec, batch=cell.global_batch, runtime="pytorch")
 
-    monkeypatch.setattr("traincast.testbed.study.ThisMachine", Pretended)
+    monkeypatch.setattr("traincast.testbed.study.study.ThisMachine", Pretended)
     spec = "gpt:layers=2,hidden=64,heads=2,vocab=128,seq=32"
     code, out, err = call(
         capsys, "study", "--models", spec, "--strategies", "dp=2 tp=2", "--rates", "1Gbit", "-o", str(tmp_path / "s")

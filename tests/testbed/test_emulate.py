@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from traincast.graph import Operator, OpKind, Phase
-from traincast.testbed.emulate import DeviceClock, Emulation
-from traincast.testbed.recorder import SpanRecorder
+from traincast.testbed.rank.emulate import DeviceClock, Emulation
+from traincast.testbed.rank.recorder import SpanRecorder
 
 SECONDS = 1e-3
 

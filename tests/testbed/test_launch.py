@@ -15,8 +15,8 @@ import pytest
 
 from tests.testbed.conftest import comes_true, commands_with, namespaces_of, needs_shaping, on_linux
 from traincast.errors import TraincastError
-from traincast.testbed.launch import launch
-from traincast.testbed.network import loopback, shaped
+from traincast.testbed.network.network import loopback, shaped
+from traincast.testbed.rank.launch import launch
 
 TELLS = "import json, os; print(json.dumps(dict(os.environ)))"
 

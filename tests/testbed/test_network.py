@@ -12,10 +12,10 @@ import pytest
 
 from tests.testbed.conftest import namespaces_of, needs_shaping
 from traincast.errors import RequestError
-from traincast.testbed import network as networks
-from traincast.testbed.goodput import measure_messages
-from traincast.testbed.janitor import NAMESPACES, sweep
-from traincast.testbed.network import loopback, shaped
+from traincast.testbed.network import network as networks
+from traincast.testbed.network.goodput import measure_messages
+from traincast.testbed.network.janitor import NAMESPACES, sweep
+from traincast.testbed.network.network import loopback, shaped
 
 
 def shown(*words: str) -> str:

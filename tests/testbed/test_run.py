@@ -12,13 +12,13 @@ import pytest
 
 from traincast.cluster import load_cluster
 from traincast.errors import RequestError, TraincastError
-from traincast.estimate.events_file import read_rows
+from traincast.estimate.events.file import read_rows
 from traincast.graph.load import load_model
 from traincast.testbed.compare import compare
 from traincast.testbed.folder import read_run_folder
+from traincast.testbed.rank.worker import counted_steps, wants_another
 from traincast.testbed.request import RunRequest, rate_of
 from traincast.testbed.run import _cannot_carry, _Measured, cluster_text, memory_of_run, run
-from traincast.testbed.worker import counted_steps, wants_another
 
 LAYERS, HIDDEN, SEQ = 2, 64, 32
 MODEL = f"llama:layers={LAYERS},hidden={HIDDEN},heads=4,vocab=128,seq={SEQ}"

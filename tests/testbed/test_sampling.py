@@ -18,14 +18,14 @@ from tests.testbed.conftest import on_linux
 from traincast.cli.resources_compare import compare as compare_verb
 from traincast.cli.run_resources import sampled_run
 from traincast.errors import FileFormatError, RequestError
-from traincast.profiling.device_counter import DeviceCounter, DeviceReader
+from traincast.profiling.monitor.device_counter import DeviceCounter, DeviceReader
 from traincast.testbed.folder import read_run_folder
-from traincast.testbed.forked import ForkedProcess
 from traincast.testbed.parallel.counted import CountedPasses
+from traincast.testbed.rank.forked import ForkedProcess
+from traincast.testbed.rank.serving import server_job, window_of
 from traincast.testbed.request import RunRequest
 from traincast.testbed.run import cluster_text, run
 from traincast.testbed.sampling import READING_COLUMNS, RESOURCES, RankReading, write_readings
-from traincast.testbed.serving import server_job, window_of
 from traincast.work import demand_of
 
 MODEL = "llama:layers=2,hidden=64,heads=4,vocab=128,seq=32"
@@ -146,7 +146,7 @@ def test_a_worker_with_servers_counts_the_bytes_of_all_its_operators(tmp_path: P
 
 
 def test_the_window_of_servers_has_whole_steps_of_all_workers() -> None:
-    from traincast.strategy.servers import ServerRole
+    from traincast.strategy.servers.tasks import ServerRole
     from traincast.testbed.parallel.server_spans import ServerSpan
 
     spans = [

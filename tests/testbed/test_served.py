@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.testbed.serving import setup_of
-from traincast.strategy.server_setup import Piece
+from traincast.strategy.servers.setup import Piece
 from traincast.testbed.parallel.served import BlockPasses, SgdUpdates, parameters_of, shard_weights
 from traincast.testbed.parallel.server_spans import ServerSpan
 from traincast.testbed.parallel.servers import run_servers, shards_of

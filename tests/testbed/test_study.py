@@ -13,9 +13,9 @@ from tests.testbed.runs import Span, write_run
 from traincast.errors import RequestError, UnknownNameError
 from traincast.strategy import parse_strategy
 from traincast.testbed.request import rate_of
-from traincast.testbed.study import study
-from traincast.testbed.study_grid import MODELS, NETWORKS, SINGLE, Kind, StudyCell, cells_of
-from traincast.testbed.study_output import markdown, write_study
+from traincast.testbed.study.grid import MODELS, NETWORKS, SINGLE, Kind, StudyCell, cells_of
+from traincast.testbed.study.output import markdown, write_study
+from traincast.testbed.study.study import study
 
 
 def cell(strategy: str, kind: Kind = "emulated", *, steps: int = 8) -> StudyCell:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from traincast.traces.load import load_trace
-from traincast.traces.trace import ProfilerTrace
+from traincast.traces.files.load import load_trace
+from traincast.traces.files.trace import ProfilerTrace
 
 MAIN, ENGINE = 10, 11
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.traces.made import Made, device_bound, host_bound
 from traincast.errors import RequestError
-from traincast.traces.edit import insert, move, remove, scale, select
-from traincast.traces.record import record
-from traincast.traces.recording import Recording, TaskRole
+from traincast.traces.changes.edit import insert, move, remove, scale, select
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import Recording, TaskRole
 from traincast.traces.replay import run
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.traces.made import Made
 from traincast.errors import FileFormatError, RequestError
-from traincast.traces.changes import FasterHost
-from traincast.traces.execution import with_execution, with_executions_beside
-from traincast.traces.kineto import Kind
+from traincast.traces.changes.hosts import FasterHost
+from traincast.traces.files.execution import with_execution, with_executions_beside
+from traincast.traces.files.kineto import Kind
+from traincast.traces.files.trace import ProfilerTrace
 from traincast.traces.learn import learn
-from traincast.traces.record import record
+from traincast.traces.recording.record import record
 from traincast.traces.show import summarize_traces
-from traincast.traces.trace import ProfilerTrace
 from traincast.traces.whatif import ask
 
 NAMES = ("aten::mm", "aten::relu", "aten::convolution")

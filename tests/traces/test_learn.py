@@ -15,8 +15,8 @@ from traincast.cluster.catalog import load_device
 from traincast.cluster.interconnect import find_node
 from traincast.errors import RequestError
 from traincast.estimate import AnalyticalCostModel, EventsCostModel
-from traincast.estimate.events import events_of
-from traincast.estimate.events_file import contents_of
+from traincast.estimate.events.file import contents_of
+from traincast.estimate.events.model import events_of
 from traincast.graph import Operator, OpKind, Phase, TensorSpec
 from traincast.graph.tensor import DType
 from traincast.traces.learn import learn, write_events

@@ -11,8 +11,8 @@ import pytest
 
 from tests.traces.made import Made, host_bound
 from traincast.errors import FileFormatError, RequestError
-from traincast.traces.kineto import Kind
-from traincast.traces.load import load_jobs, load_trace, load_traces
+from traincast.traces.files.kineto import Kind
+from traincast.traces.files.load import load_jobs, load_trace, load_traces
 
 
 def text_of(made: Made, **changes: str) -> str:

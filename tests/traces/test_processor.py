@@ -12,12 +12,12 @@ from traincast.cluster import load_cluster
 from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
 from traincast.estimate import AnalyticalCostModel, EventsCostModel
-from traincast.estimate.events import CARRIED, MEASURED, events_of
+from traincast.estimate.events.model import CARRIED, MEASURED, events_of
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 from traincast.traces.learn import learn
-from traincast.traces.processor import host_runs, on_processor, own_times
+from traincast.traces.recording.processor import host_runs, on_processor, own_times
+from traincast.traces.recording.steps import steps_of
 from traincast.traces.show import summarize_traces
-from traincast.traces.steps import steps_of
 
 
 def shapes(*dims: list[int]) -> dict[str, Any]:

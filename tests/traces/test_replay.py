@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.traces.made import ENGINE, MAIN, Made, device_bound, host_bound, pair_of_ranks
-from traincast.traces.couple import couple
-from traincast.traces.edit import scale, select
-from traincast.traces.record import record
-from traincast.traces.recording import Recording, TaskRole
+from traincast.traces.changes.edit import scale, select
+from traincast.traces.recording.couple import couple
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import Recording, TaskRole
+from traincast.traces.recording.to_plan import to_plan
 from traincast.traces.replay import measured_pace_s, replay, run
-from traincast.traces.to_plan import to_plan
 from traincast.work import Recorded
 
 

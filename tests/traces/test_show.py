@@ -10,18 +10,18 @@ import pytest
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
 from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
-from traincast.traces.device import device_work
+from traincast.traces.changes.edit import scale, select
 from traincast.traces.diff import compare_traces, plain_name
-from traincast.traces.edit import scale, select
-from traincast.traces.known import known_operator
-from traincast.traces.load import load_trace, load_traces
-from traincast.traces.record import record
-from traincast.traces.recording import TaskRole
+from traincast.traces.files.load import load_trace, load_traces
+from traincast.traces.files.trace import RecordedShape
+from traincast.traces.files.write import write_timeline
+from traincast.traces.operators.known import known_operator
+from traincast.traces.recording.device import device_work
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import TaskRole
+from traincast.traces.recording.steps import steps_of
 from traincast.traces.replay import replay, run
 from traincast.traces.show import rates, summarize_traces
-from traincast.traces.steps import steps_of
-from traincast.traces.trace import RecordedShape
-from traincast.traces.write import write_timeline
 
 
 def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_written_trace_replays_as_what_was_written(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_a_job_are_written_to_a_folder(tmp_path: Path) -> None:
-    from traincast.traces.couple import couple
+    from traincast.traces.recording.couple import couple
 
     recording = couple([record(made.trace(tmp_path)) for made in pair_of_ranks()])
     write_timeline(run(recording), tmp_path / "out")

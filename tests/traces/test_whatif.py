@@ -9,8 +9,9 @@ import pytest
 from tests.traces.made import Made, device_bound, host_bound, pair_of_ranks
 from traincast.cluster.catalog import load_device
 from traincast.estimate import AnalyticalCostModel
-from traincast.traces.change import TraceChange
-from traincast.traces.changes import (
+from traincast.traces.changes.change import TraceChange
+from traincast.traces.changes.device import Buckets, HalfPrecision, OtherDevice
+from traincast.traces.changes.hosts import (
     FasterHost,
     FasterNetwork,
     FusedOptimizer,
@@ -19,10 +20,9 @@ from traincast.traces.changes import (
     NoCommunication,
     Overlapped,
 )
-from traincast.traces.changes_device import Buckets, HalfPrecision, OtherDevice
-from traincast.traces.couple import couple
-from traincast.traces.record import record
-from traincast.traces.recording import Recording
+from traincast.traces.recording.couple import couple
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import Recording
 from traincast.traces.whatif import WhatIfAnswer, ask
 
 
@@ -193,7 +193,7 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     import json
 
-    from traincast.traces.load import load_trace
+    from traincast.traces.files.load import load_trace
 
     path.write_text(json.dumps(trace))
     change = OtherDevice(load_device("a100-sxm4-80gb"), AnalyticalCostModel())

@@ -17,7 +17,7 @@ def events_cost_model(events: str | None, bundles: Sequence[str]) -> CostModel |
     learned = learned_cost_model([Path(path) for path in bundles]) if bundles or events else None
     if events is None or learned is None:
         return learned
-    from traincast.estimate.events import EventsCostModel, read_events
+    from traincast.estimate.events.model import EventsCostModel, read_events
 
     return EventsCostModel(read_events(events), learned)
 

@@ -16,7 +16,7 @@ from traincast.cli.fit_resources import fit_resources
 from traincast.cli.output import console, plain, print_json, print_table, progress_bar, say_left_out
 
 if TYPE_CHECKING:
-    from traincast.fitting.operators import FittedCell
+    from traincast.fitting.operators.fit import FittedCell
 
 
 @click.group(

@@ -70,9 +70,9 @@ def fit_resources(
 
     `traincast resources simulate` makes a table of simulated runs; the page on the inspector lists the columns.
     """
-    from traincast.resources.inspector.fit import fit_resources as fit
+    from traincast.fitting.inspector.fit import fit_resources as fit
+    from traincast.fitting.inspector.train import InspectorTraining
     from traincast.resources.inspector.grouping import Grouping
-    from traincast.resources.inspector.train import InspectorTraining
 
     asked = {"method": grouping, "groups": groups, "factor": factor}
     chosen = {name: value for name, value in asked.items() if value is not None}

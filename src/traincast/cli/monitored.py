@@ -19,7 +19,7 @@ from traincast.resources.bursts import RESOURCES
 from traincast.resources.curves import HZ
 
 if TYPE_CHECKING:
-    from traincast.profiling.monitor import Monitored
+    from traincast.profiling.monitor.sample import Monitored
     from traincast.resources.monitored import MonitoredUse
 
 LEAST_HZ: Final = 10.0
@@ -103,8 +103,8 @@ def monitor(
     """
     if not LEAST_HZ <= hz <= MOST_HZ:
         raise RequestError(f"--hz {hz:g}: expected {LEAST_HZ:g} to {MOST_HZ:g} samples per second")
-    from traincast.profiling.monitor import monitor as sample
-    from traincast.profiling.monitor_network import link_rate as detected
+    from traincast.profiling.monitor.network import link_rate as detected
+    from traincast.profiling.monitor.sample import monitor as sample
     from traincast.resources.monitored import use_of_command
     from traincast.testbed.request import rate_of
 

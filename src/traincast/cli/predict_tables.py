@@ -108,7 +108,7 @@ def _split(report: Report) -> Row:
 
 def _memory(report: Report) -> list[Row]:
     """Return the rows of memory: the fullest device, whether it fits, its parts, and host memory."""
-    from traincast.strategy.fits import MemoryFit, shown_share
+    from traincast.strategy.memory.fits import MemoryFit, shown_share
 
     verdict = report.verdict if report.fits else f"[bold red]{report.verdict}[/bold red]"
     if report.fit is MemoryFit.MAY_NOT_FIT:

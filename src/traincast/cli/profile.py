@@ -29,7 +29,7 @@ from traincast.errors import RequestError
 from traincast.units import format_bytes, format_seconds, parse_count
 
 if TYPE_CHECKING:
-    from traincast.profiling.collective_cases import CollectiveRequest
+    from traincast.profiling.collectives.cases import CollectiveRequest
 
 
 @click.group(
@@ -109,7 +109,7 @@ def operators(
 
     Each operator is timed alone, and while its model runs. --alone and --in-context choose one of the two.
     """
-    from traincast.profiling.operators import OperatorRequest, request_sources, summary_of
+    from traincast.profiling.operators.measure import OperatorRequest, request_sources, summary_of
     from traincast.profiling.profile import profile as measure
 
     models, files, opset = request_sources(sources)
@@ -238,8 +238,8 @@ def collectives(
 
     or let it start processes on this machine with --local 4.
     """
-    from traincast.profiling.collective_cases import COLLECTIVES, CollectiveRequest, parse_sizes
-    from traincast.profiling.collectives import is_launched, torchrun_line
+    from traincast.profiling.collectives.cases import COLLECTIVES, CollectiveRequest, parse_sizes
+    from traincast.profiling.collectives.measure import is_launched, torchrun_line
     from traincast.profiling.launch import run_locally, words_of
     from traincast.profiling.output import check_output
     from traincast.profiling.profile import check_ranks
@@ -274,7 +274,7 @@ def collectives(
 
 
 def _measure_collectives(request: CollectiveRequest, output: str, *, as_json: bool) -> None:
-    from traincast.profiling.collectives import summary_of_collectives
+    from traincast.profiling.collectives.measure import summary_of_collectives
     from traincast.profiling.profile import profile as measure
 
     with progress_on_terminal() as progress, saying_what_is_kept(Path(output)):
@@ -345,9 +345,9 @@ def opset(
 
     Their sizes are those of published layers and others close to them.
     """
-    from traincast.profiling.opset import operator_set_by_type
-    from traincast.profiling.opset_families import operators_by_family
-    from traincast.profiling.opset_files import save_operator_set
+    from traincast.profiling.operators.opset import operator_set_by_type
+    from traincast.profiling.operators.opset_families import operators_by_family
+    from traincast.profiling.operators.opset_files import save_operator_set
     from traincast.profiling.rows import PHASES
 
     if output is not None and not output.endswith(".json"):

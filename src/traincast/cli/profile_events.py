@@ -16,8 +16,8 @@ from traincast.errors import RequestError
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
-    from traincast.profiling.events import EventsPlan, EventsProfile
-    from traincast.profiling.events_request import EventsRequest
+    from traincast.profiling.events.measure import EventsPlan, EventsProfile
+    from traincast.profiling.events.request import EventsRequest
 
 _STEPS = 100
 
@@ -74,9 +74,9 @@ def events(
     `traincast predict --events FOLDER` uses them. On this machine, two processes measure. On GPUs or on several nodes,
     start this command with torchrun or Slurm on one or two nodes; it prints the line.
     """
-    from traincast.profiling.collectives import is_launched
-    from traincast.profiling.events import measure_events, plan_events, take_part
-    from traincast.profiling.events_request import EventsRequest
+    from traincast.profiling.collectives.measure import is_launched
+    from traincast.profiling.events.measure import measure_events, plan_events, take_part
+    from traincast.profiling.events.request import EventsRequest
     from traincast.strategy.runtime import runtime_names
 
     with only_rank_0_speaks():
@@ -136,7 +136,7 @@ def _announce(plan: EventsPlan) -> None:
 def _needs_gpus(request: EventsRequest) -> bool:
     """Whether only processes with GPUs can measure; refuses nothing, because the command to paste is the answer."""
     from traincast.cluster import load_cluster
-    from traincast.profiling.events_request import backend_of
+    from traincast.profiling.events.request import backend_of
 
     return backend_of(load_cluster(request.cluster, hosts=True), request.compute) == "nccl"
 

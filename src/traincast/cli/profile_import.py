@@ -13,7 +13,7 @@ from traincast.cli.output import console, print_json, print_table
 from traincast.errors import RequestError
 
 if TYPE_CHECKING:
-    from traincast.profiling.nccl_logs import ImportedLogs
+    from traincast.profiling.collectives.nccl_logs import ImportedLogs
 
 _SHOWN = 12
 
@@ -53,8 +53,8 @@ def import_logs(
     what it says. What is neither in the log nor given follows from its numbers, or from the name of the file: the
     output lists it as assumed.
     """
-    from traincast.profiling.nccl_logs import FORMATS, LogImport, save_collectives
-    from traincast.profiling.nccl_logs import import_logs as read
+    from traincast.profiling.collectives.nccl_logs import FORMATS, LogImport, save_collectives
+    from traincast.profiling.collectives.nccl_logs import import_logs as read
 
     path = Path(output)
     if path.suffix not in FORMATS:

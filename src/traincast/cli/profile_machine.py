@@ -14,7 +14,7 @@ from traincast.errors import RequestError
 from traincast.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from traincast.profiling.machine_figures import Figure, MachineFigures
+    from traincast.profiling.machine.figures import Figure, MachineFigures
 
 _NOISY = 0.25
 
@@ -35,8 +35,8 @@ def machine(device: str, threads: int, repeats: int, output: str, as_json: bool)
     One device of the file is one process with --threads threads, or one device of the kind cuda. Let nothing else run
     meanwhile. The network between nodes cannot be measured on one machine: the file has a placeholder for it.
     """
-    from traincast.profiling.machine_figures import expected_seconds, measure_machine
-    from traincast.profiling.machine_file import check_cluster_file, machine_toml, save_machine
+    from traincast.profiling.machine.figures import expected_seconds, measure_machine
+    from traincast.profiling.machine.file import check_cluster_file, machine_toml, save_machine
 
     path = Path(output)
     check_cluster_file(path)

@@ -41,7 +41,7 @@ def simulate(
     Finished runs are kept in a journal beside the table; the same command resumes after an interruption.
     """
     from traincast.engines import load_engine
-    from traincast.resources.inspector.make import simulate_resources
+    from traincast.fitting.inspector.make import simulate_resources
 
     check_outputs({"--output": Path(output)})
     with progress_bar("runs") as progress:

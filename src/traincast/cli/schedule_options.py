@@ -55,7 +55,7 @@ def policies_of(policy: str | None, compare: str | None) -> list[str]:
 
 def hardware_of(text: str) -> dict[str, str]:
     """Return the catalog name of each GPU type; refuse a name that the catalog lacks, even if no job needs it."""
-    from traincast.scheduling.step_times import node_of
+    from traincast.scheduling.sharing.step_times import node_of
 
     found = _pairs([text], "--hardware", "TYPE=NAME")
     for name in found.values():
@@ -67,7 +67,7 @@ def shares_of(text: str | None, placement: str, policies: Sequence[str]) -> dict
     """Return the kinds of sharing of ``--share`` with their placements; none if the option is absent."""
     if text is None:
         return {}
-    from traincast.scheduling.contention import placement_of
+    from traincast.scheduling.sharing.contention import placement_of
 
     names = listed(text, "--share")
     if len(names) > 1 and len(policies) > 1:
@@ -147,7 +147,7 @@ def failures_of(
                 raise RequestError(f"{option} without failures: give --mtbf, such as --mtbf node=30d")
         return None
     from traincast.scheduling import FailureLaw, Failures
-    from traincast.scheduling.failure_list import load_failure_events
+    from traincast.scheduling.queue.failure_list import load_failure_events
 
     means = _pairs([mtbf], "--mtbf", "KIND=TIME, such as node=30d,device=1y") if mtbf is not None else {}
     repairs = _by_kind(repair if repair is not None else "1h", means, "--repair", "a time, or KIND=TIME")

@@ -198,7 +198,7 @@ def study_command(
     as_json: bool,
 ) -> None:
     """Run models, strategies and networks on the testbed, forecast each from the events of its run, and compare."""
-    from traincast.testbed.study import study_testbed
+    from traincast.testbed.study.study import study_testbed
 
     folder = Path(output or "testbed-study")
     with progress_bar("cells") as progress:

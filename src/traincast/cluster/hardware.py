@@ -42,9 +42,9 @@ class Device:
 
     ``peak_flops`` are dense rates (no structured sparsity) in FLOP/s, by dtype; ``memory_bandwidth`` is in bytes/s.
     ``achievable`` holds fractions of these rates that were measured on this device, under the names that
-    :mod:`traincast.estimate.efficiency` lists; absent ones follow the architecture. A kernel takes ``interference``
-    of its time longer while a collective runs and takes processors and bandwidth from it. ``source`` names the
-    documents that the figures come from.
+    :mod:`traincast.estimate.operators.efficiency` lists; absent ones follow the architecture. A kernel takes
+    ``interference`` of its time longer while a collective runs and takes processors and bandwidth from it. ``source``
+    names the documents that the figures come from.
     """
 
     name: Text

@@ -1,7 +1,7 @@
 """How long one piece takes: cost models of operators, collectives and transfers."""
 
 from traincast.estimate.analytical import AnalyticalCostModel
-from traincast.estimate.events import EventsCostModel, read_events
+from traincast.estimate.events.model import EventsCostModel, read_events
 from traincast.estimate.learned import LearnedCostModel, learned_cost_model
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
 

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 
 from traincast.cluster import Cluster, Device
-from traincast.estimate import grouped
-from traincast.estimate.collectives import collective_seconds, crosses_nics, transfer_seconds
-from traincast.estimate.convolutions import convolution_law, depthwise_s
-from traincast.estimate.efficiency import (
+from traincast.estimate.collectives.laws import collective_seconds, crosses_nics, transfer_seconds
+from traincast.estimate.operators import grouped
+from traincast.estimate.operators.convolutions import convolution_law, depthwise_s
+from traincast.estimate.operators.efficiency import (
     ARCHITECTURES,
     INTERVALS,
     MEMORY_SHARE,
@@ -21,8 +21,7 @@ from traincast.estimate.efficiency import (
     UNMEASURED_WIDENING,
     achievable,
 )
-from traincast.estimate.protocol import SOURCES, Estimates
-from traincast.estimate.roofline import (
+from traincast.estimate.operators.roofline import (
     SHARPNESS,
     Column,
     Machine,
@@ -31,6 +30,7 @@ from traincast.estimate.roofline import (
     join,
     memory_seconds,
 )
+from traincast.estimate.protocol import SOURCES, Estimates
 from traincast.graph import Operator, OpKind, Phase
 from traincast.graph.scan_amount import WITHOUT_PRODUCTS
 from traincast.graph.work_amount import attention_dims, attention_fraction, gemm_dims, grouped_gemm_dims
@@ -44,7 +44,7 @@ On A100, unfused attention with heads of 108 and 150 dims ran at 7 to 9 TFLOP/s 
 GROUPED_SHARE: Final = 0.42
 """What a grouped GEMM by kernels of inference reaches of a batched one of the same size with many rows per expert.
 
-Kernels of training are in :mod:`traincast.estimate.grouped`.
+Kernels of training are in :mod:`traincast.estimate.operators.grouped`.
 """
 STATIC_SHARE: Final = 0.8
 """The same where a compiler lays out the rows of experts: TPUs and the like."""
@@ -72,7 +72,7 @@ CAST_S: Final = 4.5e-6
 ATTENTION_S: Final = 10e-6
 """What the shortest fused attention takes beyond the shortest kernel."""
 ATTENTION_SHARPNESS: Final = 1.0
-"""As :data:`traincast.estimate.roofline.SHARPNESS`, for attention: less overlap."""
+"""As :data:`traincast.estimate.operators.roofline.SHARPNESS`, for attention: less overlap."""
 FUSED_FLOOR: Final = 0.1
 """Share of a kernel's floor that one tensor of a fused optimizer pays."""
 

@@ -23,8 +23,8 @@ from traincast.cluster import Device, load_device
 from traincast.cluster.match import GENERIC, is_processor
 from traincast.errors import FileFormatError, RequestError
 from traincast.estimate.card import KINDS, check_card, check_finite, digest_of
-from traincast.estimate.cells import ANY, Cell, cell_from
-from traincast.estimate.features import CHANGED, FEATURES_VERSION
+from traincast.estimate.operators.cells import ANY, Cell, cell_from
+from traincast.estimate.operators.features import CHANGED, FEATURES_VERSION
 from traincast.files import check_folder, write_folder
 
 FORMAT: Final = 2

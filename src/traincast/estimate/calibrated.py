@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import FACTORS, Calibration, Cluster
-from traincast.estimate.collectives import crosses_nics
+from traincast.estimate.collectives.laws import crosses_nics
 from traincast.estimate.protocol import Estimates
 from traincast.graph import Operator, OpKind
 from traincast.work import Collective, Launch, Transfer, Work

@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 
 from traincast.cluster import Device
 from traincast.errors import FileFormatError
-from traincast.estimate.cells import ANY, COLUMNS
-from traincast.estimate.collective_features import KINDS as COLLECTIVES
-from traincast.estimate.collective_features import Condition, Route
-from traincast.estimate.families import FAMILIES
+from traincast.estimate.collectives.features import KINDS as COLLECTIVES
+from traincast.estimate.collectives.features import Condition, Route
+from traincast.estimate.operators.cells import ANY, COLUMNS
+from traincast.estimate.operators.families import FAMILIES
 from traincast.schema import convert, record_of
 
 KINDS: Final = ("operators", "collectives", "resources")

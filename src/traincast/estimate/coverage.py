@@ -10,11 +10,11 @@ from typing import Final
 from traincast.cluster import Cluster
 from traincast.errors import RequestError
 from traincast.estimate.bundle import Bundle
-from traincast.estimate.cells import ANY
-from traincast.estimate.collective_features import KINDS, Route, messages, route_of
-from traincast.estimate.features import family_of
+from traincast.estimate.collectives.features import KINDS, Route, messages, route_of
+from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.estimate.learned import WORD, LearnedCostModel
-from traincast.estimate.learned_collectives import CollectiveModel
+from traincast.estimate.operators.cells import ANY
+from traincast.estimate.operators.features import family_of
 from traincast.estimate.protocol import CostModel
 from traincast.graph import Operator
 from traincast.work import Collective, Transfer, Work

@@ -14,15 +14,15 @@ from traincast.cluster import Cluster, Device
 from traincast.errors import RequestError
 from traincast.estimate.analytical import AnalyticalCostModel, attention_share
 from traincast.estimate.bundle import SHIPPED, Bundle, load_bundle
-from traincast.estimate.cells import ANY, Cell, beside, setting_of
-from traincast.estimate.efficiency import achievable
-from traincast.estimate.families import Rates
-from traincast.estimate.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
-from traincast.estimate.grouped import INTERVAL, as_product, grouped_seconds, of_training
-from traincast.estimate.learned_collectives import CollectiveModel
-from traincast.estimate.points import KIN
+from traincast.estimate.collectives.learned import CollectiveModel
+from traincast.estimate.operators.cells import ANY, Cell, beside, setting_of
+from traincast.estimate.operators.efficiency import achievable
+from traincast.estimate.operators.families import Rates
+from traincast.estimate.operators.features import INTERCHANGEABLE, Shapes, family_of, shapes_of
+from traincast.estimate.operators.grouped import INTERVAL, as_product, grouped_seconds, of_training
+from traincast.estimate.operators.like_measured import stand_ins
+from traincast.estimate.operators.points import KIN
 from traincast.estimate.protocol import SOURCES, CostModel, Estimates
-from traincast.estimate.stand_ins import stand_ins
 from traincast.graph import DType, Operator, OpKind, Phase
 from traincast.graph.work_amount import gemm_dims
 from traincast.work import Collective, Transfer, Work

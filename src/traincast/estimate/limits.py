@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster, Device
-from traincast.estimate.collectives import crosses_nics, islands_of
+from traincast.estimate.collectives.laws import crosses_nics, islands_of
 from traincast.estimate.protocol import Estimates
 from traincast.graph import Operator, OpKind
 from traincast.graph.work_amount import MATRIX_KINDS

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.estimate.trees import Trees
+from traincast.estimate.operators.trees import Trees
 
 MOST_FEATURES: Final = 256
 MOST_LEAVES: Final = 128

@@ -13,16 +13,16 @@ from traincast.engines import local_engine
 from traincast.errors import RequestError, UnknownNameError
 from traincast.estimate import learned_cost_model
 from traincast.estimate.bundle import check_output, save_bundle
-from traincast.estimate.families import FAMILIES
-from traincast.fitting.adapt_collectives import adapt_collectives, should_adapt
-from traincast.fitting.collective_table import CollectiveTable, read_collectives
-from traincast.fitting.collectives import HeldOutScore, compare_collectives, fit_collectives
-from traincast.fitting.dataset import OperatorTable, filters, joined, read_operators
-from traincast.fitting.system_prior import fit_prior
+from traincast.estimate.operators.families import FAMILIES
+from traincast.fitting.collectives.adapt import adapt_collectives, should_adapt
+from traincast.fitting.collectives.fit import HeldOutScore, compare_collectives, fit_collectives
+from traincast.fitting.collectives.prior import fit_prior
+from traincast.fitting.collectives.table import CollectiveTable, read_collectives
+from traincast.fitting.rows.dataset import OperatorTable, filters, joined, read_operators
 
 if TYPE_CHECKING:
-    from traincast.fitting.operators import FittedCell
-    from traincast.fitting.rivals import RivalScore
+    from traincast.fitting.operators.fit import FittedCell
+    from traincast.fitting.operators.rivals import RivalScore
 
 Kind: TypeAlias = Literal["operators", "collectives"]
 _DEVICES_OF_A_NETWORK = 3
@@ -120,8 +120,8 @@ def fit(
         raise RequestError("adapt and prior apply to collectives only")
     if keep is not None and only is None:
         raise RequestError("a fit keeps cells of another bundle only where it says which cells it fits: give only")
-    from traincast.fitting.operator_bundle import base_of, bundle_of, kept_cells
-    from traincast.fitting.operators import FitConfig, fit_operators
+    from traincast.fitting.operators.bundle import base_of, bundle_of, kept_cells
+    from traincast.fitting.operators.fit import FitConfig, fit_operators
     from traincast.fitting.train import TrainConfig
 
     check_output(target)
@@ -142,8 +142,8 @@ def fit(
     save_bundle(target, card, arrays)
     scores: list[RivalScore] = []
     if rivals:
-        from traincast.fitting.compare import compare_cells
-        from traincast.fitting.rivals import Budget
+        from traincast.fitting.operators.compare import compare_cells
+        from traincast.fitting.operators.rivals import Budget
 
         budget = Budget() if epochs is None else Budget(epochs=epochs)
         scores = compare_cells(table, seed=seed, budget=budget, progress=progress)

@@ -6,8 +6,8 @@ partition of swPredictor, which avoids that. The other splits are harder: they t
 training has not seen.
 
 Every function takes parallel columns, one entry for each row: ``keys`` (what ran, without the device; see
-:attr:`traincast.fitting.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and framework).
-Random choices are hashes of the seed and of the rows' content, so that the order of rows does not matter.
+:attr:`traincast.fitting.rows.dataset.OperatorTable.key`) and ``groups`` (what is not merged, such as device and
+framework). Random choices are hashes of the seed and of the rows' content, so that the order of rows does not matter.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import RequestError
-from traincast.estimate.network import Network
+from traincast.estimate.operators.network import Network
 
 _BATCH_OF_TWO: Final = 2
 
@@ -50,7 +50,7 @@ def train_network(
     threads: int = 1,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> Network:
-    """Train a network of ``size`` (fields of :class:`traincast.fitting.fi_net.NetConfig`) on ``examples``.
+    """Train a network of ``size`` (fields of :class:`traincast.fitting.operators.fi_net.NetConfig`) on ``examples``.
 
     Uses AdamW with a one-cycle learning rate. Returns the running average of the weights, which generalises better than
     the last weights. ``progress`` is called with the epoch, the number of epochs and the training loss.
@@ -61,7 +61,7 @@ def train_network(
         raise RequestError("training a network needs PyTorch: pip install 'traincast[torch]'") from error
     from torch.nn.functional import smooth_l1_loss
 
-    from traincast.fitting.fi_net import FINet, NetConfig
+    from traincast.fitting.operators.fi_net import FINet, NetConfig
 
     if len(examples.target) < _BATCH_OF_TWO:
         raise RequestError(f"a network needs at least {_BATCH_OF_TWO} operators, and has {len(examples.target)}")

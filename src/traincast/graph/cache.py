@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -26,33 +28,60 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "traincast"
 
 
-CAPTURING: Final = (
-    "assemble", "aten", "capture", "files", "fixed", "operator", "recorder", "recurrent", "repeats", "scan_amount",
-    "tensor", "tracing", "work_amount",
-)  # fmt: skip
-"""The modules of ``traincast.graph`` that determine a captured graph, besides the zoo: all that ``capture`` imports."""
+CAPTURING: Final = ("capture", "files", "operator", "scan_amount", "tensor", "work_amount")
+"""What determines a captured graph besides the code that builds its module: names below ``traincast.graph``."""
 
 
 @cache
-def code_digest(reader: str = "zoo") -> bytes:
-    """A digest of the code that determines captured graphs.
+def source_digest(reader: str = "zoo") -> bytes:
+    """A digest of the files that determine captured graphs; it changes with every letter of them.
 
-    ``reader`` is the folder below ``traincast.graph`` of what builds the modules, or the beginning of its files' names.
+    ``reader`` is the folder below ``traincast.graph`` of the code that builds modules.
     """
     digest = hashlib.sha256()
-    root = resources.files("traincast.graph")
-    folder = root.joinpath(reader)
-    entries = folder.iterdir() if folder.is_dir() else (e for e in root.iterdir() if e.name.startswith(reader))
-    built = (entry for entry in entries if entry.name.endswith(".py"))
-    for entry in (*(root.joinpath(f"{name}.py") for name in CAPTURING), *sorted(built, key=lambda e: e.name)):
-        digest.update(entry.read_bytes())
+    for source in _sources(reader):
+        digest.update(source)
     return digest.digest()
 
 
+@cache
+def code_digest() -> bytes:
+    """A digest of what the code says that captures models of the zoo, wherever its definitions stand.
+
+    Comments, docstrings, imports and the division into files do not change it. It takes a few tenths of a second, so
+    it is computed only where :func:`source_digest` says that a file has changed.
+    """
+    trees = (_Undocumented().visit(ast.parse(source)) for source in _sources("zoo"))
+    nodes = (node for tree in trees for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom))
+    definitions = [_MODULES.sub(":", ast.dump(node)) for node in nodes]
+    return hashlib.sha256("\n".join(sorted(definitions)).encode()).digest()
+
+
+_MODULES: Final = re.compile(r"traincast(\.\w+)+:")
+"""Modules of the families' builders, which are named by texts."""
+
+
+class _Undocumented(ast.NodeTransformer):
+    """Removes statements that are only a text: docstrings."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else node
+
+
+def _sources(reader: str) -> Iterator[bytes]:
+    """Yields the files that determine the captured graphs of ``reader``, in order of their paths."""
+    root = Path(str(resources.files("traincast.graph")))
+    for name in (*CAPTURING, reader):
+        folder = root / name
+        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
+            yield path.read_bytes()
+
+
 def cache_key(content: Mapping[str, object], *, reader: str = "zoo") -> str:
-    """The name of the file that holds the graph of ``content``; ``reader`` is that of :func:`code_digest`."""
+    """The name of the file that holds the graph of ``content``; ``reader`` is that of :func:`source_digest`."""
     text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(code_digest(reader) + text.encode()).hexdigest()[:32]
+    return hashlib.sha256(source_digest(reader) + text.encode()).hexdigest()[:32]
 
 
 def cached(key: str) -> OperatorGraph | None:

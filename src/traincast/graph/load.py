@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from traincast.errors import CaptureError, FileFormatError, RequestError, UnknownNameError
 from traincast.graph import cache as graph_cache
 from traincast.graph import shipped, zoo
-from traincast.graph.capture import capture as capture_module
-from traincast.graph.capture import require_torch
+from traincast.graph.capture.capture import capture as capture_module
+from traincast.graph.capture.capture import require_torch
+from traincast.graph.capture.light_torch import without_compiler
+from traincast.graph.capture.own_modules import load_factory, load_module
+from traincast.graph.capture.tracing import Progress, module_of
 from traincast.graph.files import FORMAT, graph_from_dict, read_json
-from traincast.graph.huggingface import from_config, is_read
-from traincast.graph.light_torch import without_compiler
+from traincast.graph.huggingface.read import from_config, is_read
 from traincast.graph.operator import OperatorGraph
-from traincast.graph.own_modules import load_factory, load_module
-from traincast.graph.tracing import Progress, module_of
 from traincast.graph.zoo.traceable import Traceable
 from traincast.imports import described, import_callable, place_of, refuse_code
 
@@ -60,10 +60,10 @@ def load_model(
     plain, further = zoo.split_further(spec)
     path = Path(plain)
     if spec.endswith(".onnx"):
-        from traincast.graph.onnx_file import load_onnx
+        from traincast.graph.onnx import load_onnx
 
         content = {"onnx": _digest_of(path), "name": path.stem, "seq": seq, "torch": _version("torch")}
-        key = graph_cache.cache_key(content, reader="onnx_file") if use_cache else ""
+        key = graph_cache.cache_key(content, reader="onnx") if use_cache else ""
         return _kept(key, lambda: load_onnx(path, seq=seq, progress=progress))
     if plain.endswith(".json") or _holds_config(path):
         file = path if plain.endswith(".json") else path / "config.json"
@@ -74,7 +74,7 @@ def load_model(
             raise UnknownNameError("model family", head, zoo.FAMILIES)
         if not allow_code:
             refuse_code(spec, "model")
-        from traincast.graph.jax_step import is_jax_step, load_jax
+        from traincast.graph.jax import is_jax_step, load_jax
 
         step = import_callable(spec, "model", role="factory")
         if is_jax_step(step):
@@ -131,8 +131,8 @@ def load_transformers(
 
     A model that cannot run with fused attention is traced with attention written out; the graph's ``note`` says so.
     """
-    from traincast.graph.huggingface_answers import fused
-    from traincast.graph.huggingface_modules import transformers_model
+    from traincast.graph.huggingface.answers import fused
+    from traincast.graph.huggingface.modules import transformers_model
 
     require_torch(f"tracing {name}")
     traceable, notes = transformers_model(data, seq=seq)

@@ -3,6 +3,7 @@
 ``zoo/graphs`` holds one compressed graph file per model and ``index.json``, which has
 
 * ``code``: the digest of the code that captured them (:func:`traincast.graph.cache.code_digest`),
+* ``source``: the digest of its files, as they were when ``code`` was last computed,
 * ``torch``: the release of PyTorch that they were captured with,
 * ``defaults``: the default dimensions of every family,
 * ``graphs``: the digest of a family and all of its dimensions, to the name of the file,
@@ -26,9 +27,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from traincast.files import write_folder
+from traincast.files import write_folder, write_text
 from traincast.graph import zoo
-from traincast.graph.cache import code_digest
+from traincast.graph.cache import code_digest, source_digest
 from traincast.graph.files import graph_from_dict, graph_to_dict
 from traincast.graph.operator import Block, OperatorGraph
 
@@ -42,6 +43,7 @@ class Index:
     """What the shipped graphs were made from."""
 
     code: str
+    source: str
     torch: str
     defaults: Mapping[str, Mapping[str, Any]]
     graphs: Mapping[str, str]
@@ -51,7 +53,7 @@ class Index:
     @property
     def is_stale(self) -> bool:
         """Whether the capturing code has changed since the graphs were made; none of them is used then."""
-        return self.code != code_digest().hex()
+        return is_other_code(self.code, self.source)
 
     def find(self, family: str, parameters: Mapping[str, Any]) -> tuple[str, int] | None:
         """Returns the file for these dimensions and the layers to add to it, or ``None`` if the model must be traced.
@@ -85,11 +87,16 @@ def index() -> Index:
     """The index of this installation; one without graphs counts as stale."""
     entry = _folder().joinpath("index.json")
     if not entry.is_file():
-        return Index(code="", torch="", defaults={}, graphs={}, parameters={}, stacks={})
+        return Index(code="", source="", torch="", defaults={}, graphs={}, parameters={}, stacks={})
     made = json.loads(entry.read_bytes())
-    if made["code"] != code_digest().hex():  # other code may have written another index
-        return Index(code=made["code"], torch=made["torch"], defaults={}, graphs={}, parameters={}, stacks={})
-    return Index(**made)
+    if not is_other_code(made["code"], made.get("source", "")):
+        return Index(**made)  # other code may have written another index
+    return Index(code="", source="", torch=made["torch"], defaults={}, graphs={}, parameters={}, stacks={})
+
+
+def is_other_code(code: str, source: str) -> bool:
+    """Whether graphs captured by ``code``, whose files had the digest ``source``, were captured by other code."""
+    return source != source_digest().hex() and code != code_digest().hex()
 
 
 def shipped_graph(family: str, parameters: Mapping[str, Any]) -> OperatorGraph | None:
@@ -142,6 +149,7 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
                 stacks[stack] = (name, layers)
     made = {
         "code": code_digest().hex(),
+        "source": source_digest().hex(),
         "torch": torch,
         "defaults": defaults,
         "graphs": graphs,
@@ -149,6 +157,17 @@ def write_shipped(path: Path, capture: Callable[[str, int | None], OperatorGraph
         "stacks": stacks,
     }
     write_folder(path, {"index.json": (json.dumps(made, indent=1) + "\n").encode(), **contents})
+
+
+def stamp(path: Path) -> None:
+    """Write into the index of ``path`` that its graphs are those of the capturing code as it is now."""
+    entry = path / "index.json"
+    made = json.loads(entry.read_bytes())
+    made = {"code": code_digest().hex(), "source": source_digest().hex(), **{k: made[k] for k in _REST}}
+    write_text(entry, json.dumps(made, indent=1) + "\n")
+
+
+_REST: Final = ("torch", "defaults", "graphs", "parameters", "stacks")
 
 
 def _is_stack(graph: OperatorGraph, layers: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 from traincast.cluster import Cluster, Device
 from traincast.errors import UnknownNameError
 from traincast.graph import OperatorGraph, OpKind
-from traincast.graph.finetune import FineTuning, fine_tuned
+from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.finetune_graph import tuned_graph
 from traincast.measured.finetune_words import trains_adapters, tuning_of
 from traincast.measured.frames import as_samples

@@ -21,7 +21,7 @@ from traincast.measured.finetune_words import MemoryKind, Tuning, memory_of, tun
 from traincast.measured.run import Measured, Reading, affirms
 from traincast.measured.steps import read_row
 from traincast.strategy import Request, Runtime, load_precision
-from traincast.strategy.precision import Precision
+from traincast.strategy.program.precision import Precision
 from traincast.strategy.strategy import Offload
 from traincast.tables import Row, RowError, figure, text, whole
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from traincast.graph import Operator, OperatorGraph, OpKind, Phase, TensorSpec
-from traincast.graph.finetune import FineTuning, fine_tuned
+from traincast.graph.tuning.tune import FineTuning, fine_tuned
 from traincast.measured.finetune_methods import LORA, METHODS, Method
 from traincast.measured.finetune_words import Tuning
 from traincast.measured.run import unstated

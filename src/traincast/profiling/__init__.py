@@ -1,10 +1,10 @@
 """Measure operators, alone and inside their models, and collectives between processes, on this machine."""
 
-from traincast.profiling.collective_cases import CollectiveRequest
-from traincast.profiling.collectives import profile_collectives
-from traincast.profiling.operators import OperatorRequest, profile_operators
-from traincast.profiling.opset import operator_set, operator_set_by_type
-from traincast.profiling.opset_files import load_operator_set, save_operator_set
+from traincast.profiling.collectives.cases import CollectiveRequest
+from traincast.profiling.collectives.measure import profile_collectives
+from traincast.profiling.operators.measure import OperatorRequest, profile_operators
+from traincast.profiling.operators.opset import operator_set, operator_set_by_type
+from traincast.profiling.operators.opset_files import load_operator_set, save_operator_set
 from traincast.profiling.outcome import Profile, Unmeasured
 from traincast.profiling.rows import key_of, operator_from_row, operator_of, params_of, row_of
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing, measure

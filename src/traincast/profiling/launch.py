@@ -10,9 +10,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Final
 
-from traincast.graph.capture import require_torch
+from traincast.graph.capture.capture import require_torch
 from traincast.processes import end, environment_of, wait_for
-from traincast.profiling.collective_cases import CollectiveRequest
+from traincast.profiling.collectives.cases import CollectiveRequest
 
 _OPTIONS: Final = {
     "collectives": "--ops",

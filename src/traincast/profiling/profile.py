@@ -8,10 +8,10 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from traincast.errors import RequestError
-from traincast.profiling.collective_cases import CollectiveRequest
-from traincast.profiling.collectives import check_backend, is_launched, profile_collectives
+from traincast.profiling.collectives.cases import CollectiveRequest
+from traincast.profiling.collectives.measure import check_backend, is_launched, profile_collectives
 from traincast.profiling.launch import run_locally, words_of
-from traincast.profiling.operators import OperatorRequest, profile_operators
+from traincast.profiling.operators.measure import OperatorRequest, profile_operators
 from traincast.profiling.outcome import Profile, Progress, Unmeasured
 from traincast.profiling.output import check_output
 

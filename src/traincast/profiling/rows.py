@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from traincast.errors import FileFormatError
-from traincast.estimate.events_keys import NOT_COST
+from traincast.estimate.events.keys import NOT_COST
 from traincast.graph import DType, Operator, OpKind, Phase, Scalar, TensorSpec
 from traincast.graph.work_amount import gemm_dims, grouped_gemm_dims
 from traincast.profiling.timing import SUSPECT_DISPERSION, Timing

@@ -20,9 +20,9 @@ from traincast.report.servers import figures_of_servers
 from traincast.simulate import Conditions, Timeline
 from traincast.simulate.server_timeline import ServerJob
 from traincast.strategy import Lowered, Plan, Request
-from traincast.strategy.fits import MARGIN
+from traincast.strategy.memory.fits import MARGIN
+from traincast.strategy.memory.remedy import Remedy
 from traincast.strategy.prepare import MemoryDetail
-from traincast.strategy.remedy import Remedy
 from traincast.units import format_bytes
 from traincast.work import Collective, Launch, Transfer, Work
 

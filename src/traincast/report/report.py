@@ -12,8 +12,8 @@ from traincast.report.job import JobForecast
 from traincast.report.split import TimeSplit
 from traincast.simulate import Conditions, ServerRun
 from traincast.strategy import Memory
-from traincast.strategy.fits import MemoryFit
-from traincast.strategy.memory_timeline import Holder, Moment
+from traincast.strategy.memory.fits import MemoryFit
+from traincast.strategy.memory.timeline import Holder, Moment
 from traincast.units import format_bytes, format_count, format_seconds
 from traincast.work import Demand
 

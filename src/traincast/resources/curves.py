@@ -28,7 +28,7 @@ from traincast.resources.bursts import RESOURCES, ResourceUse, use_of
 from traincast.resources.draws import WatchedLinks, network_of
 from traincast.resources.spans import SpanDraws, held_levels, rows_of
 from traincast.simulate import Timeline
-from traincast.strategy.server_setup import ServerSetup
+from traincast.strategy.servers.setup import ServerSetup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

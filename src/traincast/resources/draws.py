@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.cluster import Cluster
-from traincast.estimate.collectives import crosses_nics, islands_of
+from traincast.estimate.collectives.laws import crosses_nics, islands_of
 from traincast.graph import Operator
 from traincast.strategy.plan import Plan
 from traincast.work import Collective, HostCopy, Transfer, Work

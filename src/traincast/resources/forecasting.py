@@ -15,7 +15,7 @@ from traincast.resources.bursts import FIGURES, RESOURCES, ResourceUse
 from traincast.resources.curves import CURVES, HZ, Curves, curves_of, uses_of
 from traincast.simulate import Timeline
 from traincast.strategy import Request
-from traincast.strategy.memory_timeline import memory_timeline
+from traincast.strategy.memory.timeline import memory_timeline
 
 SPREAD: Final = {
     "compute": {"burst_amount": 0.02, "burst_s": 0.0, "idle_s": 0.0},

@@ -14,7 +14,7 @@ from traincast.cluster import Cluster
 from traincast.resources.draws import WatchedLinks, draws_of
 from traincast.simulate import Timeline
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Stream
-from traincast.strategy.server_setup import ServerSetup
+from traincast.strategy.servers.setup import ServerSetup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -10,20 +10,20 @@
 3180
 """
 
-from traincast.scheduling.beliefs import Beliefs, Exact, Given, Noisy, User, load_beliefs
-from traincast.scheduling.cluster import Node, SharedCluster
-from traincast.scheduling.costs import Costs
-from traincast.scheduling.failures import FailureEvent, FailureLaw, Failures
-from traincast.scheduling.job import Job
-from traincast.scheduling.metrics import Metrics, measure, measure_by_vc
-from traincast.scheduling.outcome import JobOutcome, Occupancy, Outcome
-from traincast.scheduling.placement import PLACEMENTS, Placement, load_placement
+from traincast.scheduling.estimates.beliefs import Beliefs, Exact, Given, Noisy, User, load_beliefs
+from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.policies import POLICIES
 from traincast.scheduling.policy import Policy, load_policy
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.simulate import simulate
-from traincast.scheduling.speeds import Factors, PlacedGpus, Speeds
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.costs import Costs
+from traincast.scheduling.queue.engine import simulate
+from traincast.scheduling.queue.failures import FailureEvent, FailureLaw, Failures
+from traincast.scheduling.queue.metrics import Metrics, measure, measure_by_vc
+from traincast.scheduling.queue.outcome import JobOutcome, Occupancy, Outcome
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.speeds import Factors, PlacedGpus, Speeds
+from traincast.scheduling.queue.state import State
+from traincast.scheduling.space.cluster import Node, SharedCluster
+from traincast.scheduling.space.placement import PLACEMENTS, Placement, load_placement
 
 __all__ = [
     "PLACEMENTS",

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import numpy as np
 
 from traincast.errors import FileFormatError, RequestError
-from traincast.scheduling.cluster import SharedCluster
-from traincast.scheduling.formats.source import plain
-from traincast.scheduling.formats.table import Bools, Floats, JobColumns, Texts, jobs
+from traincast.scheduling.joblogs.source import plain
+from traincast.scheduling.joblogs.table import Bools, Floats, JobColumns, Texts, jobs
+from traincast.scheduling.space.cluster import SharedCluster
 
 if TYPE_CHECKING:
-    from traincast.scheduling.traces import Trace
+    from traincast.scheduling.joblogs.read import Trace
 
 MAX_SECONDS: Final = 1e11
 """Three thousand years: a larger number is milliseconds, or a mistake."""

@@ -11,16 +11,16 @@ from itertools import pairwise
 from typing import Final
 
 from traincast.errors import TraincastError
-from traincast.scheduling.cluster import Node, SharedCluster
-from traincast.scheduling.costs import Costs
-from traincast.scheduling.failures import FailureLaw, Failures
-from traincast.scheduling.job import Job
-from traincast.scheduling.outcome import Occupancy, Outcome
-from traincast.scheduling.placement import Placement
+from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.simulate import simulate
-from traincast.scheduling.space import UNIT
-from traincast.scheduling.speeds import Factors
+from traincast.scheduling.queue.costs import Costs
+from traincast.scheduling.queue.engine import simulate
+from traincast.scheduling.queue.failures import FailureLaw, Failures
+from traincast.scheduling.queue.outcome import Occupancy, Outcome
+from traincast.scheduling.queue.speeds import Factors
+from traincast.scheduling.space.cluster import Node, SharedCluster
+from traincast.scheduling.space.free import UNIT
+from traincast.scheduling.space.placement import Placement
 
 _NEAR: Final = 1e-6
 

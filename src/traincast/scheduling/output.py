@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from traincast.files import write_text
-from traincast.scheduling.outcome import Outcome
+from traincast.scheduling.queue.outcome import Outcome
 
 COLUMNS: Final = (
     *("job_id", "submit_s", "start_s", "end_s", "n_gpus", "jct_s", "queue_s", "preemptions", "restarts", "nodes"),

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from traincast.errors import RequestError
 from traincast.files import write_text
 from traincast.pages import page_text
-from traincast.scheduling.cluster import NodeIndex, SharedCluster
-from traincast.scheduling.outcome import History, Outcome
+from traincast.scheduling.queue.outcome import History, Outcome
 from traincast.scheduling.schedule import Schedule
-from traincast.scheduling.space import UNIT, bits_of
+from traincast.scheduling.space.cluster import NodeIndex, SharedCluster
+from traincast.scheduling.space.free import UNIT, bits_of
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from traincast.imports import make_by_name
-from traincast.scheduling.run import JobRun
+from traincast.scheduling.queue.run import JobRun
 
 if TYPE_CHECKING:
-    from traincast.scheduling.state import State
+    from traincast.scheduling.queue.state import State
 
 
 class Policy:

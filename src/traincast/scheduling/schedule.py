@@ -15,25 +15,25 @@ import numpy as np
 
 from traincast.brief import Brief, BriefTable
 from traincast.errors import RequestError, SimulationError, TraincastError
-from traincast.scheduling.beliefs import Beliefs, load_beliefs
 from traincast.scheduling.check import Oversize, check_fit
-from traincast.scheduling.cluster import SharedCluster
-from traincast.scheduling.costs import Costs
-from traincast.scheduling.failures import Failures
-from traincast.scheduling.job import Job
-from traincast.scheduling.metrics import Metrics, measure, measure_by_vc
-from traincast.scheduling.nodes import MAX_GPUS_PER_NODE, MAX_NODES, load_nodes, read_nodes
-from traincast.scheduling.outcome import JobOutcome, Outcome
-from traincast.scheduling.placement import Placement
+from traincast.scheduling.estimates.beliefs import Beliefs, load_beliefs
+from traincast.scheduling.joblogs.job import Job
+from traincast.scheduling.joblogs.read import NUMBERS, TEXTS, Trace, load_jobs
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.simulate import simulate
-from traincast.scheduling.speeds import Speeds
-from traincast.scheduling.traces import NUMBERS, TEXTS, Trace, load_jobs
+from traincast.scheduling.queue.costs import Costs
+from traincast.scheduling.queue.engine import simulate
+from traincast.scheduling.queue.failures import Failures
+from traincast.scheduling.queue.metrics import Metrics, measure, measure_by_vc
+from traincast.scheduling.queue.outcome import JobOutcome, Outcome
+from traincast.scheduling.queue.speeds import Speeds
+from traincast.scheduling.space.cluster import SharedCluster
+from traincast.scheduling.space.nodes import MAX_GPUS_PER_NODE, MAX_NODES, load_nodes, read_nodes
+from traincast.scheduling.space.placement import Placement
 from traincast.units import format_seconds
 
 if TYPE_CHECKING:
-    from traincast.scheduling.contention import Contention
-    from traincast.scheduling.step_times import StepTimes
+    from traincast.scheduling.sharing.contention import Contention
+    from traincast.scheduling.sharing.step_times import StepTimes
 
 MAX_LOAD: Final = 1e6
 _WITHOUT_FORECASTS: Final = ("exact", "user", "noisy")
@@ -62,8 +62,8 @@ class Queue:
         if estimates.partition(":")[0] in _WITHOUT_FORECASTS:
             load_beliefs(estimates)  # refuses text that is not a number
             return replace(self, estimates=estimates)
-        from traincast.scheduling.estimates import load_estimates
-        from traincast.scheduling.step_times import StepTimes
+        from traincast.scheduling.estimates.sources import load_estimates
+        from traincast.scheduling.sharing.step_times import StepTimes
 
         steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
         found = load_estimates(estimates, self.trace, self.cluster, steps=steps, progress=progress)
@@ -73,8 +73,8 @@ class Queue:
 
     def sharing(self) -> Queue:
         """Return the queue with jobs that slow one another down where they meet; refuses jobs that nobody describes."""
-        from traincast.scheduling.contention import contention_of
-        from traincast.scheduling.step_times import StepTimes
+        from traincast.scheduling.sharing.contention import contention_of
+        from traincast.scheduling.sharing.step_times import StepTimes
 
         steps = self.steps or StepTimes(self.cluster, hardware=self.hardware, allow_code=self.allow_code)
         found, notes = contention_of(self.trace, steps)
@@ -266,7 +266,7 @@ def schedule(
         notes=notes,
     )
     if share is not None:
-        from traincast.scheduling.contention import placement_of
+        from traincast.scheduling.sharing.contention import placement_of
 
         queue, placement = queue.sharing(), placement_of(share, placement)
     return queue.run(policy, placement=placement, seed=seed)
@@ -292,8 +292,8 @@ def prepare(
     steps: StepTimes | None = None
     speeds: Speeds | None = None
     if np.any(trace.to_forecast):
-        from traincast.scheduling.forecasts import ForecastSpeeds, forecast_durations
-        from traincast.scheduling.step_times import StepTimes
+        from traincast.scheduling.estimates.forecasts import ForecastSpeeds, forecast_durations
+        from traincast.scheduling.sharing.step_times import StepTimes
 
         steps = StepTimes(cluster, hardware=hardware, allow_code=allow_code)
         trace = forecast_durations(trace, cluster, steps=steps, progress=progress)

@@ -18,18 +18,18 @@ from typing import Any, NamedTuple
 
 from traincast.engines import Engine
 from traincast.errors import RequestError
-from traincast.scheduling.beliefs import Beliefs, load_beliefs
-from traincast.scheduling.cluster import SharedCluster
-from traincast.scheduling.contention import Contention
-from traincast.scheduling.costs import Costs
-from traincast.scheduling.failures import Failures
-from traincast.scheduling.forecasts import ForecastSpeeds
-from traincast.scheduling.job import Job
-from traincast.scheduling.metrics import Metrics, measure
-from traincast.scheduling.placement import load_placement
+from traincast.scheduling.estimates.beliefs import Beliefs, load_beliefs
+from traincast.scheduling.estimates.forecasts import ForecastSpeeds
+from traincast.scheduling.joblogs.job import Job
 from traincast.scheduling.policy import load_policy
-from traincast.scheduling.simulate import simulate
-from traincast.scheduling.speeds import Speeds
+from traincast.scheduling.queue.costs import Costs
+from traincast.scheduling.queue.engine import simulate
+from traincast.scheduling.queue.failures import Failures
+from traincast.scheduling.queue.metrics import Metrics, measure
+from traincast.scheduling.queue.speeds import Speeds
+from traincast.scheduling.sharing.contention import Contention
+from traincast.scheduling.space.cluster import SharedCluster
+from traincast.scheduling.space.placement import load_placement
 
 SETUP = "traincast.scheduling.study:worker"
 """The function that sets up the workers of an engine."""

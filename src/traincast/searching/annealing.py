@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from traincast.searching.bulk import Bulk
-from traincast.searching.columns import StrategyColumns, columns_of
-from traincast.searching.evaluated_family import EvaluatedFamily
+from traincast.searching.bulk.columns import StrategyColumns, columns_of
+from traincast.searching.bulk.evaluate import Bulk
+from traincast.searching.bulk.family import EvaluatedFamily
 from traincast.searching.problem import Problem, SpaceCounts
 from traincast.searching.space import Axes, Degrees, Family, divisors_of
 

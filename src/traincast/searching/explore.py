@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.forecast import estimates_of
-from traincast.searching.bulk import Bulk
-from traincast.searching.columns import StrategyColumns, columns_of
-from traincast.searching.evaluated_family import EvaluatedFamily, Fitting
+from traincast.searching.bulk.columns import StrategyColumns, columns_of
+from traincast.searching.bulk.evaluate import Bulk
+from traincast.searching.bulk.family import EvaluatedFamily, Fitting
 from traincast.searching.problem import Problem, SpaceCounts, Task
 from traincast.searching.space import Family, families
 from traincast.work import Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from traincast.searching.columns import StrategyColumns
+from traincast.searching.bulk.columns import StrategyColumns
 from traincast.searching.space import AXES
 
 Floats = npt.NDArray[np.float64]

@@ -23,7 +23,7 @@ from traincast.estimate import CostModel, LearnedCostModel
 from traincast.files import make_folder
 from traincast.forecast import default_cost_model
 from traincast.journal import Journal, key_of
-from traincast.searching.columns import COLUMNS, StrategyColumns
+from traincast.searching.bulk.columns import COLUMNS, StrategyColumns
 from traincast.searching.problem import Problem, SpaceCounts, Task
 
 

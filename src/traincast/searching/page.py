@@ -17,7 +17,7 @@ from traincast.errors import TraincastError
 from traincast.files import write_text
 from traincast.pages import page_text
 from traincast.searching.answer import Answer, Candidate
-from traincast.searching.columns import StrategyColumns
+from traincast.searching.bulk.columns import StrategyColumns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

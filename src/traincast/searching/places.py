@@ -12,7 +12,7 @@ import numpy.typing as npt
 from traincast.errors import NoneAcceptedError, StrategyError
 from traincast.report.job import power_w, price_per_s
 from traincast.searching.answer import Candidate, Place, Status
-from traincast.searching.columns import StrategyColumns
+from traincast.searching.bulk.columns import StrategyColumns
 from traincast.searching.problem import Limits, Objective, Problem
 from traincast.searching.ranking import Made, Ranking
 from traincast.strategy import Request

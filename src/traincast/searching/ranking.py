@@ -19,7 +19,7 @@ from traincast.report import JobForecast, JobSettings, Report
 from traincast.report.job import power_w, price_per_s
 from traincast.report.odds import Odds, odds
 from traincast.searching.answer import Candidate, Naive, Place
-from traincast.searching.columns import StrategyColumns
+from traincast.searching.bulk.columns import StrategyColumns
 from traincast.searching.front import pareto_rows
 from traincast.searching.naive import naive_choice, naive_strategies
 from traincast.searching.problem import Limits, Objective

@@ -19,13 +19,13 @@ from traincast.estimate import CostModel, EventsCostModel
 from traincast.estimate.coverage import check_possible, check_used, unused_warnings
 from traincast.forecast import Forecast, make_request
 from traincast.graph import Operator, OperatorGraph
-from traincast.graph.finetune import parse_fine_tuning
+from traincast.graph.tuning.tune import parse_fine_tuning
 from traincast.report import JobSettings
 from traincast.report.job import steps_of
 from traincast.searching.annealing import anneal
 from traincast.searching.answer import Answer, Candidate
+from traincast.searching.bulk.columns import StrategyColumns, joined
 from traincast.searching.choices import clusters_to_try
-from traincast.searching.columns import StrategyColumns, joined
 from traincast.searching.constraints import apply_constraints
 from traincast.searching.explore import bulk_of, explore
 from traincast.searching.front import influence
@@ -38,7 +38,7 @@ from traincast.simulate.executor import execute_compiled
 from traincast.strategy import Request, Runtime
 from traincast.strategy.choose import assumed_runtime
 from traincast.strategy.prepare import layers_of
-from traincast.strategy.recompute import leanest
+from traincast.strategy.program.recompute import leanest
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]

@@ -16,9 +16,9 @@ from typing import Any, Final
 from traincast.errors import EmptyAxisError
 from traincast.graph import OperatorGraph, OpKind
 from traincast.strategy import Request, Strategy
-from traincast.strategy.experts import find_regions
 from traincast.strategy.prepare import layers_of
-from traincast.strategy.recompute import RECOMPUTATIONS
+from traincast.strategy.program.experts import find_regions
+from traincast.strategy.program.recompute import RECOMPUTATIONS
 from traincast.strategy.schedules import SCHEDULES, load_schedule, loop
 from traincast.strategy.strategy import Offload
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.simulate.servers import ServerTimeline, steady_window
-from traincast.strategy.servers import Piece, ServerRole, ServerSetup
+from traincast.strategy.servers.tasks import Piece, ServerRole, ServerSetup
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

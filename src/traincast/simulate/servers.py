@@ -12,7 +12,7 @@ import numpy.typing as npt
 from traincast.errors import RequestError
 from traincast.simulate.event_state import Uses
 from traincast.simulate.events import execute_events
-from traincast.strategy.servers import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
+from traincast.strategy.servers.tasks import Piece, ServerRole, ServerSetup, ServerTasks, lay_out
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

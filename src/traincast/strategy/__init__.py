@@ -2,11 +2,11 @@
 
 from traincast.strategy.choose import choose_micro_batch, choose_strategy
 from traincast.strategy.lower import Lowered, lower
-from traincast.strategy.memory import Memory
+from traincast.strategy.memory.peak import Memory
 from traincast.strategy.mesh import Group, Mesh
 from traincast.strategy.plan import NUM_STREAMS, Category, Plan, Segment, Stream
-from traincast.strategy.precision import PRECISIONS, Precision, load_precision
 from traincast.strategy.prepare import Request
+from traincast.strategy.program.precision import PRECISIONS, Precision, load_precision
 from traincast.strategy.runtime import Runtime, find_runtime, load_runtime, runtime_names
 from traincast.strategy.schedules import SCHEDULES, Slot
 from traincast.strategy.strategy import Strategy, parse_strategy, with_micro_batch

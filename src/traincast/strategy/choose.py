@@ -16,13 +16,13 @@ from typing import Final, Literal
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import OperatorGraph, OpKind
-from traincast.strategy.embedding_tables import has_tables
-from traincast.strategy.experts import find_regions
-from traincast.strategy.fits import MemoryNeed
+from traincast.strategy.memory.fits import MemoryNeed
+from traincast.strategy.memory.remedy import Remedy, find_remedy
 from traincast.strategy.prepare import Request, need_only
-from traincast.strategy.recompute import RECOMPUTATIONS, leaner, leanest
+from traincast.strategy.program.embedding_tables import has_tables
+from traincast.strategy.program.experts import find_regions
+from traincast.strategy.program.recompute import RECOMPUTATIONS, leaner, leanest
 from traincast.strategy.releases import assumed_release, has_experts
-from traincast.strategy.remedy import Remedy, find_remedy
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.strategy import Offload, Strategy
 
@@ -58,7 +58,7 @@ def choose_strategy(request: Request) -> Strategy:
 
 
 def choose(request: Request, *, seconds: Callable[[Strategy], float] | None = None) -> Choice:
-    """Choose a strategy that fits (:class:`traincast.strategy.fits.MemoryNeed`) if there is one.
+    """Choose a strategy that fits (:class:`traincast.strategy.memory.fits.MemoryNeed`) if there is one.
 
     It is the first that people would try, from data parallelism to pipelines. With ``seconds``, which returns the step
     time of a strategy, it is the fastest of a few that fit; the first stays if the fastest gains less than 2 %.

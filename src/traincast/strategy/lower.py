@@ -14,18 +14,18 @@ from typing import Final
 import numpy as np
 
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
-from traincast.strategy.buckets import cut_buckets
-from traincast.strategy.exchange import Exchange
-from traincast.strategy.fits import MemoryNeed, need_of
-from traincast.strategy.host_work import sample_launches
-from traincast.strategy.memory import Memory
+from traincast.strategy.exchange.buckets import cut_buckets
+from traincast.strategy.exchange.rendezvous import rough_message, timetable
+from traincast.strategy.exchange.replicas import Exchange
+from traincast.strategy.exchange.shards import BlockingShards
+from traincast.strategy.memory.fits import MemoryNeed, need_of
+from traincast.strategy.memory.peak import Memory
 from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, chunks_of, memory_by_stage, prepare
-from traincast.strategy.program import Behind, BlockProgram, Item
-from traincast.strategy.rendezvous import rough_message, timetable
+from traincast.strategy.program.block import Behind, BlockProgram, Item
+from traincast.strategy.program.host_work import sample_launches
 from traincast.strategy.schedules import Pass, load_schedule
-from traincast.strategy.shards import BlockingShards
 from traincast.strategy.template import Issue, Piece, WorkRun
 from traincast.strategy.variants import Variants
 from traincast.work import HostCopy, HostUpdate, Launch, Transfer, Work

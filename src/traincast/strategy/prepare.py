@@ -14,25 +14,25 @@ from typing import Any, Final
 from traincast.cluster import Cluster
 from traincast.errors import StrategyError
 from traincast.graph import DType, OperatorGraph
-from traincast.strategy.autocast import autocast
-from traincast.strategy.embedding_tables import TableSharing, check_tables, table_spans
-from traincast.strategy.experts import BatchOverlap, Region, check_experts, find_regions, overlap_of_batches
-from traincast.strategy.fits import MemoryNeed, need_of
-from traincast.strategy.fusion import fuse
-from traincast.strategy.host_memory import host_of
-from traincast.strategy.memory import Memory, memory_of, runs_ahead
-from traincast.strategy.memory_timeline import Holder, Moment, holders, memory_timeline
+from traincast.strategy.memory.fits import MemoryNeed, need_of
+from traincast.strategy.memory.host import host_of
+from traincast.strategy.memory.peak import Memory, memory_of, runs_ahead
+from traincast.strategy.memory.timeline import Holder, Moment, holders, memory_timeline
 from traincast.strategy.mesh import Axis, Group, Mesh, Span, workers_of
-from traincast.strategy.precision import Precision
-from traincast.strategy.program import BlockProgram
-from traincast.strategy.program_builder import ProgramBuilder
+from traincast.strategy.program.autocast import autocast
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.builder import ProgramBuilder
+from traincast.strategy.program.embedding_tables import TableSharing, check_tables, table_spans
+from traincast.strategy.program.experts import BatchOverlap, Region, check_experts, find_regions, overlap_of_batches
+from traincast.strategy.program.fusion import fuse
+from traincast.strategy.program.precision import Precision
+from traincast.strategy.program.sharding import Sharding, check_shardable, find_sharding
+from traincast.strategy.program.written_out import write_out
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import load_schedule
 from traincast.strategy.schedules.skeleton import Skeleton, skeleton
-from traincast.strategy.sharding import Sharding, check_shardable, find_sharding
 from traincast.strategy.stages import Stage, cut_stages, rough_seconds
 from traincast.strategy.strategy import ShardRule, Strategy
-from traincast.strategy.written_out import write_out
 
 _MAX_PASSES: Final = 500_000
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from traincast.cluster import Cluster
 from traincast.graph import OperatorGraph, OpKind
-from traincast.strategy.precision import Precision
+from traincast.strategy.program.precision import Precision
 from traincast.strategy.runtime import Habit, Runtime, load_runtime
 
 _CONDITIONS: Final = ("since", "products", "architectures", "joined", "hybrids")

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from traincast.errors import RequestError, UnknownNameError, expect
 from traincast.schema import Text, read_table, read_toml, table_of
-from traincast.strategy.recompute import RECOMPUTATIONS
+from traincast.strategy.program.recompute import RECOMPUTATIONS
 
 Fusion: TypeAlias = Literal["norm", "batch_norm", "half_batch_norm", "elementwise", "loss", "gradients"]
 Attention: TypeAlias = Literal["flash", "flash-1", "flash-2", "cudnn-8", "unfused", "eager"]
@@ -69,9 +69,9 @@ class Runtime:
     """How a framework carries out a strategy.
 
     With ``written_out``, norms and rotary positions are single kernels, as in Hugging Face's modules
-    (:mod:`traincast.strategy.written_out`); with ``repeats_keys``, keys and values are also copied for all heads that
-    share them. With ``autocast``, mixed precision is that of ``torch.autocast`` on weights in fp32
-    (:mod:`traincast.strategy.autocast`); otherwise all activations have 16 bits.
+    (:mod:`traincast.strategy.program.written_out`); with ``repeats_keys``, keys and values are also copied for all
+    heads that share them. With ``autocast``, mixed precision is that of ``torch.autocast`` on weights in fp32
+    (:mod:`traincast.strategy.program.autocast`); otherwise all activations have 16 bits.
 
     ``kernels`` names the framework whose measured operators are preferred, spelt as in tables of measurements.
     ``attention`` is fused, with kernels made for the device (``flash``), for Ampere (``flash-2``; ``flash-1``: those
@@ -83,7 +83,7 @@ class Runtime:
     The update of each parameter takes ``parameter_launches``, for which the device waits: gradients are checked and
     unscaled, states and weights are changed, gradients are cleared, by kernels that are shorter than their launch.
     Ranks of a node share its host: each further one prolongs this work, and the host's own work on samples
-    (:mod:`traincast.strategy.host_work`), by the share ``crowding``.
+    (:mod:`traincast.strategy.program.host_work`), by the share ``crowding``.
     With ``sorts_ids``, the gradient of an embedding table is made of slices: the device sorts the ids of a batch and
     adds up the rows of equal ones before it updates them.
     ``send_launches`` is the cost of a send in a pipeline whose two sides first agree on the size of the message; the
@@ -117,7 +117,7 @@ class Runtime:
     forward, kept until backward ends, and reduced once.
 
     With ``rendezvous``, the bytes of a pipeline's message move only once both sides have asked for it, and each stage
-    posts and awaits its messages as PyTorch's schedules do (:mod:`traincast.strategy.rendezvous`).
+    posts and awaits its messages as PyTorch's schedules do (:mod:`traincast.strategy.exchange.rendezvous`).
 
     ``stage_cut`` says whether pipelines are cut by counting layers or by their weights. A runtime that
     ``fills_pipeline`` refuses fewer microbatches than the warm-up of the pipeline needs. ``further_tokens`` says that
@@ -136,14 +136,14 @@ class Runtime:
     backward makes them, unless several microbatches are accumulated. The update needs ``update_share`` times the bytes
     of the optimizer's states for a moment; it reads and writes its tensors ``update_passes`` times. With
     ``flat_gradients``, it copies gradients as DeepSpeed's ZeRO does, into blocks that activations cannot use
-    (:mod:`traincast.strategy.update_memory`). ``tensor_buffers`` whole tensors are in use around tensor-parallel
+    (:mod:`traincast.strategy.memory.update`). ``tensor_buffers`` whole tensors are in use around tensor-parallel
     collectives, and ``held_collectives`` more cannot be reused while the host runs ahead of the device. Libraries hold
     ``workspace_bytes``, the driver ``context_bytes``, and each communicator ``buffer_bytes``. Fragmentation adds
     ``allocator_overhead`` times the bytes of all tensors. The framework's log ``reports`` the first rank or the fullest
     one, by a ``counter`` of allocated or reserved memory, or of all memory that the ``device`` has in use. In 90 % of
     runs, the memory of a rank beyond weights, gradients and optimizer states is between ``memory_low`` and
-    ``memory_high`` times its forecast (see :mod:`traincast.strategy.fits`); the defaults are for frameworks without
-    measurements.
+    ``memory_high`` times its forecast (see :mod:`traincast.strategy.memory.fits`); the defaults are for frameworks
+    without measurements.
     """
 
     name: str

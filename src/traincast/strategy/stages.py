@@ -18,7 +18,7 @@ import numpy as np
 from traincast.cluster import Device
 from traincast.errors import StrategyError
 from traincast.graph import Operator, OperatorGraph, OpKind
-from traincast.strategy.program import BlockProgram
+from traincast.strategy.program.block import BlockProgram
 
 _PRODUCT_KINDS: Final = frozenset(
     {OpKind.GEMM, OpKind.BATCHED_GEMM, OpKind.GROUPED_GEMM, OpKind.CONV, OpKind.ATTENTION}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from traincast.errors import StrategyError, UnknownNameError, expect
-from traincast.strategy.recompute import load_recomputation
+from traincast.strategy.program.recompute import load_recomputation
 
 ContextExchange: TypeAlias = Literal["all_gather", "ring"]
 Offload: TypeAlias = Literal["optimizer", "activations"]

@@ -133,7 +133,7 @@ def cost_model_of(run: Path, record: RunFolder, *, events: Path | None) -> tuple
     chosen = events if events is not None else run / EVENTS if (run / EVENTS).is_dir() else None
     if chosen is None:
         return None, None
-    from traincast.estimate.events import EventsCostModel, read_events
+    from traincast.estimate.events.model import EventsCostModel, read_events
 
     return chosen, EventsCostModel(read_events(chosen), default_cost_model(load_runtime(record.runtime).kernels))
 

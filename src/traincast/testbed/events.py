@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from traincast import files
-from traincast.estimate.events_file import Row, contents_of
-from traincast.estimate.events_keys import P2P
+from traincast.estimate.events.file import Row, contents_of
+from traincast.estimate.events.keys import P2P
 from traincast.profiling.contention import disturbed
-from traincast.profiling.events import card_of, emulated_interference, emulated_rows, measure_events, row_of_message
-from traincast.profiling.events_request import EventsRequest, Message, NeededWorks, messages_of, needed_works
-from traincast.testbed.network import loopback, shaped
+from traincast.profiling.events.measure import (
+    card_of,
+    emulated_interference,
+    emulated_rows,
+    measure_events,
+    row_of_message,
+)
+from traincast.profiling.events.request import EventsRequest, Message, NeededWorks, messages_of, needed_works
+from traincast.testbed.network.network import loopback, shaped
 from traincast.testbed.request import LOOPBACK, RunRequest
 from traincast.testbed.setup import RUNTIME
 
@@ -141,7 +147,7 @@ class EventsLauncher:
 
     def __call__(self, arguments: Sequence[str], *, ranks: int) -> int:
         """Return 0; raises if a process fails."""
-        from traincast.testbed.launch import launch
+        from traincast.testbed.rank.launch import launch
 
         words = [sys.executable, "-m", "traincast", *arguments]
         with loopback(ranks) if self.rate == math.inf else shaped([self.rate] * ranks) as network:

@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 from traincast.cluster.catalog import load_device
 from traincast.errors import RequestError
 from traincast.files import check_folder, make_folder, write_folder, write_json, write_text, writing
-from traincast.graph.capture import require_torch
+from traincast.graph.capture.capture import require_torch
 from traincast.graph.load import load_model
-from traincast.profiling.device_counter import FOLDER as DEVICES
-from traincast.profiling.device_counter import counters
-from traincast.profiling.events_request import needed_works
-from traincast.profiling.machine import free_memory
+from traincast.profiling.events.request import needed_works
+from traincast.profiling.machine.device import free_memory
+from traincast.profiling.monitor.device_counter import FOLDER as DEVICES
+from traincast.profiling.monitor.device_counter import counters
 from traincast.strategy import parse_strategy
 from traincast.testbed.events import (
     EVENTS,
@@ -35,9 +35,9 @@ from traincast.testbed.events import (
     write_events,
 )
 from traincast.testbed.folder import SPAN_COLUMNS, RankPlace, RunFolder, read_run_folder, read_spans
-from traincast.testbed.launch import Starter, launch
-from traincast.testbed.network import NodeNetwork, loopback, shaped
-from traincast.testbed.recorder import SpanRow
+from traincast.testbed.network.network import NodeNetwork, loopback, shaped
+from traincast.testbed.rank.launch import Starter, launch
+from traincast.testbed.rank.recorder import SpanRow
 from traincast.testbed.request import LOOPBACK, REAL, RunRequest, rate_of
 from traincast.testbed.row import ROW, write_row
 from traincast.testbed.sampling import RESOURCES, RankSampler, write_readings
@@ -177,7 +177,7 @@ def memory_of_run(request: RunRequest, cluster: Path, *, servers: int = 0) -> fl
         lowered = lowered_of(request, cluster)
         rank += max(memory.total for memory in lowered.memory)
         if request.events:
-            from traincast.profiling.events_worker import step_memory
+            from traincast.profiling.events.worker import step_memory
 
             asked = request_of(replace(request, strategy=lowered.request.strategy.complete_text), cluster)
             rank += step_memory(needed_works(asked))
@@ -272,7 +272,7 @@ def _train_with_servers(request: RunRequest, place: Path, launching: _Launching)
     """Train with one process for each worker and each parameter server."""
     from traincast.testbed.parallel.server_spans import ServerSpan
     from traincast.testbed.parallel.servers import nodes_of
-    from traincast.testbed.serving import served, server_job, window_of
+    from traincast.testbed.rank.serving import served, server_job, window_of
 
     job = server_job(request, place / CLUSTER)
     nodes = nodes_of(job.setup)

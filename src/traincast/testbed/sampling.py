@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from traincast.files import writing
-from traincast.profiling.device_counter import DeviceReader, reader_of
-from traincast.profiling.monitor_network import NamespaceReader
-from traincast.profiling.monitor_process import MemoryReader, clock_of
-from traincast.profiling.monitor_ticks import Ticks
-from traincast.testbed.clock import now
+from traincast.profiling.monitor.device_counter import DeviceReader, reader_of
+from traincast.profiling.monitor.network import NamespaceReader
+from traincast.profiling.monitor.process import MemoryReader, clock_of
+from traincast.profiling.monitor.ticks import Ticks
+from traincast.testbed.rank.clock import now
 
 RESOURCES: Final = "resources.parquet"
 """The file of a run's readings."""

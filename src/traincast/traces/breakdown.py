@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.traces.device import DeviceWork
-from traincast.traces.kineto import Kind
-from traincast.traces.pace import StepWindow
-from traincast.traces.recording import Recording, TaskRole
-from traincast.traces.trace import Flags, Ints, ProfilerTrace
+from traincast.traces.files.kineto import Kind
+from traincast.traces.files.trace import Flags, Ints, ProfilerTrace
+from traincast.traces.recording.device import DeviceWork
+from traincast.traces.recording.pace import StepWindow
+from traincast.traces.recording.recording import Recording, TaskRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

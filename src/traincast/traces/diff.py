@@ -13,16 +13,16 @@ import numpy as np
 from traincast.graph.operator import Phase
 from traincast.simulate import Timeline
 from traincast.strategy.plan import Category, Stream
-from traincast.traces.device import device_work
-from traincast.traces.kineto import Kind
-from traincast.traces.labels import BACKWARD, OPTIMIZER, launched_within
-from traincast.traces.operators import operator_times
-from traincast.traces.pace import launched_in, windows_of
-from traincast.traces.processor import on_processor, own_times, processor_times
+from traincast.traces.files.kineto import Kind
+from traincast.traces.files.trace import ProfilerTrace
+from traincast.traces.operators.launches import operator_times
+from traincast.traces.recording.device import device_work
+from traincast.traces.recording.labels import BACKWARD, OPTIMIZER, launched_within
+from traincast.traces.recording.pace import launched_in, windows_of
+from traincast.traces.recording.processor import on_processor, own_times, processor_times
+from traincast.traces.recording.steps import TraceStep, steps_of
 from traincast.traces.replay import unexplained
 from traincast.traces.show import TraceSummary, summarize_traces
-from traincast.traces.steps import TraceStep, steps_of
-from traincast.traces.trace import ProfilerTrace
 
 _STREAMS: Final = (Stream.COMPUTE, Stream.COMMUNICATION, Stream.DATA, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
 """Lanes of a forecast that a device has kernels on."""

@@ -19,29 +19,29 @@ from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import PROCESSOR, Device
 from traincast.errors import RequestError
 from traincast.estimate import EventsCostModel, learned_cost_model
-from traincast.estimate.events import PURPOSES, events_of
-from traincast.estimate.events_file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
-from traincast.estimate.events_keys import collective_key, operator_key, text_of, update_key
-from traincast.estimate.events_near import PRODUCTS
+from traincast.estimate.events.file import CARD, REAL, EventsCard, Row, contents_of, read_card, row_of
+from traincast.estimate.events.keys import collective_key, operator_key, text_of, update_key
+from traincast.estimate.events.model import PURPOSES, events_of
+from traincast.estimate.events.near import PRODUCTS
 from traincast.files import write_folder
-from traincast.graph.aten import KIND_OF
+from traincast.graph.capture.aten import KIND_OF
 from traincast.graph.operator import Operator, Phase
 from traincast.graph.tensor import DType
-from traincast.traces.calls import NARROW
-from traincast.traces.couple import couple
-from traincast.traces.device import DeviceWork, device_work
-from traincast.traces.kineto import Kind
-from traincast.traces.known import host_operator
-from traincast.traces.labels import BACKWARD, launched_within
-from traincast.traces.operators import Launchers, launchers
-from traincast.traces.precision import precision_of
-from traincast.traces.processor import host_runs, on_processor
-from traincast.traces.record import record
-from traincast.traces.recording import Recording, TaskRole
-from traincast.traces.scaling import operators_of
+from traincast.traces.changes.scaling import operators_of
+from traincast.traces.files.kineto import Kind
+from traincast.traces.files.trace import ProfilerTrace
+from traincast.traces.operators.known import host_operator
+from traincast.traces.operators.launches import Launchers, launchers
+from traincast.traces.operators.precision import precision_of
+from traincast.traces.recording.calls import NARROW
+from traincast.traces.recording.couple import couple
+from traincast.traces.recording.device import DeviceWork, device_work
+from traincast.traces.recording.labels import BACKWARD, launched_within
+from traincast.traces.recording.processor import host_runs, on_processor
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import Recording, TaskRole
+from traincast.traces.recording.steps import steps_of
 from traincast.traces.show import device_of
-from traincast.traces.steps import steps_of
-from traincast.traces.trace import ProfilerTrace
 
 _KINDS: Final = {
     "allreduce": "all_reduce",

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from traincast.report.critical_path import critical_tasks
 from traincast.simulate import Timeline
-from traincast.traces.pace import StepWindow, stretches, window
-from traincast.traces.recording import Recording, TaskRole
-from traincast.traces.to_plan import RecordedPlan, to_plan
+from traincast.traces.recording.pace import StepWindow, stretches, window
+from traincast.traces.recording.recording import Recording, TaskRole
+from traincast.traces.recording.to_plan import RecordedPlan, to_plan
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -29,8 +29,8 @@ No change shortens these delays, so an answer may be wrong by about their share.
 class Replayed:
     """A recording that has run in the simulator: the plan, its timeline, and the steps of each host in seconds.
 
-    ``pace_s`` is the time of a step as :mod:`traincast.traces.pace` defines it. A single step of a host may be shorter,
-    while the queue of the device fills.
+    ``pace_s`` is the time of a step as :mod:`traincast.traces.recording.pace` defines it. A single step of a host may
+    be shorter, while the queue of the device fills.
     """
 
     recording: Recording
@@ -50,9 +50,9 @@ class ReplayReport:
     """How well a replay with unchanged durations agrees with what was recorded.
 
     ``measured_s`` and ``replayed_s`` are the whole trace, ``measured_step_s`` and ``replayed_step_s`` a step of it (see
-    :mod:`traincast.traces.pace`), and ``measured_steps_s`` and ``replayed_steps_s`` the steps on the hosts. Errors are
-    relative. ``strict_error`` is that of a replay without the delays that nothing explains; ``opaque_share`` the share
-    of these delays in the time that decides the end.
+    :mod:`traincast.traces.recording.pace`), and ``measured_steps_s`` and ``replayed_steps_s`` the steps on the hosts.
+    Errors are relative. ``strict_error`` is that of a replay without the delays that nothing explains; ``opaque_share``
+    the share of these delays in the time that decides the end.
     """
 
     measured_step_s: float

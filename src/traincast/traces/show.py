@@ -17,19 +17,19 @@ from traincast.graph.operator import Operator
 from traincast.graph.tensor import DType
 from traincast.report.critical_path import PathEntry, critical_tasks, summarize
 from traincast.traces.breakdown import TraceBreakdown, breakdown, transfers_of
-from traincast.traces.calls import GRAPH_LAUNCH, NARROW, STREAM_WAIT, matching
-from traincast.traces.couple import couple
-from traincast.traces.device import DeviceWork, device_work
-from traincast.traces.kineto import Kind
-from traincast.traces.known import known_operator, tensors_of
-from traincast.traces.operators import OperatorTime, launchers, operator_times
-from traincast.traces.pace import launched_in, windows_of
-from traincast.traces.processor import on_processor, processor_breakdown, processor_times
-from traincast.traces.record import record
-from traincast.traces.recording import Recording
+from traincast.traces.files.kineto import Kind
+from traincast.traces.files.trace import Ints, ProfilerTrace
+from traincast.traces.operators.known import known_operator, tensors_of
+from traincast.traces.operators.launches import OperatorTime, launchers, operator_times
+from traincast.traces.recording.calls import GRAPH_LAUNCH, NARROW, STREAM_WAIT, matching
+from traincast.traces.recording.couple import couple
+from traincast.traces.recording.device import DeviceWork, device_work
+from traincast.traces.recording.pace import launched_in, windows_of
+from traincast.traces.recording.processor import on_processor, processor_breakdown, processor_times
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import Recording
+from traincast.traces.recording.steps import TraceStep
 from traincast.traces.replay import opaque_share, run, unexplained
-from traincast.traces.steps import TraceStep
-from traincast.traces.trace import Ints, ProfilerTrace
 
 _EXPANDS: Final = re.compile(r"(Mean|Sum|Expand)Backward\d")
 """Nodes of autograd that make a large gradient from a small one."""
@@ -73,7 +73,8 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
-    """What the traces of a job hold; ``step_s`` is the time of a step as :mod:`traincast.traces.pace` defines it.
+    """What the traces of a job hold; ``step_s`` is the time of a step as :mod:`traincast.traces.recording.pace` defines
+    it.
 
     Operators and rates are of the first rank, per step. The critical path is that of the whole trace, ``total_s``;
     ``opaque_share`` of it is delays that nothing recorded explains.

@@ -12,9 +12,9 @@ from traincast.cluster.catalog import load_device
 from traincast.cluster.hardware import Cluster, Device
 from traincast.errors import FileFormatError, RequestError
 from traincast.files import check_folder, check_output, write_text
-from traincast.traces.chakra import SUFFIX, chakra_files, read_chakra, write_chakra
-from traincast.traces.change import TraceChange
-from traincast.traces.changes import (
+from traincast.traces.changes.change import TraceChange
+from traincast.traces.changes.device import Buckets, HalfPrecision, OtherDevice
+from traincast.traces.changes.hosts import (
     FasterHost,
     FasterNetwork,
     FusedOptimizer,
@@ -23,19 +23,19 @@ from traincast.traces.changes import (
     NoCommunication,
     Overlapped,
 )
-from traincast.traces.changes_device import Buckets, HalfPrecision, OtherDevice
-from traincast.traces.couple import couple
 from traincast.traces.diff import TraceDiff, compare_forecast, compare_traces
 from traincast.traces.diff_page import diff_page
-from traincast.traces.execution import with_execution, with_executions_beside
+from traincast.traces.files.chakra import SUFFIX, chakra_files, read_chakra, write_chakra
+from traincast.traces.files.execution import with_execution, with_executions_beside
+from traincast.traces.files.load import SUFFIXES, load_jobs, load_traces
+from traincast.traces.files.trace import ProfilerTrace
 from traincast.traces.learn import LearnedEvents, check_events_folder, learn, write_events
-from traincast.traces.load import SUFFIXES, load_jobs, load_traces
-from traincast.traces.precision import precision_of
-from traincast.traces.record import record
-from traincast.traces.recording import Recording
+from traincast.traces.operators.precision import precision_of
+from traincast.traces.recording.couple import couple
+from traincast.traces.recording.record import record
+from traincast.traces.recording.recording import Recording
 from traincast.traces.replay import Replayed, ReplayReport, replay, run
 from traincast.traces.show import TraceSummary, device_of, summarize_traces
-from traincast.traces.trace import ProfilerTrace
 from traincast.traces.whatif import WhatIfAnswer, ask
 from traincast.units import parse_bytes
 
@@ -287,7 +287,7 @@ def _check_output(output: File | None, traces: Files, recording: Recording | Non
 
 def _write(replayed: Replayed, path: Path) -> None:
     """Write a trace that has run: as Chakra's if the name ends in .et, else as the profiler's."""
-    from traincast.traces.write import write_timeline
+    from traincast.traces.files.write import write_timeline
 
     if path.name.endswith(SUFFIX):
         write_chakra(replayed, path)

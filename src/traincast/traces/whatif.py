@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from traincast.traces.change import TraceChange
-from traincast.traces.recording import Recording
+from traincast.traces.changes.change import TraceChange
+from traincast.traces.recording.recording import Recording
 from traincast.traces.replay import Replayed, measured_steps_s, opaque_share, run, unexplained
 
 _NINETY: Final = 1.645

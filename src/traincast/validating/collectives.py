@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from traincast.errors import RequestError
 from traincast.estimate import AnalyticalCostModel, learned_cost_model
-from traincast.estimate.collective_features import KINDS
+from traincast.estimate.collectives.features import KINDS
+from traincast.estimate.collectives.learned import CollectiveModel
 from traincast.estimate.coverage import check_used
-from traincast.estimate.learned_collectives import CollectiveModel
-from traincast.fitting.adapt_collectives import adapted_system
-from traincast.fitting.collective_table import CollectiveTable, read_collectives
-from traincast.fitting.own_points import choose_points
+from traincast.fitting.collectives.adapt import adapted_system
+from traincast.fitting.collectives.own_points import choose_points
+from traincast.fitting.collectives.table import CollectiveTable, read_collectives
 from traincast.validating.outcome import RowOutcome, RowValidation
 
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -16,8 +16,8 @@ from traincast.measured.finetune import MeasuredTuning
 from traincast.measured.finetune_words import MemoryKind
 from traincast.report import Report
 from traincast.strategy import Memory, Request, Runtime
-from traincast.strategy.allocations import allocations_of, simulate
-from traincast.strategy.fits import at_share, factor
+from traincast.strategy.memory.allocations import allocations_of, simulate
+from traincast.strategy.memory.fits import at_share, factor
 from traincast.strategy.prepare import memory_by_stage, prepare
 from traincast.tables import RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation

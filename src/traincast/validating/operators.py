@@ -18,9 +18,9 @@ from traincast.cluster import Cluster, Device, Link
 from traincast.estimate import CostModel, LearnedCostModel, learned_cost_model
 from traincast.estimate.coverage import check_used
 from traincast.files import finite
-from traincast.fitting.dataset import OperatorTable, filters, read_operators
-from traincast.fitting.parts import parts_of
-from traincast.fitting.problems import RowProblem
+from traincast.fitting.rows.dataset import OperatorTable, filters, read_operators
+from traincast.fitting.rows.parts import parts_of
+from traincast.fitting.rows.problems import RowProblem
 from traincast.graph import Operator
 from traincast.validating.metrics import summarize
 from traincast.validating.outcome import RowOutcome, brief_of

@@ -16,8 +16,8 @@ from traincast.measured import Measured, dp_steps, steps
 from traincast.measured.calibrations import calibrated_by, may_have_seen, with_calibration, without_calibration
 from traincast.measured.complete import completed
 from traincast.measured.failures import failed_otherwise
-from traincast.strategy.fits import at_share, factor
-from traincast.strategy.shown_memory import reported
+from traincast.strategy.memory.fits import at_share, factor
+from traincast.strategy.memory.shown import reported
 from traincast.tables import Row, RowError, read_rows
 from traincast.validating.outcome import RowOutcome, RowValidation
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from traincast.errors import RequestError
+from traincast.fitting.inspector.fit import default_shape, predictions
+from traincast.fitting.inspector.train import InspectorTraining, RunExamples, train
 from traincast.resources.inspector.evaluate import TrainedInspector
 from traincast.resources.inspector.features import Inputs
-from traincast.resources.inspector.fit import default_shape, predictions
 from traincast.resources.inspector.shape import InspectorShape
 from traincast.resources.inspector.targets import score
-from traincast.resources.inspector.train import InspectorTraining, RunExamples, train
 
 torch = pytest.importorskip("torch")
 QUICK = InspectorTraining(epochs=2, batch=16)
@@ -27,7 +27,7 @@ SHAPES = [
 
 def outputs_by_torch(made: TrainedInspector, inputs: Inputs) -> np.ndarray:
     """The outputs of the network that is trained, for one graph."""
-    from traincast.resources.inspector.network import Inspector
+    from traincast.fitting.inspector.network import Inspector
 
     network = Inspector(made.shape)
     network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in made.weights.items()})
@@ -76,7 +76,7 @@ def test_the_order_of_groups_does_not_matter(toy_examples: RunExamples) -> None:
 
 
 def test_padding_changes_nothing(toy_examples: RunExamples) -> None:
-    from traincast.resources.inspector.network import Inspector
+    from traincast.fitting.inspector.network import Inspector
 
     shape = default_shape(hidden=12, depth=10.0, most_steps=3)  # as many steps for every size
     network = Inspector(shape)

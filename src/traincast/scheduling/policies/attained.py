@@ -11,8 +11,8 @@ import numpy as np
 from traincast.errors import RequestError
 from traincast.scheduling.policies.lanes import Key
 from traincast.scheduling.policies.ranked import SLACK_S, Ranked
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
 
 
 class Las(Ranked):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 
-from traincast.scheduling.placement import Space
 from traincast.scheduling.policies.ordered import line_of
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.space import Allocation, JobDemand
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
+from traincast.scheduling.space.free import Allocation, JobDemand
+from traincast.scheduling.space.placement import Space
 
 
 class FirstBelow:

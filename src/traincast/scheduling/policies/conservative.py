@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.space import Allocation, FreeCounts, JobDemand
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
+from traincast.scheduling.space.free import Allocation, FreeCounts, JobDemand
 
 
 class FreeProfile:

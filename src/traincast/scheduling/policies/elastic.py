@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.space import UNIT, JobDemand
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
+from traincast.scheduling.space.free import UNIT, JobDemand
 
 
 class Elastic(Policy):

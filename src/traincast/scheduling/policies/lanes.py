@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeAlias
 
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
 
 Key: TypeAlias = tuple[Any, ...]
 """Numbers that are compared one after the other. Where keys must differ, the last one is the order of submission."""

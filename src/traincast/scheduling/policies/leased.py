@@ -6,11 +6,11 @@ import math
 from functools import partial
 
 from traincast.errors import RequestError
-from traincast.scheduling.cluster import Pool
 from traincast.scheduling.policies.lanes import Key
 from traincast.scheduling.policies.ranked import SLACK_S, Ranked
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
+from traincast.scheduling.space.cluster import Pool
 
 
 class Leased(Ranked):

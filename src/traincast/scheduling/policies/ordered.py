@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from traincast.scheduling.policies.lanes import Key, Lanes
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
 
 
 def line_of(run: JobRun, state: State) -> str:

@@ -13,9 +13,9 @@ from typing import ClassVar, Final
 
 from traincast.scheduling.policies.lanes import Key, Lanes
 from traincast.scheduling.policy import Policy
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.space import UNIT, Allocation
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
+from traincast.scheduling.space.free import UNIT, Allocation
 
 SLACK_S: Final = 1e-6
 """A slice or a level counts as used up this much earlier, because times are rounded."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from traincast.errors import RequestError
 from traincast.scheduling.policies.lanes import Key
 from traincast.scheduling.policies.ordered import FifoFit
-from traincast.scheduling.run import JobRun
-from traincast.scheduling.state import State
+from traincast.scheduling.queue.run import JobRun
+from traincast.scheduling.queue.state import State
 
 
 class FailureAware(FifoFit):

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from traincast.graph import Phase
-from traincast.testbed.clock import now
-from traincast.testbed.emulate import DeviceClock, Emulation
-from traincast.testbed.recorder import SpanRecorder
+from traincast.testbed.rank.clock import now
+from traincast.testbed.rank.emulate import DeviceClock, Emulation
+from traincast.testbed.rank.recorder import SpanRecorder
 
 _T = TypeVar("_T")
 

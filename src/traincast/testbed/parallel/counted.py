@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from traincast.profiling.device_counter import DeviceCounter
+from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.simulate.server_timeline import ServerJob
-from traincast.strategy.program import Item
-from traincast.testbed.clock import now, sleep_until
+from traincast.strategy.program.block import Item
+from traincast.testbed.rank.clock import now, sleep_until
 from traincast.work import demand_of
 
 _LEAST_SLEEP_S: Final = 1e-3

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from traincast.errors import RequestError
-from traincast.graph.zoo.stack import Transformer
+from traincast.graph.zoo.parts.stack import Transformer
 from traincast.strategy import Lowered
 
 

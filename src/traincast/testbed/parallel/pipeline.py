@@ -13,8 +13,8 @@ from torch.distributed.pipelining import schedules
 from torch.utils._python_dispatch import _disable_current_modes
 
 from traincast.errors import RequestError
-from traincast.testbed.clock import now
 from traincast.testbed.parallel.bed import Bed
+from traincast.testbed.rank.clock import now
 
 SCHEDULES: Final = {
     "gpipe": pipelining.ScheduleGPipe,

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from traincast.testbed.clock import now, sleep_until
 from traincast.testbed.parallel.servers import Shard
+from traincast.testbed.rank.clock import now, sleep_until
 
 Floats32 = npt.NDArray[np.float32]
 

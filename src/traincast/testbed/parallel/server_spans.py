@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from traincast.simulate.servers import ServerTimeline
-from traincast.strategy.server_setup import Piece, ServerSetup
-from traincast.strategy.servers import ServerRole, lay_out
-from traincast.testbed.recorder import SpanRow
+from traincast.strategy.servers.setup import Piece, ServerSetup
+from traincast.strategy.servers.tasks import ServerRole, lay_out
+from traincast.testbed.rank.recorder import SpanRow
 
 _KINDS: Final = {
     ServerRole.FORWARD: ("compute", "forward"),

@@ -1,9 +1,9 @@
 """Parameter servers that really run: workers push gradients, servers update and send the weights back.
 
-The rules are those of :mod:`traincast.strategy.servers`. A worker runs forward and backward of its pieces. It pushes a
-piece as soon as its gradient exists, while backward goes on. Synchronous: a server updates a shard when the pushes of
-all workers have arrived. Asynchronous: it applies every push when it arrives. After the update, the weights go back,
-and the next forward of the piece waits for them.
+The rules are those of :mod:`traincast.strategy.servers.tasks`. A worker runs forward and backward of its pieces. It
+pushes a piece as soon as its gradient exists, while backward goes on. Synchronous: a server updates a shard when the
+pushes of all workers have arrived. Asynchronous: it applies every push when it arrives. After the update, the weights
+go back, and the next forward of the piece waits for them.
 
 Ranks are numbered workers first. Start every rank with :func:`run_servers`, on the node that :func:`nodes_of` names.
 """
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from traincast.errors import TraincastError
-from traincast.strategy.server_setup import Piece, ServerSetup, shards
-from traincast.strategy.servers import ServerRole, lay_out
-from traincast.testbed.clock import now, sleep_until
+from traincast.strategy.servers.setup import Piece, ServerSetup, shards
+from traincast.strategy.servers.tasks import ServerRole, lay_out
 from traincast.testbed.parallel.server_spans import ServerSpan
 from traincast.testbed.parallel.wire import Connection, Store, WireMessage, accept, connect
+from traincast.testbed.rank.clock import now, sleep_until
 
 _LEAD_S: Final = 0.05
 """Workers start this long after they have agreed on it."""

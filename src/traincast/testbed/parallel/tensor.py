@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from traincast.errors import RequestError
-from traincast.graph.zoo.layers import MLP, Attention
+from traincast.graph.zoo.parts.layers import MLP, Attention
 
 
 def split(layers: list[nn.Module], mesh: Any) -> None:

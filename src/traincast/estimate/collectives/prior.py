@@ -1,0 +1,279 @@
+"""Collectives of systems that nobody measured: what other systems suggest, corrected by the system's own points.
+
+The unknown is the *residual*, log(seconds / baseline), where the baseline follows from latencies and bandwidths alone.
+It is modelled as two Gaussian processes (Rasmussen and Williams, 2006) with covariances that are sums of parts:
+
+- The *shared* parts say how the residuals of different systems resemble each other: systems with the same transport,
+  the same kind of links inside a node or a device of the same era err in the same direction. Their posterior mean,
+  given all measured systems, is the estimate for a system without any measurement (:meth:`SystemPrior.residual`).
+- The *own* parts say how a system deviates from this estimate over bytes, ranks and collectives. Given a few points of
+  the system, they correct the estimate (:class:`traincast.estimate.collectives.adapted.AdaptedSystem`).
+
+The scales of all parts were chosen by leaving out one system at a time (:mod:`traincast.fitting.collectives.prior`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import FileFormatError
+from traincast.estimate.collectives.features import Condition, Route
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+FEATURES: Final = (
+    "crosses",
+    "kind",
+    "transport",
+    "offload",
+    "alone",
+    "inside",
+    "era",
+    "library",
+    "pair",
+    "route",
+    "pattern",
+)
+"""What two measurements may share. ``offload`` says whether NICs move the bytes without the processor's help, ``alone``
+whether each node has one rank, ``pair`` whether there are two ranks, ``pattern`` what else ran at the same time."""
+_TRANSPORTS: Final = (
+    (r"\befa\b", "efa"),
+    (r"roce", "roce"),
+    (r"slingshot", "slingshot"),
+    (r"omni|\bopa\b", "omni-path"),
+    (r"tcpx", "tcpx"),
+    (r"infiniband", "infiniband"),
+    (r"ethernet|tcp", "tcp"),
+)
+_OFFLOADED: Final = frozenset({"infiniband", "roce", "omni-path", "slingshot"})
+_ERAS: Final = {
+    **dict.fromkeys(("kepler", "maxwell", "pascal"), "before 2017"),
+    **dict.fromkeys(("volta", "turing", "gcn5"), "2017"),
+    **dict.fromkeys(("blackwell", "blackwell-ultra"), "2024"),
+}
+_LIBRARIES: Final = ("NCCL", "RCCL", "oneCCL", "gloo")
+_LEAST_RATE: Final = 1e9
+_NEGLIGIBLE: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSetting:
+    """Where and how a collective runs, as the covariances see it: texts by :data:`FEATURES`, and two numbers."""
+
+    texts: tuple[str, ...]
+    log2_ranks: float
+    log2_rate: float
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the group leaves its island."""
+        return self.texts[0] == "across"
+
+    @property
+    def links(self) -> str:
+        """The class of links that intervals are kept for: ``switch``, ``inside`` or ``across``."""
+        if self.crosses:
+            return "across"
+        return "switch" if self.texts[FEATURES.index("inside")] == "switch" else "inside"
+
+
+def setting_of(kind: str, route: Route, ranks: int, condition: Condition) -> CollectiveSetting:
+    """The setting of a collective among ``ranks`` ranks on ``route``, moved by the software of ``condition``."""
+    transport = transport_of(route.network)
+    offload = "inside" if not route.crosses else "nic" if transport in _OFFLOADED else "processor"
+    words = condition.family.split()
+    texts = {
+        "crosses": "across" if route.crosses else "inside",
+        "kind": kind,
+        "transport": transport,
+        "offload": offload,
+        "alone": "alone" if route.crosses and route.per_node == 1 else "several",
+        "inside": route.inside,
+        "era": _ERAS.get(route.architecture, route.architecture),
+        "library": words[0] if words and words[0] in _LIBRARIES else "other",
+        "pair": "pair" if ranks == 2 else "many",
+        "route": route.key,
+        "pattern": condition.pattern,
+    }
+    rate = route.nic_bandwidth if route.crosses else route.intra_bandwidth
+    return CollectiveSetting(
+        texts=tuple(texts[name] for name in FEATURES),
+        log2_ranks=math.log2(max(2, ranks)),
+        log2_rate=math.log2(max(rate, _LEAST_RATE) / _LEAST_RATE),
+    )
+
+
+def transport_of(network: str) -> str:
+    """The kind of network that a link's name means: ``infiniband``, ``roce``, ``efa``, …; ``inside`` for none.
+
+    >>> transport_of("NDR InfiniBand"), transport_of("EFA 100G"), transport_of("")
+    ('infiniband', 'efa', 'inside')
+    """
+    lower = network.lower()
+    return next((name for pattern, name in _TRANSPORTS if re.search(pattern, lower)), lower) or "inside"
+
+
+class SystemPart(NamedTuple):
+    """One part of a covariance, σ² k(Δ log₂ bytes) exp(−Δ log₂ ranks / r) exp(−Δ log₂ rate / b).
+
+    It couples points that agree in all of ``shared``. ``smooth`` parts have k = exp(−x²/2), others Matérn 3/2. A scale
+    of 0 means that the part does not depend on this number.
+    """
+
+    shared: tuple[str, ...]
+    sigma: float
+    bytes_scale: float
+    ranks_scale: float = 0.0
+    rate_scale: float = 0.0
+    smooth: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Positions of measurements: a setting for each, by number, and log₂ of its bytes."""
+
+    settings: tuple[CollectiveSetting, ...]
+    setting: Ints
+    log2_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.setting)
+
+
+def covariance(parts: Sequence[SystemPart], a: Points, b: Points) -> Floats:
+    """The covariance of the residuals at ``a`` (rows) and ``b`` (columns)."""
+    apart = np.abs(a.log2_bytes[:, None] - b.log2_bytes[None, :])
+    total = np.zeros_like(apart)
+    for part in parts:
+        pairs = part.sigma**2 * _coupled(part, a.settings, b.settings)
+        # Most points have nothing in common with a request for a single setting: they are left out early.
+        columns = np.flatnonzero(pairs.max(axis=0)[b.setting] > _NEGLIGIBLE) if len(a.settings) else np.arange(0)
+        near = pairs[np.ix_(a.setting, b.setting[columns])]
+        if part.bytes_scale:
+            x = apart[:, columns] / part.bytes_scale
+            near = near * (np.exp(-0.5 * x * x) if part.smooth else (1 + math.sqrt(3) * x) * np.exp(-math.sqrt(3) * x))
+        total[:, columns] += near
+    return total
+
+
+def _coupled(part: SystemPart, a: Sequence[CollectiveSetting], b: Sequence[CollectiveSetting]) -> Floats:
+    """The factor of a part that depends on settings alone, for all pairs of them."""
+    places = [FEATURES.index(name) for name in part.shared]
+    numbers: dict[tuple[str, ...], int] = {}
+    of_a, of_b = (
+        np.array([numbers.setdefault(tuple(s.texts[i] for i in places), len(numbers)) for s in side]) for side in (a, b)
+    )
+    pairs: Floats = (of_a[:, None] == of_b[None, :]).astype(np.float64)
+    for scale, name in ((part.ranks_scale, "log2_ranks"), (part.rate_scale, "log2_rate")):
+        if scale:
+            x, y = (np.array([getattr(s, name) for s in side]) for side in (a, b))
+            pairs *= np.exp(-np.abs(x[:, None] - y[None, :]) / scale)
+    return pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemPrior:
+    """What the measured systems say about one that was not measured.
+
+    ``weights`` belong to ``points`` of measured systems, so that the expected residual is a covariance times them.
+    ``noise`` is the relative spread of one point of a system around its curve. ``spread`` has, for each class of links
+    and number of own points, the factor between the standard deviation that the model states and the half width of the
+    interval that held 90 % of the points of systems left out.
+    """
+
+    shared: tuple[SystemPart, ...]
+    own: tuple[SystemPart, ...]
+    noise: float
+    points: Points
+    weights: Floats
+    spread: Mapping[str, Mapping[int, float]]
+
+    def residual(self, at: Points) -> Floats:
+        """The expected log(seconds / baseline) at some points of a system that was not measured."""
+        found: Floats = covariance(self.shared, at, self.points) @ self.weights
+        return found
+
+    def factor(self, links: str, own_points: int) -> float:
+        """Half of the interval's width over the standard deviation, for a number of own points of the system."""
+        known = self.spread.get(links) or self.spread["all"]
+        counts = sorted(known)
+        return float(np.interp(math.log1p(own_points), [math.log1p(n) for n in counts], [known[n] for n in counts]))
+
+    def packed(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """Arrays and card entry, from which :func:`unpacked` makes the same prior."""
+        settings, words = packed_settings(self.points.settings, "prior")
+        arrays: dict[str, npt.NDArray[Any]] = {
+            **settings,
+            "prior_setting": self.points.setting.astype(np.int32),
+            "prior_log2_bytes": self.points.log2_bytes.astype(np.float32),
+            "prior_weight": self.weights.astype(np.float32),
+        }
+        card = {
+            "features": list(FEATURES),
+            "words": words,
+            "shared": [[list(part.shared), *part[1:]] for part in self.shared],
+            "own": [[list(part.shared), *part[1:]] for part in self.own],
+            "noise": self.noise,
+            "spread": {links: {str(n): f for n, f in by.items()} for links, by in self.spread.items()},
+        }
+        return arrays, card
+
+
+def unpacked(arrays: Mapping[str, npt.NDArray[Any]], card: Mapping[str, Any]) -> SystemPrior:
+    """The prior that :meth:`SystemPrior.packed` gave arrays and card entry of."""
+    try:
+        if tuple(card["features"]) != FEATURES:
+            raise ValueError(f"its features are {card['features']!r}: this version has {', '.join(FEATURES)}")
+        settings = unpacked_settings(arrays, "prior", card["words"])
+        points = Points(
+            settings=settings,
+            setting=arrays["prior_setting"].astype(np.int64),
+            log2_bytes=arrays["prior_log2_bytes"].astype(np.float64),
+        )
+        weights = arrays["prior_weight"].astype(np.float64)
+        if not len(points) == len(points.log2_bytes) == len(weights) or (points.setting >= len(settings)).any():
+            raise ValueError(f"{len(points)} points have {len(weights)} weights and {len(settings)} settings")
+        return SystemPrior(
+            shared=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["shared"]),
+            own=tuple(SystemPart(tuple(names), *numbers) for names, *numbers in card["own"]),
+            noise=float(card["noise"]),
+            points=points,
+            weights=weights,
+            spread={links: {int(n): float(f) for n, f in by.items()} for links, by in card["spread"].items()},
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(f"fitted collectives: the prior of unmeasured systems is damaged: {error}") from None
+
+
+def packed_settings(settings: Sequence[CollectiveSetting], name: str) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
+    """Settings as arrays whose names begin with ``name``, and the texts that the numbers in them stand for."""
+    words = sorted({text for setting in settings for text in setting.texts})
+    number = {word: i for i, word in enumerate(words)}
+    texts = [[number[text] for text in setting.texts] for setting in settings]
+    numbers = [[setting.log2_ranks, setting.log2_rate] for setting in settings]
+    arrays: dict[str, npt.NDArray[Any]] = {
+        f"{name}_texts": np.array(texts, dtype=np.int32).reshape(-1, len(FEATURES)),
+        f"{name}_numbers": np.array(numbers, dtype=np.float64).reshape(-1, 2),
+    }
+    return arrays, words
+
+
+def unpacked_settings(
+    arrays: Mapping[str, npt.NDArray[Any]], name: str, words: Sequence[str]
+) -> tuple[CollectiveSetting, ...]:
+    """The settings that :func:`packed_settings` gave arrays and texts of."""
+    texts, numbers = arrays[f"{name}_texts"], arrays[f"{name}_numbers"]
+    if texts.shape != (len(numbers), len(FEATURES)) or numbers.shape[1:] != (2,):
+        raise ValueError(f"{name}_texts has the shape {texts.shape}: expected {len(FEATURES)} texts of each setting")
+    return tuple(
+        CollectiveSetting(texts=tuple(str(words[i]) for i in row), log2_ranks=ranks, log2_rate=rate)
+        for row, (ranks, rate) in zip(texts.tolist(), numbers.tolist(), strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Seconds of works that were measured one by one, and of works near them."""

@@ -1,0 +1,270 @@
+"""Learn from measured systems what to expect of one that nobody measured (see
+:mod:`traincast.estimate.collectives.prior`).
+
+Everything here is judged by leaving out one system at a time: the scales of the covariances (:data:`SHARED` and
+:data:`OWN`) minimise the error on systems left out, and the intervals are conformal over them: wide enough that 90 % of
+the points of a system left out lie inside, with none, ten or thirty of its points known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import RequestError
+from traincast.estimate.collectives.adapted import AdaptedSystem
+from traincast.estimate.collectives.features import KINDS
+from traincast.estimate.collectives.prior import (
+    CollectiveSetting,
+    Points,
+    SystemPart,
+    SystemPrior,
+    covariance,
+    setting_of,
+)
+from traincast.fitting.collectives.own_points import choose_points
+from traincast.fitting.collectives.table import CollectiveTable
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+SHARED: Final = (
+    SystemPart(("crosses",), 0.22, 12.0, 4.0),
+    SystemPart(("crosses", "kind"), 0.12, 4.0, 3.0),
+    SystemPart(("offload", "alone"), 0.2, 5.0, 3.0, 3.0),
+    SystemPart(("transport",), 0.2, 7.0, 1.5, 5.0),
+    SystemPart(("crosses", "inside", "library"), 0.18, 3.0, 3.0, 5.0),
+    SystemPart(("crosses", "inside", "era"), 0.3, 8.0, 3.0, 4.0),
+    SystemPart(("crosses", "inside", "kind"), 0.1, 1.7, 1.3),
+    SystemPart(("crosses", "inside", "pair"), 0.1, 5.0, 3.0, 3.0),
+    SystemPart(("route",), 0.05, 6.0, 3.0),
+)
+AMONG: Final = (
+    SystemPart((), 0.05, 0.0),
+    SystemPart(("crosses",), 0.23, 2.0, 2.1),
+    SystemPart(("crosses", "kind"), 0.23, 3.5, 5.4),
+    SystemPart(("crosses", "kind", "library"), 0.1, 0.6, 1.2, smooth=False),
+)
+"""The deviation of each measured system from what systems share, while the shared part is learned."""
+OWN: Final = (
+    SystemPart((), 0.3, 0.0),
+    SystemPart(("crosses",), 0.25, 9.0, 4.0),
+    SystemPart(("crosses", "pattern"), 0.17, 9.0, 4.0),
+    SystemPart(("crosses",), 0.15, 3.0, 1.5, smooth=False),
+    SystemPart(("crosses", "kind"), 0.1, 5.0, 3.0),
+    SystemPart(("crosses", "kind", "library", "pattern"), 0.06, 1.2, 0.7, smooth=False),
+)
+"""The deviation of a system from the prior; a run-time pattern deviates from the isolated collective."""
+NOISE: Final = 0.05
+PRIOR_NOISE: Final = 0.08
+FAR: Final = 0.3
+DOUBT: Final = 10.0
+"""A cell whose value is more than FAR from what other systems suggest gets DOUBT times the squared excess as additional
+variance. So a system that is out of the ordinary, TCP instead of the fabric for instance, says little about others."""
+MOST_CELLS: Final = 80
+"""A system with more cells than this keeps every second, third or fourth octave of its sizes."""
+COVERAGE: Final = 0.9
+COUNTS: Final = (0, 5, 10, 20, 30)
+"""Numbers of own points for which intervals are calibrated."""
+LEAST_SYSTEMS: Final = 5
+"""Systems that a class of links needs for an interval of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemCells:
+    """Medians over the variants of one size in one setting of a system; ``value`` is log(seconds / baseline).
+
+    ``system`` indexes ``systems``; ``kept`` marks the cells that the prior is fitted to, ``variance`` is their noise.
+    ``rows`` are the values of each cell's rows. ``matrix`` is the covariance of the cells that may be kept, without
+    noise; ``place`` is the position of each cell in it.
+    """
+
+    systems: tuple[str, ...]
+    system: Ints
+    points: Points
+    value: Floats
+    kept: Mask
+    variance: Floats
+    rows: tuple[Floats, ...]
+    matrix: Floats
+    place: Ints
+
+    def of(self, where: npt.NDArray[Any]) -> Points:
+        """The positions of some cells."""
+        return Points(
+            settings=self.points.settings,
+            setting=self.points.setting[where],
+            log2_bytes=self.points.log2_bytes[where],
+        )
+
+
+def system_cells(tables: Sequence[CollectiveTable]) -> SystemCells:
+    """The cells of all systems in some tables; rows of frameworks' own kernels and of busy machines are left out."""
+    rows: dict[tuple[str, CollectiveSetting, int], list[tuple[float, float]]] = defaultdict(list)
+    for table in tables:
+        known: dict[tuple[int, ...], CollectiveSetting] = {}
+        value, size = np.log(table.seconds / table.baseline), np.log2(table.nbytes)
+        columns = (table.kind, table.route, table.ranks, table.condition)
+        for i, key in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            condition = table.conditions[key[3]]
+            if not condition.is_library or condition.pattern:
+                continue
+            if key not in known:
+                known[key] = setting_of(KINDS[key[0]], table.routes[key[1]], key[2], condition)
+            rows[str(table.system[i]), known[key], round(size[i])].append((size[i], value[i]))
+    if not rows:
+        raise RequestError("there is no row of a collective library to learn from")
+    order = sorted(rows, key=lambda k: (k[0], k[1].texts, k[1].log2_ranks, k[1].log2_rate, k[2]))
+    systems = tuple(dict.fromkeys(key[0] for key in order))
+    settings = tuple(dict.fromkeys(key[1] for key in order))
+    number = {setting: i for i, setting in enumerate(settings)}
+    middle = np.array([np.median(rows[key], axis=0) for key in order])
+    system = np.array([systems.index(key[0]) for key in order])
+    points = Points(settings=settings, setting=np.array([number[key[1]] for key in order]), log2_bytes=middle[:, 0])
+    octave = np.array([key[2] for key in order])
+    step = np.minimum(4, -(-np.bincount(system) // MOST_CELLS))[system]
+    kept = octave % step == 0
+    thinned = Points(settings=settings, setting=points.setting[kept], log2_bytes=points.log2_bytes[kept])
+    same = system[kept][:, None] == system[kept][None, :]
+    return doubted(
+        SystemCells(
+            systems=systems,
+            system=system,
+            points=points,
+            value=middle[:, 1],
+            kept=kept,
+            variance=np.full(len(order), PRIOR_NOISE**2),
+            rows=tuple(np.array([value for _, value in rows[key]]) for key in order),
+            matrix=covariance(SHARED, thinned, thinned) + same * covariance(AMONG, thinned, thinned),
+            place=np.cumsum(kept) - 1,
+        )
+    )
+
+
+def doubted(cells: SystemCells) -> SystemCells:
+    """The cells with more variance where a system is far from what all other systems suggest.
+
+    One inverse leaves out each system in turn: the values of a block of a Gaussian process, less their mean given all
+    other values, are the inverse of the block's precision times its part of the weights.
+    """
+    where = np.flatnonzero(cells.kept)
+    matrix = _matrix(cells, where)
+    matrix[np.diag_indices(len(where))] += PRIOR_NOISE**2
+    precision = np.linalg.inv(matrix)
+    weights = precision @ cells.value[where]
+    variance = np.full(len(cells.value), PRIOR_NOISE**2)
+    for number in set(cells.system[where].tolist()):
+        block = np.flatnonzero(cells.system[where] == number)
+        missed = np.linalg.solve(precision[np.ix_(block, block)], weights[block])
+        variance[where[block]] += DOUBT * np.maximum(0.0, np.abs(missed) - FAR) ** 2
+    return replace(cells, variance=variance)
+
+
+def fit_prior(tables: Sequence[CollectiveTable]) -> SystemPrior:
+    """Learn the prior from the systems of some tables; intervals are calibrated on systems left out."""
+    cells = system_cells(tables)
+    prior = _fitted(cells, cells.kept)
+    return SystemPrior(
+        shared=prior.shared,
+        own=prior.own,
+        noise=prior.noise,
+        points=prior.points,
+        weights=prior.weights,
+        spread=spread_of(list(left_out_systems(cells))),
+    )
+
+
+def without_system(cells: SystemCells, system: int) -> SystemPrior:
+    """The prior as it would be if one system had not been measured."""
+    others = doubted(replace(cells, kept=cells.kept & (cells.system != system)))
+    return _fitted(others, others.kept)
+
+
+def _matrix(cells: SystemCells, where: npt.NDArray[Any]) -> Floats:
+    """The covariance of some cells, without noise."""
+    places = cells.place[where]
+    return np.asarray(cells.matrix[np.ix_(places, places)], dtype=np.float64)
+
+
+def _fitted(cells: SystemCells, where: Mask) -> SystemPrior:
+    points = cells.of(where)
+    matrix = _matrix(cells, where)
+    matrix[np.diag_indices(len(points))] += cells.variance[where]
+    weights = np.linalg.solve(matrix, cells.value[where]).astype(np.float64)
+    return SystemPrior(shared=SHARED, own=OWN, noise=NOISE, points=points, weights=weights, spread={"all": {0: 1.645}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A system that was left out and is judged, with some of its rows known.
+
+    ``missed`` is log(estimate / measured) of each cell without a known row. The columns that begin with ``row`` have
+    one entry for each row that is not known: its links, log(estimate / measured), and the standard deviation that the
+    model states.
+    """
+
+    system: str
+    own_points: int
+    missed: Floats
+    row_links: tuple[str, ...]
+    row_missed: Floats
+    row_deviation: Floats
+
+
+def left_out_systems(cells: SystemCells, counts: Sequence[int] = COUNTS) -> Iterator[LeftOut]:
+    """Leave out one system at a time, and estimate it with some numbers of its own rows: one of each chosen cell."""
+    for number, name in enumerate(cells.systems):
+        prior = without_system(cells, number)
+        mine = np.flatnonzero(cells.system == number)
+        settings = [cells.points.settings[i] for i in cells.points.setting[mine].tolist()]
+        curves = [(*setting.texts, str(setting.log2_ranks)) for setting in settings]
+        for count in counts:
+            known = np.isin(np.arange(len(mine)), choose_points(curves, cells.points.log2_bytes[mine], count))
+            if known.all():
+                continue
+            first = np.array([cells.rows[i][0] for i in mine[known].tolist()], dtype=np.float64)
+            system = AdaptedSystem(prior=prior, points=cells.of(mine[known]), residual=first)
+            mean, deviation = system.posterior(cells.of(mine))
+            rest = [cells.rows[i][1 if own else 0 :] for i, own in zip(mine.tolist(), known.tolist(), strict=True)]
+            lengths = [len(values) for values in rest]
+            yield LeftOut(
+                system=name,
+                own_points=count,
+                missed=(mean - cells.value[mine])[~known],
+                row_links=tuple(s.links for s, n in zip(settings, lengths, strict=True) for _ in range(n)),
+                row_missed=np.repeat(mean, lengths) - np.concatenate(rest),
+                row_deviation=np.repeat(deviation, lengths),
+            )
+
+
+def spread_of(judged: Sequence[LeftOut]) -> dict[str, dict[int, float]]:
+    """For each class of links and number of own points: the quantile of |missed| / deviation over systems left out.
+
+    The rows of a system with n cells weigh √n together: neither the largest tables nor small systems dominate.
+    """
+    result: dict[str, dict[int, float]] = defaultdict(dict)
+    for links in ("all", "switch", "inside", "across"):
+        for count in sorted({entry.own_points for entry in judged}):
+            ratio, weight, systems = [], [], 0
+            for entry in judged:
+                here = np.array([links in ("all", link) for link in entry.row_links], dtype=bool)
+                if entry.own_points == count and here.any():
+                    ratio.append(np.abs(entry.row_missed[here]) / entry.row_deviation[here])
+                    weight.append(np.full(int(here.sum()), math.sqrt(len(entry.missed)) / here.sum()))
+                    systems += 1
+            if systems >= LEAST_SYSTEMS or (links == "all" and systems):
+                result[links][count] = _quantile(np.concatenate(ratio), np.concatenate(weight))
+    return dict(result)
+
+
+def _quantile(ratio: Floats, weight: Floats) -> float:
+    order = np.argsort(ratio)
+    below = np.cumsum(weight[order]) / weight.sum()
+    return float(ratio[order][min(len(ratio) - 1, int(np.searchsorted(below, COVERAGE)))])

@@ -1,0 +1,1 @@
+"""Fits the graph inspector."""

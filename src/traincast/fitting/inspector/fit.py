@@ -1,0 +1,156 @@
+"""``fit resources``: train an inspector on tables of runs, judge it on models held out, and write it as a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traincast.errors import RequestError
+from traincast.estimate.bundle import check_output
+from traincast.fitting.inspector.examples import Split, examples_of, family_of, folds, types_of
+from traincast.fitting.inspector.rivals import mean_rival, trees_rival
+from traincast.fitting.inspector.runs import ObservedRun, read_runs
+from traincast.fitting.inspector.train import FEWEST_RUNS, InspectorTraining, RunExamples, train
+from traincast.resources.inspector.amounts import Floats
+from traincast.resources.inspector.bundle import InspectorModel, inspector_path, load_inspector, save_inspector
+from traincast.resources.inspector.evaluate import TrainedInspector
+from traincast.resources.inspector.features import GROUP_FEATURES, SETTING_FEATURES
+from traincast.resources.inspector.grouping import Grouping
+from traincast.resources.inspector.shape import InspectorShape
+from traincast.resources.inspector.targets import TARGETS, FigureScore, by_resource, score, spread
+
+Warn = Callable[[Sequence[str]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceFit:
+    """The result of a fit: the bundle that was written, and errors on runs that were held out.
+
+    ``scores`` has the errors of each of the twelve figures, ``patterns`` the share of resources whose pattern was
+    predicted, ``rivals`` the errors of other models on the same runs. ``held_out`` says what was held out.
+    """
+
+    bundle: Path
+    model: InspectorModel
+    runs: int
+    held_out: str
+    scores: Mapping[tuple[str, str], FigureScore]
+    patterns: float
+    train_s: float
+    rivals: Mapping[str, Mapping[tuple[str, str], FigureScore]] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``traincast fit resources --json`` prints."""
+        return {
+            "bundle": str(self.bundle),
+            "runs": self.runs,
+            "held_out": self.held_out,
+            "scores": _nested(self.scores),
+            "by_resource": by_resource(self.scores),
+            "patterns": self.patterns,
+            "train_s": self.train_s,
+            "rivals": {name: _nested(scores) for name, scores in self.rivals.items()},
+            "left_out": list(self.left_out),
+        }
+
+
+def fit_resources(
+    tables: Sequence[str | Path],
+    *,
+    output: str | Path,
+    start: str | Path | None = None,
+    grouping: Grouping | None = None,
+    shape: InspectorShape | None = None,
+    config: InspectorTraining | None = None,
+    rivals: bool = False,
+    warn: Warn | None = None,
+) -> ResourceFit:
+    """Train an inspector on the runs of ``tables``, and write it to the folder ``output``.
+
+    ``start`` is a bundle (or ``shipped``) to adapt to the setting of the tables: it keeps its grouping, and its first
+    layers. One fifth of the models (whole families) is held out to judge the inspector; then it is trained again on all
+    runs. A table of fewer than five families holds out single runs instead.
+    """
+    check_output(Path(output))
+    config = config or InspectorTraining()
+    base = None if start is None else load_inspector(inspector_path(start))
+    runs, problems = read_runs([Path(table) for table in tables])
+    if warn is not None and problems:
+        warn(problems)
+    by: Split = "models" if len({family_of(run.model) for run in runs}) >= 5 else "runs"
+    if len(runs) < FEWEST_RUNS:
+        raise RequestError(f"{len(runs)} runs to learn from: an inspector needs at least {FEWEST_RUNS}")
+    fold = folds(runs, by=by, seed=config.seed)
+    known, unknown = np.flatnonzero(fold > 0), np.flatnonzero(fold == 0)
+    grouping = grouping or (Grouping() if base is None else base.grouping)
+    if base is not None and grouping != base.grouping:
+        raise RequestError("an adapted inspector keeps the grouping of its base: leave out the grouping")
+    types = types_of(runs) if base is None else base.types
+    examples = examples_of(runs, grouping=grouping, types=types, batch=config.batch)
+    learned, asked = examples.take(known), examples.take(unknown)
+    first = None if base is None else base.network
+    began = time.perf_counter()
+    judged = train(learned, shape=shape, config=config, start=first)
+    train_s = time.perf_counter() - began
+    values, right = predictions(judged, asked)
+    scores = score(values, asked.uses.values)
+    final = train(examples, shape=shape, config=config, start=first)
+    model = InspectorModel(
+        network=final,
+        grouping=grouping,
+        types=types,
+        spread=spread(values, asked.uses.values),
+        settings=tuple(sorted({run.setting for run in runs})),
+        scores=by_resource(scores),
+    )
+    save_inspector(Path(output), model, data=_data(tables, runs, by))
+    others = {"mean": mean_rival, "LightGBM": trees_rival} if rivals else {}
+    return ResourceFit(
+        bundle=Path(output),
+        model=model,
+        runs=len(runs),
+        held_out=f"{len(unknown)} runs" + (" of other families of models" if by == "models" else ""),
+        scores=scores,
+        patterns=right,
+        train_s=train_s,
+        rivals={name: score(rival(learned, asked), asked.uses.values) for name, rival in others.items()},
+        left_out=problems,
+    )
+
+
+def predictions(network: TrainedInspector, examples: RunExamples) -> tuple[Floats, float]:
+    """Return the twelve values for every example, and the share of patterns that are right."""
+    said = [network(one) for one in examples.inputs]
+    patterns = np.stack([pattern for _, pattern in said])
+    return np.stack([values for values, _ in said]), float((patterns == examples.uses.pattern).mean())
+
+
+def default_shape(**changes: Any) -> InspectorShape:
+    """Return the usual shape of an inspector, with ``changes`` of its fields."""
+    return replace(InspectorShape(features=len(GROUP_FEATURES), setting=len(SETTING_FEATURES)), **changes)
+
+
+def _data(tables: Sequence[str | Path], runs: Sequence[ObservedRun], by: Split) -> dict[str, Any]:
+    digest = hashlib.sha256(b"".join(Path(table).read_bytes() for table in tables)).hexdigest()
+    return {
+        "tables": [Path(table).name for table in tables],
+        "sha256": digest,
+        "runs": len(runs),
+        "models": len({run.model for run in runs}),
+        "held_out": by,
+    }
+
+
+def _nested(scores: Mapping[tuple[str, str], FigureScore]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for resource, figure in TARGETS:
+        if (resource, figure) in scores:
+            found.setdefault(resource, {})[figure] = asdict(scores[resource, figure])
+    return found

@@ -1,0 +1,1 @@
+"""Fits times of operators."""

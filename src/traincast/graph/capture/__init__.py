@@ -1,0 +1,1 @@
+"""Captures a PyTorch module: what it runs in one training step becomes a graph."""

@@ -1,0 +1,1 @@
+"""Networks that remove noise, from which images and films are made."""

@@ -1,0 +1,1 @@
+"""Language models: decoders, encoders, translation."""

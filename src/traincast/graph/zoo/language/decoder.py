@@ -1,0 +1,235 @@
+"""Decoders whose layers differ: attention with and without windows, state spaces, linear attention, experts.
+
+``mixers`` has a letter per layer for what mixes its tokens, ``feeds`` one for what follows; both are repeated up to
+the number of layers. So ``mixers="LLL*"`` is Qwen3-Next's order of three gated delta rules and one attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import nn
+
+from traincast.errors import RequestError
+from traincast.graph.zoo.parts.further import FurtherToken, sum_of_losses
+from traincast.graph.zoo.parts.layers import MLP, Experts, LayerConfig, MoE, norm, share_tables, token_ids
+from traincast.graph.zoo.parts.mixers import DeltaNet, GatedDelta, Mamba, Mamba2, OptionalAttention, StateSpace
+from traincast.graph.zoo.traceable import Traceable
+
+MIXERS: Final[Mapping[str, str]] = {
+    "*": "attention",
+    "w": "attention within a window",
+    "n": "attention without rotary positions",
+    "M": "a state space (Mamba or Mamba-2)",
+    "L": "a gated delta rule",
+    "-": "nothing",
+}
+"""The letters of ``mixers``."""
+ATTENTIONS: Final = frozenset("*wn")
+"""Those of them that attend."""
+FEEDS: Final[Mapping[str, str]] = {"d": "an MLP", "e": "experts", "-": "nothing"}
+"""The letters of ``feeds``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A decoder: the sizes that its layers share, and what each layer is.
+
+    ``norms`` stand ``before`` each part (GPT-2), ``after`` it (OLMo 2), ``around`` it (Gemma 2), or before two parts
+    that run in ``parallel`` on their own norms (GPT-NeoX) or on a ``shared`` one (Falcon 7B). ``latent`` is the width
+    that experts work in (0: that of the model). ``idle`` parameters are held and not trained on text: a vision tower.
+    ``mtp`` is the number of tokens after the next one that are predicted as well.
+    """
+
+    layers: int
+    layer: LayerConfig
+    mixers: str
+    feeds: str
+    vocab: int
+    norms: str = "before"
+    qk: str = "none"
+    gated_attention: bool = False
+    shared_gate: bool = False
+    latent: int = 0
+    tied: bool = False
+    head_bias: bool = False
+    embedding_norm: bool = False
+    state: StateSpace | None = None
+    delta: DeltaNet | None = None
+    idle: int = 0
+    mtp: int = 0
+
+    def letters(self) -> list[tuple[str, str]]:
+        """Mixer and feed of each layer, in order."""
+        return [(self.mixers[i % len(self.mixers)], self.feeds[i % len(self.feeds)]) for i in range(self.layers)]
+
+    def further_letters(self) -> list[tuple[str, str]]:
+        """Mixer and feed of each layer of a further token: the last attention, and the last feed if it has none."""
+        every = self.letters()
+        attention = next((pair for pair in reversed(every) if pair[0] in ATTENTIONS), every[-1])
+        feeds = [pair for pair in reversed(every) if pair[1] != "-"]
+        return [attention, feeds[0]] if attention[1] == "-" and feeds else [attention]
+
+    def check(self) -> None:
+        """Raise ``RequestError`` for letters that are not known or that lack their sizes."""
+        for name, text, known in (("mixers", self.mixers, MIXERS), ("feeds", self.feeds, FEEDS)):
+            unknown = sorted(set(text) - set(known))
+            if unknown or not text:
+                letters = ", ".join(f"{letter} ({what})" for letter, what in known.items())
+                raise RequestError(f"decoder: {name}={text[:80]!r} must be made of {letters}")
+        if any(pair == ("-", "-") for pair in self.letters()):
+            raise RequestError(
+                f"decoder: mixers={self.mixers[:80]!r} and feeds={self.feeds[:80]!r} leave a layer empty"
+            )
+        needs = (
+            ("M", self.mixers, "state", self.state),
+            ("L", self.mixers, "linear_heads", self.delta),
+            ("e", self.feeds, "experts", self.layer.experts),
+        )
+        for letter, text, name, given in needs:
+            if letter in text and given is None:
+                raise RequestError(f"decoder: layers of kind {letter!r} need {name}")
+
+
+class MixtureOfExperts(MoE):
+    """Experts that may work in a ``latent`` width, beside a shared MLP that may have a gate (Qwen, Nemotron 3)."""
+
+    def __init__(self, *, hidden: int, experts: Experts, activation: str, latent: int, shared_gate: bool) -> None:
+        super().__init__(hidden=latent or hidden, experts=replace(experts, shared_ffn=0), activation=activation)
+        self.router = nn.Linear(hidden, experts.count, bias=experts.bias)
+        self.into = nn.Linear(hidden, latent, bias=False) if latent else None
+        self.out = nn.Linear(latent, hidden, bias=False) if latent else None
+        shared = experts.shared_ffn
+        self.shared = MLP(hidden=hidden, ffn=shared, activation=activation, bias=False) if shared else None
+        self.gate = nn.Linear(hidden, 1, bias=False) if shared and shared_gate else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``x`` [batch, seq, hidden] to the same shape, each token through ``top_k`` experts."""
+        rows = x.reshape(-1, x.shape[-1])
+        route = self._route(rows)
+        mixed = self._mixed(rows if self.into is None else self.into(rows), *route)
+        mixed = (mixed if self.out is None else self.out(mixed)).view(x.shape)
+        if self.shared is None:
+            return mixed
+        shared = self.shared(x)
+        return mixed + (shared if self.gate is None else torch.sigmoid(self.gate(x)) * shared)
+
+
+class MixedLayer(nn.Module):  # type: ignore[misc]
+    """A mixer of tokens and an MLP or experts, either of which may be missing, with residuals."""
+
+    is_layer = True
+
+    def __init__(self, config: DecoderConfig, mixer: str, feed: str) -> None:
+        super().__init__()
+        layer, self.norms = config.layer, config.norms
+        self.mixer = _mixer(config, mixer)
+        self.feed = _feed(config, feed)
+        both = self.mixer is not None and self.feed is not None
+
+        def make() -> nn.Module:
+            return norm(layer.norm, layer.hidden, bias=layer.norm_bias)
+
+        before, after = self.norms != "after", self.norms in ("after", "around")
+        self.norm1 = make() if before else None
+        self.norm2 = make() if before and both and self.norms != "shared" else None
+        self.after1 = make() if after else None
+        self.after2 = make() if after and both else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map ``x`` [batch, seq, hidden] to the same shape."""
+        if self.mixer is None or self.feed is None:
+            part = self.feed if self.mixer is None else self.mixer
+            return x + _normed(self.after1, _normed(part, _normed(self.norm1, x)))
+        if self.norms in ("parallel", "shared"):
+            first = _normed(self.norm1, x)
+            return x + self.mixer(first) + self.feed(first if self.norm2 is None else self.norm2(x))
+        x = x + _normed(self.after1, self.mixer(_normed(self.norm1, x)))
+        return x + _normed(self.after2, self.feed(_normed(self.norm2, x)))
+
+
+def _normed(module: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
+    return x if module is None else module(x)
+
+
+def _mixer(config: DecoderConfig, letter: str) -> nn.Module | None:
+    layer = config.layer
+    match letter:
+        case "M" if config.state is not None:
+            return (Mamba2 if config.state.heads else Mamba)(layer.hidden, config.state)
+        case "L" if config.delta is not None:
+            return GatedDelta(layer.hidden, config.delta)
+        case "-":
+            return None
+        case _:
+            own = replace(layer, window=layer.window if letter == "w" else 0)
+            own = replace(own, rope_dim=0) if letter == "n" else own
+            return OptionalAttention(own, qk=config.qk, gate=config.gated_attention)
+
+
+def _feed(config: DecoderConfig, letter: str) -> nn.Module | None:
+    layer = config.layer
+    if letter == "-":
+        return None
+    if letter == "e" and layer.experts is not None:
+        return MixtureOfExperts(
+            hidden=layer.hidden,
+            experts=layer.experts,
+            activation=layer.activation,
+            latent=config.latent,
+            shared_gate=config.shared_gate,
+        )
+    return MLP(hidden=layer.hidden, ffn=layer.ffn, activation=layer.activation, bias=layer.mlp_bias)
+
+
+class MixedDecoder(nn.Module):  # type: ignore[misc]
+    """Token embedding, layers, a norm and the logits of the next token."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        layer = config.layer
+        self.tokens = nn.Embedding(config.vocab, layer.hidden)
+        self.first_norm = norm(layer.norm, layer.hidden, bias=layer.norm_bias) if config.embedding_norm else None
+        self.layers = nn.ModuleList(MixedLayer(config, *letters) for letters in config.letters())
+        self.norm = norm(layer.norm, layer.hidden, bias=layer.norm_bias)
+        self.logits = nn.Linear(layer.hidden, config.vocab, bias=config.head_bias)
+        if config.tied:
+            self.logits.weight = self.tokens.weight
+        self.idle = nn.Parameter(torch.empty(config.idle)) if config.idle else None
+        self.further = nn.ModuleList(_further(config) for _ in range(config.mtp))
+        share_tables(self)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Logits [batch, seq, vocab] for token ids [batch, seq]; with further tokens, those of each."""
+        x = _normed(self.first_norm, self.tokens(ids))
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.logits(self.norm(x))
+        if not len(self.further):
+            return logits
+        every = [logits]
+        for further in self.further:
+            x = further(x, self.tokens(ids))
+            every.append(self.logits(further.norm(x)))
+        return tuple(every)
+
+
+def _further(config: DecoderConfig) -> FurtherToken:
+    """One depth of multi-token prediction."""
+    layer = config.layer
+    norms = [norm(layer.norm, layer.hidden, bias=layer.norm_bias) for _ in range(3)]
+    return FurtherToken(layer.hidden, norms, (MixedLayer(config, *letters) for letters in config.further_letters()))
+
+
+def traceable_decoder(config: DecoderConfig) -> Traceable:
+    """Build ``config`` on the ``meta`` device; letters that cannot be built are refused."""
+    config.check()
+    with torch.device("meta"):
+        module = MixedDecoder(config)
+    seq = config.layer.seq
+    return Traceable(
+        module=module, inputs=lambda batch: (token_ids(module, batch, seq),), loss=sum_of_losses, tokens_per_sample=seq
+    )

@@ -1,0 +1,1 @@
+"""Parts that models of the zoo are made of: layers, kernels, stacks, pyramids."""

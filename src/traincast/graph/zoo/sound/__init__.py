@@ -1,0 +1,1 @@
+"""Networks on sound: speech to text, text to speech, classification."""

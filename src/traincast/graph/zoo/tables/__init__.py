@@ -1,0 +1,1 @@
+"""Networks on tables: recommendation and time series."""

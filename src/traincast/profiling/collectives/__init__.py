@@ -1,0 +1,1 @@
+"""Measures collectives between processes, and reads logs of nccl-tests."""

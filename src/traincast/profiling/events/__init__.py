@@ -1,0 +1,1 @@
+"""Measures the distinct works of one plan."""

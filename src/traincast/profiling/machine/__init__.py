@@ -1,0 +1,1 @@
+"""Measures the machine at hand as a cluster file."""

@@ -1,0 +1,1 @@
+"""Samples what a running command draws from its machine."""

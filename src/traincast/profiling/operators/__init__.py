@@ -1,0 +1,1 @@
+"""Measures operators, alone and inside their models."""

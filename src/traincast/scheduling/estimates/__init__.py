@@ -1,0 +1,1 @@
+"""What the scheduler believes about jobs, and forecasts of them."""

@@ -1,0 +1,181 @@
+"""Estimates for the scheduler: true durations, users' estimates, noisy ones, or forecasts by Traincast.
+
+::
+
+    load_estimates("noisy:0.3", trace, cluster)
+    load_estimates("predicted", trace, cluster)            # jobs with model, batch and steps
+    load_estimates("predicted:gavel", trace, cluster)      # models of the trace by stand-ins of the zoo
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.errors import RequestError
+from traincast.scheduling.estimates.beliefs import Beliefs, Given, load_beliefs
+from traincast.scheduling.estimates.forecasts import Progress, forecast_seconds
+from traincast.scheduling.estimates.stand_ins import StandIns, load_stand_ins
+from traincast.scheduling.joblogs.read import Trace
+from traincast.scheduling.joblogs.table import Bools, Floats, Texts, jobs
+from traincast.scheduling.sharing.step_times import StepTimes
+from traincast.scheduling.space.cluster import SharedCluster
+
+
+def load_estimates(
+    text: str,
+    trace: Trace,
+    cluster: SharedCluster,
+    *,
+    seed: int = 0,
+    steps: StepTimes | None = None,
+    history: Trace | None = None,
+    progress: Progress | None = None,
+) -> Beliefs:
+    """Return the estimates called ``exact``, ``user``, ``noisy:SIGMA``, ``predicted`` or ``predicted:STAND-INS``.
+
+    Forecasts come from ``steps``, unless the stand-ins have a precision and a runtime of their own. ``history`` has
+    jobs that ended earlier; forecasts are scaled by their durations, see `predicted_seconds`.
+    """
+    kind, _, name = text.partition(":")
+    if kind != "predicted":
+        try:
+            return load_beliefs(text, seed=seed)
+        except RequestError as error:
+            if kind in ("noisy", "exact", "user"):
+                raise
+            raise RequestError(
+                f"estimates {text!r}: expected exact, user, noisy:SIGMA, predicted or predicted:STAND-INS"
+            ) from error
+    stand_ins = load_stand_ins(name) if name else None
+    seconds = predicted_seconds(trace, cluster, steps=steps, stand_ins=stand_ins, history=history, progress=progress)
+    by_job = dict(zip(trace.texts["job_id"].tolist(), seconds.tolist(), strict=True))
+    return Given(by_job, _refusals(trace, stand_ins, history))
+
+
+def predicted_seconds(
+    trace: Trace,
+    cluster: SharedCluster,
+    *,
+    steps: StepTimes | None = None,
+    stand_ins: StandIns | None = None,
+    history: Trace | None = None,
+    progress: Progress | None = None,
+) -> Floats:
+    """Forecast how long every job of a trace takes on its reference placement.
+
+    With ``history``, the forecasts of a model are multiplied by the median of duration over forecast of its jobs in
+    the history; a model without jobs there takes the median of all jobs. The history must have ended before the trace
+    begins: otherwise the scheduler would know the future.
+
+    Jobs that the stand-ins refuse count as typical: as long as the median forecast of the others. Jobs of a refused
+    model that the history has are forecast from their own past.
+    """
+    steps = _steps(cluster, steps, stand_ins)
+    seconds = _forecast(trace, stand_ins, steps, progress)
+    refused = _refused(trace, stand_ins, history)
+    if refused.all() and len(refused):
+        assert stand_ins is not None, "only stand-ins refuse jobs"
+        raise RequestError(f"{trace.path}: no job can be forecast: {stand_ins.refusals(trace)[0]}")
+    if history is None:
+        seconds[refused] = np.median(seconds[~refused]) if refused.any() else 0.0
+        return seconds
+    timed = history.select(history.numbers["duration_s"] > 0)
+    if not len(timed):
+        raise RequestError(f"{history.path} has no job with a duration to learn from: give a history of finished jobs")
+    ratios = timed.numbers["duration_s"] / _forecast(timed, stand_ins, steps)
+    scales = _medians(timed.texts["model"], ratios)
+    usual = float(np.median(ratios))
+    scaled: Floats = seconds * np.array([scales.get(name, usual) for name in trace.texts["model"].tolist()])
+    if refused.any():
+        scaled[refused] = np.median(scaled[~refused])
+    return scaled
+
+
+def _forecast(trace: Trace, stand_ins: StandIns | None, steps: StepTimes, progress: Progress | None = None) -> Floats:
+    """Forecast the time of all jobs: that of their devices, and that of their hosts while the devices wait."""
+    if stand_ins is None:
+        return forecast_seconds(trace, steps, progress=progress)
+    seconds: Floats = forecast_seconds(stand_ins.described(trace), steps, progress=progress)
+    return seconds + stand_ins.host_seconds(trace)
+
+
+def _refused(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> Bools:
+    """Return which jobs have no forecast: their stand-in is refused, and the history has none of their kind."""
+    if stand_ins is None:
+        return np.zeros(len(trace), dtype=bool)
+    timed = set() if history is None else set(history.texts["model"][history.numbers["duration_s"] > 0].tolist())
+    names = trace.texts["model"].tolist()
+    return np.array(
+        [bool(why) and name not in timed for why, name in zip(stand_ins.refusals(trace), names, strict=True)]
+    )
+
+
+def _refusals(trace: Trace, stand_ins: StandIns | None, history: Trace | None) -> tuple[str, ...]:
+    """Return one sentence for each model whose jobs have no forecast."""
+    if stand_ins is None:
+        return ()
+    names = trace.texts["model"][_refused(trace, stand_ins, history)].tolist()
+    return tuple(
+        f"{jobs(names.count(name))} of {name} not forecast, and taken as typical: {stand_ins.models[name].refused}"
+        for name in dict.fromkeys(names)
+    )
+
+
+def _steps(cluster: SharedCluster, steps: StepTimes | None, stand_ins: StandIns | None) -> StepTimes:
+    """Forecasts with the settings of the request, or with those of the stand-ins."""
+    own = (stand_ins.precision, stand_ins.runtime) if stand_ins else (None, None)
+    if steps is not None and own in ((None, None), (steps.precision, steps.runtime)):
+        return steps
+    return StepTimes(
+        cluster,
+        hardware=steps.hardware if steps else None,
+        precision=own[0],
+        runtime=own[1],
+        oversubscription=steps.oversubscription if steps else None,
+        use_cache=steps.use_cache if steps else False,
+        allow_code=steps.allow_code if steps else False,
+    )
+
+
+def _medians(names: Texts, values: Floats) -> dict[str, float]:
+    return {name: float(np.median(values[names == name])) for name in dict.fromkeys(names.tolist())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """Errors of the forecasts of one model's jobs: ratios of forecast over duration."""
+
+    model: str
+    num_jobs: int
+    median_ratio: float
+    low_ratio: float
+    high_ratio: float
+    mape: float
+
+
+def forecast_errors(trace: Trace, believed: Beliefs | Mapping[str, float]) -> list[ModelError]:
+    """Forecasts against durations, for each model of a trace and (as "all") together; jobs without one are left out."""
+    timed = trace.select(trace.numbers["duration_s"] > 0)
+    given = believed.by_job if isinstance(believed, Given) else believed
+    if not isinstance(given, Mapping):
+        raise RequestError("only forecasts have errors: give the estimates that load_estimates returns for predicted")
+    seconds = np.array([given[name] for name in timed.texts["job_id"].tolist()], dtype=np.float64)
+    ratios = seconds / timed.numbers["duration_s"]
+    names = timed.texts["model"]
+    found = [_error(name, ratios, np.asarray(names == name, dtype=bool)) for name in sorted(set(names.tolist()))]
+    return [*found, _error("all", ratios, np.ones(len(ratios), dtype=bool))]
+
+
+def _error(name: str, ratios: Floats, mask: Bools) -> ModelError:
+    chosen = ratios[mask]
+    return ModelError(
+        model=name,
+        num_jobs=len(chosen),
+        median_ratio=float(np.median(chosen)),
+        low_ratio=float(chosen.min()),
+        high_ratio=float(chosen.max()),
+        mape=float(np.mean(np.abs(chosen - 1.0))),
+    )

@@ -1,1 +1,0 @@
-"""How job traces are read, one file per format; :data:`traincast.scheduling.traces.FORMATS` lists them."""

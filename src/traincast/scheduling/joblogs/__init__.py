@@ -1,0 +1,1 @@
+"""How job traces are read, one file per format; :data:`traincast.scheduling.joblogs.read.FORMATS` lists them."""

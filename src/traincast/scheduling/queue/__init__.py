@@ -1,0 +1,1 @@
+"""The simulation of a queue: state, events, outcome and figures."""

@@ -1,0 +1,1 @@
+"""Jobs that share nodes or switches, and slow one another down."""

@@ -1,0 +1,1 @@
+"""Where jobs run: nodes, free GPUs and placement."""

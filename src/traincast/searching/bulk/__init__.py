@@ -1,0 +1,1 @@
+"""Evaluates whole families of strategies at once."""

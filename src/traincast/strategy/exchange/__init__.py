@@ -1,0 +1,1 @@
+"""What ranks send one another beside the works of a block: gradients, sharded parameters, pipeline messages."""

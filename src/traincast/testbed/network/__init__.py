@@ -1,0 +1,1 @@
+"""Networks of the testbed, and the processes in them."""

@@ -1,0 +1,1 @@
+"""One rank of the testbed: what it runs, and how it is started."""

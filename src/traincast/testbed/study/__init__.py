@@ -1,0 +1,1 @@
+"""Studies of the testbed: a grid of runs, each with its forecast."""

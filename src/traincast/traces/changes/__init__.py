@@ -1,0 +1,1 @@
+"""What-if changes of a recording."""

@@ -1,0 +1,1 @@
+"""Files of profilers, read and written."""

@@ -1,0 +1,1 @@
+"""Operators of a trace: which launched what, in which shapes and precision."""

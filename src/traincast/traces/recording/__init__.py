@@ -1,0 +1,1 @@
+"""A trace as tasks with their waits, which a plan can run again."""
