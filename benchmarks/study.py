@@ -117,7 +117,7 @@ def make(
         "rows": entries,
         "skipped": skipped,
         "groups": [
-            {"source": key[0], "device": key[1], "runtime": key[2], **result.as_dict()}
+            {"source": key[0], "device": key[1], "runtime": key[2], **result.to_dict()}
             for key, result in sorted(results.items())
         ],
     }

@@ -43,8 +43,8 @@ def test_a_chosen_strategy_says_that_it_was_not_searched_and_what_a_search_could
     report = predict(graph_of(GPT), **place).report
     assert report.choice is not None
     assert report.fits and report.choice.fits and report.choice.timed > 1
-    assert report.choice.most_gain == pytest.approx(report.as_dict()["choice"]["most_gain"])
-    assert report.as_dict()["choice"]["searched"] is False
+    assert report.choice.most_gain == pytest.approx(report.to_dict()["choice"]["most_gain"])
+    assert report.to_dict()["choice"]["searched"] is False
     assert str(report.choice).startswith(
         f"the fastest of {report.choice.timed} that fit, not searched; a search could "
     )
@@ -88,7 +88,7 @@ def test_details_are_there_where_asked_for() -> None:
 def test_what_does_not_fit_is_a_value_and_its_warning_has_the_remedy() -> None:
     made = predict("gpt2-xl", cluster="dgx-1-v100", global_batch=64, strategy="dp=8,micro_batch=8", use_cache=True)
     assert made.report.fit is MemoryFit.DOES_NOT_FIT
-    assert (made.report.verdict, "fit" in made.report.as_dict()) == ("does not fit", False)
+    assert (made.report.verdict, "fit" in made.report.to_dict()) == ("does not fit", False)
     (warning,) = [w for w in made.report.warnings if w.startswith("does not fit: needs ")]
     assert "; fits with " in warning
     assert predicted("dp=4,micro_batch=1").report.fit is MemoryFit.FITS

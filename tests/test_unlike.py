@@ -133,7 +133,7 @@ def test_servers_report_how_stale_weights_are_and_how_full_their_network_is() ->
     assert len(free.servers.nic_utilization) == 2
     more = forecast(cluster, "dp=16,servers=8").report
     assert more.step_s <= waits.step_s
-    assert waits.as_dict()["servers"]["mean_staleness"] == 0.0
+    assert waits.to_dict()["servers"]["mean_staleness"] == 0.0
 
 
 def test_model_flops_of_a_mixed_cluster_are_told_from_the_peak_of_all_its_devices() -> None:

@@ -165,7 +165,7 @@ def test_a_journal_of_other_runs_is_not_used_and_this_is_said(make_runs: MakeRun
         assert result.calibration == alone.calibration
         (warning,) = result.warnings
         assert "was started for other inputs" in warning and "not used" in warning
-        assert result.as_dict()["warnings"] == [warning]
+        assert result.to_dict()["warnings"] == [warning]
     assert alone.warnings == ()
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_journal_is_not_written_over(make_runs: MakeRuns, tmp_
 
 
 def test_everything_can_be_said_in_json(make_runs: MakeRuns) -> None:
-    data = calibrate_runs(make_runs(TRUE)[:6], curve=(0, 1)).as_dict()
+    data = calibrate_runs(make_runs(TRUE)[:6], curve=(0, 1)).to_dict()
     assert set(data) >= {"calibration", "parameters", "errors", "learning_curve", "odd", "correction"}
     json.dumps(data)
 

@@ -81,7 +81,7 @@ def test_what_an_error_depends_on_would_mend_it(tmp_path: Path) -> None:
     assert steepest.per_tenth > 1.0
     assert all(s.to_match > 1.0 for s in found.sensitivities if s.to_match) or found.error > 0
     assert sum(found.seconds_by_part.values()) > 0.0
-    json.dumps(found.as_dict())
+    json.dumps(found.to_dict())
 
 
 def test_calibrate_writes_a_cluster_that_predict_can_use(

@@ -28,7 +28,7 @@ def test_options_and_arguments_mean_the_same(capsys: pytest.CaptureFixture[str])
     ).report
     assert told["step_s"] == report.step_s
     assert told["num_trainable_parameters"] == 4 * 8 * 8 * 256
-    assert told["memory"] == report.memory.as_dict()
+    assert told["memory"] == report.memory.to_dict()
 
 
 def test_fine_tuning_runs_with_a_trainer_unless_a_runtime_is_stated_and_that_is_said() -> None:

@@ -93,10 +93,10 @@ def test_python_gets_what_the_command_line_prints(capsys: pytest.CaptureFixture[
         GPT, cluster="dgx-a100:2", global_batch=64, strategy="dp=16", to_workers=8, hz=200.0, use_cache=True
     )
     printed = run_json(capsys, *WHAT_IF, "--to-workers", "8", "--hz", "200")
-    assert finite(answer.as_dict()) == printed
+    assert finite(answer.to_dict()) == printed
     made = traincast.simulate_resources(tmp_path / "one.csv", runs=2, models=["alexnet"], seed=3)
     words = ("--output", str(tmp_path / "two.csv"), "--runs", "2", "--model", "alexnet", "--seed", "3")
-    assert run_json(capsys, "resources", "simulate", *words) == made.as_dict() | {"table": str(tmp_path / "two.csv")}
+    assert run_json(capsys, "resources", "simulate", *words) == made.to_dict() | {"table": str(tmp_path / "two.csv")}
     assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 

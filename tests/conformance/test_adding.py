@@ -65,7 +65,7 @@ def test_a_schedule_is_forecast() -> None:
     toy, gpipe = (made(f"pp=4,num_microbatches=8,schedule={name}") for name in ("lifo", "gpipe"))
     check_timeline(toy.timeline)
     assert "schedule=lifo" in toy.report.strategy
-    assert toy.report.as_dict()["bubble_s"] > 0.0
+    assert toy.report.to_dict()["bubble_s"] > 0.0
     assert toy.report.peak_memory_bytes >= gpipe.report.peak_memory_bytes  # neither drops anything before all forwards
 
 

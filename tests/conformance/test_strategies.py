@@ -158,7 +158,7 @@ def check_report(made: Forecast) -> None:
         parts = rank.breakdown
         assert min(parts.compute_s, parts.exposed_communication_s, parts.bubble_s, parts.overhead_s) >= 0
         assert parts.total_s == pytest.approx(report.step_s, rel=1e-9)
-        assert min(rank.memory.as_dict().values()) >= 0
+        assert min(rank.memory.to_dict().values()) >= 0
         assert math.isfinite(rank.memory.total)
     assert report.peak_memory_bytes == max(r.memory.total for r in report.ranks)
     assert sum(report.estimated_by.values()) == pytest.approx(1.0, rel=1e-9)

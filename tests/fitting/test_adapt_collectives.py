@@ -54,7 +54,7 @@ def test_ten_lines_adapt_and_the_bundle_follows_them(file: Path, tmp_path: Path)
     )
     assert "between nodes over roce on h100-sxm5-80gb" in made.adapted
     assert made.held_out["cells"] == 10
-    assert made.as_dict()["adapted"] == made.adapted
+    assert made.to_dict()["adapted"] == made.adapted
     model = learned_cost_model([tmp_path / "mine"]).collectives[0]
     cluster = read_collectives(file).clusters[0]
     sizes = 2.0 ** np.arange(11.0, 33.0)

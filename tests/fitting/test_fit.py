@@ -39,7 +39,7 @@ def test_operators_become_a_bundle_with_its_errors(tables: list[Path], tmp_path:
     assert "row 3: the time is zero or negative" in warned[0]
     assert len(said) == 1
     assert set(load_bundle(tmp_path / "mine").card["data"]["files"]) == {"a.parquet", "b.parquet"}
-    assert set(json.loads(json.dumps(found.as_dict()))) == {"bundle", "cells", "rivals", "left_out"}
+    assert set(json.loads(json.dumps(found.to_dict()))) == {"bundle", "cells", "rivals", "left_out"}
 
 
 def test_equal_tables_and_seeds_give_equal_bundles(tables: list[Path], tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_collectives_become_a_bundle_with_the_errors_on_what_was_held_out(tmp_pa
     assert found.held_out["cells"] > 0
     assert 0 < found.held_out["mape"] < 20
     assert found.cells == ()
-    assert set(found.as_dict()) == {"bundle", "adapted", "held_out", "rivals", "left_out"}
+    assert set(found.to_dict()) == {"bundle", "adapted", "held_out", "rivals", "left_out"}
     assert load_bundle(tmp_path / "mine").card["model"]["held_out"] == found.held_out
 
 

@@ -59,7 +59,7 @@ def test_each_component_is_what_its_name_says() -> None:
     psi = graph_of(GPT).num_parameters
     (memory,) = memory_of("dp=8,zero=1", precision="fp16")
     assert (memory.weights, memory.gradients, memory.optimizer) == (2 * psi, 2 * psi, 12 * psi / 8)
-    assert memory.total == sum(memory.as_dict().values())
+    assert memory.total == sum(memory.to_dict().values())
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])

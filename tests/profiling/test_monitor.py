@@ -163,7 +163,7 @@ def test_python_gets_what_the_command_line_prints() -> None:
     found = traincast.monitor([sys.executable, "-c", BURN.format(0.2)], hz=100.0, link_rate="1Gbit")
     assert isinstance(found, traincast.MonitoredRun)
     assert found.used is not None
-    told = found.as_dict()
+    told = found.to_dict()
     assert told["peaks"]["send"] == 1.25e8
     assert told["resources"]["compute"] == asdict(found.used.uses["compute"])
     assert json.loads(json.dumps(told)) == told

@@ -42,7 +42,7 @@ def test_the_parts_of_a_job_add_up() -> None:
     assert made.data_loading_s == pytest.approx(64 * 1000 * 4 / 1e9)  # the first batch; the others hide
     parts = made.startup_s + made.data_loading_s + made.steps_s + made.checkpoints_s + made.evaluation_s
     assert made.job_s == pytest.approx(parts, rel=1e-12)
-    assert made.as_dict()["job_s"] == made.job_s
+    assert made.to_dict()["job_s"] == made.job_s
 
 
 def test_cost_is_the_price_of_the_nodes_for_as_long_as_the_job_runs() -> None:

@@ -151,7 +151,7 @@ def test_the_report_is_embedded_whole(tmp_path: Path) -> None:
     assert data["fits"] is report.fits
     assert data["job"]["job_s"] == JOB.job_s
     assert [rank["stage"] for rank in data["ranks"]] == [0, 1]
-    assert data["ranks"][1]["memory"] == report.ranks[1].memory.as_dict()
+    assert data["ranks"][1]["memory"] == report.ranks[1].memory.to_dict()
     assert len(data["critical_path"]) == len(report.critical_path)
 
 

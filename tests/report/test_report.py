@@ -116,7 +116,7 @@ def test_a_dtype_that_the_device_lacks_is_warned_about() -> None:
 
 def test_a_report_is_plain_values() -> None:
     report = predict(graph_of(GPT), cluster=devices(4), global_batch=16, strategy="dp=2,tp=2", steps=10).report
-    data = json.loads(json.dumps(report.as_dict()))
+    data = json.loads(json.dumps(report.to_dict()))
     for key in (
         "step_s low_s high_s samples_per_s tokens_per_s mfu compute_s exposed_communication_s bubble_s optimizer_s "
         "peak_memory_bytes memory fits job_s cost estimated_by warnings ranks critical_path"

@@ -126,7 +126,7 @@ def test_errors_are_relative_to_what_was_measured() -> None:
     errors = figures.errors()
     assert errors["compute"]["idle_s"] == pytest.approx(0.4 / told(figures.measured["compute"].idle_s) - 1.0)
     assert errors["send"] == dict.fromkeys(("burst_amount", "burst_s", "idle_s"))
-    assert figures.as_dict()["correlation"]["compute"] is None
+    assert figures.to_dict()["correlation"]["compute"] is None
 
 
 def test_figures_that_one_side_refuses_or_lacks_are_not_compared() -> None:
@@ -138,7 +138,7 @@ def test_figures_that_one_side_refuses_or_lacks_are_not_compared() -> None:
     busy = ResourceUse(burst_amount=0.5, burst_s=4.0, idle_s=0.0, pattern="busy")
     known = ("compute", "memory")
     predicted = dict.fromkeys(RESOURCES, busy) | {"compute": short}
-    found = compared_figures(measured, predicted, known=known, predicted_step_s=0.7).as_dict()
+    found = compared_figures(measured, predicted, known=known, predicted_step_s=0.7).to_dict()
     assert found["refused"]["compute"] == dict.fromkeys(("burst_amount", "burst_s"), "forecast: too short")
     assert found["errors"]["compute"]["burst_s"] is None
     assert found["errors"]["compute"]["idle_s"] == pytest.approx(0.0, abs=0.06)
@@ -178,7 +178,7 @@ def test_a_command_without_devices_is_judged_by_its_processors() -> None:
     found = use_of_command(command(), hz=50.0, cores=4)
     assert found.uses["compute"].burst_amount == pytest.approx(0.5, abs=0.01)
     assert found.uses["compute"].burst_s == pytest.approx(1.0, abs=0.03)
-    assert found.as_dict()["memory"] is None
+    assert found.to_dict()["memory"] is None
     assert "of 4 cores" in found.counted["compute"]
     assert any("memory traffic" in warning for warning in found.warnings)
 

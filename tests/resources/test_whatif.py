@@ -59,7 +59,7 @@ def test_another_batch_may_change_the_micro_batch() -> None:
     kept = changed_request(before.request, SettingChange(global_batch=256), keep_micro_batch=True)
     assert kept.strategy.num_microbatches == 4
     answer = what_if(before, SettingChange(global_batch=256))
-    data = answer.as_dict()
+    data = answer.to_dict()
     assert data["after"]["global_batch"] == 256
     assert data["step_change"] == pytest.approx(answer.after.report.step_s / answer.before.report.step_s - 1.0)
     assert set(data["changes"]) == {"compute", "memory", "receive", "send"}
@@ -119,7 +119,7 @@ def test_a_change_lies_in_its_range_and_sampling_widens_it() -> None:
     exact, sampled = (answer.ranges["send"]["burst_amount"] for answer in answers)
     assert exact is not None and sampled is not None
     assert sampled[1] - sampled[0] > 0.15 > exact[1] - exact[0]
-    assert answers[1].as_dict()["change_ranges"]["send"]["burst_amount"] == sampled
+    assert answers[1].to_dict()["change_ranges"]["send"]["burst_amount"] == sampled
 
 
 def test_sampled_figures_have_at_least_the_spread_that_was_measured() -> None:

@@ -84,7 +84,7 @@ def test_notes_say_what_the_checks_found() -> None:
 
 def test_figures_of_virtual_clusters_and_of_all_are_in_one_document() -> None:
     found = schedule(JOBS, nodes="2x8", policy="sjf", estimates="noisy:0.3", seed=4)
-    data = found.as_dict()
+    data = found.to_dict()
     assert (data["policy"], data["estimates"], data["seed"]) == ("sjf", "noisy:0.3", 4)
     assert data["mean_jct_s"] == found.metrics.mean_jct_s
     assert data["virtual_clusters"]["research"]["num_jobs"] == found.by_vc["research"].num_jobs

@@ -47,7 +47,7 @@ def test_rows_are_all_combinations_in_the_order_of_the_arguments() -> None:
     assert [row.case.policy for row in rows] == ["sjf"] * 8 + ["fifo"] * 8
     assert rows[0].case == ("sjf", "pooled", "exact", 1.0, 0)
     assert rows[0].metrics == measure(simulate(QUEUE, THERE, policy="sjf"))
-    assert rows[0].as_dict()["mean_jct_s"] == rows[0].metrics.mean_jct_s
+    assert rows[0].to_dict()["mean_jct_s"] == rows[0].metrics.mean_jct_s
 
 
 @pytest.mark.parametrize("workers", [1, 3])

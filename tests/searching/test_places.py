@@ -39,7 +39,7 @@ def test_every_cluster_says_what_became_of_it() -> None:
     free = found(constraint=limits, cluster="dgx-a100", nodes=(1, 2), global_batch=32, steps=10_000)
     assert [place.status for place in free.places] == ["ok", "ok"]
     assert sum(place.chance for place in free.places) == pytest.approx(1.0)
-    for place, told in zip(free.places, free.as_dict()["clusters"], strict=True):
+    for place, told in zip(free.places, free.to_dict()["clusters"], strict=True):
         here = free.columns.seconds[free.columns.cluster == free.places.index(place)]
         assert place.best is not None
         assert place.best.report.step_s == pytest.approx(here.min(), rel=1e-6)
@@ -72,7 +72,7 @@ def test_a_cluster_that_is_far_behind_still_has_its_best(searcher: str) -> None:
     assert far.best is not None
     assert far.best.behind > REACH - 1.0
     assert far.feasible > 0
-    assert answer.as_dict()["clusters"][1]["best"]["step_s"] == far.best.report.step_s
+    assert answer.to_dict()["clusters"][1]["best"]["step_s"] == far.best.report.step_s
 
 
 def test_a_cluster_that_a_constraint_leaves_nothing_of_is_not_legal() -> None:

@@ -113,7 +113,7 @@ def test_naive_choices_are_compared_with_the_best() -> None:
         assert (naive.candidate is None) <= bool(naive.reason)
         if naive.candidate:
             assert naive.candidate.behind >= -1e-6
-            assert naive.as_dict()["candidate"]["strategy"] == str(naive.candidate.strategy)
+            assert naive.to_dict()["candidate"]["strategy"] == str(naive.candidate.strategy)
     plain = next(n for n in usual().naive if n.name == "data parallel").candidate
     assert plain is not None
     assert (plain.strategy.dp, plain.strategy.zero) == (8, 0)
@@ -129,7 +129,7 @@ def test_what_does_not_fit_naively_is_said() -> None:
 
 
 def test_the_answer_as_plain_values_has_what_is_promised() -> None:
-    told = usual().as_dict()
+    told = usual().to_dict()
     assert {"evaluated", "feasible", "seconds", "best", "candidates", "pareto", "sure", "naive", "influence"} <= set(
         told
     )

@@ -138,7 +138,7 @@ def test_a_report_says_how_likely_it_fits_and_between_what_memory_lies() -> None
     assert report.fits and report.fits_margin == MARGIN <= report.fits_probability
     assert report.memory_low_bytes == pytest.approx(memory.states + 0.75 * (memory.total - memory.states))
     assert report.memory_high_bytes == pytest.approx(memory.states + 1.37 * (memory.total - memory.states))
-    data = report.as_dict()
+    data = report.to_dict()
     names = {
         "memory_low_bytes",
         "memory_high_bytes",

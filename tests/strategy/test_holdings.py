@@ -154,7 +154,7 @@ def test_a_report_says_how_many_parameters_are_trained() -> None:
     )
     assert said.report.num_parameters == TRAINED + LAYERS * LAYER
     assert said.report.num_trainable_parameters == TRAINED
-    assert said.report.as_dict()["num_trainable_parameters"] == TRAINED
+    assert said.report.to_dict()["num_trainable_parameters"] == TRAINED
 
 
 def head_alone() -> OperatorGraph:

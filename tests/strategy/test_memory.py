@@ -19,8 +19,8 @@ def memory(strategy: str, *, runtime: str = "pytorch", model: str = GPT, precisi
 def test_parts_add_up_to_components_and_these_to_the_total(runtime: str, strategy: str) -> None:
     for stage in memory(strategy, runtime=runtime):
         assert sum(stage.parts.values()) == pytest.approx(stage.total, rel=1e-12)
-        assert tuple(stage.as_dict()) == COMPONENTS
-        assert sum(stage.as_dict().values()) == pytest.approx(stage.total, rel=1e-12)
+        assert tuple(stage.to_dict()) == COMPONENTS
+        assert sum(stage.to_dict().values()) == pytest.approx(stage.total, rel=1e-12)
 
 
 def test_states_are_sharded_over_the_group_that_the_strategy_names() -> None:

@@ -85,7 +85,7 @@ def test_a_run_is_compared_with_its_forecast(folder: Path, tmp_path: Path) -> No
     assert "20 samples per second" in told.output
     for name, reasons in found["refused"].items():
         assert all(found["errors"][name][figure] is None for figure in reasons)
-    assert traincast.compare_resources(folder).as_dict() == found
+    assert traincast.compare_resources(folder).to_dict() == found
 
 
 def test_a_run_is_not_judged_more_finely_than_it_was_sampled(folder: Path) -> None:

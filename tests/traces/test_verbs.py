@@ -17,7 +17,7 @@ from traincast.cli.trace import trace as command
 from traincast.graph import DType, Operator, OpKind, Phase, TensorSpec
 
 RENAMED = {"named": "range", "execution": "execution_trace", "as_json": None}
-"""Names of options in the code of the command line; the JSON of a result is ``as_dict``."""
+"""Names of options in the code of the command line; the JSON of a result is ``to_dict``."""
 
 
 @pytest.mark.parametrize("verb", ["show", "replay", "whatif", "diff", "learn"])
@@ -44,7 +44,7 @@ def test_results_are_the_json_of_the_command_line(tmp_path: Path, capsys: pytest
         (trace.learn(shaped), ["learn", shaped, "-o", str(tmp_path / "events")]),
     ]
     for result, arguments in pairs:
-        assert json.loads(json.dumps(result.as_dict())) == printed(capsys, *arguments), arguments  # type: ignore[attr-defined]
+        assert json.loads(json.dumps(result.to_dict())) == printed(capsys, *arguments), arguments  # type: ignore[attr-defined]
         assert len(repr(result).splitlines()) == 1
         assert len(repr(result)) < 2000
 
@@ -77,7 +77,7 @@ def test_a_queue_that_fills_makes_steps_of_the_host_short_and_not_the_step(tmp_p
         made.kernel("gemm", (begin + 2.0, begin + 4.0), (100.0 * step + 5, 100.0 * step + 104))
     path = made.write(tmp_path / "t.json")
     summary = trace.show(path)
-    assert [step["seconds"] for step in summary.as_dict()["steps"]] == pytest.approx([20e-6, 20e-6, 60e-6, 100e-6])
+    assert [step["seconds"] for step in summary.to_dict()["steps"]] == pytest.approx([20e-6, 20e-6, 60e-6, 100e-6])
     assert summary.step_s == pytest.approx(404e-6 / 4)
     assert summary.ranks[0].paced_by == "device"
     assert summary.step_s == pytest.approx(trace.whatif(path, host=2.0).base_s)

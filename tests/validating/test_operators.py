@@ -101,7 +101,7 @@ def test_the_summary_is_by_source_and_by_cell(path: Path) -> None:
 def test_the_lines_of_json_are_one_document(path: Path) -> None:
     result = validate_operators(path)
     document = json.loads("\n".join(result.json_lines()))
-    assert document["rows"] == result.as_dict()["rows"]
+    assert document["rows"] == result.to_dict()["rows"]
     assert document["summary"]["third"]["mape"] is None
     assert len(document["cells"]) == 3
 

@@ -63,7 +63,7 @@ def test_the_summary_counts_rows_errors_and_misses_per_source(tmp_path: Path) ->
     predicted = result.rows[0].predicted
     assert predicted is not None
     assert summary["all"]["mape"] == pytest.approx(abs(predicted / 0.05 - 1) * 100)
-    document = result.as_dict()
+    document = result.to_dict()
     assert set(document) == {"rows", "summary", "calibration", "warnings"}
     assert {"index", "source", "measured", "predicted", "low", "high", "status", "reason"} <= set(document["rows"][0])
 
@@ -97,11 +97,11 @@ def test_forecasts_by_a_calibration_that_may_have_seen_the_rows_are_counted(
     name = "h100-sxm5-80gb-nanotron-ultrascale"
     result = validate_steps(path)
     assert [(row.calibrated_by, row.maybe_seen) for row in result.rows[:2]] == [(name, True), (name, False)]
-    assert result.as_dict()["calibration"] == {
+    assert result.to_dict()["calibration"] == {
         "clusters": [{"cluster": name, "rows": 2, "rows_maybe_seen": 1}],
         "rows_maybe_seen": 1,
     }
-    assert not validate_steps(path, calibrated=False).as_dict()["calibration"]["clusters"]
+    assert not validate_steps(path, calibrated=False).to_dict()["calibration"]["clusters"]
     with pytest.raises(SystemExit):
         main(["validate", "steps", str(path)])
     said = capsys.readouterr().out

@@ -35,7 +35,7 @@ def test_every_kind_answers_in_one_way(
     assert outcome.low < outcome.predicted
     assert list(result.summary()) == sources and result.summary()["all"]["n"] == 1
     assert result.with_memory is with_memory and result.warnings() == ()
-    assert result.as_dict()["rows"][0]["predicted"] == outcome.predicted
+    assert result.to_dict()["rows"][0]["predicted"] == outcome.predicted
 
 
 def test_collectives_are_a_kind_as_well(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class CalibratedCluster(Brief):
 
     def brief(self) -> BriefTable:
         """Return the errors before and after the fit."""
-        errors = self.fit.as_dict()["errors"]
+        errors = self.fit.to_dict()["errors"]
         rows = [
             (name, f"{found['n']}", *("–" if value is None else f"{value:.1f} %" for value in _errors(found)))
             for name, found in errors.items()
@@ -65,13 +65,13 @@ class CalibratedCluster(Brief):
             comments={move.name: f"± {100 * move.sure:.0f} %" for move in self.fit.moves if move.taught > _LEARNED},
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""
         return {
             "cluster": self.base.name,
             "skipped": [{"index": index, "reason": reason} for index, reason in self.skipped.items()],
             "assumed": [{"index": run.index, "assumed": list(run.assumed)} for run in self.runs],
-            **self.fit.as_dict(),
+            **self.fit.to_dict(),
         }
 
 

@@ -58,13 +58,13 @@ class Explanation:
         """Forecast over measured, minus one."""
         return self.report.step_s / self.measured_s - 1.0
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
             "index": self.index,
             "measured_s": self.measured_s,
             "error": self.error,
-            "report": self.report.as_dict(),
+            "report": self.report.to_dict(),
             "seconds_by_part": self.seconds_by_part,
             "sensitivities": [asdict(s) for s in self.sensitivities],
             "assumed": list(self.assumed),

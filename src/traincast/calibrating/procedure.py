@@ -81,7 +81,7 @@ class Calibrated:
     odd: tuple[Odd, ...]
     warnings: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         errors = {
             "before": self.before,

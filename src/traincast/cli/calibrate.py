@@ -45,7 +45,7 @@ def calibrate(file: str, cluster: str, output: str, curve: str, allow_code: bool
     with progress_bar("calibration") as progress:
         result = learn(file, cluster=cluster, output=output, curve=sizes, allow_code=allow_code, progress=progress)
     if as_json:
-        print_json({"output": str(Path(output)), **result.as_dict()})
+        print_json({"output": str(Path(output)), **result.to_dict()})
         return
     _show(result.fit, result.skipped, Path(output))
     for name, count in count_assumptions(run.assumed for run in result.runs).items():
@@ -60,7 +60,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def _show(result: Calibrated, skipped: Mapping[int, str], target: Path) -> None:
-    data = result.as_dict()
+    data = result.to_dict()
     rows = [
         [name, str(figures["n"]), _percent(figures["mape"]), _percent(figures["median_ape"])]
         for name, figures in data["errors"].items()

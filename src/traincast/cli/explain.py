@@ -11,7 +11,7 @@ _MOST = 10
 def show_explanation(found: Explanation, *, as_json: bool) -> None:
     """Print where the forecast's time goes and which parameters change it most."""
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.to_dict())
         return
     _show(found)
     for sentence in found.assumed:

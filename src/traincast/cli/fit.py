@@ -97,11 +97,11 @@ def operators(
             warn=say_left_out,
         )
     if as_json:
-        print_json(result.as_dict())
+        print_json(result.to_dict())
         return
     _show(result.cells)
     if rivals:
-        _show_rivals(result.as_dict()["rivals"])
+        _show_rivals(result.to_dict()["rivals"])
     console().print(f"bundle: {plain(output)}")
 
 
@@ -236,7 +236,7 @@ def collectives(
         warn=say_left_out,
     )
     if as_json:
-        print_json(result.as_dict())
+        print_json(result.to_dict())
         return
     held = result.held_out
     if result.adapted:
@@ -259,7 +259,7 @@ def collectives(
                 f"{r['train_s']:.1f} s",
                 f"{r['predict_s']:.2f} s",
             ]
-            for r in result.as_dict()["rivals"]
+            for r in result.to_dict()["rivals"]
         ]
         print_table("models of collectives, same rows", columns, rows, right=range(1, 7))
     console().print(f"bundle: {plain(output)}")

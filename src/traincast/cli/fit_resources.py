@@ -86,7 +86,7 @@ def fit_resources(
         warn=say_left_out,
     )
     if as_json:
-        print_json(result.as_dict())
+        print_json(result.to_dict())
         return
     print_table(
         f"errors on {result.held_out}, trained on the others",

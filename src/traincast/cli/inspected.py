@@ -23,7 +23,7 @@ class Inspected:
     warnings: tuple[str, ...]
     bundle: str
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, for JSON."""
         from traincast.resources.forecasting import uses_as_dict
 

@@ -69,7 +69,7 @@ def monitor(
         if html is not None and found.used is not None:
             found.write_page(html)
         if as_json:
-            print_json(found.as_dict())
+            print_json(found.to_dict())
         else:
             _show(found)
             page = f"\npage: {html}" if html and found.used else ""
@@ -90,7 +90,7 @@ def _exit_code_of(found: MonitoredRun) -> Iterator[None]:
 
 
 def _show(found: MonitoredRun) -> None:
-    out, about = console(), found.as_dict()
+    out, about = console(), found.to_dict()
     out.print(
         f"[bold]{plain(found.command)}[/bold] · {format_seconds(about['seconds'])} · {about['samples']} samples · "
         f"{format_seconds(about['processor_s'])} of processor time · at most "

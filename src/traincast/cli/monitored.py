@@ -48,7 +48,7 @@ class MonitoredRun:
         """The exit code of the command; 128 + n if signal n ended it, and 0 of a process that somebody else started."""
         return self.readings.exit_code
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What was sampled and what was found as plain values, as the JSON of ``traincast monitor`` has them."""
         columns, used = self.readings.columns, self.used
         return {
@@ -61,7 +61,7 @@ class MonitoredRun:
             "peak_resident_bytes": max(columns["resident_bytes"]),
             "processes": int(max(columns["processes"])),
             "devices": int(max(columns["devices"])),
-            "resources": used.as_dict() if used else dict.fromkeys(RESOURCES),
+            "resources": used.to_dict() if used else dict.fromkeys(RESOURCES),
             "counted": used.counted if used else {},
             "peaks": used.peaks if used else {},
             "sampler_cpu_share": self.readings.sampler_cpu_share,
@@ -82,7 +82,7 @@ class MonitoredRun:
 
         if self.used is None:
             raise RequestError(f"no page written to {path}: {self.warnings[0]}")
-        write_text(Path(path), monitored_page(self.used, self.readings.columns, self.as_dict()))
+        write_text(Path(path), monitored_page(self.used, self.readings.columns, self.to_dict()))
 
 
 def monitor(

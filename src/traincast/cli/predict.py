@@ -165,10 +165,10 @@ def predict(
     inspected = inspected_by(result, inspector) if inspector else None
     written = _write(result, trace=trace, trace_ranks=trace_ranks, html=html, drawn=drawn, resources_csv=resources_csv)
     if as_json:
-        more = drawn.as_dict() if drawn else {}
+        more = drawn.to_dict() if drawn else {}
         if inspected:
-            more |= {"timeline_resources": more["resources"], **inspected.as_dict()}
-        print_json({**result.report.as_dict(), **more, "export": text})
+            more |= {"timeline_resources": more["resources"], **inspected.to_dict()}
+        print_json({**result.report.to_dict(), **more, "export": text})
         return
     show(result.report, memory=show_memory, explain=explain)
     show_drawn(result, drawn)

@@ -117,7 +117,7 @@ def _memory(report: Report) -> list[Row]:
     rows: list[Row] = [
         ("memory", format_bytes(report.peak_memory_bytes), spread),
         ("", "", f"of {format_bytes(report.memory_capacity_bytes)} per device: {verdict}"),
-        *((f"  {name}", format_bytes(nbytes), "") for name, nbytes in report.memory.as_dict().items()),
+        *((f"  {name}", format_bytes(nbytes), "") for name, nbytes in report.memory.to_dict().items()),
     ]
     if report.host_memory_bytes:
         there = report.host_memory_capacity_bytes

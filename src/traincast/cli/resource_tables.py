@@ -44,9 +44,9 @@ class Drawn:
     forecast: ResourceForecast
     exact: Curves
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what the JSON of a forecast gets."""
-        return {"resources": self.forecast.as_dict(), "resources_by": "timeline"}
+        return {"resources": self.forecast.to_dict(), "resources_by": "timeline"}
 
     def page_data(self) -> dict[str, Any]:
         """Return the data of a page's curves."""

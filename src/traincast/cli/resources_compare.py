@@ -56,7 +56,7 @@ def compare(paths: tuple[str, ...], events: str | None, hz: float | None, html: 
 
         write_text(Path(html), compared_page(found.comparison, _about(found)))
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.to_dict())
         return
     _show(found.comparison, _about(found))
     if html is not None:

@@ -54,6 +54,6 @@ def simulate(
             progress=progress,
         )
     if as_json:
-        print_json(made.as_dict())
+        print_json(made.to_dict())
         return
     console().print(f"{made.written} runs written, {made.left_out} left out: {plain(output)}", highlight=False)

@@ -84,7 +84,7 @@ def whatif(
         cost_model=events_cost_model(None, bundle),
     )
     if as_json:
-        print_json(answer.as_dict())
+        print_json(answer.to_dict())
         return
     _show(answer)
 

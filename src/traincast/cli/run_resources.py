@@ -64,10 +64,10 @@ class ComparedRun:
     record: RunFolder
     events: Path | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The comparison as plain values, as the JSON of ``traincast resources compare`` has it."""
         return {
-            **self.comparison.as_dict(),
+            **self.comparison.to_dict(),
             "model": self.record.model,
             "strategy": self.record.strategy,
             "events": None if self.events is None else str(self.events),

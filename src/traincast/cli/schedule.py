@@ -331,15 +331,15 @@ def _document(
     runs: Sequence[Schedule], rows: Sequence[StudyRow], policies: Sequence[str], *, compared: bool
 ) -> dict[str, Any]:
     """Return the figures of the first policy; with --compare those of all, and every run of a study."""
-    data = runs[0].as_dict()
+    data = runs[0].to_dict()
     known = {run.policy: run.figures() for run in runs}
     if rows:
         averages = means(rows)
         first = rows[0].case
         for name in policies:
-            found = averages[first._replace(policy=name, seed=0)].as_dict()
+            found = averages[first._replace(policy=name, seed=0)].to_dict()
             known[name] = {"policy": name, **found, "virtual_clusters": known.get(name, {}).get("virtual_clusters", {})}
-        data["study"] = [row.as_dict() for row in rows]
+        data["study"] = [row.to_dict() for row in rows]
         if len({row.case.estimates for row in rows}) > 1:
             from traincast.scheduling.study import regrets
 

@@ -306,7 +306,7 @@ def _tell(
     text = exported(answer.best.request, export)
     written = _write(answer, all_out=all_out, html=html)
     if as_json:
-        print_json({**answer.as_dict(), "export": text})
+        print_json({**answer.to_dict(), "export": text})
         return
     show(answer, explain=explain)
     _say_how_to_see_more(context, answer)

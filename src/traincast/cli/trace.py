@@ -46,7 +46,7 @@ def show_command(traces: tuple[str, ...], named: str | None, execution: tuple[st
 
     summary = verbs.show(traces, range=named, execution_trace=execution)
     if as_json:
-        print_json(summary.as_dict())
+        print_json(summary.to_dict())
     else:
         show_summary(summary)
 
@@ -79,7 +79,7 @@ def replay_command(
 
     report = verbs.replay(traces, range=named, fit_steps=fit_steps, output=output)
     if as_json:
-        print_json(report.as_dict())
+        print_json(report.to_dict())
     else:
         show_replay(report)
 
@@ -146,7 +146,7 @@ def whatif_command(
         output=output,
     )
     if as_json:
-        print_json(answer.as_dict())
+        print_json(answer.to_dict())
     else:
         show_answer(answer)
 
@@ -196,7 +196,7 @@ def diff_command(
         html=html,
     )
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.to_dict())
         return
     show_comparison(found)
     if html is not None:
@@ -228,6 +228,6 @@ def learn_command(
 
     learned = verbs.learn(traces, output=output, range=named, execution_trace=execution, device=device)
     if as_json:
-        print_json(learned.as_dict())
+        print_json(learned.to_dict())
     else:
         show_learned(learned, output)

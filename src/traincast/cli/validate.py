@@ -187,7 +187,7 @@ def finetune(file: str, uncalibrated: bool, as_json: bool) -> None:
 
 def _show(result: Validation, *, as_json: bool) -> None:
     if as_json:
-        print_json(result.as_dict())
+        print_json(result.to_dict())
         return
     from traincast.validating.outcome import RowValidation
 

@@ -47,7 +47,7 @@ class Fit:
     left_out: Sequence[str] = ()
     adapted: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what ``traincast fit --json`` prints."""
         cells = [
             {

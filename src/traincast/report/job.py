@@ -60,7 +60,7 @@ class JobForecast:
         """Seconds of all parts together."""
         return self.startup_s + self.data_loading_s + self.steps_s + self.checkpoints_s + self.evaluation_s
 
-    def as_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Return the parts by name, and their sum."""
         return {**asdict(self), "job_s": self.job_s}
 

@@ -33,9 +33,9 @@ def write_page(report: Report, timeline: Timeline, path: Path, *, resources: Map
 
 
 def _page_data(report: Report, timeline: Timeline) -> dict[str, Any]:
-    data = report.as_dict()
+    data = report.to_dict()
     for entry, rank in zip(data["ranks"], report.ranks, strict=True):
-        entry["memory"] = rank.memory.as_dict()
+        entry["memory"] = rank.memory.to_dict()
     slow = [rank for rank, _ in report.conditions.slow] if report.conditions else []
     return {"report": data, "timeline": _timeline_data(timeline, slow)}
 

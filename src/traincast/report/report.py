@@ -190,13 +190,13 @@ class Report(Brief):
         """Return the request, its conditions and the step time, which a trace stores."""
         names = ("model", "cluster", "strategy", "runtime", "precision", "global_batch", "step_s")
         values = {name: getattr(self, name) for name in names}
-        return {**values, "conditions": self.conditions.as_dict() if self.conditions else None}
+        return {**values, "conditions": self.conditions.to_dict() if self.conditions else None}
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, for JSON."""
         data = asdict(self)
         del data["fit"]  # ``verdict`` says it in words
-        data["memory"] = self.memory.as_dict()
+        data["memory"] = self.memory.to_dict()
         data["memory_parts"] = dict(self.memory.parts)
         data["memory_over_time"] = [{"label": m.label, **m.components} for m in self.memory_over_time]
         data["ranks"] = [
@@ -210,8 +210,8 @@ class Report(Brief):
             for r in self.ranks
         ]
         data["servers"] = asdict(self.servers) if self.servers else None
-        data["conditions"] = self.conditions.as_dict() if self.conditions else None
-        data["job"] = self.job.as_dict() if self.job else None
+        data["conditions"] = self.conditions.to_dict() if self.conditions else None
+        data["job"] = self.job.to_dict() if self.job else None
         data["job_s"] = self.job.job_s if self.job else None
         data["cost"] = self.job.cost if self.job else None
         data["energy_j"] = self.job.energy_j if self.job else None

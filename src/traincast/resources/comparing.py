@@ -78,7 +78,7 @@ class ResourceComparison:
         """The correlation of each resource's curves."""
         return {name: None if self.step is None else self.step.correlation(name) for name in RESOURCES}
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The comparison as plain values, for JSON."""
         return {
             "measured": {name: asdict(use) for name, use in self.measured.items()},

@@ -45,7 +45,7 @@ class ResourceForecast:
     curves: Curves
     hz: float | None
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, for JSON."""
         return uses_as_dict(self.uses, low=self.low, high=self.high)
 

@@ -35,7 +35,7 @@ class MonitoredUse:
     counted: dict[str, str] = field(hash=False)
     warnings: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, for JSON; ``None`` for a resource that could not be read."""
         return {name: asdict(self.uses[name]) if name in self.uses else None for name in RESOURCES}
 

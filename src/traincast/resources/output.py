@@ -59,7 +59,7 @@ def page_data(forecast: ResourceForecast, exact: Curves) -> dict[str, Any]:
     for node in range(min(_MOST_SHOWN, len(exact.on_node))):
         rows.append(drawn(f"node {node}", {k: v[node] for k, v in nodes.items()}))
     return {
-        "uses": forecast.as_dict(),
+        "uses": forecast.to_dict(),
         "hz": forecast.hz,
         "step_s": exact.step_s,
         "leaves_node": exact.network.leaves_node,

@@ -36,7 +36,7 @@ def monitored_page(used: MonitoredUse, columns: Mapping[str, npt.ArrayLike], abo
         "hz": 1.0 / used.curves.period_s,
         "curves": [{"name": name, "measured": values} for name, values in curves.items()],
         "held": {"peak": float(max(1.0, held.max())), "values": np.round(held / max(1.0, held.max()), 4).tolist()},
-        "uses": used.as_dict(),
+        "uses": used.to_dict(),
     }
     return page_text("sampled", data)
 
@@ -58,7 +58,7 @@ def compared_page(found: ResourceComparison, about: Mapping[str, Any]) -> str:
             }
             for name in RESOURCES
         ],
-        "comparison": found.as_dict(),
+        "comparison": found.to_dict(),
     }
     return page_text("sampled", data)
 

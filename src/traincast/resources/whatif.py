@@ -67,7 +67,7 @@ class WhatIf:
     changes: dict[str, dict[str, float | None]] = field(hash=False)
     ranges: dict[str, dict[str, tuple[float, float] | None]] = field(hash=False)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""
         return {
             "before": _side(self.before, self.drawn_before),
@@ -246,5 +246,5 @@ def _side(made: Forecast, drawn: ResourceForecast) -> dict[str, Any]:
         "low_s": report.low_s,
         "high_s": report.high_s,
         "fits": report.fits,
-        "resources": drawn.as_dict(),
+        "resources": drawn.to_dict(),
     }

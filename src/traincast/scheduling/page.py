@@ -47,7 +47,7 @@ def page_data(runs: Sequence[Schedule]) -> dict[str, Any]:
     begin = min(fate.submit_s for fate in first.fates)
     span = max(run.outcome.makespan_s for run in runs)
     exact = _is_exact(runs)
-    about = first.as_dict()
+    about = first.to_dict()
     for name in (*first.figures(), "trace"):
         about.pop(name, None)
     return {

@@ -175,11 +175,11 @@ class Schedule(Brief):
         """The policy, its metrics, and those of each virtual cluster."""
         return {
             "policy": self.policy,
-            **self.metrics.as_dict(),
-            "virtual_clusters": {vc: metrics.as_dict() for vc, metrics in self.by_vc.items()},
+            **self.metrics.to_dict(),
+            "virtual_clusters": {vc: metrics.to_dict() for vc, metrics in self.by_vc.items()},
         }
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all figures and what was simulated, as ``traincast schedule --json`` prints them."""
         queue = self.queue
         return {

@@ -52,9 +52,9 @@ class StudyRow:
     case: StudyCase
     metrics: Metrics
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return one flat row of a table."""
-        return {**self.case._asdict(), **self.metrics.as_dict()}
+        return {**self.case._asdict(), **self.metrics.to_dict()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ class Candidate:
         part = max(waits, key=lambda name: waits[name])
         return part if waits[part] >= 0.1 else "compute"
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         r, s = self.report, self.strategy
         return {
@@ -107,9 +107,9 @@ class Naive:
     candidate: Candidate | None
     reason: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        found = self.candidate.as_dict() if self.candidate else None
+        found = self.candidate.to_dict() if self.candidate else None
         return {"name": self.name, "candidate": found, "reason": self.reason}
 
 
@@ -141,7 +141,7 @@ class Place:
         """The number of nodes and the name of the cluster, such as ``4 × dgx-h100``."""
         return f"{self.request.cluster.num_nodes} × {self.request.cluster.name}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         cluster = self.request.cluster
         return {
@@ -159,7 +159,7 @@ class Place:
             "chance": self.chance,
             "ratio": list(self.ratio) if self.ratio[1] else None,
             "unmeasured": self.unmeasured,
-            "best": self.best.as_dict() if self.best else None,
+            "best": self.best.to_dict() if self.best else None,
         }
 
 
@@ -209,7 +209,7 @@ class Answer(Brief):
         said = f"{self.model}, global batch {self.global_batch}: best {self.objective} of {self.counts.evaluated:,}"
         return BriefTable(f"{said} strategies", rows, ("strategy", "cluster", "step", "memory", "chance"))
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return {
             "model": self.model,
@@ -233,11 +233,11 @@ class Answer(Brief):
             "deadline_s": self.limits.deadline_s,
             "budget": self.limits.budget,
             "confidence": self.limits.confidence if self.limits.some else None,
-            "clusters": [place.as_dict() for place in self.places],
-            "best": self.best.as_dict(),
-            "candidates": [c.as_dict() for c in self.candidates],
-            "pareto": [c.as_dict() for c in self.pareto],
-            "naive": [n.as_dict() for n in self.naive],
+            "clusters": [place.to_dict() for place in self.places],
+            "best": self.best.to_dict(),
+            "candidates": [c.to_dict() for c in self.candidates],
+            "pareto": [c.to_dict() for c in self.pareto],
+            "naive": [n.to_dict() for n in self.naive],
             "influence": self.influence,
             "warnings": list(self.warnings),
         }

@@ -50,7 +50,7 @@ def write_page(answer: Answer, path: Path) -> None:
 
 def _page_data(answer: Answer) -> dict[str, Any]:
     report = answer.best.report
-    data = answer.as_dict()
+    data = answer.to_dict()
     words: dict[int, str | None] = {}
     for name, candidates in (("candidates", answer.candidates), ("pareto", answer.pareto)):
         for entry, candidate in zip(data[name], candidates, strict=True):

@@ -94,7 +94,7 @@ class Conditions:
             parts.append("messages share links")
         return ", ".join(parts) or "as estimated"
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The conditions as plain values, for JSON; ``text`` has them in words."""
         slow = [{"rank": rank, "factor": factor} for rank, factor in self.slow]
         return {**asdict(self), "slow": slow, "text": str(self)}

@@ -17,7 +17,7 @@ class ClassFigures:
     busy_s: float
     spans: float
 
-    def as_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Return the figures as JSON shows them."""
         return {"start_s": self.start_s, "end_s": self.end_s, "busy_s": self.busy_s, "spans": self.spans}
 
@@ -57,12 +57,12 @@ class ClassActivity:
         errors = self.errors.values()
         return sum(abs(error) for error in errors) / len(errors)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the class as JSON shows it."""
         return {
             "class": self.name,
-            "measured": self.measured.as_dict() if self.measured else None,
-            "predicted": self.predicted.as_dict() if self.predicted else None,
+            "measured": self.measured.to_dict() if self.measured else None,
+            "predicted": self.predicted.to_dict() if self.predicted else None,
             "errors": self.errors,
             "error": self.error,
             "noise": self.noise,
@@ -99,7 +99,7 @@ class DeviceActivity:
         known = [each.span_shift for each in self.classes if each.span_shift is not None]
         return _mean(known) if known else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the device as JSON shows it."""
         return {
             "rank": self.rank,
@@ -108,7 +108,7 @@ class DeviceActivity:
             "span_shift": self.span_shift,
             "measured_idle_s": self.measured_idle_s,
             "predicted_idle_s": self.predicted_idle_s,
-            "classes": [each.as_dict() for each in self.classes],
+            "classes": [each.to_dict() for each in self.classes],
         }
 
 
@@ -124,7 +124,7 @@ class Disagreement:
     error: float
     noise: float
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the disagreement as JSON shows it."""
         return {
             "rank": self.rank,
@@ -229,8 +229,8 @@ class Comparison:
             "activity_error": self.activity_error if carried else None,
             "activity_noise": self.activity_noise,
             "span_shift": self.span_shift,
-            "by_device": [device.as_dict() for device in self.by_device],
-            "worst": [one.as_dict() for one in self.worst],
+            "by_device": [device.to_dict() for device in self.by_device],
+            "worst": [one.to_dict() for one in self.worst],
             "warnings": list(self.warnings),
         }
 

@@ -61,7 +61,7 @@ class TraceDiff:
     notes: tuple[str, ...] = ()
     processor: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, as ``trace diff --json`` prints it."""
         return asdict(self)
 

@@ -75,7 +75,7 @@ class LearnedEvents:
         events = events_of(Path("learned from traces"), self.card, self.rows)
         return EventsCostModel(events, learned_cost_model())
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Device, precision, number of events by kind, ``covered`` and notes, as ``trace learn --json`` prints them."""
         card = self.card
         return {

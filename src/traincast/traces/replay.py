@@ -74,7 +74,7 @@ class ReplayReport:
         """The relative error of a step."""
         return self.replayed_step_s / self.measured_step_s - 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, as ``trace replay --json`` prints it."""
         return asdict(self)
 

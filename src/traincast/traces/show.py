@@ -96,7 +96,7 @@ class TraceSummary:
         """Whether a processor ran the operators itself: then these are timed, not kernels."""
         return self.ranks[0].device == PROCESSOR
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, as ``trace show --json`` prints it; ``steps`` are those of the first rank."""
         data = asdict(self)
         for rank in data["ranks"]:

@@ -55,7 +55,7 @@ class TraceVerbs:
     ``traincast.trace`` is the one object of this class. Each method is the verb of the same name of ``traincast
     trace``, with the same arguments. ``traces`` is a file (``.json``, ``.json.gz``), a folder with one file for each
     rank, or a list of these. ``range`` names the ranges that are steps; by default, these are the profiler's own.
-    ``as_dict`` of a result is the JSON that the command prints.
+    ``to_dict`` of a result is the JSON that the command prints.
 
     >>> from traincast import trace
     >>> trace.show("trace.json.gz").breakdown  # doctest: +SKIP

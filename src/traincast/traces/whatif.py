@@ -45,7 +45,7 @@ class WhatIfAnswer:
         """The time before over the time after."""
         return self.base_s / self.step_s if self.step_s else None
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything but ``replayed``, as ``trace whatif --json`` prints it."""
         names = ("base_s", "step_s", "low_s", "high_s", "speedup", "opaque_share", "changes", "assumptions", "refused")
         return {name: getattr(self, name) for name in (*names, "notes")}

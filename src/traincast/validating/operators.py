@@ -100,7 +100,7 @@ class OperatorValidation(Brief):
         figures = asdict(summarize(*(c[rows].tolist() for c in columns)))
         return {**figures, "rows": len(rows) + skipped, "forecast": len(rows)}
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return rows, summary and cells as plain values, for JSON."""
         return {"rows": [_plain(row) for row in self.rows], "summary": self.summary(), "cells": self.cells()}
 

@@ -92,7 +92,7 @@ class Validation(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """One sentence for each source whose figures look as if they were in another unit."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Rows and figures as plain values, for JSON."""
 
 
@@ -148,7 +148,7 @@ class RowValidation(Brief):
             figures["memory_coverage_90"] = sum(inside) / len(inside) if inside else math.nan
         return figures
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return rows and figures as plain values, for JSON."""
         return {
             "rows": [asdict(row) for row in self.rows],

@@ -80,7 +80,7 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_a_fit_is_judged_on_families_it_did_not_see(fitted: ResourceFit) -> None:
-    said = fitted.as_dict()
+    said = fitted.to_dict()
     assert said["held_out"].endswith("of other families of models")
     assert set(said["rivals"]) == {"mean", "LightGBM"}
     assert set(said["scores"]) == {"compute", "memory", "receive", "send"}

@@ -46,7 +46,7 @@ class ResourceFit:
     rivals: Mapping[str, Mapping[tuple[str, str], FigureScore]] = field(default_factory=dict)
     left_out: Sequence[str] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return what ``traincast fit resources --json`` prints."""
         return {
             "bundle": str(self.bundle),

@@ -36,7 +36,7 @@ class MadeRuns:
     written: int
     left_out: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The numbers as plain values, for JSON."""
         return {"table": str(self.table), "runs": self.written, "left_out": self.left_out}
 

@@ -54,7 +54,7 @@ class Metrics:
     deadlines_met: float
     mean_slowdown: float = 1.0
 
-    def as_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Return the figures by name; ``utilisation``, the earlier spelling, stays for programs that read it."""
         return {**asdict(self), "utilisation": self.utilization}
 

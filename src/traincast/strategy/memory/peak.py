@@ -70,7 +70,7 @@ class Memory:
         parts = {**self.parts, "other: beyond the forecast, as measured": other - self.other}
         return replace(self, other=other, parts=parts)
 
-    def as_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float]:
         """Components by name."""
         return {name: getattr(self, name) for name in COMPONENTS}
 

@@ -54,7 +54,7 @@ def memory_timeline(
         Moment(
             index=step.index,
             label=_label(step.slot, len(chunks)),
-            components={**memory.as_dict(), "activations": step.peak + beside},
+            components={**memory.to_dict(), "activations": step.peak + beside},
         )
         for step in steps
     ]
