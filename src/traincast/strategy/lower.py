@@ -23,8 +23,9 @@ from traincast.strategy.memory.peak import Memory
 from traincast.strategy.plan import Category, Ints, Plan
 from traincast.strategy.plan_builder import Grain, PlacedTemplates, PlanBuilder
 from traincast.strategy.prepare import Prepared, Request, chunks_of, memory_by_stage, prepare
-from traincast.strategy.program.block import Behind, BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
 from traincast.strategy.program.host_work import sample_launches
+from traincast.strategy.program.item import Behind, Item
 from traincast.strategy.schedules import Pass, load_schedule
 from traincast.strategy.template import Issue, Piece, WorkRun
 from traincast.strategy.variants import Variants

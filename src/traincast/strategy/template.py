@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from traincast.strategy.mesh import Group
 from traincast.strategy.plan import Category, Stream
-from traincast.strategy.program.block import Item
+from traincast.strategy.program.item import Item
 from traincast.strategy.runtime import Runtime
 from traincast.work import Launch, Work
 

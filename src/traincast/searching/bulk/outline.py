@@ -24,7 +24,8 @@ from traincast.searching.bulk.works import Works
 from traincast.strategy.costs import in_line, overlap_seconds, starts_of, tail_seconds
 from traincast.strategy.lower import Layout
 from traincast.strategy.plan import Category, Stream
-from traincast.strategy.program.block import BlockProgram, Item
+from traincast.strategy.program.block import BlockProgram
+from traincast.strategy.program.item import Item
 from traincast.strategy.runtime import Runtime
 from traincast.strategy.schedules import Pass
 from traincast.strategy.strategy import Offload

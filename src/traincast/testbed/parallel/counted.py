@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from traincast.profiling.monitor.device_counter import DeviceCounter
 from traincast.simulate.server_timeline import ServerJob
-from traincast.strategy.program.block import Item
+from traincast.strategy.program.item import Item
 from traincast.testbed.rank.clock import now, sleep_until
 from traincast.work import demand_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import request_of
 from traincast.strategy import load_runtime
-from traincast.strategy.memory.activations import Footprint
+from traincast.strategy.memory.footprint import Footprint
 from traincast.strategy.prepare import prepare
 from traincast.strategy.program.block import BlockProgram
 
