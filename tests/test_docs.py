@@ -265,6 +265,27 @@ def test_every_console_fence_shows_an_output() -> None:
         assert all(match["output"].strip() for match in found), f"{name}: run python -m benchmarks.outputs"
 
 
+def test_the_first_page_names_every_verb() -> None:
+    line = re.search(r"^The verbs: (.*?)\n\n", text_of("docs/index.md"), re.M | re.S)
+    assert line is not None
+    assert set(re.findall(r"`([a-z]+)`", line[1])) == set(VERBS)
+
+
+DENIED = {
+    "reads configurations and logs of training frameworks only as rows": ("explain", "next"),
+    "Failures, and sequence lengths that vary from batch to batch, are not simulated": ("--failures", "--lengths"),
+}
+"""What the first page says is missing, and the verbs or options of ``predict`` that would make it untrue."""
+
+
+@pytest.mark.parametrize("sentence", DENIED)
+def test_what_the_first_page_denies_is_not_there(sentence: str) -> None:
+    assert sentence in text_of("docs/index.md")
+    there = dict(verbs())
+    options = {option for parameter in there["predict"].params for option in parameter.opts}
+    assert not ({*there} | options) & {*DENIED[sentence]}
+
+
 def parts() -> set[str]:
     """Packages and modules directly below ``traincast``, and the rooms of packages as ``package/room``."""
     root = ROOT / "src" / "traincast"
