@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.conftest import GPT, LLAMA, request_of
 from traincast.graph import Operator, OpKind
 from traincast.strategy import Runtime, load_runtime, lower
+from traincast.strategy.program.block import repeated_works
 from traincast.strategy.program.recompute import load_recomputation
 from traincast.work import Collective
 
@@ -23,7 +22,7 @@ def again(runtime: Runtime) -> list[str]:
 
 def test_a_compiler_does_not_repeat_the_last_product_of_a_layer() -> None:
     plain = load_runtime("megatron")
-    lean = again(replace(plain, lean_recompute=True))
+    lean = again(plain.patched(kernels={"lean_recompute": True}))
     assert len(again(plain)) == len(lean) + 1 == 4  # qkv, output projection, up, down
 
 
@@ -31,8 +30,8 @@ def test_only_whole_blocks_are_cut_short() -> None:
     prepared = lower(request_of("dp=1", model=GPT)).prepared
     forward = list(prepared.programs[1].forward)
     selective = load_recomputation("selective")
-    assert selective.again(forward, lean=True) == selective.again(forward)
-    assert load_recomputation("full").again([], lean=True) == []
+    assert repeated_works(selective, forward, lean=True) == repeated_works(selective, forward, lean=False)
+    assert repeated_works(load_recomputation("full"), [], lean=True) == []
 
 
 def between_slices(runtime: Runtime) -> list[float]:
@@ -46,7 +45,7 @@ def between_slices(runtime: Runtime) -> list[float]:
 
 def test_slices_sum_their_gradients_once_after_backward() -> None:
     jax = load_runtime("maxtext")
-    late, early = between_slices(jax), between_slices(replace(jax, overlap_gradients=True))
+    late, early = between_slices(jax), between_slices(jax.patched(exchange={"overlap_gradients": True}))
     assert sum(late) == pytest.approx(sum(early))
     assert len(late) == 1 < len(early)
 

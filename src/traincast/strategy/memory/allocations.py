@@ -112,11 +112,11 @@ def allocations_of(request: Request, prepared: Prepared, *, stage: int = 0) -> S
     model, programs = programs_of(request, prepared.mesh)
     blocks = model.graph.blocks
     numbers = [b for chunk in prepared.held_blocks(stage) for b in chunk]
-    states = sum_of_states(programs, prepared.precision) * request.runtime.update_share
+    states = sum_of_states(programs, prepared.precision) * request.runtime.memory.update_share
     writer = _StepWriter(
         model,
         recompute=request.strategy.recompute,
-        stays=request.runtime.frees_gradients and (request.strategy.zero < 2 or request.strategy.dp == 1),
+        stays=request.runtime.memory.frees_gradients and (request.strategy.zero < 2 or request.strategy.dp == 1),
         gradient_bytes=prepared.precision.gradients.nbytes,
         updated=states,
     )
@@ -138,7 +138,7 @@ class _StepWriter:
         self._model = model
         self._recompute = RECOMPUTATIONS[recompute]
         self._stays = stays
-        self._fused = model.runtime.attention.startswith("flash")
+        self._fused = model.runtime.kernels.attention.startswith("flash")
         self._gradient_bytes, self._updated = gradient_bytes, updated
         self._step = StepAllocations()
         self._kept: dict[int, dict[int, list[int]]] = {}
@@ -157,7 +157,7 @@ class _StepWriter:
         self._whole[place] = whole
         made = self._run(block, keeps=not recomputed, results=whole)
         if recomputed:
-            copies = round(self._model.runtime.kept_inputs) - 1
+            copies = round(self._model.runtime.memory.kept_inputs) - 1
             extra = [self._boundary(block) for _ in range(copies)]
             self._inputs[place] = [*self._input, *extra]
         else:
@@ -246,7 +246,7 @@ class _StepWriter:
     def _logits(self, i: int, op: Operator) -> list[float]:
         """Bytes of each copy of the logits in fp32 that the runtime makes; the last may be a share of one."""
         numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0) / loss_chunks_of(self._model, i)
-        copies = self._model.runtime.logits_copies
+        copies = self._model.runtime.memory.logits_copies
         shares = [*([1.0] * int(copies)), copies % 1.0]
         return [numel * share * DType.FP32.nbytes for share in shares if share]
 

@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from traincast.graph import Block, DType, Operator, OpKind
 from traincast.strategy.program.attention import unfused_saved
@@ -22,6 +23,9 @@ from traincast.strategy.program.recompute import Recomputation
 from traincast.strategy.program.sharded_model import ShardedModel
 from traincast.strategy.program.sharding import LINEAR, Role
 from traincast.strategy.program.works import label_of, makes_weight_gradients, rank_expert, rank_operator
+
+_TENSOR_BUFFERS: Final = 4.0
+"""Whole tensors in use around tensor-parallel collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +133,7 @@ def footprint(
             most_beside(_needs(model, block, selective=selective), arrives=boundary / chunks) + _carried(model, block)
         ),
     )
-    around = model.runtime.tensor_buffers * gathered
+    around = _TENSOR_BUFFERS * gathered
     past = boundary if block.repeated else 0.0  # the residual, which is added to the output of the branch
     if dropped:
         kinds = ((i, model.graph.operators[i].kind) for i in block.forward)
@@ -138,7 +142,7 @@ def footprint(
         label = (
             f"{label_of(model.graph, block.forward[0], block).partition(':')[0]} input" if block.forward else "input"
         )
-        kept = (Kept(label=label, nbytes=boundary * model.runtime.kept_inputs),)
+        kept = (Kept(label=label, nbytes=boundary * model.runtime.memory.kept_inputs),)
         working += own - (boundary if _keeps_input(model, block) else 0.0)
     return Footprint(
         kept=kept,
@@ -157,16 +161,16 @@ def kept_by(model: ShardedModel, index: int, *, selective: bool) -> float:
         op = rank_operator(model, index)
         return op.inputs[0].nbytes if op.kind in LINEAR else 0.0
     op = model.precision.apply(model.graph.operators[index].with_batch(model.micro_batch))
-    lean = runtime.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
+    lean = runtime.memory.lean_kernels and op.kind is OpKind.GATHER  # backward of moved rows needs only their indices
     region = model.experts.get(index)
     if region is not None:
         return float(sum(t.nbytes for t in rank_expert(model, op, region).saved))
     nbytes = float(sum(t.nbytes for t in op.saved if not (lean and t.dtype.is_floating)))
     if op.kind is OpKind.ATTENTION and op.saved:
-        if runtime.lean_kernels:
+        if runtime.memory.lean_kernels:
             nbytes = float(sum(t.nbytes for t in (*op.inputs[:3], *op.outputs)))
-        if not runtime.attention.startswith("flash") and not selective:
-            casts = runtime.attention == "eager" and runtime.autocast and model.precision.autocast
+        if not runtime.kernels.attention.startswith("flash") and not selective:
+            casts = runtime.kernels.attention == "eager" and runtime.kernels.autocast and model.precision.autocast
             nbytes += unfused_saved(op, softmax=DType.FP32 if casts else op.inputs[0].dtype)
     return nbytes * saved_fraction(
         op,
@@ -206,7 +210,7 @@ def _needs(model: ShardedModel, block: Block, *, selective: bool) -> list[Backwa
     position = {i: n for n, i in enumerate(block.backward)}
     last = {graph.forward_of[i]: i for i in block.backward}
     frees = {i: kept_by(model, source, selective=selective) for source, i in last.items() if source in block.forward}
-    stays = {"none": False, "shapes": block.repeated, "all": True}[model.runtime.gradient_copies]
+    stays = {"none": False, "shapes": block.repeated, "all": True}[model.runtime.memory.gradient_copies]
     found = []
     for i, n in position.items():
         op = rank_operator(model, i)
@@ -271,7 +275,7 @@ def _carried(model: ShardedModel, block: Block) -> float:
 
     The other half comes from this or an earlier block. In a pipeline, both are added up at the end of the step.
     """
-    if model.strategy.pp > 1 or model.runtime.gradient_copies != "none":
+    if model.strategy.pp > 1 or model.runtime.memory.gradient_copies != "none":
         return 0.0
     blocks = model.graph.blocks
     home = {i: n for n, each in enumerate(blocks) for i in each.backward}
@@ -292,12 +296,12 @@ def _logits(model: ShardedModel, op: Operator) -> float:
     """Bytes of the logits while the loss is computed: its input (or the gradient of it), and copies in fp32."""
     numel = max((t.numel for t in (*op.inputs, *op.outputs)), default=0)
     half = 0 if op.name.startswith("nll_loss") else model.precision.activations.nbytes
-    return numel * (half + model.runtime.logits_copies * DType.FP32.nbytes)
+    return numel * (half + model.runtime.memory.logits_copies * DType.FP32.nbytes)
 
 
 def loss_chunks_of(model: ShardedModel, index: int) -> int:
     """The number of parts that an operator runs one after the other: several for logits and loss in some runtimes."""
-    chunks = model.runtime.loss_chunks
+    chunks = model.runtime.memory.loss_chunks
     if chunks < 2:
         return 1
     source = model.graph.forward_of[index]

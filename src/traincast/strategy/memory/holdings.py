@@ -97,7 +97,7 @@ def holdings_of(model: ShardedModel, block: Block) -> Holdings:
         else:
             frozen[of_experts] = _more(model, frozen[of_experts], tensor.spec, numel, stored=tensor.stored)
     if strategy.pp > 1:
-        ranks = strategy.tp if model.runtime.split_vocabulary else 1
+        ranks = strategy.tp if model.runtime.defaults.split_vocabulary else 1
         for spec, is_frozen in _borrowed(model, block):
             if is_frozen:
                 frozen[0] = _more(model, frozen[0], spec, spec.numel / ranks)

@@ -96,7 +96,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
         boundary=boundary,
         gathered=max(carried, default=0.0),
     )
-    again = _again(recompute, forward, lean=model.runtime.lean_recompute)
+    again = repeated_works(recompute, forward, lean=model.runtime.kernels.lean_recompute)
     backward = [replace(item, label=f"{item.label} (again)") for item in again] + backward
     holdings = model.once(
         ("holdings", block.forward, model.strategy.pp > 1),
@@ -113,7 +113,7 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
     wide -= min(wide, model.tables.elements(find_tables(model.graph, block)))
     if wide and model.precision.activations is not DType.FP32:
         forward = [weight_cast(model, wide), *forward]
-    if model.runtime.cuda_graphs:
+    if model.runtime.launches.cuda_graphs:
         forward, backward = _graphed(forward), _graphed(backward)
     first = next((model.graph.operators[i] for i in block.optimizer), None)
     return BlockProgram(
@@ -138,11 +138,11 @@ def block_program(model: ShardedModel, block: Block) -> BlockProgram:
 
 
 def _forward(model: ShardedModel, block: Block) -> list[Item]:
-    return _pass(model, block, block.forward, forward_traffic(model, block), model.runtime.operator_launches)
+    return _pass(model, block, block.forward, forward_traffic(model, block), model.runtime.launches.operator)
 
 
 def _backward(model: ShardedModel, block: Block) -> list[Item]:
-    return _pass(model, block, block.backward, backward_traffic(model, block), model.runtime.backward_launches)
+    return _pass(model, block, block.backward, backward_traffic(model, block), model.runtime.launches.backward)
 
 
 def _pass(
@@ -150,7 +150,7 @@ def _pass(
 ) -> list[Item]:
     """The works of the operators ``indices`` in order, with the traffic around them."""
     launches = Launch(kernels=kernel_launches + beside_operators(model.graph, model.micro_batch))
-    first = launches + Launch(blocks=model.runtime.block_launches)
+    first = launches + Launch(blocks=model.runtime.launches.block)
     found: list[Item] = []
     for n, i in enumerate(indices):
         found += traffic.before[i]
@@ -165,7 +165,7 @@ def _recomputation(model: ShardedModel, block: Block) -> Recomputation:
     return RECOMPUTATIONS[model.strategy.recompute if recomputed else "none"]
 
 
-def _again(recompute: Recomputation, forward: Sequence[Item], *, lean: bool) -> list[Item]:
+def repeated_works(recompute: Recomputation, forward: Sequence[Item], *, lean: bool) -> list[Item]:
     """The works of a block's ``forward`` that run again before its backward.
 
     If ``lean``, a whole block runs again only up to its last product, because no backward reads its result.

@@ -110,7 +110,9 @@ def _first_gradients(model: ShardedModel, block: Block) -> dict[int, int]:
 
 def _hidden(model: ShardedModel, block: Block, indices: Iterable[int]) -> dict[int, Behind | None]:
     """What hides the operators around a layer's experts; empty unless kernels are fused."""
-    if not model.experts or (model.runtime.dispatcher == "all_to_all" and model.runtime.grouped != "fused"):
+    if not model.experts or (
+        model.runtime.experts.dispatcher == "all_to_all" and model.runtime.experts.grouped != "fused"
+    ):
         return {}
     regions = {r.scope: r for r in model.regions(block)}
     scopes = {i: model.graph.operators[i].scope for i in indices}
@@ -164,7 +166,7 @@ def _routed(model: ShardedModel, region: Region) -> tuple[float, float]:
 
 def _narrowed(model: ShardedModel) -> float:
     """The bytes of dispatched tokens over those of activations. In fp8, 32 elements have one scale of a byte."""
-    narrow = model.runtime.dispatch_dtype == "fp8"
+    narrow = model.runtime.experts.dispatch_dtype == "fp8"
     return (1.0 + 1.0 / 32.0) / model.precision.activations.nbytes if narrow else 1.0
 
 
@@ -174,7 +176,7 @@ def _sent_share(model: ShardedModel, region: Region) -> float:
     A fused dispatcher sends a token once to each rank that holds any of its experts and, between nodes, once to each
     node, where it is passed on over fast links. An all-to-all sends it once for each expert.
     """
-    if model.runtime.dispatcher == "all_to_all":
+    if model.runtime.experts.dispatcher == "all_to_all":
         return 1.0
     span = model.spans["ep"]
     places = span.num_nodes if span.num_nodes > 1 else span.num_ranks
@@ -186,8 +188,8 @@ def _routing(model: ShardedModel, region: Region) -> Iterator[Item]:
 
     With a capacity, or with recorded graphs, shapes are known in advance and nobody waits.
     """
-    launches = model.runtime.routing_launches
-    if launches and not model.strategy.capacity and not model.runtime.cuda_graphs:
+    launches = model.runtime.experts.routing_launches
+    if launches and not model.strategy.capacity and not model.runtime.launches.cuda_graphs:
         yield Item(work=Launch(blocks=launches), launches=Launch(), label=f"routing {region.scope.rpartition('.')[2]}")
 
 
@@ -199,10 +201,10 @@ def _hidden_by_experts(model: ShardedModel, index: int, region: Region, block: B
     """
     runtime, op = model.runtime, model.graph.operators[index]
     inside = region.forward if index in region.forward else region.backward if index in region.backward else ()
-    if inside and runtime.grouped == "fused" and op.kind is not OpKind.GROUPED_GEMM:
+    if inside and runtime.experts.grouped == "fused" and op.kind is not OpKind.GROUPED_GEMM:
         products = [i for i in inside if model.graph.operators[i].kind is OpKind.GROUPED_GEMM]
         return _behind(model, products, 1.0 / (len(inside) - len(products)), interference=0.0)
-    if runtime.dispatcher == "fused" and model.strategy.ep > 1 and region.moves_tokens(op, index):
+    if runtime.experts.dispatcher == "fused" and model.strategy.ep > 1 and region.moves_tokens(op, index):
         sent, _ = _routed(model, region)
         work = model.spans["ep"].collective("all_to_all", sent)
         return Behind(works=(work, work), share=1.0 / len(region.moving(model.graph, block, op.phase)))
@@ -216,7 +218,7 @@ def _behind_experts(model: ShardedModel, region: Region, beside: tuple[int, ...]
     """
     between = model.between_batches
     if between is None:
-        return _behind(model, beside, model.runtime.overlap_experts / 2.0)
+        return _behind(model, beside, model.runtime.experts.overlap / 2.0)
     if between.paired:
         return _behind(model, (*block.forward, *block.backward), between.share / 4.0)
     own = block.forward if beside == region.forward else block.backward
@@ -266,10 +268,10 @@ def _collective(
 ) -> Item:
     axis = group.axes[0]
     span, runtime = model.spans[axis], model.runtime
-    waits = runtime.wait_launches * span.num_ranks
+    waits = runtime.launches.wait * span.num_ranks
     return Item(
         work=span.collective(kind, nbytes),
-        launches=Launch(collectives=runtime.collective_launches, waits=waits, crowded=model.crowded),
+        launches=Launch(collectives=runtime.launches.collective, waits=waits, crowded=model.crowded),
         label=f"{axis} {kind} {what}",
         group=group,
         behind=behind,
@@ -309,7 +311,7 @@ def _product_of(model: ShardedModel, operators: tuple[int, ...]) -> int:
 
 def _behind_product(model: ShardedModel, beside: int) -> Behind | None:
     """Lets tensor-parallel traffic, sent in pieces, overlap with the product next to it."""
-    return _behind(model, [beside], model.runtime.overlap_tensor) if model.strategy.sequence_parallel else None
+    return _behind(model, [beside], model.runtime.exchange.overlap_tensor) if model.strategy.sequence_parallel else None
 
 
 def _enter_forward(model: ShardedModel, i: int, block: Block) -> Iterator[Item]:

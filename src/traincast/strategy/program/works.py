@@ -48,7 +48,7 @@ def _rank_operator(model: ShardedModel, index: int) -> Operator:
     if op.kind is OpKind.GROUPED_GEMM:
         gradients = model.precision.gradients if makes_weight_gradients(model.graph, index) else None
         kept |= kernel_marks(model.runtime, gradients)
-    if model.runtime.sorts_ids and op.name == "embedding_dense_backward":
+    if model.runtime.kernels.sorts_ids and op.name == "embedding_dense_backward":
         kept["ids"] = "sorted"
     return replace(op, scope="", saved=(), parameters=(), attributes=kept)
 
@@ -66,9 +66,9 @@ def rank_works(model: ShardedModel, index: int) -> list[Operator]:
     if op.kind is not OpKind.ATTENTION:
         return [op]
     runtime = model.runtime
-    if runtime.attention == "flash" and runtime.sinks != "flash" and _has_sinks(model, index):
-        return kernels_of(without_window(op), runtime.sinks)
-    return kernels_of(op, runtime.attention)
+    if runtime.kernels.attention == "flash" and runtime.kernels.sinks != "flash" and _has_sinks(model, index):
+        return kernels_of(without_window(op), runtime.kernels.sinks)
+    return kernels_of(op, runtime.kernels.attention)
 
 
 def _has_sinks(model: ShardedModel, index: int) -> bool:
@@ -109,7 +109,7 @@ def operator_items(
 
 def _completed(model: ShardedModel, block: Block) -> Mapping[int, tuple[Share, ...]]:
     """Maps each backward operator to the parameters whose gradients it completes: the last one of their module."""
-    if model.runtime.bucket_cut != "parameter":
+    if model.runtime.exchange.bucket_cut != "parameter":
         return _NONE
 
     def find() -> dict[int, tuple[Share, ...]]:
@@ -154,13 +154,13 @@ def offloaded(model: ShardedModel, nbytes: float, items: Sequence[Item], way: st
     taken = max((i.behind.share for i in items if i.behind), default=0.0)  # other traffic overlaps with this share
     works = tuple(i.work for i in items if isinstance(i.work, Operator))
     behind = Behind(works=works, share=1.0 - taken, interference=model.interference)
-    launches = Launch(kernels=model.runtime.operator_launches)
+    launches = Launch(kernels=model.runtime.launches.operator)
     return Item(work=HostCopy(nbytes=nbytes), launches=launches, label=f"offload activations {way}", behind=behind)
 
 
 def accumulation(model: ShardedModel, parameters: float) -> list[Item]:
     """Adds a microbatch's gradients to their sum; nothing if the weight products do it themselves."""
-    if "gradients" in model.runtime.fusions:
+    if "gradients" in model.runtime.kernels.fusions:
         return []
     gradient = TensorSpec((int(parameters),), model.precision.gradients)
     work = Operator(
@@ -170,7 +170,7 @@ def accumulation(model: ShardedModel, parameters: float) -> list[Item]:
         inputs=(gradient, gradient.with_dtype(model.precision.activations)),
         outputs=(gradient,),
     )
-    launches = Launch(kernels=model.runtime.backward_launches)
+    launches = Launch(kernels=model.runtime.launches.backward)
     return [Item(work=work, launches=launches, label="accumulate gradients", weight=True)]
 
 
@@ -184,4 +184,4 @@ def weight_cast(model: ShardedModel, parameters: float) -> Item:
         inputs=(weights,),
         outputs=(weights.with_dtype(model.precision.activations),),
     )
-    return Item(work=work, launches=Launch(kernels=model.runtime.operator_launches), label="cast weights")
+    return Item(work=work, launches=Launch(kernels=model.runtime.launches.operator), label="cast weights")
